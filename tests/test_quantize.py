@@ -113,6 +113,11 @@ def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):
     for arguments, code, message in (
         ([str(source), str(tmp_path), "--type", "q8_0"], 2, "quantize: OUT must be a file"),
         ([str(source), str(device), "--type", "q8_0"], 2, "quantize: OUT must be a file"),
+        (
+            [str(source), str(tmp_path / "none" / "out.gguf"), "--type", "q8_0"],
+            2,
+            "quantize: OUT must be in a folder that exists",
+        ),
         ([str(source), str(target), "--type", "q3_k"], 2, "quantize: --type must be one of"),
         ([str(source), str(source), "--type", "q8_0"], 2, "quantize: OUT must be another file than IN"),
     ):
@@ -129,10 +134,15 @@ def test_the_source_and_other_files_stay(tmp_path, capsys):
     before = source.read_bytes()
     assert cli.main(["quantize", str(source), str(tmp_path / "a.gguf"), "--type", "f16"]) == 0
     assert source.read_bytes() == before and (tmp_path / "a.gguf").exists()
-    weights = families.save(model, tmp_path / "in") / "model.safetensors"
-    before = weights.read_bytes()
-    assert cli.main(["quantize", str(tmp_path / "in"), str(weights), "--type", "f16"]) == 2
-    assert "OUT must be another file" in capsys.readouterr().err and weights.read_bytes() == before
+    folder = families.save(model, tmp_path / "in")
+    (folder / "parts").mkdir()
+    (folder / "parts" / "notes").write_text("what else there is")
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "parts/notes"):
+        before = (folder / name).read_bytes()
+        assert cli.main(["quantize", str(folder), str(folder / name), "--type", "f16"]) == 2
+        assert "OUT must be another file than those of IN" in capsys.readouterr().err and (folder / name).read_bytes() == before
+    for _ in range(2):  # a file that it wrote there itself may be written again
+        assert cli.main(["quantize", str(folder), str(folder / "out.gguf"), "--type", "f16"]) == 0
 
 
 def with_weight(value, **changes):
@@ -144,7 +154,17 @@ def with_weight(value, **changes):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [("f16", 1e5), ("bf16", 3.4e38), ("q4_0", 7e5), ("q8_0", 1e30), ("q4_k_m", 1e30), ("f32", np.nan)]
+    ("kind", "value"),
+    [
+        ("f16", 1e5),
+        ("bf16", 3.4e38),
+        ("q4_0", 7e5),
+        ("q8_0", 1e30),
+        ("q4_k_m", 1e30),
+        ("q6_k", 1e18),
+        ("q6_k", 1e30),
+        ("f32", np.nan),
+    ],
 )
 def test_a_value_that_a_type_cannot_hold_is_refused(tmp_path, capsys, kind, value):
     source = write_gguf(with_weight(value, hidden_size=256), tmp_path / "a.gguf")

@@ -183,7 +183,7 @@ def _q6_k(x: np.ndarray) -> np.ndarray:
     at = np.abs(x).argmax(axis=-1)
     extreme = np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
     safe = np.where(extreme == 0, 1, extreme)
-    scale, best = np.zeros_like(extreme), np.full(extreme.shape, -np.inf, np.float32)
+    scale, best = extreme / -32, np.full(extreme.shape, -np.inf, np.float32)  # kept where the sums overflow
     for step in range(-9, 10):
         q = np.rint(x * (-(32 + 0.1 * step) / safe)[..., None]).clip(-32, 31)
         sum_qx, sum_qq = (weight * q * x).sum(axis=-1), (weight * q * q).sum(axis=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 from gguf.constants import GGMLQuantizationType as Type
 
 from decodestep._base.checks import require, require_choice
-from decodestep.models.checkpoint import open_checkpoint
+from decodestep.models.checkpoint import Checkpoint, open_checkpoint
 from decodestep.models.errors import ModelError, naming
 from decodestep.models.gguf_source import Source, SourceTensor, source_of
 from decodestep.models.quantise import has_finite_scales, quantise
@@ -68,18 +68,28 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
     RequestError for kind or target.
     """
     require_choice(_OP, "--type", kind, tuple(RECIPES))
-    same = target.exists() and target.samefile(source)
-    require(not same, _OP, "OUT", "another file than IN", str(target))
+    require(target.parent.is_dir(), _OP, "OUT", "in a folder that exists", str(target))
     # A directory, or a device such as /dev/null, whose name the file would take.
     require(target.is_file() or not target.exists(), _OP, "OUT", "a file", str(target))
+    _require_another(target, [source], "IN")
     with naming(source):
         checkpoint = open_checkpoint(source)
         checkpoint.check()
         described = source_of(checkpoint)
-    own = {tensor.path for tensor in checkpoint.file.tensors.values()}
-    same = target.exists() and any(target.samefile(path) for path in own)
-    require(not same, _OP, "OUT", "another file than those of IN", str(target))
+    _require_another(target, _files_of(checkpoint), "those of IN")
     _write(described, target, RECIPES[kind], progress)
+
+
+def _require_another(target: Path, files: Iterable[Path], whose: str) -> None:
+    same = target.exists() and any(target.samefile(path) for path in files)
+    require(not same, _OP, "OUT", f"another file than {whose}", str(target))
+
+
+def _files_of(checkpoint: Checkpoint) -> Iterator[Path]:
+    """The files that hold the tensors, and all of a folder except GGUF files, which were written there before."""
+    yield from {tensor.path for tensor in checkpoint.file.tensors.values()}
+    if checkpoint.path.is_dir():
+        yield from (path for path in checkpoint.path.rglob("*") if path.is_file() and path.suffix != ".gguf")
 
 
 def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int, int, str], None]) -> None:
