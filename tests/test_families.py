@@ -609,6 +609,7 @@ def test_env_tells_what_a_model_is_and_how_it_would_run(folder, capsys):
     active = sum(tensor.nbytes for tensor in tensors.values()) - experts * 2 // 3 - embedding + embedding // 300
     assert facts["weight_bytes"] == active
     assert facts["tokens_a_second_at_most"] == pytest.approx(facts["memory_bytes_a_second"] / active, rel=1e-3)
+    assert "converted" not in facts
     assert cli.main(["env", "--model", str(path / "config.json")]) == 1
     assert "not a GGUF file" in capsys.readouterr().err
 
@@ -642,3 +643,17 @@ def test_the_number_of_experts_has_the_names_that_transformers_reads(folder, tmp
     (tmp_path / "config.json").write_text(json.dumps(config | {name: config["n_routed_experts"], "n_routed_experts": 3}))
     renamed, plain = (ds.load(place, dtype="float32").logits(ids[:10]) for place in (tmp_path, path))
     assert np.array_equal(renamed, plain)
+
+
+def test_env_tells_what_is_converted_when_it_is_loaded(tiny_file, tmp_path, capsys):
+    size = {"heads": 16, "groups": 4, "hidden": 256}
+    mixed = tmp_path / "mixed.gguf"  # values of the second layer are Q6_K
+    assert cli.main(["quantize", str(tiny_file(**size)), str(mixed), "--type", "q4_k_m"]) == 0
+    for path, converted in (
+        (tiny_file(kind="Q2_K", **size), "Q2_K: to Q8_0 when loaded"),
+        (tiny_file(kind="Q6_K", **size), None),
+        (mixed, "keys and values of 1 layer: to Q8_0 when loaded"),
+    ):
+        capsys.readouterr()
+        assert cli.main(["env", "--model", str(path), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["model"].get("converted") == converted

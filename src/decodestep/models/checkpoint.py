@@ -110,15 +110,26 @@ class Checkpoint:
 
     def types(self) -> set[str]:
         """The names of the tensors' types."""
-        return {tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name for tensor in self._tensors.values()}
+        return {_type_name(tensor) for tensor in self._tensors.values()}
 
     def bytes_by_type(self) -> dict[str, int]:
         """The bytes of the model's tensors, by the name of their type. Call `check` first."""
         found: dict[str, int] = {}
-        for tensor in (self._tensors[part.name] for parts in self._parts.values() for part in parts):
-            kind = tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name
+        for tensor in self._of_parts():
+            kind = _type_name(tensor)
             found[kind] = found.get(kind, 0) + tensor.nbytes
         return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def types_without_kernel(self) -> list[str]:
+        """The names of the types that no kernel multiplies, so that weights of them are converted. Call `check` first."""
+        return sorted({_type_name(tensor) for tensor in self._of_parts() if _format(tensor) is None})
+
+    def type_of(self, part: str, i: int = -1) -> str:
+        """The name of a part's type. Call `check` first."""
+        return _type_name(self._tensors[self.name(part, i)])
+
+    def _of_parts(self) -> Iterator[Tensor | SafeTensor]:
+        return (self._tensors[part.name] for parts in self._parts.values() for part in parts)
 
     def token_bytes(self) -> int:
         """The bytes of the weights that one token is multiplied by. Call `check` first."""
@@ -188,6 +199,10 @@ class Checkpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """The GGUF file or the folder at `path`. Raises ModelError if it cannot be opened, is corrupt or not supported."""
     return Checkpoint(ModelFolder(path) if path.is_dir() else open_gguf(path))
+
+
+def _type_name(tensor: Tensor | SafeTensor) -> str:
+    return tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name
 
 
 def _format(tensor: Tensor | SafeTensor) -> Format | None:

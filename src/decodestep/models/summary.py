@@ -15,8 +15,8 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     """Facts by name. Raises ModelError as `load` does before it reads weights, so what is described here can be loaded.
 
     weight_bytes: the bytes of the weights that one token needs, as stored: without the experts that it does not use, and with
-    one row of an embedding that is not tied to the logits. cache: the type of cached keys and values. cache_bytes: per
-    position.
+    one row of an embedding that is not tied to the logits. converted: the types that are not run as stored, if there are any.
+    cache: the type of cached keys and values. cache_bytes: per position.
     """
     ChatTemplate(checkpoint.file.chat_templates())
     checkpoint.tokenizer()
@@ -50,9 +50,20 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
             f"; in {sum(experts.layers)} layers {experts.count} experts of {experts.width}, {experts.rule.used} a token, "
             f"{experts.shared} shared"
         )
+    if converted := _converted(checkpoint):
+        facts["converted"] = f"{', '.join(converted)}: to {'Q8_0' if why is None else 'float32'} when loaded"
     if config.skipped_layers:
         facts["left out"] = f"{config.skipped_layers} layer(s) for next-token prediction"
     return facts
+
+
+def _converted(checkpoint: Checkpoint) -> list[str]:
+    """What is not multiplied in its own type: one no kernel has, and keys and values, which are one product, of two types."""
+    config, found = checkpoint.config, checkpoint.types_without_kernel()
+    if config.latent_attention is None:
+        apart = sum(checkpoint.type_of("key", i) != checkpoint.type_of("value", i) for i in range(config.layers))
+        found += [f"keys and values of {apart} layer{'s' if apart > 1 else ''}"] if apart else []
+    return found
 
 
 def _file(checkpoint: Checkpoint) -> str:
