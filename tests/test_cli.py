@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from builds import TIERS
 from decodestep import SamplingParams, cli
 from decodestep.cli.options import add_params, params_of
 
+ERASE = "\r\x1b[K"
 COMMAND = [sys.executable, "-m", "decodestep"]
 
 
@@ -230,6 +233,22 @@ def test_a_row_without_a_token_left_says_so(tiny_file, capsys):
     assert code_of("generate", "A", "--raw", "--model", str(tiny_file()), "--regex", "a+", "--ban", "a") == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("\n", "decodestep: the text ends where every token is forbidden\n")
+
+
+def test_a_terminal_shows_how_far_long_work_is(tiny_file, tmp_path, monkeypatch, capsys):
+    """Loading from a second on, and quantising, in a line that is erased before an error too."""
+    generate = ["generate", "A", "--raw", "--max-new-tokens", "1", "--model", str(tiny_file())]
+    quantize = ["quantize", str(tiny_file()), str(tmp_path / "out.gguf"), "--type"]
+    assert code_of(*generate) == code_of(*quantize, "f16") == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("decodestep.cli.progress.time", SimpleNamespace(monotonic=count(step=0.5).__next__))
+    assert code_of(*generate) == 0
+    assert capsys.readouterr().err == f"{ERASE}loading: 1 of 2 layers{ERASE}loading: 2 of 2 layers{ERASE}"
+    monkeypatch.setattr("decodestep.models.requantise.quantise", lambda *_: 1 / 0)
+    assert code_of(*quantize, "q4_0") == 1
+    told = capsys.readouterr().err.split(ERASE)
+    assert told[1].startswith("0/") and told[-1].startswith("decodestep: internal error")
 
 
 def test_the_defaults_are_those_of_sampling_params():

@@ -209,7 +209,16 @@ def test_logits_refuses(tiny_file, ids):
         ds.load(tiny_file()).logits(ids)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int3"}, {"threads": 0}, {"threads": 2.5}, {"threads": True}])
+@pytest.mark.parametrize("options", [{"dtype": "int3"}, {"threads": 0}, {"threads": 2.5}, {"threads": True}, {"progress": 1}])
 def test_load_refuses(tiny_file, options):
     with pytest.raises(ValueError, match="^load: "):
         ds.load(tiny_file(), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"form": "mla"}])
+def test_load_says_how_far_it_is(tiny_file, options):
+    told = []
+    ds.load(tiny_file(), **options, progress=lambda *numbers: told.append(numbers))
+    assert told == [(0, 2), (1, 2), (2, 2)]
+    with pytest.raises(ZeroDivisionError):
+        ds.load(tiny_file(), **options, progress=lambda done, layers: 1 / done)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from decodestep import models
 from decodestep._base.checks import Words, refuse, require
+from decodestep.cli.progress import progress_line
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
@@ -122,15 +123,18 @@ def _is_text(text: str) -> bool:
 
 
 def load(options: argparse.Namespace) -> Model:
-    return models.load(
-        options.model,
-        dtype=options.dtype,
-        form=options.form,
-        cache_dtype=options.cache_dtype,
-        threads=options.threads,
-        cache_bytes=getattr(options, "cache_bytes", None),
-        chat_template=text_of(getattr(options, "chat_template", None)),
-    )
+    """The model; a terminal shows the layers that are loaded, from a second on."""
+    with progress_line(after=1.0) as show:
+        return models.load(
+            options.model,
+            dtype=options.dtype,
+            form=options.form,
+            cache_dtype=options.cache_dtype,
+            threads=options.threads,
+            cache_bytes=getattr(options, "cache_bytes", None),
+            chat_template=text_of(getattr(options, "chat_template", None)),
+            progress=lambda done, layers: show(f"loading: {done} of {layers} layers"),
+        )
 
 
 def text_of(path: str | None) -> str | None:

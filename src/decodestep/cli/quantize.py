@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
+
+from decodestep.cli.progress import progress_line
 
 _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k"
 
@@ -20,13 +21,9 @@ def run(options: argparse.Namespace) -> int:
     from decodestep.models.requantise import requantise
 
     began = time.monotonic()
-
-    def progress(done: int, count: int, name: str) -> None:
-        if sys.stderr.isatty():
-            print(f"\r{done}/{count} {name:<40.40}", end="" if name else "\n", file=sys.stderr, flush=True)
-
     source, target = Path(options.source), Path(options.target)
-    requantise(source, target, options.type, progress)
+    with progress_line(after=0.0) as show:
+        requantise(source, target, options.type, lambda done, count, name: show(f"{done}/{count} {name}"))
     weights = source.glob("*.safetensors") if source.is_dir() else [source]
     before, after = sum(path.stat().st_size for path in weights) / 2**20, target.stat().st_size / 2**20
     print(f"{target}: {after:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")

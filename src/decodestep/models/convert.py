@@ -22,6 +22,7 @@ from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.packed import Format, PackedWeight
 
 Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
+Progress = Callable[[int, int], object]  # (layers that are done, all layers)
 Attention = Callable[[Checkpoint, int, Pack], GroupedWeights | LatentWeights]  # of a layer
 
 _DENSE_BYTES = {Format.F32: 4, Format.F16: 2, Format.BF16: 2}
@@ -31,7 +32,14 @@ def as_it_is(weight: Rows, widened: bool) -> Weight:
     return _whole(weight)
 
 
-def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = False, head_dim: int | None = None) -> Weights:
+def convert(
+    checkpoint: Checkpoint,
+    pack: Pack = as_it_is,
+    *,
+    as_latent: bool = False,
+    head_dim: int | None = None,
+    progress: Progress | None = None,
+) -> Weights:
     """The decoder's weights.
 
     pack: pack(weight, widened) converts one weight to the decoder's format, and reads it. `widened`: the file's format has no
@@ -39,17 +47,18 @@ def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = 
     as_latent: whether grouped-query attention is converted to `models.latent_form`.
     head_dim: the size to which heads of grouped-query attention are padded with zeros, in queries, keys, values and their
         biases; the config keeps the original size. None: no padding.
+    progress: called before each layer, and when all is done.
     Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read;
     and for one that cannot be read, or has a scale that is not finite.
     """
     checkpoint.check()
     try:
-        return _convert(checkpoint, pack, as_latent, head_dim)
+        return _convert(checkpoint, pack, as_latent, head_dim, progress or (lambda done, layers: None))
     except FileRowsError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
 
 
-def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None) -> Weights:
+def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None, progress: Progress) -> Weights:
     config, ropes = checkpoint.config, checkpoint.ropes()
     attention: Attention = _latent
     if config.latent_attention is None:
@@ -59,14 +68,20 @@ def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int 
         config, attention = latent_form.latent_config(config), _grouped_as_latent
     stored, widened = checkpoint.weight("embedding")
     embedding = _whole(stored)
-    return Weights(
+    layers = []
+    for i in range(config.layers):
+        progress(i, config.layers)
+        layers.append(_layer(checkpoint, i, pack, attention))
+    weights = Weights(
         config=config,
         embedding=embedding,
-        layers=tuple(_layer(checkpoint, i, pack, attention) for i in range(config.layers)),
+        layers=tuple(layers),
         norm=checkpoint.vector("norm"),
         output=_weight_of(pack, (embedding, widened) if config.tied else checkpoint.weight("output")),
         ropes=ropes,
     )
+    progress(config.layers, config.layers)
+    return weights
 
 
 def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Attention) -> Layer:

@@ -24,6 +24,7 @@ from decodestep.weights.packed import Format
 if TYPE_CHECKING:
     from decodestep.models.checkpoint import Checkpoint, Rows
     from decodestep.models.config import Config
+    from decodestep.models.convert import Progress
 
 _OP = "load"
 
@@ -37,6 +38,7 @@ def load(
     threads: int | None = None,
     chat_template: str | None = None,
     cache_bytes: int | None = None,
+    progress: Progress | None = None,
 ) -> Model:
     """Loads a model: the default one by name, a GGUF file or a folder of safetensors by path.
 
@@ -75,6 +77,7 @@ def load(
     cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones, kept
         for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. None: a
         quarter of the memory of the machine, or of its container.
+    progress: called as progress(layers loaded, all layers) before each layer and after the last; what it raises ends the call.
 
     The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention a rotated part of a head
     that is a multiple of 16, and all other sizes multiples of 32. Other models run as with "float32" under "auto", and are
@@ -84,7 +87,7 @@ def load(
     truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
     cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
     """
-    _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes)
+    _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
     with extra("generate"):
         import jinja2  # noqa: F401, for the process that renders the template
 
@@ -96,13 +99,20 @@ def load(
         template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
         tokenizer = checkpoint.tokenizer()
         template.prepare()
-        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype)
+        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype, progress=progress)
         generation_config = checkpoint.file.generation_config
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config)
 
 
 def _check(
-    name_or_path: Any, dtype: Any, form: Any, cache_dtype: Any, threads: Any, chat_template: Any, cache_bytes: Any
+    name_or_path: Any,
+    dtype: Any,
+    form: Any,
+    cache_dtype: Any,
+    threads: Any,
+    chat_template: Any,
+    cache_bytes: Any,
+    progress: Any,
 ) -> None:
     ok = isinstance(name_or_path, (str, os.PathLike)) and str(name_or_path) != ""
     require(ok, _OP, "name_or_path", "a name or a path", name_or_path)
@@ -114,9 +124,10 @@ def _check(
     require(chat_template is None or isinstance(chat_template, str), _OP, "chat_template", "a string or None", chat_template)
     ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
     require(ok, _OP, "cache_bytes", "a positive number of bytes or None", cache_bytes)
+    require(progress is None or callable(progress), _OP, "progress", "a function or None", progress)
 
 
-def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str) -> Decoder:
+def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str, progress: Progress | None) -> Decoder:
     from decodestep.models.convert import convert
 
     config = _as_latent(checkpoint) if as_latent else checkpoint.config
@@ -125,7 +136,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
     if cache_dtype != "auto" and no_cache is not None:
         raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {no_cache}")
     if dtype == "float32":
-        return LayerDecoder(convert(checkpoint))
+        return LayerDecoder(convert(checkpoint, progress=progress))
     if why is None:
         return StepDecoder(
             convert(
@@ -133,12 +144,13 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
                 lambda weight, widened: _panels(weight, widened, dtype),
                 as_latent=as_latent,
                 head_dim=None if config.latent_attention else step_head_dim(config),
+                progress=progress,
             ),
             cache_dtype=cache_dtype_of(checkpoint.types(), config, dtype) if cache_dtype == "auto" else cache_dtype,
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
-    return LayerDecoder(convert(checkpoint), why)
+    return LayerDecoder(convert(checkpoint, progress=progress), why)
 
 
 def _as_latent(checkpoint: Checkpoint) -> Config:
