@@ -55,10 +55,11 @@ def load(
             values if their formats differ. Keys and values are cached in `cache_dtype`; sums are float32.
         "float32": weights have the exact values of their blocks; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
-        "int8": weights rounded to Q8_0, activations to int8; the rest as "auto".
-        "q8_0", "q4_0", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations to
-            int8; the rest as "auto". A weight whose inputs are not a multiple of Q4_K's block of 256 becomes Q5_0, one whose
-            inputs are not a multiple of 32 becomes bfloat16. The embedding keeps the file's format.
+        "int8", "q8_0": weights rounded to Q8_0, to the nearest multiples of the float16 scale, activations to int8; the rest as
+            "auto".
+        "q4_0", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations to int8; the
+            rest as "auto". A weight whose inputs are not a multiple of Q4_K's block of 256 becomes Q5_0.
+        A weight whose inputs are not a multiple of 32 becomes bfloat16 in these four. The embedding keeps the file's format.
     form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head latent
         attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native step
         then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.
@@ -81,7 +82,7 @@ def load(
 
     The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention a rotated part of a head
     that is a multiple of 16, and all other sizes multiples of 32. Other models run as with "float32" under "auto", and are
-    refused under "bfloat16" and "int8". `model.decoder.description` says how a model runs.
+    refused under the other dtypes. `model.decoder.description` says how a model runs.
 
     Returns a `Model`. Raises ValueError for an argument outside these rules; `ModelError` for a file that is missing,
     truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
