@@ -8,8 +8,8 @@
         [--kind Q4_0 Q4_1 Q4_K_M Q5_K_M Q6_K Q8_0 IQ4_XS F16 BF16] [--layers 27] [--experts 64] [--folder DIR] ...
 
 With --model, files of the models' shapes with random weights are written to the folder and run one after another, in each kind
-and on each number of threads. They have all layers and experts unless --layers and --experts say fewer, for a machine whose
-memory is short; each file's line says how many. DECODESTEP_ISA=avx2 measures a lower instruction set;
+(Q4_0 if none is named) and on each number of threads. They have all layers and experts unless --layers and --experts say fewer,
+for a machine whose memory is short; each file's line says how many. DECODESTEP_ISA=avx2 measures a lower instruction set;
 LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one.
 
 Steps are timed without sampling: from a token to the next logits. Each round times every peer once. Verified first: the most
@@ -45,6 +45,7 @@ try:
 except ImportError:  # its package is not installed
     LlamaCpp = None  # type: ignore[assignment, misc]
 
+CASES = ("accuracy", "decode", "batch", "prefill")
 STEPS = 8  # tokens decoded in one timed call
 TEXT = "\n".join(inspect.getsource(module) for module in (argparse, csv, inspect, statistics))
 
@@ -211,13 +212,15 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     chosen = options(__doc__, rounds=7, cases="decode,prefill,batch", contexts="100,1000", prompts="40,400", batch=8,
-                     dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("Q4_0",), layers=0, experts=0,
+                     dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("",), layers=0, experts=0,
                      threads=(1,), folder=tempfile.gettempdir(),
-                     choices={"model": ["", *random_models.SHAPES], "kind": list(random_models.KINDS)})  # fmt: skip
+                     choices={"model": ["", *random_models.SHAPES], "kind": ["", *random_models.KINDS]})  # fmt: skip
+    cases = cases_of(chosen)
     if not LlamaCpp:
         print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)
-    if "accuracy" in chosen.cases:
+    if "accuracy" in cases:
         accuracy(ds.load(chosen.file or DEFAULT_MODEL, dtype=chosen.dtype, threads=chosen.threads[0]), chosen.positions)
+    if cases == ["accuracy"]:
         return
     report = Report("generate", chosen.threads[0])
     for name, path in files(chosen):
@@ -228,15 +231,32 @@ def main() -> None:
             threads = f"{report.threads} thread(s)" if len(chosen.threads) > 1 else ""
             chosen.about = "".join(f"{part}, " for part in (name, threads) if part)
             with ds.use_threads(report.threads):
-                measure(model, report, chosen)
+                measure(model, report, chosen, cases)
     report.save()
+
+
+def cases_of(chosen: Any) -> list[str]:
+    """The cases to run. Ends the program where an option would be left out of account."""
+    cases, of_shape = chosen.cases.split(","), any(chosen.model)
+    wrong = None
+    if not set(cases) <= set(CASES):
+        wrong = f"--cases must be of {','.join(CASES)}; got {chosen.cases}"
+    elif of_shape and chosen.file:
+        wrong = "--model writes files of its own; leave --file out"
+    elif of_shape and "accuracy" in cases:
+        wrong = "--cases accuracy needs trained weights; leave --model out"
+    elif not of_shape and (any(chosen.kind) or chosen.layers or chosen.experts):
+        wrong = "--kind, --layers and --experts are those of a --model"
+    if wrong is not None:
+        sys.exit(f"bench_generate: {wrong}")
+    return cases
 
 
 def files(chosen: Any) -> Iterator[tuple[str, Path | str]]:
     """The models to run, by what their cases are called: files that are written now, or the one that is given."""
     folder = Path(chosen.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, kind in itertools.product(filter(None, chosen.model), chosen.kind):
+    for name, kind in itertools.product(filter(None, chosen.model), [kind or "Q4_0" for kind in chosen.kind]):
         path = folder / f"{name}-{kind}-{chosen.layers}-{chosen.experts}.gguf"
         print("\n" + random_models.write(path, name, kind, layers=chosen.layers, experts=chosen.experts))
         yield f"{name} {kind}", path
@@ -244,8 +264,7 @@ def files(chosen: Any) -> Iterator[tuple[str, Path | str]]:
         yield "", chosen.file or DEFAULT_MODEL
 
 
-def measure(model: ds.Model, report: Report, chosen: Any) -> None:
-    cases = chosen.cases.split(",")
+def measure(model: ds.Model, report: Report, chosen: Any, cases: list[str]) -> None:
     if "decode" in cases:
         for context in map(int, chosen.contexts.split(",")):
             decode(model, report, chosen, context)

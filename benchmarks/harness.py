@@ -77,12 +77,15 @@ def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: 
     chosen = parser.parse_args()
     if chosen.rounds < 2:
         parser.error(f"argument --rounds: at least 2, between which quartiles lie; got {chosen.rounds}")
+    threads = chosen.threads if isinstance(chosen.threads, (list, tuple)) else [chosen.threads]
+    if min(threads) < 1:
+        parser.error(f"argument --threads: at least 1; got {min(threads)}")
     keep_freed_memory()
     vars(_output).update(csv=chosen.csv, json=chosen.json, plot=chosen.plot)
     if chosen.json:
         sys.stdout = sys.stderr
     if torch is not None:
-        torch.set_num_threads(chosen.threads[0] if isinstance(chosen.threads, (list, tuple)) else chosen.threads)
+        torch.set_num_threads(threads[0])
     return chosen
 
 
@@ -183,7 +186,10 @@ class Report:
         floor = None if floors is None else statistics.median(floors)
         print(f"\n{case}" + (f"   ({about})" if about else ""))
         for name, seconds in times.items():
-            low, ratio, high = statistics.quantiles((s / o for s, o in zip(seconds, ours, strict=True)), n=4)
+            ratios = [s / o for s, o in zip(seconds, ours, strict=True)]
+            low, ratio, high = statistics.quantiles(
+                ratios, n=4, method="inclusive"
+            )  # the other goes beyond those of two rounds
             inverse = statistics.median(o / s for s, o in zip(seconds, ours, strict=True))
             median = statistics.median(seconds)
             above = None if floors is None else statistics.median(s / f for s, f in zip(seconds, floors, strict=True))

@@ -54,6 +54,29 @@ def test_one_round_has_no_quartiles():
     assert ran.returncode == 2 and "argument --rounds: at least 2" in ran.stderr
 
 
+def test_quartiles_of_two_rounds_lie_between_them(capsys):
+    import harness
+
+    report = harness.Report("rms_norm", 1)
+    report.show("case", {"ours": [1.0, 1.0], "peer": [1.0, 3.0]}, None, "")
+    assert "[1.50, 2.50]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cases", "decode,prefil"], "--cases must be of accuracy,decode,batch,prefill; got decode,prefil"),
+        (["--kind", "Q4_K_M"], "--kind, --layers and --experts are those of a --model"),
+        (["--model", "135m", "--cases", "accuracy"], "--cases accuracy needs trained weights"),
+        (["--model", "135m", "--file", "a.gguf"], "leave --file out"),
+        (["--threads", "2", "0"], "argument --threads: at least 1; got 0"),
+    ],
+)
+def test_options_of_generate_that_would_not_count(arguments, message):
+    ran = run([sys.executable, FOLDER / "bench_generate.py"], *arguments)
+    assert ran.returncode and message in ran.stderr and not ran.stdout
+
+
 EACH_ON_A_DEVICE = """
 import runpy, sys
 sys.path.insert(0, {folder!r})
