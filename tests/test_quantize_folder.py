@@ -118,6 +118,9 @@ EXPRESSED = {
     "mscale of a llama": ("llama", {"rope_parameters": families.yarn(1.0, 1.0)}),
     "two of them": ("qwen3", {"rope_parameters": families.yarn(1.0, 0.7)}),
     "attention_factor": ("granite", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}),
+    # llama.cpp goes by the size of its context: of more tokens than these, as the text is.
+    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": families.longrope(32)}),
+    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": families.longrope(32, attention_factor=1.3)}),
 }
 
 
@@ -154,6 +157,11 @@ REFUSED = {
     "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
     "no experts": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "does not load a file of qwen3moe with dense layers alone"),
     "long-rope": ("youtu", {"rope_parameters": families.longrope(100)}, "does not load a file of deepseek2 with long-rope"),
+    "long-rope of a qwen3": (
+        "qwen3",
+        {"head_dim": 8, "rope_parameters": families.longrope(32)},
+        "rope scaling 'longrope' is not supported",
+    ),
     "yarn of a gemma": (
         "gemma3_text",
         {"rope_parameters": {"full_attention": families.yarn(None, None, attention_factor=2.0)}},

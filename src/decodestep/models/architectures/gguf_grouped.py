@@ -17,6 +17,7 @@ from decodestep.models.config import Config, GroupedConfig
 from decodestep.models.rope import Rope
 
 _BIASED = ("query", "key", "value", "attention_output")
+_LONG_ROPE = (("longrope", "llama"), ("longrope", "granite"))  # the files in which llama.cpp reads the tensors of its factors
 _GEMMA_PERIOD = 6  # of which the last layer sees all positions
 _SMOLLM3_PERIOD = 4  # of which the last layer is not rotated; the file has no key for it
 _GEMMA3_27B_LAYERS = 62  # the one whose scores are scaled by another width than a head's
@@ -44,7 +45,7 @@ def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict
             "not supported"
         )
     scaling = keys.text("rope.scaling.type", "none")
-    if scaling not in ("none", "linear", "yarn"):
+    if scaling not in ("none", "linear", "yarn") and (scaling, keys.architecture) not in _LONG_ROPE:
         raise keys.refuse(f"rope scaling {scaling!r} is not supported")
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if keys.number(key, 0.0, least=-1e6, most=1e6):
