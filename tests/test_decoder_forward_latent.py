@@ -12,6 +12,7 @@ import decodestep as ds
 from builds import FUSED, printed_under
 from decoder_cases import copied, latent_weights, step
 from decodestep import _native
+from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward import LatentSizes
 from decodestep.ops.expert_router import RouterRule
 from decodestep.weights import FeedForward, Format, PackedWeight
@@ -96,16 +97,29 @@ def test_the_reference_is_a_plain_pass_but_for_bfloat16(case, rng):
     assert np.median(apart) < 0.003 and apart.max() < 0.05
 
 
-@pytest.mark.parametrize(("slabs", "byte_latents"), [(1, False), (3, False), (2, True)])
+@pytest.mark.parametrize(
+    ("slabs", "cache", "byte_latents"), [(1, BFLOAT16, False), (3, np.float16, False), (2, BFLOAT16, True)]
+)
 @pytest.mark.parametrize("case", CASES)
-def test_against_the_reference_in_float64(case, slabs, byte_latents, rng):
+def test_against_the_reference_in_float64(case, slabs, cache, byte_latents, rng):
     """Float32 weights: what differs are sums, and few roundings of the cache to the other neighbour."""
     w = latent_weights(Format.F32, rng, **CASES[case])
-    call = step(w, [20, 1, 5], rng, slabs=slabs, byte_latents=byte_latents)
+    call = step(w, [20, 1, 5], rng, slabs=slabs, cache=cache, byte_latents=byte_latents)
     logits = ds.decoder_forward(**copied(call), backend="cpu")
     expected = in_float64(call)
     assert np.abs(logits - expected).max() < (1e-2 if byte_latents else 2e-3) * np.abs(expected).max()
     assert np.median(np.abs(logits - expected)) < 3e-5 * np.abs(expected).max()
+
+
+def test_latents_in_float16_are_nearer_than_in_bfloat16(rng):
+    call = step(latent_weights(Format.F32, rng), [150], rng)
+    exact = expanded_pass(call)
+    caches = ({name: call[name].astype(dtype) for name in ("keys", "values")} for dtype in (BFLOAT16, np.float16))
+    coarse, fine = (np.median(np.abs(ds.decoder_forward(**call | cache) - exact)) for cache in caches)
+    assert fine < coarse / 4  # three bits more
+    for keys, values in ((BFLOAT16, np.float16), (np.float16, BFLOAT16), (np.float16, np.int8)):
+        with pytest.raises(ValueError, match="^decoder_forward: (keys|values) must be"):
+            ds.decoder_forward(**call | {"keys": call["keys"].astype(keys), "values": np.zeros_like(call["values"], values)})
 
 
 def test_latents_in_bytes_are_near(rng):
@@ -140,13 +154,14 @@ def parts(call, cuts):
 
 
 CUT = [("F32", "plain"), ("BF16", "no shared block, one head"), ("Q8_0", "compressed query, groups of experts")]
-CUT += [("Q8_0", "no gates"), ("F32", "in bytes")]
+CUT += [("Q8_0", "no gates"), ("F32", "in bytes"), ("F32", "in float16")]
 
 
 @pytest.mark.parametrize(("format_", "case"), CUT)
 def test_blocks_batches_and_threads_change_no_bit(format_, case, rng):
     w = latent_weights(Format[format_], rng, **CASES.get(case, {}))
-    call = step(w, [300, 40], rng, byte_latents=case == "in bytes")
+    cache = np.float16 if case == "in float16" else BFLOAT16
+    call = step(w, [300, 40], rng, cache=cache, byte_latents=case == "in bytes")
     with ds.use_threads(1):
         whole = ds.decoder_forward(**copied(call))
     for threads, cuts in ((2, []), (3, [1, 5, 270, 271, 300, 303, 330])):
@@ -168,7 +183,9 @@ def bits_of_steps() -> str:
     rng, digest = np.random.default_rng(3), {}
     for case in CASES:
         for format_ in (Format.F32, Format.BF16, Format.Q8_0):
-            call = step(latent_weights(format_, rng, **CASES[case]), [270, 40], rng, byte_latents=format_ == Format.BF16)
+            cache = np.float16 if format_ == Format.Q8_0 else BFLOAT16
+            w = latent_weights(format_, rng, **CASES[case])
+            call = step(w, [270, 40], rng, cache=cache, byte_latents=format_ == Format.BF16)
             digest[case, format_.name] = sha256(parts(call, [200, 309]).tobytes()).hexdigest()[:8]
     return str(digest)
 

@@ -133,7 +133,7 @@ struct DecoderForward {
     const float *sin, *cos;                     // [ropes, rope_positions, head_dim / 2], or rope / 2
     size_t rope_positions;
     uint8_t *keys, *values;
-    CacheType cache;  // of keys and values, or of the latents: bf16, f16 (not of latents) or i8
+    CacheType cache;  // of keys and values, or of latents, whose rope keys are bf16 beside i8
     size_t slab_pages;
     const int64_t* page_table;  // [sequences, table_width]: the page of positions 16 i to 16 i + 15
     size_t table_width;

@@ -78,7 +78,7 @@ class DecoderPlan {
         if (stage.kind != StageKind::attend_latents) return;
         const auto offset = [&](size_t width) { return page_offset(stage.layer_number, 0, 0, width); };
         latent_call.kv.data = step.values + offset(latent_call.kv.pitch()) * value_bytes(step.cache);
-        latent_call.kr.data = step.keys + offset(decoder.latent.rope) * sizeof(Bf16);
+        latent_call.kr.data = step.keys + offset(decoder.latent.rope) * value_bytes(latent_call.kr.type);
     }
 
     // The offset of a page's keys or values in the cache, in units of which a position takes `width`. page: its index
@@ -173,7 +173,7 @@ class DecoderPlan {
                        .heads = decoder.heads,
                        .groups = 1,
                        .kv = rows(decoder.latent.latent, step.cache),
-                       .kr = rows(decoder.latent.rope, CacheType::bf16),
+                       .kr = rows(decoder.latent.rope, step.cache == CacheType::i8 ? CacheType::bf16 : step.cache),
                        .block_size = kPagePositions,
                        .block_table = step.page_table,
                        .blocks = step.table_width,

@@ -112,10 +112,18 @@ class LatentAttentionPart : public StageMember {
             const float scale = quantise_row(norm, s_.latent, false, reinterpret_cast<int8_t*>(kept));
             std::memcpy(kept + s_.latent, &scale, sizeof scale);
         } else {
-            store_sums(reinterpret_cast<Bf16*>(kept), norm, s_.latent);
+            store_rounded(step_.cache, kept, norm, s_.latent);
         }
         rotate(t, latent + s_.latent, turned);
-        store_sums(reinterpret_cast<Bf16*>(step_.keys) + layer_offset(s_.rope, page) + row * s_.rope, turned, s_.rope);
+        const CacheType type = plan_.latent_call.kr.type;
+        store_rounded(type, step_.keys + (layer_offset(s_.rope, page) + row * s_.rope) * value_bytes(type), turned,
+                      s_.rope);
+    }
+
+    // type: bf16 or f16. n: a multiple of sixteen.
+    static void store_rounded(CacheType type, uint8_t* out, const float* values, size_t n) {
+        if (type == CacheType::bf16) return store_sums(reinterpret_cast<Bf16*>(out), values, n);
+        for (size_t i = 0; i < n; i += kLanes) store_f16(reinterpret_cast<uint16_t*>(out) + i, load(values + i));
     }
 
     const LatentSizes& s_;

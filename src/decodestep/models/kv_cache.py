@@ -65,12 +65,14 @@ def grouped_layout(layers: int, kv_heads: int, head_dim: int, dtype: np.dtype) -
 
 
 def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) -> PageLayout:
-    """Of latents as values, and rotated keys in bfloat16.
+    """Of latents as values, and rotated keys.
 
-    dtype: of the latents, bfloat16, or int8 in rows that end with the four bytes of a scale.
+    dtype: of both, bfloat16 or float16; or int8, of latents in rows that end with the four bytes of a scale, beside keys in
+    bfloat16.
     """
-    width = latent_dim + (SCALE_BYTES if dtype == np.int8 else 0)
-    return PageLayout((layers,), (PAGE, rope_dim), (PAGE, width), (BFLOAT16, dtype))
+    in_bytes = dtype == np.int8
+    width = latent_dim + (SCALE_BYTES if in_bytes else 0)
+    return PageLayout((layers,), (PAGE, rope_dim), (PAGE, width), (BFLOAT16 if in_bytes else dtype, dtype))
 
 
 def float32_layout(layers: int, latent_dim: int, rope_dim: int) -> PageLayout:

@@ -133,9 +133,8 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
 
     config = _as_latent(checkpoint) if as_latent else checkpoint.config
     why = "dtype float32" if dtype == "float32" else obstacle(config)
-    no_cache = why or ("latents are bfloat16 or int8" if config.latent_attention and cache_dtype == "float16" else None)
-    if cache_dtype != "auto" and no_cache is not None:
-        raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {no_cache}")
+    if cache_dtype != "auto" and why is not None:
+        raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {why}")
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint, progress=progress))
     if why is None:
@@ -147,7 +146,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
                 head_dim=None if config.latent_attention else step_head_dim(config),
                 progress=progress,
             ),
-            cache_dtype=cache_dtype_of(checkpoint.types(), config, dtype) if cache_dtype == "auto" else cache_dtype,
+            cache_dtype=cache_dtype_of(checkpoint.types(), dtype) if cache_dtype == "auto" else cache_dtype,
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")

@@ -51,7 +51,7 @@ class StepDecoder(Decoder):
     """Runs a step as one native call: quantised weights times quantised activations, attention in the cache's type.
 
     weights: made by `convert`, each a `LinearPanels` except the embedding.
-    cache_dtype: "bfloat16", "float16" or "int8"; for latents bfloat16 or int8.
+    cache_dtype: "bfloat16", "float16" or "int8".
     """
 
     def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16") -> None:
@@ -129,11 +129,10 @@ def page_layout(config: Config, cache_dtype: str) -> PageLayout:
     return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
 
 
-def cache_dtype_of(types: Set[str], config: Config, dtype: str = "auto") -> str:
+def cache_dtype_of(types: Set[str], dtype: str = "auto") -> str:
     """Resolves `cache_dtype` "auto". types: of the file's weights. In a step with more precise weights and float32 activations,
     rounding the cache to bfloat16 would be the largest error."""
-    exact = dtype == "auto" and types <= {"F16", "F32"}
-    return "float16" if exact and config.latent_attention is None else "bfloat16"
+    return "float16" if dtype == "auto" and types <= {"F16", "F32"} else "bfloat16"
 
 
 def step_head_dim(config: Config) -> int:

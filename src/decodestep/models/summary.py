@@ -25,7 +25,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     latent, experts = config.latent_attention, config.experts
     why = step.obstacle(config)
-    cache = step.cache_dtype_of(checkpoint.types(), config) if why is None else "float32"
+    cache = step.cache_dtype_of(checkpoint.types()) if why is None else "float32"
     layout = step.page_layout(config, cache) if why is None else layers.page_layout(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),

@@ -42,7 +42,7 @@ def decoder_forward(
 
         grouped-query attention of h:
             q, k, v = h @ query, h @ values_keys, and their biases;  every head of q and k normalised, where there are norms
-            q, k rotated by positions[t], as sin[rope] and cos[rope] say;  q, k, v rounded to bfloat16
+            q, k rotated by positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
             cache[sequence[t], positions[t]] = k, v
             attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions
         post(y) = y, or rms_norm(y, post norm) where the layer has one; the bias of output is added before it
@@ -50,7 +50,7 @@ def decoder_forward(
         latent attention of h:
             q = h @ query, or rms_norm(h @ query_down, query_norm) @ query;  q_nope, q_rope = q by head
             c, r = h @ latent;  c = rms_norm(c, latent_norm);  q_rope, r rotated by positions[t]
-            cache[sequence[t], positions[t]] = c, r    rounded to bfloat16
+            cache[sequence[t], positions[t]] = c, r    rounded to the cache's type
             for every head n: mla_attention of (q_nope @ key_up_n, q_rope) to cache[sequence[t], 0 .. positions[t]]
                 @ value_up_n
 
@@ -74,9 +74,10 @@ def decoder_forward(
         bfloat16, one for each position: of its sixteen columns the largest magnitude / 127, rounded; what is less than 1e-30
         is 0. Integers are column / scale, rounded to even, and times the scale when they are read.
         With latent attention keys are rope keys (slabs, L, S, 16, Dr) and values latents (slabs, L, S, 16, Hckv), or both
-        without the axis of slabs: values[page // S, l, page % S, p % 16] is the latent of position p. Its values may be int8
-        rows of Hckv + 4 instead: round(latent / scale), ties to even, with scale = its largest magnitude / 127 as float32 in
-        the last four bytes, which is what they are multiplied by when they are read.
+        without the axis of slabs, and both bfloat16 or float16: values[page // S, l, page % S, p % 16] is the latent of
+        position p. Beside keys in bfloat16 values may be int8 rows of Hckv + 4 instead: round(latent / scale), ties to even,
+        with scale = its largest magnitude / 127 as float32 in the last four bytes, which is what they are multiplied by when
+        they are read.
     page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past a
         sequence's last token are not read.
     wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.

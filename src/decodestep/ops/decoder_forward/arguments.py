@@ -108,9 +108,10 @@ def _check_cache(call: Call) -> int:
         )
         keys, values = ((slabs, layers, w.kv_heads, pages, *page) for page in page_shapes(call.keys.dtype, w.head_dim))
     else:
-        require_dtype(OP, "keys", call.keys, (BFLOAT16,))
-        require_dtype(OP, "values", call.values, (BFLOAT16, np.dtype(np.int8)))
-        width = w.latent.latent + (SCALE_BYTES if call.values.dtype == np.int8 else 0)
+        require_dtype(OP, "values", call.values, TYPES)
+        in_bytes = call.values.dtype == np.int8
+        require_dtype(OP, "keys", call.keys, (BFLOAT16 if in_bytes else call.values.dtype,))
+        width = w.latent.latent + (SCALE_BYTES if in_bytes else 0)
         keys, values = (slabs, layers, pages, PAGE, w.latent.rope), (slabs, layers, pages, PAGE, width)
     shapes: dict[str, tuple[int, ...]] = {"keys": keys, "values": values}
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):

@@ -74,8 +74,8 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[1])
     row = call.positions % PAGE
     kept = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps)
-    values[slab, page, row] = _in_bytes(kept.astype(np.float32)) if values.dtype == np.int8 else kept.astype(BFLOAT16)
-    keys[slab, page, row] = _rotate(call, key[:, None])[:, 0].astype(BFLOAT16)
+    values[slab, page, row] = _in_bytes(kept.astype(np.float32)) if values.dtype == np.int8 else kept.astype(values.dtype)
+    keys[slab, page, row] = _rotate(call, key[:, None])[:, 0].astype(keys.dtype)
     nope, rope = _by_head(nope, layer.key_up), _rotate(call, rope)
     attended = np.empty((tokens, w.heads, s.latent), dtype)
     for t, position in enumerate(call.positions):
