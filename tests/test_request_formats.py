@@ -38,6 +38,16 @@ def test_the_top_h_that_keeps_a_hundred_tokens_is_an_error():
     assert SamplingParams.from_generation_config({"top_h": 1.0}) == SamplingParams(do_sample=False)
 
 
+@pytest.mark.parametrize("read", [SamplingParams.from_openai, SamplingParams.from_generation_config])
+def test_biases_of_sequences_are_pairs_where_json_has_no_other_form(read):
+    expected = {(5,): 1.0, (6, 7): -2.0}
+    assert read({"sequence_bias": [[[5], 1], [[6, 7], -2.0]]}).sequence_bias == expected
+    assert read({"sequence_bias": expected}).sequence_bias == expected
+    for wrong in ([[5, 1.0]], [[[5]]], [[[[5]], 1.0]], [[[True], 1.0]], [5], [[[], 1.0]], [[[5], "1"]], 5, "x"):
+        with pytest.raises(ValueError, match="sequence_bias must be a mapping of tuples of ids to .*numbers"):
+            read({"sequence_bias": wrong})
+
+
 @pytest.mark.parametrize("config", [None, 3, "x"])
 def test_what_is_no_configuration_is_an_error(config):
     with pytest.raises(ValueError, match="config must be a GenerationConfig or a mapping"):

@@ -334,9 +334,10 @@ class SamplingParams:
         """The parameters of an OpenAI completions or chat-completions request.
 
         body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
-            num_return_sequences; logit_bias with its string keys; logprobs and top_logprobs, or logprobs as a number, ->
-            logprobs; a negative seed counts from 2^64. Other names of SamplingParams are accepted unchanged. The prompt and the
-            transport (model, messages, prompt, stream, user ...) are left to the caller.
+            num_return_sequences; logit_bias with its string keys; sequence_bias also as a list of pairs [ids, bias]; logprobs
+            and top_logprobs, or logprobs as a number, -> logprobs; a negative seed counts from 2^64. Other names of
+            SamplingParams are accepted unchanged. The prompt and the transport (model, messages, prompt, stream, user ...) are
+            left to the caller.
         changes: fields of SamplingParams that replace those of the request.
 
         Raises ValueError for every other field, for best_of above 1, for a response that is not text, for two fields that

@@ -85,9 +85,8 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
     watermark = taken.get("watermarking_config")
     if watermark is not None and not isinstance(watermark, Mapping):
         taken["watermarking_config"] = watermark.to_dict()
-    biases = taken.get("sequence_bias")
-    if isinstance(biases, list):
-        taken["sequence_bias"] = {tuple(ids): float(bias) for ids, bias in biases}
+    if "sequence_bias" in taken:
+        taken["sequence_bias"] = _sequence_bias("from_generation_config", taken["sequence_bias"])
     return taken
 
 
@@ -95,6 +94,19 @@ def _is_neutral(name: str, value: Any) -> bool:
     """Whether an unknown field has a value that turns it off; older configuration files hold such values."""
     neutral = {"guidance_scale": 1, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "penalty_alpha": 0}
     return value is False or value == neutral.get(name, [])
+
+
+def _sequence_bias(op: str, value: Any) -> Any:
+    """A mapping as it is; pairs of ids and a bias, which stand for it in JSON, as one."""
+    if not isinstance(value, list):
+        return value
+    ok = all(_is_list(pair) and len(pair) == 2 and _is_list(pair[0]) and all(map(is_int, pair[0])) for pair in value)
+    require(ok, op, "sequence_bias", "a mapping of tuples of ids to numbers, or a list of pairs [ids, number]", value)
+    return {tuple(ids): bias for ids, bias in value}
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
 def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
@@ -119,6 +131,8 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             refuse("from_openai", name, repr(_OPENAI_DEFAULTS[name]), value)
         elif name == "logit_bias":
             taken["logit_bias"] = _logit_bias(value)
+        elif name == "sequence_bias":
+            taken["sequence_bias"] = _sequence_bias("from_openai", value)
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
         elif name in known:
