@@ -98,6 +98,8 @@ def test_output_that_cannot_be_written_is_found_before_the_work(arguments, tmp_p
         ["generate", "Hi", "--model", ""],
         ["chat", ""],
         ["serve", "--host", "127.0.0..1"],
+        ["serve", "--max-rows", "0"],
+        ["serve", "--max-waiting", "-1"],
         ["serve", "--cors-origin", "http://localhost:3000/"],
         ["serve", "--cors-origin", "localhost:3000"],
         ["serve", "--allowed-host", "example.org:443"],
@@ -108,3 +110,4 @@ def test_what_is_wrong_is_refused_and_no_internal_error(arguments, model, capsys
     assert code_of(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and "internal error" not in printed.err
+    assert "loading" not in printed.err  # a model that takes minutes

@@ -87,6 +87,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     require(0 <= options.port < 2**16, "serve", "port", "in [0, 65535]", options.port)
+    require(options.max_rows >= 1, "serve", "max-rows", ">= 1", options.max_rows)
+    require(options.max_waiting >= 0, "serve", "max-waiting", ">= 0", options.max_waiting)
     require(options.grace >= 0, "serve", "grace", ">= 0", options.grace)
     for origin in options.cors_origin:
         require(_is_origin(origin), "serve", "cors-origin", "*, null, or an origin such as https://example.org:8000", origin)

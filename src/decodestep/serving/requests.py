@@ -22,6 +22,7 @@ _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; the
 # The time and memory for a token grow with each of these fields, and with keys times the vocabulary.
 _MAX_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
 _OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
 # Where a constraint comes from that is not given as such.
@@ -131,9 +132,7 @@ def _job(
     for name in _LIBRARY_ONLY:
         if body.get(name) is not None:
             raise HttpError(400, f"{name} is for `decodestep.generate`, not for requests", param=name, code="unknown_field")
-    for name in ("model", "user"):
-        if not isinstance(body.get(name, ""), str | None):
-            raise refusal(name, "a string")
+    _require_types(body)
     stream, usage = _stream_options(body)
     params = SamplingParams.from_openai({name: value for name, value in body.items() if name not in _OURS})
     if not {"max_tokens", "max_completion_tokens", "max_new_tokens"} & {k for k, v in body.items() if v is not None}:
@@ -145,6 +144,16 @@ def _job(
             raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
     return Job(prompts, params, form, stream, usage, spelled, {name: _SOURCES[name] for name in changes})
+
+
+def _require_types(body: Mapping[str, Any]) -> None:
+    """Refuses wrong types of the fields that OpenAI's clients send and that change nothing here."""
+    for name in _STRINGS:
+        if not isinstance(body.get(name), str | None):
+            raise refusal(name, "a string")
+    if not isinstance(body.get("store"), bool | None):
+        raise refusal("store", "a bool")
+    _object_field(body, "metadata")
 
 
 def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
