@@ -49,6 +49,13 @@ def test_answers_without_chance_are_equal(server):
     assert three.usage.completion_tokens == 27
 
 
+def test_an_answer_that_cannot_go_on_is_no_complete_one(shared_server):
+    """A client that finds "stop" parses the text."""
+    asked = {"prompt": "a", "json_schema": {"type": "boolean"}, "allowed_token_ids": [0], "suppress_tokens": [0]}
+    [choice] = json.loads(shared_server.send("/v1/completions", json.dumps(asked).encode())[1])["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["ended_by"]) == ("", "length", "no_candidate")
+
+
 @pytest.mark.parametrize("asked", [{}, {"stream_options": {"include_usage": True}}])
 def test_a_stream_that_tells_its_usage_has_null_before(shared_server, asked):
     """As OpenAI's reference says of include_usage; other streams have no such field."""

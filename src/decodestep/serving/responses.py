@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from decodestep.ops.decode_step import TokenLogprobs
     from decodestep.serving.engine_request import Delta
 
-# OpenAI's finish_reason; the additional field `ended_by` has the library's own.
-_REASONS = {"eos": "stop", "stop": "stop", "no_candidate": "stop"}
+# OpenAI's finish_reason: "stop" tells clients that the text is complete, as they parse JSON then; others are cut, which is
+# "length". The additional field `ended_by` has the library's own.
+_REASONS = {"eos": "stop", "stop": "stop"}
 
 
 class Choice(ABC):
