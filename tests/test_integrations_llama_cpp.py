@@ -249,7 +249,7 @@ def test_the_plain_processor_gives_what_the_chain_of_transformers_would(llm: Any
 
 @pytest.mark.parametrize(
     ("option", "word"),
-    [({"temperature": 0.5}, "temp"), ({"top_p": 0.5}, "top_p"), ({"repeat_penalty": 1.1}, "repeat_penalty"),
+    [({"temperature": 0.5}, "temperature"), ({"top_p": 0.5}, "top_p"), ({"repeat_penalty": 1.1}, "repeat_penalty"),
      ({"logit_bias": {3: 1.0}}, "logits_processor"), ({"mirostat_mode": 2}, "mirostat_mode")],
 )  # fmt: skip
 def test_what_the_call_asks_of_llama_cpps_samplers_is_refused(llm: Any, option: dict[str, Any], word: str) -> None:

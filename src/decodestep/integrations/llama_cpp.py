@@ -89,7 +89,8 @@ class LogitsProcessor:
     input_ids: the tokens so far, (length,). scores: (V,), float32; the result is a new array.
     The first call's tokens are the prompt; each later call's tokens must begin with those of the previous call. Make a new one
     for each text. The host draws and must not change the distribution: temperature 1 (0 for greedy params), no filters.
-    Raises ValueError for tokens that do not continue the previous ones, and for params as `HostRow` does.
+    Raises ValueError for tokens that do not continue the previous ones, and for params as `HostRow` does. llama-cpp-python
+    calls it from C, where an error cannot be raised: Python prints it, and the token is drawn from the scores as they were.
     """
 
     def __init__(
@@ -170,20 +171,24 @@ class _TextSampler:
         self._row = None
 
 
+# The names of arguments in the methods that users call, where `_init_sampler` has others.
+_CALLED = {"temp": "temperature"}
+
+
 def _refuse_own_samplers(arguments: dict[str, Any]) -> None:
     """Refuses arguments that select llama.cpp's own samplers; the defaults of any of the methods are accepted."""
     for name, value in arguments.items():
         defaults = _DEFAULTS[name]
-        require(value in defaults, _OP, name, f"left at its default {defaults[0]!r}: SamplingParams decides", value)
+        rule = f"left at its default {defaults[0]!r}: SamplingParams decides"
+        require(value in defaults, _OP, _CALLED.get(name, name), rule, value)
 
 
 def _defaults() -> dict[str, list[Any]]:
     """For each parameter of `_init_sampler`, its defaults in the methods that call it."""
     methods = (llama_cpp.Llama._init_sampler, llama_cpp.Llama.create_completion, llama_cpp.Llama.create_chat_completion)
     own, *callers = [inspect.signature(method).parameters for method in methods]
-    called = {"temp": "temperature"}
     return {
-        name: [parameter.default, *(caller[c].default for caller in callers if (c := called.get(name, name)) in caller)]
+        name: [parameter.default, *(caller[c].default for caller in callers if (c := _CALLED.get(name, name)) in caller)]
         for name, parameter in own.items()
         if name != "self"
     }
