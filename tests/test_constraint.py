@@ -195,6 +195,31 @@ def test_an_expression_that_costs_too_much_ends_its_row_alone(rng):
     assert sampler.rows[0].reason in ("error", "length")
 
 
+def runs_of_x(token):
+    """Tokens that walk through a literal: x to 200 of them, other letters, and the end token."""
+    return b"x" * (token + 1) if token < 200 else [b"a", b"b", b""][token - 200]
+
+
+def step_on(text, first):
+    """The row of an expression, after one step that draws this token."""
+    params = ds.SamplingParams(regex=text, do_sample=False)
+    sampler = Sampler(params, vocab_size=203, eos_token_id=202, token_bytes=runs_of_x, prompt_ids=[[0]])
+    for _ in range(2):
+        sampler.step(np.eye(203, dtype=np.float32)[None, first])
+    return sampler.rows[0]
+
+
+def test_a_long_literal_does_not_hold_up_other_rows(monkeypatch):
+    """Each mask takes a time that is proportional to its length, in the pass of all rows; 0.08 s with so small a vocabulary."""
+    monkeypatch.setattr(constraint, "_FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(constraint, "_STEP_SECONDS", 0.01)
+    with pytest.raises(ValueError, match="regex must be one that can be compiled; got one that costs too much"):
+        step_on("x{100000}", 0)
+    with pytest.raises(constraint.ConstraintError, match="^regex: a token costs too much$"):
+        step_on("(b|a)x{100000}", 200)  # where it does not come first
+    assert step_on("(b|a)x{1000}", 200).reason == ""
+
+
 def test_the_fields_are_values():
     one, two = ds.SamplingParams(json_schema=SCHEMA), ds.SamplingParams(json_schema=json.dumps(SCHEMA))
     assert one == two and hash(one) == hash(two)

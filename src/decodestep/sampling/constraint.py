@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,10 @@ from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.json_schema import short
 from decodestep.sampling.params import SamplingParams, languages_of
 from decodestep.sampling.token_history import TokenHistory
+
+# Seconds of processor time for the first mask, and for a later one with its token, which all rows of a pass wait for. Ordinary
+# masks take less than a millisecond. llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
+_FIRST_SECONDS, _STEP_SECONDS = 0.1, 0.5
 
 
 class ConstraintError(RuntimeError):
@@ -67,9 +72,12 @@ class ConstraintLogitsProcessor:
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
+        begun = time.thread_time()
         self._steps = None if self._matcher.is_error() else self._mask()  # of the row as it was then
         if self._matcher.is_error():
             refuse("SamplingParams", self.language, "one that can be compiled", Words(short(self._matcher.get_error())))
+        if time.thread_time() - begun > _FIRST_SECONDS:
+            refuse("SamplingParams", self.language, "one that can be compiled", Words("one that costs too much"))
 
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
         """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
@@ -78,7 +86,10 @@ class ConstraintLogitsProcessor:
         if len(tokens) > self._read:
             new = list(tokens[self._read :])
             self._read = len(tokens)
+            begun = time.thread_time()
             self._steps = self._mask() if self._matcher.consume_tokens(new) else None
+            if time.thread_time() - begun > _STEP_SECONDS * len(new):
+                raise ConstraintError(f"{self.language}: a token costs too much", self.language)
         if self._steps is None or self._matcher.is_error():
             what = short(self._matcher.get_error()) or "the text does not belong to it"
             raise ConstraintError(f"{self.language}: {what}", self.language)
