@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -30,12 +30,7 @@ with extra("ray"):
 _OP = "Generate"
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 _NEW_COLUMNS = ("completion", "completion_ids", "finish_reason", "completion_seed", "error")
-
-_FROM_JSON: dict[str, Callable[[Any], Any]] = {  # fields that a column holds as JSON, and their values from what it says
-    "logit_bias": lambda given: {int(token): bias for token, bias in given.items()},
-    "sequence_bias": lambda given: {tuple(ids): bias for ids, bias in given},
-    "exponential_decay_length_penalty": tuple,
-}
+_IN_JSON = ("logit_bias", "sequence_bias", "exponential_decay_length_penalty")  # fields whose values no column holds
 
 
 class Generate:
@@ -104,7 +99,7 @@ class Generate:
         for name in _DEFAULTS.keys() & batch.keys():
             value = _plain(batch[name][i], _DEFAULTS[name])
             if value is not None:
-                given[name] = _from_json(name, value) if name in _FROM_JSON else value
+                given[name] = _from_json(name, value) if name in _IN_JSON else value
         params = SamplingParams(**given)
         require(
             params.num_beams == 1 == params.num_return_sequences, _OP, "params", "of one sample without beams", Words("several")
@@ -159,9 +154,10 @@ def _plain(value: Any, default: Any) -> Any:
 
 
 def _from_json(name: str, value: Any) -> Any:
+    """The field that a text of JSON stands for, in the form that it has in a request to a server."""
     try:
-        return _FROM_JSON[name](json.loads(value))
-    except (TypeError, ValueError, AttributeError):
+        return getattr(SamplingParams.from_openai({name: json.loads(value)}), name)
+    except (TypeError, ValueError):
         refuse(_OP, name, "JSON of the field in a column", value)
 
 
