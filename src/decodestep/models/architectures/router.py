@@ -12,7 +12,8 @@ from decodestep.ops.expert_router.arguments import RouterRule
 def checked(rule: RouterRule, experts: int, where: str, names: Mapping[str, str]) -> RouterRule:
     """The rule, if it is valid for this number of experts. names: the checkpoint's keys of its fields, for the ModelError."""
     try:
-        rule.check(experts, where, names)
+        rule.check(experts)
     except RequestError as error:  # of a file, not of a call
-        raise ModelError(str(error)) from error
+        named = RequestError(where, names.get(error.arg, error.arg), error.rule, error.got)
+        raise ModelError(str(named)) from error
     return rule
