@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward.arguments import PAGE as PAGE
-from decodestep.ops.decoder_forward.arguments import SCALE_BYTES
+from decodestep.ops.decoder_forward.arguments import latent_page_shapes, rope_key_dtype
 from decodestep.ops.decoder_forward.group_cache import page_shapes
 
 SLAB_BYTES = 2**24
@@ -70,9 +69,7 @@ def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) 
     dtype: of both, bfloat16 or float16; or int8, of latents in rows that end with the four bytes of a scale, beside keys in
     bfloat16.
     """
-    in_bytes = dtype == np.int8
-    width = latent_dim + (SCALE_BYTES if in_bytes else 0)
-    return PageLayout((layers,), (PAGE, rope_dim), (PAGE, width), (BFLOAT16 if in_bytes else dtype, dtype))
+    return PageLayout((layers,), *latent_page_shapes(dtype, latent_dim, rope_dim), (rope_key_dtype(dtype), dtype))
 
 
 def float32_layout(layers: int, latent_dim: int, rope_dim: int) -> PageLayout:

@@ -73,6 +73,16 @@ def bind(
     return call
 
 
+def latent_page_shapes(dtype: np.dtype, latent: int, rope: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of a page of rope keys and of latents of these widths. dtype: of the latents."""
+    return (PAGE, rope), (PAGE, latent + (SCALE_BYTES if dtype == np.int8 else 0))
+
+
+def rope_key_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of the rope keys beside latents of a dtype."""
+    return BFLOAT16 if dtype == np.int8 else dtype
+
+
 def _in_slabs(cache: np.ndarray) -> np.ndarray:
     """The cache with an axis of slabs: grouped-query attention has 7 axes then, latent attention 5."""
     return cache[None] if cache.ndim in (4, 6) else cache
@@ -109,10 +119,9 @@ def _check_cache(call: Call) -> int:
         keys, values = ((slabs, layers, w.kv_heads, pages, *page) for page in page_shapes(call.keys.dtype, w.head_dim))
     else:
         require_dtype(OP, "values", call.values, TYPES)
-        in_bytes = call.values.dtype == np.int8
-        require_dtype(OP, "keys", call.keys, (BFLOAT16 if in_bytes else call.values.dtype,))
-        width = w.latent.latent + (SCALE_BYTES if in_bytes else 0)
-        keys, values = (slabs, layers, pages, PAGE, w.latent.rope), (slabs, layers, pages, PAGE, width)
+        require_dtype(OP, "keys", call.keys, (rope_key_dtype(call.values.dtype),))
+        shapes_of_page = latent_page_shapes(call.values.dtype, w.latent.latent, w.latent.rope)
+        keys, values = ((slabs, layers, pages, *page) for page in shapes_of_page)
     shapes: dict[str, tuple[int, ...]] = {"keys": keys, "values": values}
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
         require_shape(OP, name, array, shape)
