@@ -187,9 +187,8 @@ class Report:
         print(f"\n{case}" + (f"   ({about})" if about else ""))
         for name, seconds in times.items():
             ratios = [s / o for s, o in zip(seconds, ours, strict=True)]
-            low, ratio, high = statistics.quantiles(
-                ratios, n=4, method="inclusive"
-            )  # the other goes beyond those of two rounds
+            # Inclusive: the other method goes beyond the ratios of two rounds.
+            low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive")
             inverse = statistics.median(o / s for s, o in zip(seconds, ours, strict=True))
             median = statistics.median(seconds)
             above = None if floors is None else statistics.median(s / f for s, f in zip(seconds, floors, strict=True))

@@ -188,8 +188,8 @@ class Checkpoint:
         rows, inputs = tensor.shape
         values = _FLOAT8_VALUES[tensor.read()].reshape(rows, inputs)
         scale = float32_of(self._tensors[tensor.name + _SCALE])
-        for i, line in enumerate(scale):
-            with np.errstate(over="ignore", invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            for i, line in enumerate(scale):
                 values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
         if not np.isfinite(values).all():
             raise ModelError(f"{self.path}: tensor {tensor.name} has values that are not finite")
