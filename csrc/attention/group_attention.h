@@ -160,7 +160,7 @@ void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* 
     f32x16 total = broadcast(0.0f);
     const auto weigh = [&](size_t j, auto&& seen_part) DECODESTEP_INLINE_LAMBDA {
         const f32x16 weight = seen_part(exp_below_limit(load(scores + j) - shift));
-        Cache::store_factors(weights + j, weight);
+        Cache::store_weights(weights + j, weight);
         total = total + weight;
     };
     const auto weigh_in_part = [&](size_t j, size_t end) {

@@ -58,7 +58,8 @@ struct Bf16Cache {
         DECODESTEP_INLINE void next() { at_ += step_; }
     };
 
-    static DECODESTEP_INLINE void store_factors(Factor* out, f32x16 values) { PairDot::round_values(out, values); }
+    static DECODESTEP_INLINE void store_query(Factor* out, f32x16 values) { PairDot::round_values(out, values); }
+    static DECODESTEP_INLINE void store_weights(Factor* out, f32x16 weights) { PairDot::round_weights(out, weights); }
     static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
         Bf16 sixteen[kLanes];
         store_sums(sixteen, values);
@@ -113,7 +114,8 @@ struct WidenedCache {
         DECODESTEP_INLINE void next() { ++row_; }
     };
 
-    static DECODESTEP_INLINE void store_factors(float* out, f32x16 values) { store(out, values); }
+    static DECODESTEP_INLINE void store_query(float* out, f32x16 values) { store(out, values); }
+    static DECODESTEP_INLINE void store_weights(float* out, f32x16 weights) { store(out, weights); }
     static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
         Block::store_column(block(page, column), position, values);
     }

@@ -38,7 +38,7 @@ class GroupedAttentionPart : public GroupedStates {
                 if (is_key)
                     Cache::store_key(step_.keys + page_of(t, head - decoder_.heads), row_of(t), i, load(y + i));
                 else
-                    Cache::store_factors(query_at(t, head * width + i), load(y + i));
+                    Cache::store_query(query_at(t, head * width + i), load(y + i));
             }
         });
     }
@@ -98,7 +98,7 @@ class GroupedAttentionPart : public GroupedStates {
         }
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
             rotate(t, (first + i) % decoder_.head_dim, y + i);
-            Cache::store_factors(query_at(t, first + i), load(y + i));
+            Cache::store_query(query_at(t, first + i), load(y + i));
         }
     }
 

@@ -35,6 +35,7 @@ struct PairDot {
     }
     static DECODESTEP_INLINE f32x16 add(f32x16 sums, Bf16Pairs x, Bf16Pairs w) { return add_products(sums, x, w); }
     static DECODESTEP_INLINE void round_values(Value* out, f32x16 values);
+    static DECODESTEP_INLINE void round_weights(Value* out, f32x16 weights) { round_values(out, weights); }
 };
 
 // Rounds sums of products of bfloat16. The instruction flushes subnormals, which changes nothing: add_products has

@@ -40,9 +40,17 @@ struct PairDot {
     // Rounds sixteen values of a token, none of them a signalling NaN: to nearest, ties to even. Of NaN whose upper
     // bits are ones the lower ones are left out, so that the sum does not pass into the sign.
     static DECODESTEP_INLINE void round_values(Value* out, f32x16 values) {
-        const i32x16 bits = bits_of(values), odd = shift_right<16>(bits) & broadcast_int(1),
-                     most = broadcast_int(0x7fff0000), past = max(bits & broadcast_int(0x7fffffff), most) ^ most;
-        store(out, high_bf16((bits ^ past) + (odd + broadcast_int(0x7fff))));
+        const i32x16 bits = bits_of(values), most = broadcast_int(0x7fff0000),
+                     past = max(bits & broadcast_int(0x7fffffff), most) ^ most;
+        round_bits(out, bits ^ past);
+    }
+    // The same for weights of attention: of NaN, which come from products of bfloat16, the lower bits are zeros.
+    static DECODESTEP_INLINE void round_weights(Value* out, f32x16 weights) { round_bits(out, bits_of(weights)); }
+
+  private:
+    static DECODESTEP_INLINE void round_bits(Value* out, i32x16 bits) {
+        const i32x16 odd = shift_right<16>(bits) & broadcast_int(1);
+        store(out, high_bf16(bits + (odd + broadcast_int(0x7fff))));
     }
 };
 
