@@ -196,9 +196,10 @@ class PagePool:
         """A full page after `parent` that begins with `token`, or None."""
         return parent.begun.get(token)
 
-    def hold_locked(self, page: Page) -> None:
-        page.users += 1
-        self._kept.pop(page, None)
+    def hold_locked(self, *pages: Page) -> None:
+        for page in pages:
+            page.users += 1
+            self._kept.pop(page, None)
 
     def share_locked(self, page: Page, parent: Page, tokens: Sequence[int]) -> Page:
         """Adds a page that has become full to the tree; returns it, or an equal page that was there already."""

@@ -122,14 +122,12 @@ class CachedSequence:
             given_back = sum(page.users == 1 for page in old)
             if partial:
                 pool.require_locked(1 - given_back - min(self.reserved, max(0, full + 1 - len(old))))
-            for page in shared:
-                pool.hold_locked(page)
+            pool.hold_locked(*shared)
             pool.release_locked(old)
             self._pages, self.tokens = [], list(source.tokens)
             self._expected, self._long, self._alike = source._expected, source._long, source._alike
             self._claim_locked(full + partial - len(old))
-            for page in shared:
-                self._list(page)
+            self._list(*shared)
             if partial:
                 self._list(pool.take_locked())
                 pool.storage.copy(source._pages[full].number, self._pages[full].number)
@@ -258,19 +256,21 @@ class CachedSequence:
     def _reuse_pages_locked(self, tokens: Sequence[int]) -> None:
         """Appends the pages that hold the next of tokens, the first in place of one that is partly filled."""
         parent, begun = self._last_page()
-        reused: list[int] = []
-        for page in self._pool.path_locked(parent, [*begun, *tokens]):
-            replaces = begun and not reused
-            if not (page.users or replaces or self.reserved or self._pool.available_locked() > 0):
+        room = self._pool.available_locked() + self.reserved + bool(begun)  # a page that is replaced becomes available
+        pages: list[Page] = []
+        for page in self._pool.path_locked(parent, (*begun, *tokens)):
+            room -= page.users == 0  # a kept page that is held is no longer available
+            if room < 0:
                 break
-            self._pool.hold_locked(page)
-            if replaces:
-                self._pool.release_locked([self._pages.pop()])
-            else:
-                self._claim_locked(1)
-            self._list(page)
-            reused += page.tokens
-        self._append(reused[len(begun) :])
+            pages.append(page)
+        if not pages:
+            return
+        self._pool.hold_locked(*pages)
+        if begun:
+            self._pool.release_locked([self._pages.pop()])
+        self._claim_locked(len(pages) - bool(begun))
+        self._list(*pages)
+        self._append([token for page in pages for token in page.tokens][len(begun) :])
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""
@@ -300,11 +300,12 @@ class CachedSequence:
         """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
         self._pool.reserve_locked(self, max(0, min(freed, self._promised - len(self._pages) - self.reserved)))
 
-    def _list(self, page: Page) -> None:
-        if len(self._pages) == len(self._table):
-            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
-        self._table[len(self._pages)] = page.number
-        self._pages.append(page)
+    def _list(self, *pages: Page) -> None:
+        first, end = len(self._pages), len(self._pages) + len(pages)
+        if end > len(self._table):
+            self._table = np.concatenate([self._table, np.zeros(end, np.int64)])
+        self._table[first:end] = [page.number for page in pages]
+        self._pages += pages
 
 
 def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:

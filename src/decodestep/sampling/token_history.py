@@ -26,7 +26,7 @@ class TokenHistory(_native.History):
     """
 
     def __init__(self, prompt_ids: Iterable[int] = ()) -> None:
-        super().__init__([int(token) for token in prompt_ids])
+        super().__init__(list(map(int, prompt_ids)))
 
     def append(self, token: int) -> None:
         _native.append_token(self, int(token))
