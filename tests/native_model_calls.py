@@ -90,10 +90,12 @@ def decoder(s: Source) -> Arguments:
     def grouped() -> Arguments:
         queries, keys = heads * width, groups * width
         norms = s.one_of([None, None], [s.array(values), s.array(values)])
-        return {"query": panels_of(s, hidden, queries), "values_keys": panels_of(s, hidden, 2 * keys),
-                "output": panels_of(s, heads * values, hidden), "query_bias": vector(queries),
-                "values_keys_bias": vector(2 * keys), "output_bias": vector(hidden), "query_norm": norms[0],
-                "key_norm": norms[1], "window": s.one_of(0, 1, 5, 20), "rope": s.one_of(0, 0, 1)}  # fmt: skip
+        apart = s.one_of(False, True)
+        return {"query": panels_of(s, hidden, queries), "values_keys": panels_of(s, hidden, keys if apart else 2 * keys),
+                "keys": panels_of(s, hidden, keys) if apart else None, "output": panels_of(s, heads * values, hidden),
+                "query_bias": vector(queries), "values_keys_bias": vector(2 * keys), "output_bias": vector(hidden),
+                "query_norm": norms[0], "key_norm": norms[1], "window": s.one_of(0, 1, 5, 20),
+                "rope": s.one_of(0, 0, 1)}  # fmt: skip
 
     def by_latents() -> Arguments:
         nope, rope, latent, value = (sizes[name] for name in ("nope", "rope", "latent", "value"))

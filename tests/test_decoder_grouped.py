@@ -1,4 +1,5 @@
-"""What grouped-query attention may have in decoder_forward: biases, norms, windows, rotations by layer, padded heads, GELU."""
+"""What grouped-query attention may have in decoder_forward: biases, norms, windows, rotations by layer, padded heads, GELU, and
+keys in a format of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ CASES = {
     "windows of 1 and 7": ({}, {"windows": (1, 7)}),
     "windows of 16 and 300": ({"heads": 6, "kv_heads": 1, "head_dim": 16}, {"windows": (16, 300)}),
     "window of 257, rotations": ({"heads": 3, "kv_heads": 3}, {"windows": (0, 257), "ropes": (1, 0)}),
+    # 48 values: a panel and a half
+    "keys apart": ({"heads": 6, "kv_heads": 3, "head_dim": 16}, {"keys": True, "biases": True}),
+    "keys apart, norms": ({"heads": 8, "kv_heads": 4, "head_dim": 32}, {"keys": True, "head_norms": True}),
 }
+FORMAT_OF_KEYS = Format.BF16  # apart: read with activations of the same form as float32, of another than Q8_0
 
 
 def made(name, format_, rng, **changes):
@@ -41,10 +46,18 @@ def made(name, format_, rng, **changes):
 
     def attention(a, number):
         has_biases, has_norms = more.get("biases", False), more.get("head_norms", False)
+        values_keys, keys_apart = matrix_of_heads(a.values_keys, values, sizes.head_dim, format_), None
+        if more.get("keys"):
+            both = values_keys.rows().values().T
+            values_keys, keys_apart = (
+                type(a.query).pack(PackedWeight.from_array(np.ascontiguousarray(part)), own)
+                for part, own in zip(np.split(both, 2, axis=1), (format_, FORMAT_OF_KEYS), strict=True)
+            )
         return replace(
             a,
             query=matrix_of_heads(a.query, values, sizes.head_dim, format_),
-            values_keys=matrix_of_heads(a.values_keys, values, sizes.head_dim, format_),
+            values_keys=values_keys,
+            keys=keys_apart,
             output=a.output if values == sizes.head_dim else matrix(sizes.heads * values, sizes.hidden, format_, rng),
             query_bias=vector(queries, has_biases, 1),
             values_keys_bias=vector(keys, has_biases, 1),

@@ -106,8 +106,10 @@ class DecoderReader {
 
     GroupedAttention grouped(Keywords given) {
         const size_t queries = d_.heads * d_.head_dim, keys = d_.kv_heads * d_.head_dim;
+        const auto apart = given.array<std::optional<PanelArgument>>("keys");
         const GroupedAttention w{.query = panels(given, "query", d_.hidden, queries),
-                                 .values_keys = panels(given, "values_keys", d_.hidden, 2 * keys),
+                                 .values_keys = panels(given, "values_keys", d_.hidden, apart ? keys : 2 * keys),
+                                 .keys = apart ? panels(*apart, d_.hidden, keys) : LinearPanelWeight{},
                                  .output = panels(given, "output", d_.heads * d_.head_values, d_.hidden),
                                  .query_bias = vector(given, "query_bias", queries),
                                  .values_keys_bias = vector(given, "values_keys_bias", 2 * keys),

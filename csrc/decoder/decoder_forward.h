@@ -21,8 +21,9 @@ namespace decodestep {
 struct GroupedAttention {
     // hidden to heads * head_dim; the two values of a rope pair side by side
     LinearPanelWeight query;
-    // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries
-    LinearPanelWeight values_keys;
+    // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries; or the values alone, if the
+    // keys have a weight of their own, in another format
+    LinearPanelWeight values_keys, keys;
     LinearPanelWeight output;
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
@@ -94,7 +95,8 @@ struct Decoder {
 //     with a post norm, what is added is normalised before residual_scale
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
-//   q, v, k = h W_query, h W_values_keys, and their biases;  every head of q and of k normalised, where there are norms
+//   q, v, k = h W_query, h W_values_keys (or v = h W_values_keys, k = h W_keys), and their biases
+//   every head of q and of k normalised, where there are norms
 //   q and k rotated by the position;  k and v rounded to the cache's type, q to bfloat16 where that is the cache's
 //   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
 //   last `window` of them;  output_bias is added to its product with W_output

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <initializer_list>
 #include <optional>
 #include <vector>
 
@@ -23,17 +24,33 @@ struct Stage {
     size_t sweep;  // of a product: the index of its PanelSweep
 };
 
-// The panels that one product reads, in order: those of one weight, or of two.
-struct PanelSweep {
-    const LinearPanelWeight *first, *second = nullptr;
+// The panels that one stage reads, in order: those of one weight, or of several.
+class PanelSweep {
+  public:
+    // At most three, of which the last ones may not be given.
+    PanelSweep(std::initializer_list<const LinearPanelWeight*> weights) {
+        for (const LinearPanelWeight* w : weights)
+            if (w->data) weights_[given_++] = w;
+    }
 
-    size_t count() const { return first->count() + (second ? second->count() : 0); }
+    size_t count() const { return panels_of(given_).first; }
+    // The place of a weight's panels; empty if it is not given.
+    Range panels_of(size_t number) const {
+        size_t first = 0;
+        for (size_t i = 0; i < std::min(number, given_); ++i) first += weights_[i]->count();
+        return {first, first + (number < given_ ? weights_[number]->count() : 0)};
+    }
     // Panels from `i` on, for prefetching.
     NextPanels from(size_t i) const {
-        const bool in_second = second && i >= first->count();
-        const LinearPanelWeight& w = in_second ? *second : *first;
-        return {w.panel(in_second ? i - first->count() : i), w.panel_bytes()};
+        size_t number = 0;
+        while (number + 1 < given_ && i >= panels_of(number).end) ++number;
+        const LinearPanelWeight& w = *weights_[number];
+        return {w.panel(i - panels_of(number).first), w.panel_bytes()};
     }
+
+  private:
+    const LinearPanelWeight* weights_[3];
+    size_t given_ = 0;
 };
 
 // Up to this many tokens, every member makes all activation rows for itself, which takes less time than another stage.
@@ -196,7 +213,8 @@ class DecoderPlan {
     }
 
     void list_grouped_attention(const GroupedAttention& w) {
-        product(StageKind::attention_rows, StageKind::project, step.tokens, decoder.hidden, {&w.query, &w.values_keys});
+        product(StageKind::attention_rows, StageKind::project, step.tokens, decoder.hidden,
+                {&w.query, &w.values_keys, &w.keys});
         if (w.query_norm) {
             stage(StageKind::norm_heads);
             has_head_norms_ = true;
@@ -232,10 +250,8 @@ class DecoderPlan {
     void list_mixture(const Mixture& w) {
         const FeedForwardPanels &routed = w.routed, &shared = w.shared;
         const size_t entries = step.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
-        PanelSweep sweep{&w.router};
-        if (shared.is_given()) sweep.second = &shared.first();
         const Forms of_x{&w.router, &routed.gate, &routed.up, &shared.gate, &shared.up};
-        product(StageKind::ffn_rows, StageKind::route, step.tokens, decoder.hidden, sweep, of_x);
+        product(StageKind::ffn_rows, StageKind::route, step.tokens, decoder.hidden, {&w.router, &shared.first()}, of_x);
         if (!replicated_rows) stage(StageKind::choose);
         stages.push_back({StageKind::gate_up_experts, &decoder.layers[at_], at_, of_x, 0});
         const Forms of_gated{&routed.down, &shared.down};
@@ -256,8 +272,9 @@ class DecoderPlan {
 
     void stage(StageKind kind) { stages.push_back({kind, layer(), at_, {}, 0}); }
 
-    void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width, PanelSweep sweep) {
-        product(rows_kind, kind, rows, width, sweep, {sweep.first, sweep.second ? sweep.second : sweep.first});
+    void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width,
+                 std::initializer_list<const LinearPanelWeight*> weights) {
+        product(rows_kind, kind, rows, width, weights, weights);
     }
 
     // Lists a product with `rows` rows of activations, and the stage that makes them if the members share them.

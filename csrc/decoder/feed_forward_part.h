@@ -18,10 +18,9 @@ class FeedForwardPart : public StageMember {
 
     // The router's logits, and the part of the shared block that does not depend on them.
     void route(const Activations& x) const {
-        const auto [router, shared] = panels_of_two(m_.router.count());
-        store_products(m_.router, router, panels_after_first(shared, m_.shared.first()), x, step_.tokens,
-                       plan_.router_logits, m_.router.out);
-        multiply_dense(m_.shared, shared, x, plan_.shared_gated);
+        const auto [router, after_router] = panels_of(0);
+        store_products(m_.router, router, after_router, x, step_.tokens, plan_.router_logits, m_.router.out);
+        multiply_dense(m_.shared, panels_of(1).first, x, plan_.shared_gated);
     }
 
     // The experts of the share's tokens, for all members.

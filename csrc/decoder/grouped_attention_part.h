@@ -14,13 +14,13 @@ class GroupedAttentionPart : public GroupedStates {
         : GroupedStates(plan, stage, share), w_(stage.layer->grouped) {}
 
     void project(const Activations& x) const {
-        const auto [own, cached] = panels_of_two(w_.query.count());
+        const auto [own, next] = panels_of(0);
         multiply_panels(
-            w_.query, own, panels_after_first(cached, w_.values_keys), x, step_.tokens,
+            w_.query, own, next, x, step_.tokens,
             [&](size_t i, size_t t, float* y) { store_queries(t, i * kPanelOutputs, y); },
             [&](size_t i, size_t t) { return query_at(t, i * kPanelOutputs); });
-        multiply_panels(w_.values_keys, cached, panels_after(), x, step_.tokens,
-                        [&](size_t i, size_t t, float* y) { store_in_cache(t, i * kPanelOutputs, y); });
+        project_to_cache(x, 1, w_.values_keys, 0);
+        project_to_cache(x, 2, w_.keys, w_.values_keys.out);
     }
 
     // Normalises the share's heads of queries and keys; then rotates and stores them, which `project`
@@ -102,11 +102,20 @@ class GroupedAttentionPart : public GroupedStates {
         }
     }
 
-    // Stores outputs [first, first + kPanelOutputs) of values_keys, sixteen at a time: sixteen belong to one head.
-    void store_in_cache(size_t t, size_t first, float* y) const {
+    // A weight of the sweep whose first output is number `first` of all values and keys.
+    void project_to_cache(const Activations& x, size_t number, const LinearPanelWeight& w, size_t first) const {
+        const auto [own, next] = panels_of(number);
+        multiply_panels(w, own, next, x, step_.tokens, [&](size_t i, size_t t, float* y) {
+            store_in_cache(t, first + i * kPanelOutputs, first + w.out, y);
+        });
+    }
+
+    // Stores outputs [first, first + kPanelOutputs), those from `end` on left out, of all values and then all keys;
+    // sixteen at a time: sixteen belong to one head.
+    void store_in_cache(size_t t, size_t first, size_t end, float* y) const {
         const size_t values = decoder_.kv_heads * decoder_.head_dim;
-        add_bias(w_.values_keys_bias, first, 2 * values, y);
-        for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
+        add_bias(w_.values_keys_bias, first, end, y);
+        for (size_t i = 0; i < kPanelOutputs && first + i < end; i += kLanes) {
             const size_t output = first + i, head = output / decoder_.head_dim, column = output % decoder_.head_dim;
             const bool is_key = head >= decoder_.kv_heads;
             if (is_key && w_.key_norm) {

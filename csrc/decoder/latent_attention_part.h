@@ -17,11 +17,12 @@ class LatentAttentionPart : public StageMember {
         const bool is_compressed = w_.query_down.data != nullptr;
         const LinearPanelWeight& query = is_compressed ? w_.query_down : w_.query;
         float* queries = is_compressed ? plan_.compressed : plan_.queries;
-        const auto [own, latents] = panels_of_two(query.count());
-        store_products(query, own, panels_after_first(latents, w_.latent), x, step_.tokens, queries, query.out, 1.0f,
-                       w_.query_down_bias);
-        store_products(w_.latent, latents, panels_after(), x, step_.tokens, plan_.latent, w_.latent.out, 1.0f,
-                       w_.latent_bias);
+        const auto store = [&](size_t number, const LinearPanelWeight& w, const float* bias, float* out) {
+            const auto [own, next] = panels_of(number);
+            store_products(w, own, next, x, step_.tokens, out, w.out, 1.0f, bias);
+        };
+        store(0, query, w_.query_down_bias, queries);
+        store(1, w_.latent, w_.latent_bias, plan_.latent);
     }
 
     auto compressed_rows() const { return normalised(plan_.compressed, w_.query.in, w_.query_norm, s_.eps); }

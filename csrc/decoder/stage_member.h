@@ -2,6 +2,7 @@
 // read and the sweeps over their panels.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "core/parallel.h"
@@ -86,18 +87,14 @@ class StageMember {
     // The share's panels of the stage's sweep.
     Range panels() const { return share_.of(plan_.sweeps[stage_.sweep].count(), kStreams); }
 
-    // The same in a sweep over two weights; `first`: the number of panels of the first.
-    std::pair<Range, Range> panels_of_two(size_t first) const {
-        const Range part = panels();
-        return {{std::min(part.first, first), std::min(part.end, first)},
-                {std::max(part.first, first) - first, std::max(part.end, first) - first}};
-    }
     NextPanels panels_after() const { return plan_.panels_after(stage_.sweep, share_, panels().end); }
 
-    // What is read after panels of the first weight of such a sweep.
-    NextPanels panels_after_first(Range of_second, const LinearPanelWeight& second) const {
-        if (of_second.first == of_second.end) return panels_after();
-        return {second.panel(of_second.first), second.panel_bytes()};
+    // Of one weight of a sweep over several: the share's panels, and those that are read after them.
+    std::pair<Range, NextPanels> panels_of(size_t number) const {
+        const PanelSweep& sweep = plan_.sweeps[stage_.sweep];
+        const Range part = panels(), whole = sweep.panels_of(number);
+        const auto within = [&](size_t panel) { return std::clamp(panel, whole.first, whole.end) - whole.first; };
+        return {{within(part.first), within(part.end)}, part.end > whole.end ? sweep.from(whole.end) : panels_after()};
     }
 
     // out [tokens, width] = the outputs of some panels of a weight, multiplied by `scale`, plus the bias if there is

@@ -124,10 +124,6 @@ class Checkpoint:
         """The names of the types that no kernel multiplies, so that weights of them are converted. Call `check` first."""
         return sorted({_type_name(tensor) for tensor in self._of_parts() if _format(tensor) is None})
 
-    def type_of(self, part: str, i: int = -1) -> str:
-        """The name of a part's type. Call `check` first."""
-        return _type_name(self._tensors[self.name(part, i)])
-
     def _of_parts(self) -> Iterator[Tensor | SafeTensor]:
         return (self._tensors[part.name] for parts in self._parts.values() for part in parts)
 

@@ -100,9 +100,12 @@ def _grouped_weights(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) 
     query_norm, key_norm = (
         _turned_vector(checkpoint, f"{part}_head_norm", i, 1) if options.head_norms else None for part in ("query", "key")
     )
+    values, keys = (_heads(checkpoint, part, i, head_dim) for part in ("value", "key"))
+    apart = values[0].format != keys[0].format
     return GroupedWeights(
         query=_weight_of(pack, _heads(checkpoint, "query", i, head_dim)),
-        values_keys=_weight_of(pack, *(_heads(checkpoint, part, i, head_dim) for part in ("value", "key"))),
+        values_keys=_weight_of(pack, values) if apart else _weight_of(pack, values, keys),
+        keys=_weight_of(pack, keys) if apart else None,
         output=_weight_of(pack, checkpoint.weight("attention_output", i)),
         query_bias=_bias(checkpoint, "query", i, head_dim) if "query" in options.biases else None,
         values_keys_bias=np.concatenate([_bias(checkpoint, part, i, head_dim) for part in ("value", "key")])

@@ -33,7 +33,8 @@ def attend(
     _, sequence, positions, page_table, *_ = batch
     tokens, groups, width = len(h), config.kv_heads, config.head_dim
     queries = with_bias(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
-    values, keys = np.split(with_bias(linear(h, weights.values_keys), weights.values_keys_bias), 2, axis=1)
+    both = np.concatenate([linear(h, part) for part in (weights.values_keys, weights.keys) if part is not None], axis=1)
+    values, keys = np.split(with_bias(both, weights.values_keys_bias), 2, axis=1)
     queries = _rotate(_normalise(queries, weights.query_norm, config.norm_eps), *rope)
     keys = _rotate(_normalise(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), *rope)
     kv.reshape(-1, kv.shape[-1])[slots] = values

@@ -21,6 +21,7 @@ class GroupedWeights:
 
     query: Weight
     values_keys: Weight
+    keys: Weight | None
     output: Weight
     query_bias: np.ndarray | None
     values_keys_bias: np.ndarray | None

@@ -33,7 +33,7 @@ class PrologWeights(NamedTuple):
 def prolog_weights(w: GroupedWeights | LatentWeights, config: Config) -> PrologWeights:
     if isinstance(w, GroupedWeights):
         no_keys_up = np.zeros((config.heads, 0, config.latent_dim), np.float32)
-        return PrologWeights(None, w.query, no_keys_up, w.values_keys, None, None, None, False)
+        return PrologWeights(None, w.query, no_keys_up, _values_keys(w), None, None, None, False)
     down, query, latent, biased = w.query_down, w.query, w.latent, w.latent_bias is not None
     if biased:
         latent = _with_bias(latent, w.latent_bias)
@@ -84,6 +84,13 @@ def attend(
         groups=groups,
         w_uv=weights.w_uv,
     ).reshape(len(h), -1)
+
+
+def _values_keys(w: GroupedWeights) -> Weight:
+    """One weight of both: float32 if they have two formats."""
+    if w.keys is None:
+        return w.values_keys
+    return PackedWeight.from_array(np.concatenate([_rows(part).dense() for part in (w.values_keys, w.keys)], axis=1))
 
 
 def _with_bias(weight: Weight, bias: np.ndarray | None) -> PackedWeight:

@@ -50,20 +50,11 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
             f"; in {sum(experts.layers)} layers {experts.count} experts of {experts.width}, {experts.rule.used} a token, "
             f"{experts.shared} shared"
         )
-    if converted := _converted(checkpoint):
+    if converted := checkpoint.types_without_kernel():
         facts["converted"] = f"{', '.join(converted)}: to {'Q8_0' if why is None else 'float32'} when loaded"
     if config.skipped_layers:
         facts["left out"] = f"{config.skipped_layers} layer(s) for next-token prediction"
     return facts
-
-
-def _converted(checkpoint: Checkpoint) -> list[str]:
-    """What is not multiplied in its own type: one no kernel has, and keys and values, which are one product, of two types."""
-    config, found = checkpoint.config, checkpoint.types_without_kernel()
-    if config.latent_attention is None:
-        apart = sum(checkpoint.type_of("key", i) != checkpoint.type_of("value", i) for i in range(config.layers))
-        found += [f"keys and values of {apart} layer{'s' if apart > 1 else ''}"] if apart else []
-    return found
 
 
 def _file(checkpoint: Checkpoint) -> str:

@@ -41,7 +41,8 @@ def decoder_forward(
         logits[i] = logits_scale * rms_norm(x[wanted[i]], norm) @ logits weight
 
         grouped-query attention of h:
-            q, k, v = h @ query, h @ values_keys, and their biases;  every head of q and k normalised, where there are norms
+            q, v, k = h @ query, h @ values_keys (or v = h @ values_keys, k = h @ keys), and their biases
+            every head of q and k normalised, where there are norms
             q, k rotated by positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
             cache[sequence[t], positions[t]] = k, v
             attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions

@@ -16,7 +16,9 @@ class GroupedAttention:
     """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs)."""
 
     query: LinearPanels  # (He, N * D), the two columns of a rotated pair side by side
-    values_keys: LinearPanels  # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries
+    # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries; or (He, G * D), the values
+    # alone, if the keys have a weight of their own, in another format
+    values_keys: LinearPanels
     output: LinearPanels  # (N * Dv, He)
     # float32, or None without: biases of the outputs of these products; norms of every head of queries and of keys, (Dv,)
     query_bias: np.ndarray | None = None
@@ -26,9 +28,11 @@ class GroupedAttention:
     key_norm: np.ndarray | None = None
     window: int = 0  # the number of positions that a token attends to, its own included; 0: all up to its own
     rope: int = 0  # the index of its rotation, if sin and cos hold several
+    keys: LinearPanels | None = None  # (He, G * D)
 
     def products(self) -> tuple[LinearPanels, ...]:
-        return self.query, self.values_keys, self.output
+        keys = () if self.keys is None else (self.keys,)
+        return (self.query, self.values_keys, *keys, self.output)
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,12 +114,13 @@ class DecoderWeights:
                 _require_bias(f"{name}.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
 
     def _check_options(self, name: str, a: GroupedAttention) -> None:
-        lengths = {"query_bias": a.query.outputs, "values_keys_bias": a.values_keys.outputs, "output_bias": self.hidden}
+        both = 2 * self.kv_heads * self.head_dim
+        lengths = {"query_bias": a.query.outputs, "values_keys_bias": both, "output_bias": self.hidden}
         for vector, length in (lengths | {"query_norm": self.value_dim, "key_norm": self.value_dim}).items():
             if getattr(a, vector) is not None:
                 _require_vector(f"{name}.{vector}", getattr(a, vector), length)
-        both = (a.query_norm is None) == (a.key_norm is None)
-        require(both, _CLASS, f"{name}.key_norm", "given where query_norm is, and only there", a.key_norm)
+        alike = (a.query_norm is None) == (a.key_norm is None)
+        require(alike, _CLASS, f"{name}.key_norm", "given where query_norm is, and only there", a.key_norm)
         for size in ("window", "rope"):
             ok = is_int(getattr(a, size)) and 0 <= getattr(a, size) < 1 << 24
             require(ok, _CLASS, f"{name}.{size}", "an integer in [0, 2^24)", getattr(a, size))
@@ -127,8 +128,9 @@ class DecoderWeights:
     def _attention_shapes(self, attention: GroupedAttention | LatentAttention) -> dict[str, tuple[int, int]]:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if isinstance(attention, GroupedAttention):
+            apart = {} if attention.keys is None else {"values_keys": (self.hidden, keys), "keys": (self.hidden, keys)}
             output = (self.heads * self.value_dim, self.hidden)
-            return {"query": (self.hidden, queries), "values_keys": (self.hidden, 2 * keys), "output": output}
+            return {"query": (self.hidden, queries), "values_keys": (self.hidden, 2 * keys), "output": output} | apart
         s, down = self.latent, attention.query_down
         assert s is not None
         read, shapes = self.hidden, {}
