@@ -13,6 +13,7 @@ from decodestep._base.checks import Words, refuse
         (np.int64(3), repr(np.int64(3))),
         (np.zeros((2, 3), np.int8), "int8 2x3"),
         (np.array(3), "int64 scalar"),
+        (np.float16, "<class 'numpy.float16'>"),
         ("x" * 100, "'" + "x" * 56 + "..."),
         (Words("two of them"), "two of them"),
         (Words("x" * 600), "x" * 497 + "..."),

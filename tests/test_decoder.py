@@ -209,7 +209,10 @@ def test_logits_refuses(tiny_file, ids):
         ds.load(tiny_file()).logits(ids)
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int3"}, {"threads": 0}, {"threads": 2.5}, {"threads": True}, {"progress": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "int3"}, {"dtype": np.float16}, {"threads": 0}, {"threads": 2.5}, {"threads": True}, {"progress": 1}],
+)
 def test_load_refuses(tiny_file, options):
     with pytest.raises(ValueError, match="^load: "):
         ds.load(tiny_file(), **options)

@@ -34,7 +34,8 @@ def shape_text(shape: Iterable[int]) -> str:
 
 def describe(value: object) -> str:
     """What a caller passed, in a few words: dtype and shape of an array, a short repr of anything else."""
-    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
+    # NumPy's scalars have both attributes and are shown by value; so have their types, whose attributes are descriptors.
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, (np.generic, type)):
         return f"{value.dtype} {shape_text(value.shape) or 'scalar'}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
