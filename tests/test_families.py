@@ -669,3 +669,23 @@ def test_keys_and_values_of_two_types_stay_in_them(tiny_file, tmp_path):
     ids = np.arange(3, 60)
     exact = ds.load(mixed, dtype="float32").logits(ids)
     assert np.median(np.abs(model.logits(ids) - exact)) < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    ("family", "part", "changes"),
+    [("deepseek_v3", ".experts.2.", families.ALIGNED["deepseek_v3"]), ("llama", "v_proj", {"intermediate_size": 64})],
+)
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_dense_types_that_make_one_weight_are_not_quantised(tmp_path, capsys, ids, family, part, changes, dtype):
+    plain = families.save(families.model_of(family, 0, **changes), tmp_path / "plain")
+    tensors = safetensors.torch.load_file(plain / "model.safetensors")
+    tensors |= {name: value.bfloat16().float() for name, value in tensors.items() if part in name}
+    safetensors.torch.save_file(tensors, plain / "model.safetensors")
+    shutil.copytree(plain, tmp_path / "mixed")
+    tensors |= {name: value.bfloat16() for name, value in tensors.items() if part in name}
+    safetensors.torch.save_file(tensors, tmp_path / "mixed" / "model.safetensors")
+    cache = {} if dtype == "float32" else {"cache_dtype": "float16"}
+    mixed, expected = (ds.load(tmp_path / name, dtype=dtype, **cache).logits(ids) for name in ("mixed", "plain"))
+    assert np.array_equal(mixed, expected)
+    assert cli.main(["env", "--model", str(tmp_path / "mixed"), "--json"]) == 0
+    assert "converted" not in json.loads(capsys.readouterr().out)["model"]

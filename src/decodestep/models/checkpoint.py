@@ -26,10 +26,10 @@ from decodestep.models.rope import Rope
 from decodestep.models.safetensors_file import SafeTensor
 from decodestep.models.tokenizer import Tokenizer
 from decodestep.weights.file_rows import FilePart, FileRows
-from decodestep.weights.packed import Format, PackedWeight
+from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight
 
 Rows = PackedWeight | FileRows
-Stored = tuple[Rows, bool]  # a weight, and whether it was widened to float32 because its format has no kernel
+Stored = tuple[Rows, bool]  # a weight, and whether it was widened to float32 because no kernel multiplies it as it is
 
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
@@ -124,6 +124,11 @@ class Checkpoint:
         """The names of the types that no kernel multiplies, so that weights of them are converted. Call `check` first."""
         return sorted({_type_name(tensor) for tensor in self._of_parts() if _format(tensor) is None})
 
+    def is_widened_mix(self, i: int, part: str) -> bool:
+        """Whether a layer's part, which is one weight, has tensors of types that make it a widened one. Call `check` first."""
+        formats = {_format(self._tensors[one.name]) for one in self._parts.get((part, i), ())}
+        return len(formats) > 1 and not formats <= DENSE_FORMATS
+
     def _of_parts(self) -> Iterator[Tensor | SafeTensor]:
         return (self._tensors[part.name] for parts in self._parts.values() for part in parts)
 
@@ -168,10 +173,11 @@ class Checkpoint:
     def _rows(self, tensors: Sequence[Tensor | SafeTensor]) -> Stored:
         inputs = tensors[0].shape[-1]
         formats = {_format(tensor) for tensor in tensors}
-        format_ = formats.pop() if len(formats) == 1 else None
-        if format_ is None:
+        format_ = next(iter(formats))
+        if len(formats) > 1 or format_ is None:
             values = np.concatenate([self._values(tensor).reshape(-1, inputs) for tensor in tensors])
-            return PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), True
+            widened = not formats <= DENSE_FORMATS  # dense formats together are float32, exactly
+            return PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), widened
         parts = [FilePart(*tensor.place, math.prod(tensor.shape[:-1]), f"tensor {tensor.name}") for tensor in tensors]
         return FileRows(parts, format_, inputs, tensors[0].nbytes // parts[0].rows), False
 

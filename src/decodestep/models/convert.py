@@ -19,13 +19,11 @@ from decodestep.models.errors import ModelError
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_rows import FileRows, FileRowsError
-from decodestep.weights.packed import Format, PackedWeight
+from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 
 Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 Progress = Callable[[int, int], object]  # (layers that are done, all layers)
 Attention = Callable[[Checkpoint, int, Pack], GroupedWeights | LatentWeights]  # of a layer
-
-_DENSE_BYTES = {Format.F32: 4, Format.F16: 2, Format.BF16: 2}
 
 
 def as_it_is(weight: Rows, widened: bool) -> Weight:
@@ -214,13 +212,11 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentConfig) -> tuple[Stored, Store
     nope, latent = a.nope_dim, a.latent_dim
     rows = both.rows.reshape(heads, nope + a.value_dim, -1)
     keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, :nope], rows[:, nope:]))
-    size = _DENSE_BYTES.get(both.format)
-    if size is None:
-        widened_keys, size = True, 4
-        numbers = np.ascontiguousarray(keys.values()).view(np.uint8)
-        format_ = Format.F32
-    else:
+    if both.format in DENSE_FORMATS:
         widened_keys, numbers, format_ = widened, keys.rows, both.format
+    else:
+        widened_keys, numbers, format_ = True, np.ascontiguousarray(keys.values()).view(np.uint8), Format.F32
+    size = row_bytes(format_, 1)
     transposed = numbers.reshape(heads, nope, latent, size).swapaxes(1, 2).reshape(heads * latent, nope * size)
     return (PackedWeight(np.ascontiguousarray(transposed), format_, nope), widened_keys), (values, widened)
 
@@ -250,7 +246,7 @@ def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertWeights:
     else:
         gate, up = (_weight_of(pack, checkpoint.stack(f"experts_{part}", i)) for part in ("gate", "up"))
     return ExpertWeights(
-        router=router if router.format in _DENSE_BYTES else PackedWeight.from_array(router.dense()),
+        router=router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense()),
         bias=checkpoint.optional_vector("correction", i),
         routed=FeedForward(gate, up, _weight_of(pack, checkpoint.stack("experts_down", i)), experts.count),
         shared=_dense(checkpoint, i, pack, "shared_") if experts.shared else None,
@@ -273,14 +269,16 @@ def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: 
 def _weight_of(pack: Pack, *parts: Stored) -> Weight:
     """The weight whose outputs are those of the parts, one after the other, as `pack` converts it.
 
-    Parts of different formats are widened to float32.
+    Parts of different formats are widened to float32; those of dense formats are exactly that, and not to be quantised.
     """
     weights = [weight for weight, _ in parts]
     widened = any(widened for _, widened in parts)
     if len(weights) == 1:
         return pack(weights[0], widened)
-    if len({weight.format for weight in weights}) > 1:
-        return pack(PackedWeight.stack(*(PackedWeight.from_array(_whole(weight).dense()) for weight in weights)), True)
+    formats = {weight.format for weight in weights}
+    if len(formats) > 1:
+        widened |= not formats <= DENSE_FORMATS
+        return pack(PackedWeight.stack(*(PackedWeight.from_array(_whole(weight).dense()) for weight in weights)), widened)
     in_file = [weight for weight in weights if isinstance(weight, FileRows)]
     if len(in_file) == len(weights):
         return pack(FileRows.stack(*in_file), widened)

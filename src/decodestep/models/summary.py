@@ -10,6 +10,8 @@ from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.kv_cache import PAGE
 
+_EXPERTS = "experts_gate", "experts_up", "experts_gate_up", "experts_down"  # parts of a layer, each of several tensors
+
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     """Facts by name. Raises ModelError as `load` does before it reads weights, so what is described here can be loaded.
@@ -50,11 +52,18 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
             f"; in {sum(experts.layers)} layers {experts.count} experts of {experts.width}, {experts.rule.used} a token, "
             f"{experts.shared} shared"
         )
-    if converted := checkpoint.types_without_kernel():
+    if converted := _converted(checkpoint):
         facts["converted"] = f"{', '.join(converted)}: to {'Q8_0' if why is None else 'float32'} when loaded"
     if config.skipped_layers:
         facts["left out"] = f"{config.skipped_layers} layer(s) for next-token prediction"
     return facts
+
+
+def _converted(checkpoint: Checkpoint) -> list[str]:
+    """What is not multiplied in its own type: one that no kernel has, and experts of several types, which are one weight."""
+    found = checkpoint.types_without_kernel()
+    count = sum(any(checkpoint.is_widened_mix(i, part) for part in _EXPERTS) for i in range(checkpoint.config.layers))
+    return found + ([f"experts of {count} layer{'s' if count > 1 else ''}"] if count else [])
 
 
 def _file(checkpoint: Checkpoint) -> str:

@@ -35,6 +35,7 @@ class Format(IntEnum):
 
 
 _DENSE = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: np.dtype(ml_dtypes.bfloat16)}
+DENSE_FORMATS = frozenset(_DENSE)
 
 
 def row_bytes(format_: Format, inputs: int) -> int:
