@@ -66,12 +66,12 @@ def load(
         then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.
         Models with latent attention, and "float32", always run in this form.
     cache_dtype: the type in which the native step stores keys and values; docs/models.md has the accuracy of each.
-        "auto": "float16" for a model with grouped-query attention all of whose weights are F16 or F32, under dtype "auto"; else
-            "bfloat16".
-        "bfloat16": queries and the attention's weights are rounded to bfloat16 too.
-        "float16": these stay float32. Magnitudes from 65520 on become infinite. Not for latents.
-        "int8": these stay float32. Keys and values have a scale for each 16 columns of a position and take 18 bytes instead of
-            32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes per layer instead of 2 * (Hckv + Dr).
+        "auto": "float16" for a model all of whose weights are F16 or F32, under dtype "auto"; else "bfloat16".
+        "bfloat16": in grouped-query attention queries and the attention's weights are rounded to bfloat16 too.
+        "float16": these stay float32. Magnitudes from 65520 on become infinite.
+        "int8": keys and values have a scale for each 16 columns of a position and take 18 bytes instead of 32; queries and the
+            attention's weights stay float32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes per layer
+            instead of 2 * (Hckv + Dr); queries and the attention's weights are rounded to int16.
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
         same bits for every count. With the native step (see below) they also have the same bits on every processor with a
         fused multiply-add, except where a value is too small for a normal bfloat16.
