@@ -45,6 +45,8 @@ def test_no_such_file_and_no_file(tmp_path):
     (tmp_path / "empty.gguf").touch()
     with pytest.raises(ModelError, match="empty"):
         GgufFile(tmp_path / "empty.gguf")
+    with pytest.raises(ModelError, match="cannot be opened: File name too long"):
+        ds.load("x" * 300)
 
 
 @pytest.mark.parametrize("content", [b"GGUF", b"PK\x03\x04" + bytes(100), b"GGUF" + bytes(60), b"GGUF\x09\0\0\0" + bytes(60)])

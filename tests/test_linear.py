@@ -505,6 +505,27 @@ def test_panels_refuse():
             LinearPanels.pack(W, bad)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": int(Format.Q8_0)}, "format must be a Format; got 5"),
+        ({"inputs": 65}, "inputs must be a multiple of 32 in format Q8_0; got 65"),
+        ({"inputs": 64.0}, "inputs must be a multiple of 32 in format Q8_0; got 64.0"),
+        ({"format": Format.F32, "inputs": -1}, "inputs must be an integer >= 0 in format F32; got -1"),
+        ({"outputs": True}, "outputs must be an integer >= 0; got True"),
+        ({"outputs": 33}, "data must be 4352 contiguous bytes of uint8; got uint8 2176"),
+        ({"data": np.zeros(2176, np.int8)}, "data must be 2176 contiguous bytes of uint8; got int8 2176"),
+        ({"data": np.zeros(4352, np.uint8)[::2]}, "data must be 2176 contiguous bytes of uint8; got uint8 2176"),
+        ({"data": bytes(2176)}, "data must be 2176 contiguous bytes of uint8; got b"),
+    ],
+)
+def test_panels_whose_fields_contradict_each_other(changes, message):
+    fields = {"data": np.zeros(2176, np.uint8), "format": Format.Q8_0, "inputs": 64, "outputs": 32}
+    assert LinearPanels(**fields).shape == (64, 32)
+    with pytest.raises(ValueError, match=f"^LinearPanels: {message}"):
+        LinearPanels(**fields | changes)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 def test_empty_panels(format_, backend, rng):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -200,7 +201,8 @@ class Checkpoint:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The GGUF file or the folder at `path`. Raises ModelError if it cannot be opened, is corrupt or not supported."""
-    return Checkpoint(ModelFolder(path) if path.is_dir() else open_gguf(path))
+    is_folder = os.path.isdir(path)  # Path.is_dir raises for some paths, such as a name that is too long
+    return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path))
 
 
 def _type_name(tensor: Tensor | SafeTensor) -> str:

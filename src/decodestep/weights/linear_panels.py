@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decodestep._base.checks import require
+from decodestep._base.checks import is_int, require
 from decodestep._base.memory import new_bytes
 from decodestep.weights.packed import Format, PackedWeight, row_bytes
 from decodestep.weights.unpack_linear_panels import unpack_rows
@@ -15,6 +15,7 @@ from decodestep.weights.unpack_linear_panels import unpack_rows
 if TYPE_CHECKING:
     from decodestep.weights.file_rows import FileRows
 
+_CLASS = "LinearPanels"
 PANEL = 32  # outputs
 # Inputs of a block, and its bytes for 32 outputs; csrc/linear/linear_panels.h defines the layout.
 _BLOCK = {
@@ -40,7 +41,7 @@ _DENSE = (Format.F32, Format.F16, Format.BF16)
 
 @dataclass(frozen=True, eq=False)
 class LinearPanels:
-    """A (K, N) weight in panels of 32 outputs, the fastest form for `linear` and the decoder. Made by `pack`.
+    """A (K, N) weight in panels of 32 outputs, the fastest form for `linear` and the decoder. `pack` makes one.
 
     data: uint8, one axis, contiguous: for every 32 outputs, for every block of inputs, 32 times the bytes of a block. Outputs
         are padded with zeros to a multiple of 32, in the dense formats inputs too. The size is that of the rows, except that
@@ -52,12 +53,22 @@ class LinearPanels:
     scale, their largest magnitude / 127, rounded to nearest, ties to even. In the block of a row with the largest scale, the
     residual (the rounding error) is quantised in the same way and multiplied too. With F32, F16 and BF16 weights activations
     stay float32. `docs/ops/linear.md` has the rules.
+
+    Raises ValueError if the fields contradict each other.
     """
 
     data: np.ndarray
     format: Format
     inputs: int
     outputs: int
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.format, Format), _CLASS, "format", "a Format", self.format)
+        _require_inputs(self.format, self.inputs)
+        require(is_int(self.outputs) and self.outputs >= 0, _CLASS, "outputs", "an integer >= 0", self.outputs)
+        size, data = _packed_bytes(self.format, self.inputs, self.outputs), self.data
+        ok = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (size,) and data.flags.c_contiguous
+        require(ok, _CLASS, "data", f"{size} contiguous bytes of uint8", data)
 
     @classmethod
     def pack(cls, weight: PackedWeight | FileRows, format_: Format | None = None) -> LinearPanels:
@@ -73,16 +84,14 @@ class LinearPanels:
         from decodestep.weights.file_rows import FileRows  # native code, only needed here
         from decodestep.weights.pack_linear_panels import pack_linear_panels
 
-        require(isinstance(weight, (PackedWeight, FileRows)), "LinearPanels", "weight", "a PackedWeight or a FileRows", weight)
+        require(isinstance(weight, (PackedWeight, FileRows)), _CLASS, "weight", "a PackedWeight or a FileRows", weight)
         chosen = weight.format if format_ is None else format_
         possible = dict.fromkeys((weight.format, Format.Q8_0, Format.BF16))
         known = isinstance(chosen, Format) and chosen in possible  # a number may equal a Format
-        require(known, "LinearPanels", "format", f"one of {', '.join(each.name for each in possible)}", chosen)
-        (inputs, outputs), (block, block_bytes) = weight.shape, _BLOCK[chosen]
-        rule = f"a multiple of {block} in format {chosen.name}"
-        require(chosen in _DENSE or inputs % block == 0, "LinearPanels", "inputs", rule, inputs)
-        size = -(-outputs // PANEL) * -(-inputs // block) * block_bytes
-        data = new_bytes(size)
+        require(known, _CLASS, "format", f"one of {', '.join(each.name for each in possible)}", chosen)
+        inputs, outputs = weight.shape
+        _require_inputs(chosen, inputs)
+        data = new_bytes(_packed_bytes(chosen, inputs, outputs))
         if isinstance(weight, PackedWeight):
             pack_linear_panels(weight, chosen, data)
         else:
@@ -120,3 +129,14 @@ class LinearPanels:
         else:
             rows = np.empty((self.outputs, row_bytes(self.format, self.inputs)), np.uint8)
         return PackedWeight(rows, self.format, self.inputs)
+
+
+def _require_inputs(format_: Format, inputs: int) -> None:
+    block = 1 if format_ in _DENSE else _BLOCK[format_][0]
+    rule = f"{'an integer >= 0' if block == 1 else f'a multiple of {block}'} in format {format_.name}"
+    require(is_int(inputs) and inputs >= 0 and inputs % block == 0, _CLASS, "inputs", rule, inputs)
+
+
+def _packed_bytes(format_: Format, inputs: int, outputs: int) -> int:
+    block, block_bytes = _BLOCK[format_]
+    return -(-outputs // PANEL) * -(-inputs // block) * block_bytes

@@ -37,7 +37,8 @@ def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: s
     Notes: weights are widened to x's dtype and sums are taken in it. "cpu" adds k in ascending order, in 16 lanes that are
     added at the end; with panels in one ascending sum, over exact integer sums of 32 products where x is quantised (those of
     blocks of 256 are added up by block first), residuals last. NaN and infinities stay in their row. A row's bits depend
-    neither on the other rows of the call nor on the thread count; they may differ between instruction sets.
+    neither on the other rows of the call nor on the thread count, and are the same on every instruction set with a fused
+    multiply-add.
     Source: the block formats and their rounding of activations are GGUF's and ggml's; the residual is this library's own.
     """
     tokens = arrays.view(_OP, "x", x)
