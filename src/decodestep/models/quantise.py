@@ -86,7 +86,7 @@ def _within_range(panels: LinearPanels, weight: PackedWeight | FileRows) -> Line
 
 def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
     """Scale and minimum, both >= 0, of sub-blocks (..., n): value = scale * q - minimum, q in [0, largest]."""
-    low, high = np.minimum(x.min(axis=-1), 0), np.maximum(x.max(axis=-1), 0)
+    low, high = np.minimum(x.min(axis=-1), 0), x.max(axis=-1)
     total, sum_x = weight.sum(axis=-1), (weight * x).sum(axis=-1)
     span = np.where(high > low, high - low, 1)
     scale, minimum = np.where(high > low, (high - low) / largest, 0), -low
@@ -96,14 +96,14 @@ def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray
         weighted = weight * q
         sum_q, sum_qq, sum_qx = weighted.sum(axis=-1), (weighted * q).sum(axis=-1), (weighted * x).sum(axis=-1)
         spread = total * sum_qq - sum_q * sum_q
-        ok = spread > 0
+        ok = spread > 1e-5 * total * sum_qq  # below, where the integers are almost all the same, it is a rounding error
         safe = np.where(ok, spread, 1)
         a, m = (total * sum_qx - sum_q * sum_x) / safe, (sum_q * sum_qx - sum_qq * sum_x) / safe
-        through_zero = m < 0  # a minimum is not negative
+        through_zero = ~ok | (m < 0)  # a minimum is not negative
         a = np.where(through_zero, sum_qx / np.where(sum_qq > 0, sum_qq, 1), a)
         m = np.where(through_zero, 0, m)
         error = (weight * np.square(a[..., None] * q - m[..., None] - x)).sum(axis=-1)
-        better = ok & (a > 0) & (error < best)
+        better = (a > 0) & (error < best)
         best, scale, minimum = np.where(better, error, best), np.where(better, a, scale), np.where(better, m, minimum)
     return scale, minimum
 
