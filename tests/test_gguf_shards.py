@@ -9,6 +9,7 @@ import pytest
 import decodestep as ds
 import families
 import latent_files
+from decodestep import cli
 from decodestep.models import ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.gguf_shards import open_gguf
@@ -37,6 +38,12 @@ def test_a_model_in_parts_is_the_model(parts, whole):
     mine, other = ds.load(parts / FIRST), ds.load(whole)
     np.testing.assert_array_equal(mine.logits([1, 2, 3]), other.logits([1, 2, 3]))
     assert mine.config.layers == 2 and not any(key.startswith("split.") for key in open_gguf(parts / FIRST).metadata)
+
+
+def test_the_parts_as_one_file(parts, whole, capsys):
+    assert cli.main(["quantize", str(parts / FIRST), str(parts / "one.gguf"), "--type", "f32"]) == 0
+    assert f"MiB, 1.00 of {FIRST}" in capsys.readouterr().out
+    np.testing.assert_array_equal(ds.load(parts / "one.gguf").logits([1, 2, 3]), ds.load(whole).logits([1, 2, 3]))
 
 
 def without(path, key):

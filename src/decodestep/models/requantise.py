@@ -59,11 +59,13 @@ _DENSE = ("ffn_gate_inp.", "rope_", "_norm.", "ssm_")
 _SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
 
 
-def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> None:
+def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> int:
     """Writes `source`, a GGUF file or a folder, to `target` in the types of `kind`; readable by llama.cpp.
 
     kind: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor.
     The file appears under its name only when it is complete.
+
+    Returns the size of the files that hold the source's tensors.
     Raises ModelError for what `load` refuses, a folder that GGUF's keys cannot describe, and a value that is not finite;
     RequestError for kind or target.
     """
@@ -76,8 +78,11 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
         checkpoint = open_checkpoint(source)
         checkpoint.check()
         described = source_of(checkpoint)
-    _require_another(target, _files_of(checkpoint), "those of IN")
+    tensor_files = {tensor.path for tensor in checkpoint.file.tensors.values()}
+    _require_another(target, [*tensor_files, *_of_folder(checkpoint)], "those of IN")
+    size = sum(path.stat().st_size for path in tensor_files)
     _write(described, target, RECIPES[kind], progress)
+    return size
 
 
 def _require_another(target: Path, files: Iterable[Path], whose: str) -> None:
@@ -85,9 +90,8 @@ def _require_another(target: Path, files: Iterable[Path], whose: str) -> None:
     require(not same, _OP, "OUT", f"another file than {whose}", str(target))
 
 
-def _files_of(checkpoint: Checkpoint) -> Iterator[Path]:
-    """The files that hold the tensors, and all of a folder except GGUF files, which were written there before."""
-    yield from {tensor.path for tensor in checkpoint.file.tensors.values()}
+def _of_folder(checkpoint: Checkpoint) -> Iterator[Path]:
+    """All files of a folder except GGUF files, which were written there before."""
     if checkpoint.path.is_dir():
         yield from (path for path in checkpoint.path.rglob("*") if path.is_file() and path.suffix != ".gguf")
 
