@@ -108,6 +108,22 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
     assert suspended and model.cache.held == 0
 
 
+def test_a_row_that_is_alone_waits_for_pages_of_another_engine(tiny, monkeypatch, hold_passes):
+    """Two engines, each with a row of 3 pages that grows to 7, and a model with a cache of 9."""
+    prompts = [list(range(47)), list(range(100, 147))]
+    params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
+    expected = [ds.generate(tiny, [prompt], params)[0].token_ids for prompt in prompts]
+    model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
+    monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 1)
+    both_here = hold_passes(model)
+    with Engine(model) as one, Engine(model) as other:
+        submitted = [engine.submit(prompt, params) for engine, prompt in zip((one, other), prompts, strict=True)]
+        both_here.set()
+        assert [read_all(request)[0][1] for request in submitted] == expected
+        assert (one.failures, other.failures) == (0, 0)
+    assert model.cache.held == 0
+
+
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
     monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
     order, came = [], threading.Event()

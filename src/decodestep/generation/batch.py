@@ -244,9 +244,7 @@ class Batch:
                 self._logits[key] = logits
 
     def _suspend_last(self) -> None:
-        """Preempts the row that was admitted last; it will be the next to be admitted. Raises if it is the only one."""
-        if len(self._sequences) < 2:
-            raise CacheFullError("the cache has no page left for a row: others that use the model hold all of them")
+        """Preempts the row that was admitted last; it will be the next to be admitted, and waits for others if it is alone."""
         key = next(reversed(self._sequences))
         if key in self._sampled:
             self._unsample(self._sampled.index(key))
