@@ -107,6 +107,8 @@ def test_openai_bodies():
         {"response_format": {}},
         {"echo": True},
         {"max_tokens": 5, "max_completion_tokens": 6},
+        {"max_tokens": 5, "max_new_tokens": 6},
+        {"num_return_sequences": 2, "n": 3},
         {"logit_bias": {"٣": 1}},
         [],
         None,

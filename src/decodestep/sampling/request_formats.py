@@ -122,10 +122,8 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         if name in _OPENAI_RANGES:
             low, high = _OPENAI_RANGES[name]
             require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", value)
-        if name in SAME:
-            first = taken.setdefault(SAME[name], value)
-            require(first == value, "from_openai", name, f"{first!r}, as another field says", value)
-        elif name == "seed" and is_int(value):
+        field = SAME.get(name, name)
+        if name == "seed" and is_int(value):
             taken["seed"] = int(value) % 2**64 if -(2**63) <= value < 0 else value
         elif name in _OPENAI_DEFAULTS:
             refuse("from_openai", name, repr(_OPENAI_DEFAULTS[name]), value)
@@ -135,8 +133,9 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             taken["sequence_bias"] = _sequence_bias("from_openai", value)
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
-        elif name in known:
-            taken[name] = value
+        elif field in known:
+            first = taken.setdefault(field, value)
+            require(first == value, "from_openai", name, f"{first!r}, as another field says", value)
         else:
             refuse("from_openai", "body", "of fields that are understood", Words(name), "unknown_field")
     return taken

@@ -47,10 +47,10 @@ class Answer:
     def begin(self) -> None:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
         HttpError for its ValueErrors."""
-        count = self._job.params.num_return_sequences
         params, begun = self._job.params, time.thread_time()
-        constrained = bool(languages_of(params))
+        count, constrained = params.num_return_sequences, bool(languages_of(params))
         try:
+            self._engine.require_possible(count * len(self._job.prompts))
             for i, prompt in enumerate(self._job.prompts):
                 if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")

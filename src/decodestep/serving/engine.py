@@ -176,7 +176,7 @@ class Engine:
 
     def require_possible(self, count: int) -> None:
         """Raises ValueError for more rows than max_rows + max_waiting."""
-        require(count <= self._most, _OP, "n", f"at most {self._most}, for all prompts together", count)
+        require(count <= self._most, _OP, "num_return_sequences", f"at most {self._most}, for all prompts together", count)
 
     def _require_room(self, count: int) -> None:
         if self._closing:

@@ -11,8 +11,6 @@ from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import EngineClosedError, QueueFullError
 
 _LONGEST_NAME = 200  # characters of a field's name in an error
-# Fields by the names that OpenAI's clients use.
-_SPELLED = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop", "strings": "stop"}
 
 
 class HttpError(Exception):
@@ -40,8 +38,8 @@ def unknown_field(name: str) -> HttpError:
 
 
 def http_error(error: BaseException, names: Mapping[str, str] | None = None) -> HttpError:
-    """The response to an exception. names: of arguments that the request has in other fields."""
-    spelled = {**_SPELLED, **(names or {})}
+    """The response to an exception. names: the request's field for each argument that it has under another name."""
+    spelled = names or {}
     match error:
         case HttpError():
             return error

@@ -197,7 +197,6 @@ class Server:
     def _begin(self, job_of: JobOf, body: dict[str, Any], route: str) -> Answer:
         """Reads the request and hands it to the engine. On a worker thread."""
         job = job_of(body, self._max_characters)
-        self.engine.require_possible(len(job.prompts) * job.params.num_return_sequences)
         texts = body if self._log_prompts else None
         answer = Answer(self.engine, job, self._metrics, name=self.name, route=route, texts=texts)
         answer.begin()

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from decodestep._base.checks import RequestError
+from decodestep._base.checks import RequestError, Words, require
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
+from decodestep.sampling.spellings import SAME
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.responses import TEXT, Form, chat_form
@@ -16,6 +17,7 @@ from decodestep.serving.responses import TEXT, Form, chat_form
 if TYPE_CHECKING:
     from decodestep.models import Model
 
+_OP = "serve"
 _MAX_DEPTH = 256  # of lists and objects in each other: schemas need a few dozen, Python's recursion ends at about a thousand
 _MAX_LOGPROBS = 100
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
@@ -37,7 +39,7 @@ class Job:
 
     prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
     stream ends with the token counts. spelled: names of control tokens that appear in the text. names: the request's field for
-    each field of params that was made from another one.
+    each field of params that it has under another name, or that was made from another one.
     """
 
     prompts: list[Any]
@@ -45,8 +47,8 @@ class Job:
     form: Form
     stream: bool
     usage: bool
-    spelled: Collection[str] = ()
-    names: Mapping[str, str] | None = None
+    spelled: Collection[str]
+    names: Mapping[str, str]
 
 
 def parse_body(data: bytes) -> dict[str, Any]:
@@ -134,16 +136,28 @@ def _job(
             raise HttpError(400, f"{name} is for `decodestep.generate`, not for requests", param=name, code="unknown_field")
     _require_types(body)
     stream, usage = _stream_options(body)
-    params = SamplingParams.from_openai({name: value for name, value in body.items() if name not in _OURS})
-    if not {"max_tokens", "max_completion_tokens", "max_new_tokens"} & {k for k, v in body.items() if v is not None}:
+    given = {name: value for name, value in body.items() if name not in _OURS and value is not None}
+    names = _names(given)
+    try:
+        params = SamplingParams.from_openai(given)
+        _require_affordable(params)
+    except RequestError as error:
+        raise http_error(error, names) from None
+    if names["max_new_tokens"] not in given:
         params = replace(params, max_new_tokens=default_tokens)
-    _require_affordable(params)
     if changes:
         constrained = languages_of(params)
         if constrained:
             raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
-    return Job(prompts, params, form, stream, usage, spelled, {name: _SOURCES[name] for name in changes})
+    return Job(prompts, params, form, stream, usage, spelled, {**names, **{name: _SOURCES[name] for name in changes}})
+
+
+def _names(given: Collection[str]) -> dict[str, str]:
+    """The names by which a request has the fields of SamplingParams that have several; of those that it has not, OpenAI's."""
+    names = {field: name for name, field in SAME.items()} | {SAME[name]: name for name in given if name in SAME}
+    names |= {field: field for field in names if field in given}
+    return {**names, "strings": names["stop_strings"]}  # as the automaton of the stop strings calls them
 
 
 def _require_types(body: Mapping[str, Any]) -> None:
@@ -170,15 +184,15 @@ def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def _require_affordable(params: SamplingParams) -> None:
     """Refuses values with which one request would cost the others more than a few rows do."""
-    if (params.logprobs or 0) > _MAX_LOGPROBS:
-        raise refusal("logprobs", f"at most {_MAX_LOGPROBS}")
+    require((params.logprobs or 0) <= _MAX_LOGPROBS, _OP, "logprobs", f"at most {_MAX_LOGPROBS}", params.logprobs)
     watermark = params.watermarking_config or {}
     for name, largest in _MAX_SYNTHID.items():
         value = watermark.get(name)
-        if value is not None and (len(value) if name == "keys" else value) > largest:
-            raise refusal("watermarking_config", f"such that {name} is at most {largest}")
-    if len(params.stop_strings) > _MAX_STOPS or sum(map(len, params.stop_strings)) > _MAX_STOP_CHARACTERS:
-        raise refusal("stop", f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total")
+        size = len(value) if name == "keys" and value is not None else value
+        require(size is None or size <= largest, _OP, "watermarking_config", f"such that {name} is at most {largest}", size)
+    count, length = len(params.stop_strings), sum(map(len, params.stop_strings))
+    rule = f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total"
+    require(count <= _MAX_STOPS and length <= _MAX_STOP_CHARACTERS, _OP, "stop_strings", rule, Words(f"{count} of {length}"))
 
 
 def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
