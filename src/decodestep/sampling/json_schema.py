@@ -28,6 +28,10 @@ _NEUTRAL = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedIte
 _BOUNDS = {"minimum": True, "exclusiveMinimum": True, "maximum": False, "exclusiveMaximum": False}
 # Characters that JSON_FORM cannot write: llguidance leaves them out of a text that has them.
 _CONTROL = re.compile(r"[\0-\x07\x0b\x0e-\x1f\x7f]")
+_WIDEST = 2**53  # integers up to here are exact as float64, as which llguidance has numbers
+# What makes llguidance read a class as an operation on sets; to JSON Schema these are characters.
+_SETS = re.compile(r"\[|&&|--|~~")
+_ONE_SET = r"of patterns whose classes have \[ for [, and no &&, -- or ~~"
 # A class, which may have others too; a character by its number; another escape; a character.
 _OF_PATTERN = re.compile(r"\[(?:\\.|[^]\\])*]|\\x\{?([0-9a-fA-F]{2})|\\u\{?([0-9a-fA-F]{4})|\\.|.", re.DOTALL)
 # The formats that JSON Schema defines; others are annotations.
@@ -57,9 +61,9 @@ def check(text: str) -> str:
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
             require_whole("json_schema", pattern)
             require(not _writes_control(pattern), _OP, "json_schema", "of patterns without control characters", pattern)
+            require(not _has_sets(pattern), _OP, "json_schema", _ONE_SET, pattern)
         for value in (each.get("const"), each.get("enum")):
-            found = [text for text in _strings(value) if _CONTROL.search(text)]
-            require(not found, _OP, "json_schema", "of values without control characters", found[:1])
+            _check_value(value)
         for key, above in _BOUNDS.items():
             require(_is_exact(each.get(key), above), _OP, "json_schema", f"one whose {key} fits 53 bits", each.get(key))
         least, required = each.get("minProperties"), each.get("required")
@@ -78,15 +82,17 @@ def require_whole(language: str, expression: object) -> None:
         refuse(_OP, language, "one that can be compiled", Words("a backslash at the end of an expression"))
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """The strings of a value, except names: those are written with any character."""
+def _check_value(value: Any) -> None:
+    """Refuses a value of which llguidance writes another one. Names are written with any character."""
     waiting = [value]
     while waiting:
         found = waiting.pop()
         if isinstance(found, str):
-            yield found
+            require(not _CONTROL.search(found), _OP, "json_schema", "of values without control characters", found)
         elif isinstance(found, (list, dict)):
             waiting += found.values() if isinstance(found, dict) else found
+        elif is_real(found):
+            require(abs(found) <= _WIDEST, _OP, "json_schema", "of values that fit 53 bits", found)
 
 
 def _writes_control(pattern: object) -> bool:
@@ -98,11 +104,17 @@ def _writes_control(pattern: object) -> bool:
     return False
 
 
+def _has_sets(pattern: object) -> bool:
+    """Whether a class of an expression has a class within, or an operation on sets."""
+    classes = (one[0] for one in _OF_PATTERN.finditer(pattern if isinstance(pattern, str) else "") if len(one[0]) > 1)
+    return any(one[0] == "[" and _SETS.search(re.sub(r"\\.", "x", one[1:-1], flags=re.DOTALL)) for one in classes)
+
+
 def _is_exact(bound: object, above: bool) -> bool:
     """Whether numbers that llguidance allows are on the right side of a bound."""
     if not is_finite(bound):
         return True
-    kept = max(-(2**63), min(int(float(bound)), 2**63 - 1)) if abs(bound) >= 2**53 else bound
+    kept = max(-(2**63), min(int(float(bound)), 2**63 - 1)) if abs(bound) >= _WIDEST else bound
     return kept >= bound if above else kept <= bound
 
 
