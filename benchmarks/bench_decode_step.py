@@ -27,7 +27,7 @@ import numpy as np
 
 import decodestep as ds
 from device import KINDS
-from harness import Call, Prepared, Report, options, torch
+from harness import Call, Prepared, Report, options, run_main, torch
 from memory import READ_BYTES, home, one_read, plain_read
 from peers import PEERS, maker, ours
 from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case
@@ -161,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

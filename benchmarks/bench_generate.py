@@ -1,6 +1,6 @@
 """The default model against llama.cpp on the same file, and transformers: decode, prefill, batches, and accuracy.
 
-    python benchmarks/bench_generate.py [--cases decode,prefill,batch] [--contexts 100,1000] [--prompts 40,400,1000]
+    python benchmarks/bench_generate.py [--cases decode prefill batch] [--contexts 100 1000] [--prompts 40 400 1000]
         [--batch 8] [--threads 1 2] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
     python benchmarks/bench_generate.py --file model.gguf ...
@@ -36,9 +36,10 @@ import numpy as np
 
 import decodestep as ds
 import random_models
+from decodestep._base.checks import Words, require
 from decodestep.models import DEFAULT_MODEL
 from decodestep.models.step import StepDecoder
-from harness import Call, Report, options, torch
+from harness import Call, Report, options, run_main, torch
 
 try:
     from llama_cpp_model import LlamaCpp
@@ -211,16 +212,17 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    chosen = options(__doc__, rounds=7, cases="decode,prefill,batch", contexts="100,1000", prompts="40,400", batch=8,
-                     dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("",), layers=0, experts=0,
-                     threads=(1,), folder=tempfile.gettempdir(),
-                     choices={"model": ["", *random_models.SHAPES], "kind": ["", *random_models.KINDS]})  # fmt: skip
-    cases = cases_of(chosen)
+    chosen = options(__doc__, rounds=7, cases=("decode", "prefill", "batch"), contexts=(100, 1000), prompts=(40, 400),
+                     batch=8, dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("",), layers=0,
+                     experts=0, threads=(1,), folder=tempfile.gettempdir(), least={"layers": 0, "experts": 0},
+                     choices={"cases": CASES, "transformers": ["", "float32", "bfloat16"],
+                              "model": ["", *random_models.SHAPES], "kind": ["", *random_models.KINDS]})  # fmt: skip
+    refuse_what_would_not_count(chosen)
     if not LlamaCpp:
         print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)
-    if "accuracy" in cases:
+    if "accuracy" in chosen.cases:
         accuracy(ds.load(chosen.file or DEFAULT_MODEL, dtype=chosen.dtype, threads=chosen.threads[0]), chosen.positions)
-    if cases == ["accuracy"]:
+    if set(chosen.cases) == {"accuracy"}:
         return
     report = Report("generate", chosen.threads[0])
     for name, path in files(chosen):
@@ -231,25 +233,19 @@ def main() -> None:
             threads = f"{report.threads} thread(s)" if len(chosen.threads) > 1 else ""
             chosen.about = "".join(f"{part}, " for part in (name, threads) if part)
             with ds.use_threads(report.threads):
-                measure(model, report, chosen, cases)
+                measure(model, report, chosen)
     report.save()
 
 
-def cases_of(chosen: Any) -> list[str]:
-    """The cases to run. Ends the program where an option would be left out of account."""
-    cases, of_shape = chosen.cases.split(","), any(chosen.model)
-    wrong = None
-    if not set(cases) <= set(CASES):
-        wrong = f"--cases must be of {','.join(CASES)}; got {chosen.cases}"
-    elif of_shape and chosen.file:
-        wrong = "--model writes files of its own; leave --file out"
-    elif of_shape and "accuracy" in cases:
-        wrong = "--cases accuracy needs trained weights; leave --model out"
-    elif not of_shape and (any(chosen.kind) or chosen.layers or chosen.experts):
-        wrong = "--kind, --layers and --experts are those of a --model"
-    if wrong is not None:
-        sys.exit(f"bench_generate: {wrong}")
-    return cases
+def refuse_what_would_not_count(chosen: Any) -> None:
+    """Refuses options that another one leaves out of account."""
+    op, of_shape = "options", any(chosen.model)
+    require(not of_shape or not chosen.file, op, "--file", "left out with --model, which writes files of its own", chosen.file)
+    trained = "without accuracy, which needs trained weights, for a --model"
+    require(not of_shape or "accuracy" not in chosen.cases, op, "--cases", trained, Words(" ".join(chosen.cases)))
+    for name, default in (("kind", ("",)), ("layers", 0), ("experts", 0)):
+        given = getattr(chosen, name)
+        require(of_shape or given == default, op, f"--{name}", "left out without --model", given)
 
 
 def files(chosen: Any) -> Iterator[tuple[str, Path | str]]:
@@ -264,16 +260,16 @@ def files(chosen: Any) -> Iterator[tuple[str, Path | str]]:
         yield "", chosen.file or DEFAULT_MODEL
 
 
-def measure(model: ds.Model, report: Report, chosen: Any, cases: list[str]) -> None:
-    if "decode" in cases:
-        for context in map(int, chosen.contexts.split(",")):
+def measure(model: ds.Model, report: Report, chosen: Any) -> None:
+    if "decode" in chosen.cases:
+        for context in chosen.contexts:
             decode(model, report, chosen, context)
-    if "batch" in cases:
+    if "batch" in chosen.cases:
         decode(model, report, chosen, 100, chosen.batch)
-    if "prefill" in cases:
-        for prompt in map(int, chosen.prompts.split(",")):
+    if "prefill" in chosen.cases:
+        for prompt in chosen.prompts:
             prefill(model, report, chosen, prompt)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -21,7 +21,7 @@ from typing import Any
 
 import random_models
 from decodestep import SamplingParams
-from harness import Report, options
+from harness import Report, options, run_main
 
 try:
     import llama_cpp
@@ -104,4 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -15,7 +15,7 @@ import numpy as np
 
 import decodestep as ds
 from device import KINDS
-from harness import Call, Report, options, torch
+from harness import Call, Report, options, run_main, torch
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BLOCK, SCALE, STORED = 16, 0.05, np.float32(30)
@@ -125,4 +125,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

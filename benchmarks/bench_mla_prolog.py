@@ -22,7 +22,7 @@ import numpy as np
 import decodestep as ds
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 from device import KINDS
-from harness import SLOWEST_CALL_SECONDS, Call, Report, options, torch
+from harness import SLOWEST_CALL_SECONDS, Call, Report, options, run_main, torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 He, Hcq, D, Hckv, Dr, BLOCK = 7168, 1536, 128, 512, 64, 16
@@ -243,7 +243,7 @@ def main() -> None:
     chosen = options(
         __doc__, {"forms": forms, "types": types, "device": KINDS},
         heads=(128,), tokens=(1, 4, 16, 64, 256), types=types, forms=forms[:1],
-        compile=1, rounds=15, threads=2, device="cpu",
+        compile=1, rounds=15, threads=2, device="cpu", least={"compile": 0},
     )  # fmt: skip
     if chosen.device != "cpu":
         import device_prolog
@@ -258,4 +258,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

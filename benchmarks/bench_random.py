@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 import decodestep as ds
-from harness import Call, Report, options, torch
+from harness import Call, Report, options, run_main, torch
 
 try:
     import mmh3
@@ -56,4 +56,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

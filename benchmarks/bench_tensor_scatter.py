@@ -14,7 +14,7 @@ import numpy as np
 
 import decodestep as ds
 from device import KINDS, DeviceReport
-from harness import Call, Report, options, torch
+from harness import Call, Report, options, run_main, torch
 
 try:
     import onnxruntime
@@ -147,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

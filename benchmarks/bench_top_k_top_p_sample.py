@@ -18,7 +18,7 @@ import decodestep as ds
 from decodestep.ops.top_k_top_p_sample import reference
 from decodestep.ops.top_k_top_p_sample.rules import Rules
 from device import KINDS, DeviceReport
-from harness import Call, Report, options, torch
+from harness import Call, Report, options, run_main, torch
 
 SCENARIOS = {  # top_k, top_p, min_p
     "k=50 p=0.9": (50, 0.9, None),
@@ -122,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

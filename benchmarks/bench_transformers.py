@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import decodestep as ds
-from harness import Prepared, Report, options
+from harness import Prepared, Report, options, run_main
 
 try:
     import torch
@@ -204,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

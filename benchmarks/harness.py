@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 
 import decodestep as ds
 from decodestep import _native
+from decodestep._base.checks import RequestError
+from decodestep.cli.options import require_writable
+from decodestep.models import ModelError
+from decodestep.models.page_pool import CacheFullError
 from memory import READ_BYTES, bandwidth, call_seconds, keep_freed_memory, plain_read
 
 try:
@@ -50,21 +54,26 @@ class Prepared(NamedTuple):
     call: Call
 
 
-def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: Any) -> argparse.Namespace:
+def options(
+    doc: str | None, choices: Mapping[str, Any] | None = None, least: Mapping[str, int] | None = None, **extra: Any
+) -> argparse.Namespace:
     """The common command line of the benchmarks (rounds, threads, outputs) with further options.
 
     extra: option names and defaults, which give the types; a tuple is a list of values. choices: the legal values by name.
+    least: the smallest whole numbers by name; 1 for the others.
     """
+    smallest = {"rounds": 2, **(least or {})}  # between the two lie quartiles
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, prog=Path(sys.argv[0]).stem
     )
     for name, default in {"rounds": 15, "threads": 1, **extra}.items():
         several = isinstance(default, tuple)
+        kind = type(default[0] if several else default)
         legal = (choices or {}).get(name)
         usual = f"default: {' '.join(map(str, default)) if several else default}"
         parser.add_argument(
             f"--{name}",
-            type=type(default[0] if several else default),
+            type=_whole(smallest.get(name, 1)) if kind is int else kind,
             nargs="+" if several else None,
             default=default,
             choices=legal,
@@ -75,11 +84,10 @@ def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: 
     parser.add_argument("--json", action="store_true", help="print one JSON object; the tables go to standard error")
     parser.add_argument("--plot", default="", metavar="PATH", help="draw the medians of every case (needs matplotlib)")
     chosen = parser.parse_args()
-    if chosen.rounds < 2:
-        parser.error(f"argument --rounds: at least 2, between which quartiles lie; got {chosen.rounds}")
+    for path in (chosen.csv, chosen.plot):
+        if path and Path(path).suffix:
+            require_writable(path)
     threads = chosen.threads if isinstance(chosen.threads, (list, tuple)) else [chosen.threads]
-    if min(threads) < 1:
-        parser.error(f"argument --threads: at least 1; got {min(threads)}")
     keep_freed_memory()
     vars(_output).update(csv=chosen.csv, json=chosen.json, plot=chosen.plot)
     if chosen.json:
@@ -87,6 +95,29 @@ def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: 
     if torch is not None:
         torch.set_num_threads(threads[0])
     return chosen
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    """The type of an option that takes whole numbers from `least` on."""
+
+    def integer(text: str) -> int:  # argparse shows this name
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"at least {least}; got {number}")
+        return number
+
+    return integer
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a benchmark's `main`. What the caller or the files did wrong is one line, with the exit codes of `decodestep`."""
+    try:
+        main()
+    except (RequestError, ModelError, CacheFullError, OSError) as error:
+        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, RequestError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(1)
 
 
 def rounds_of(

@@ -61,7 +61,7 @@ def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
     found = []
     for kind, file in files.items():
         about = ["bench_generate.py", "--file", str(file), "--threads", str(threads)]
-        found.append(Piece(f"generate {kind}", [*about, "--rounds", "5", "--cases", "decode,prefill", "--contexts", "100",
+        found.append(Piece(f"generate {kind}", [*about, "--rounds", "5", "--cases", "decode", "prefill", "--contexts", "100",
                                                 "--prompts", "400"]))  # fmt: skip
         found.append(Piece(f"accuracy {kind}", [*about, "--cases", "accuracy", "--positions", "1000"]))
     found.append(Piece("generate batch", ["bench_generate.py", "--threads", str(threads), "--cases", "batch", "--rounds", "7"]))

@@ -65,16 +65,39 @@ def test_quartiles_of_two_rounds_lie_between_them(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cases", "decode,prefil"], "--cases must be of accuracy,decode,batch,prefill; got decode,prefil"),
-        (["--kind", "Q4_K_M"], "--kind, --layers and --experts are those of a --model"),
-        (["--model", "135m", "--cases", "accuracy"], "--cases accuracy needs trained weights"),
-        (["--model", "135m", "--file", "a.gguf"], "leave --file out"),
+        (["--cases", "decode", "prefil"], "argument --cases: invalid choice: 'prefil'"),
+        (["--kind", "Q4_K_M"], "options: --kind must be left out without --model; got ['Q4_K_M']"),
+        (["--layers", "2"], "options: --layers must be left out without --model; got 2"),
+        (["--model", "135m", "--cases", "accuracy"], "options: --cases must be without accuracy, which needs trained weights"),
+        (["--model", "135m", "--file", "a.gguf"], "options: --file must be left out with --model"),
         (["--threads", "2", "0"], "argument --threads: at least 1; got 0"),
+        (["--contexts", "0"], "argument --contexts: at least 1; got 0"),
+        (["--contexts", "abc"], "argument --contexts: invalid integer value: 'abc'"),
+        (["--prompts", "40", "abc"], "argument --prompts: invalid integer value: 'abc'"),
+        (["--batch", "0"], "argument --batch: at least 1; got 0"),
+        (["--layers", "-1", "--model", "135m"], "argument --layers: at least 0; got -1"),
+        (["--positions", "0"], "argument --positions: at least 1; got 0"),
+        (["--transformers", "float"], "argument --transformers: invalid choice: 'float'"),
     ],
 )
 def test_options_of_generate_that_would_not_count(arguments, message):
     ran = run([sys.executable, FOLDER / "bench_generate.py"], *arguments)
-    assert ran.returncode and message in ran.stderr and not ran.stdout
+    assert ran.returncode == 2 and message in ran.stderr and "Traceback" not in ran.stderr and not ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "arguments", "code", "message"),
+    [
+        ("generate", ["--file", "no.gguf"], 1, "bench_generate: no.gguf: cannot be opened"),
+        ("generate", ["--dtype", "int3"], 2, "bench_generate: load: dtype must be one of"),
+        ("rms_norm", ["--threads", "1000"], 2, "bench_rms_norm: use_threads: count must be an integer in [1, "),
+        ("rms_norm", ["--csv", "no/rows.csv"], 1, "bench_rms_norm: [Errno 2] No such file or directory: 'no/rows.csv'"),
+    ],
+)
+def test_what_a_benchmark_cannot_do_is_one_line(benchmark, arguments, code, message):
+    ran = run([sys.executable, FOLDER / f"bench_{benchmark}.py"], *arguments)
+    (line,) = [line for line in ran.stderr.splitlines() if not line.startswith("left out: llama.cpp")]
+    assert ran.returncode == code and message in line
 
 
 EACH_ON_A_DEVICE = """
