@@ -632,14 +632,22 @@ def test_env_refuses_what_load_refuses(folder, tmp_path, capsys, file, changes, 
 
 
 @pytest.mark.parametrize(
-    ("family", "name"),
-    [("deepseek_v2", "num_experts"), ("deepseek_v3", "num_local_experts"), ("glm4_moe_lite", "num_local_experts")],
+    ("family", "name", "usual"),
+    [
+        ("deepseek_v2", "num_experts", "n_routed_experts"),
+        ("deepseek_v3", "num_local_experts", "n_routed_experts"),
+        ("glm4_moe_lite", "num_local_experts", "n_routed_experts"),
+        ("glm4_moe_lite", "head_dim", "qk_rope_head_dim"),
+    ],
 )
-def test_the_number_of_experts_has_the_names_that_transformers_reads(folder, tmp_path, ids, family, name):
+@pytest.mark.parametrize("replaced", [None, 2])
+def test_sizes_have_the_names_that_transformers_reads(folder, tmp_path, ids, family, name, usual, replaced):
     _, path = folder(family, 0)
     shutil.copytree(path, tmp_path, dirs_exist_ok=True)
     config = json.loads((path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {name: config["n_routed_experts"], "n_routed_experts": 3}))
+    size = config.pop(usual)
+    beside = {} if replaced is None else {usual: replaced}
+    (tmp_path / "config.json").write_text(json.dumps(config | beside | {name: size}))
     renamed, plain = (ds.load(place, dtype="float32").logits(ids[:10]) for place in (tmp_path, path))
     assert np.array_equal(renamed, plain)
 
