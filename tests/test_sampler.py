@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -480,3 +483,10 @@ def test_ids_may_be_named_more_often_than_there_are_tokens(name):
     sampler = Sampler(params, vocab_size=3, prompt_ids=[[0]])
     drawn = sampler.step(np.zeros((1, 3), np.float32)).tokens[0]
     assert (drawn == 1) == (name in ("forced_eos_token_id", "allowed_token_ids"))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_sampler_is_neither_copied_nor_pickled(duplicate):
+    """A shallow copy stepped the rows of its original."""
+    with pytest.raises(TypeError, match="a Sampler cannot be copied or pickled: make another with the same params and prompts"):
+        duplicate(Sampler(SamplingParams(), vocab_size=VOCAB, prompt_ids=[[1]]))

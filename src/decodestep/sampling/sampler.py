@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -227,6 +227,9 @@ class Sampler:
         except BaseException as error:  # it may come after the draw and before the text: no row may go on from there
             self._fail_all(error)
             raise
+
+    def __reduce__(self) -> NoReturn:  # the rows' state is in the core, and a shallow copy would step the rows of its original
+        raise TypeError("a Sampler cannot be copied or pickled: make another with the same params and prompts")
 
     def _goes_to_device(self, logits: Array) -> bool:
         plain = type(logits) is np.ndarray and self._backend != "triton"  # the usual case, recognised in 50 ns
