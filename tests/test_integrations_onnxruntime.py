@@ -326,3 +326,12 @@ def test_an_exported_model_draws_the_same_tokens_in_torch_onnxruntime_and_onnx_r
     assert len({tuple(tokens) for tokens in in_torch}) > 8
     assert run_by(lambda *arrays: session.run(None, dict(zip(inputs, arrays, strict=True)))) == in_torch
     assert run_by(lambda *arrays: evaluator.run(None, dict(zip(inputs, arrays, strict=True)))) == in_torch
+
+
+def test_operators_are_registered_once():
+    """onnxruntime itself says so when a session is made, and of a domain."""
+    options, others = onnxruntime.SessionOptions(), onnxruntime.SessionOptions()
+    ours.register(options)
+    with pytest.raises(ValueError, match="^register: options must be without the operators of decodestep"):
+        ours.register(options)
+    ours.register(others)

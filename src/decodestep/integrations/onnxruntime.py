@@ -14,10 +14,12 @@ import ctypes
 from collections.abc import Callable
 from ctypes import c_size_t, c_void_p
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from decodestep import _native
+from decodestep._base.checks import Words, require
 from decodestep._base.extras import extra
 from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS, VERSION, Operator
 from decodestep.integrations.onnxruntime_interface import ANY, NUMBERS, OPTIONAL, REQUIRED, Api, CustomOp, Registrar
@@ -29,11 +31,18 @@ with extra("onnx"):
 _alive: list[Any] = []  # objects whose addresses onnxruntime holds
 _kernels: list[tuple[Operator, tuple[tuple[str, Any], ...]]] = []  # operators with attributes; a kernel's handle is index + 1
 _apis: dict[int, Api] = {}
+_registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
 
 
 def register(options: onnxruntime.SessionOptions) -> None:
-    """Registers the operators of the domain "decodestep" for sessions with these options."""
+    """Registers the operators of the domain "decodestep" for sessions with these options.
+
+    Raises ValueError for options that have them already, which onnxruntime would refuse when the session is made.
+    """
+    once = options not in _registered
+    require(once, "register", "options", "without the operators of decodestep", Words("options that have them"))
     options.register_custom_ops_library(_native.__file__)
+    _registered.add(options)
 
 
 def _register(options: int, base: int) -> int | None:
