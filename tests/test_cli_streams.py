@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 
@@ -47,13 +48,15 @@ def test_a_file_that_is_not_utf_8_is_refused(arguments, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_bytes(b"\xff{")
     assert code_of(*arguments, str(file)) == 2
-    assert capsys.readouterr().err.endswith("must be a file of UTF-8; got invalid start byte at byte 0\n")
+    option = arguments[-1].removeprefix("--")
+    error = f"decodestep: {arguments[0]}: {option} must be a file of UTF-8; got {file}, invalid start byte at byte 0\n"
+    assert capsys.readouterr().err == error
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
-    for name, text, read in (("schema", "{}", "{}"), ("keys", "alpha\r\n\r\n beta \r\n", "alpha\n\n beta \n")):
-        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
-        assert text_of(str(tmp_path / name)) == read
+    for text, read in (("{}", "{}"), ("alpha\r\n\r\n beta \r\n", "alpha\n\n beta \n")):
+        (tmp_path / "file").write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert text_of(argparse.Namespace(chat_template=str(tmp_path / "file")), "chat-template") == read
 
 
 def test_a_piped_prompt_that_is_not_utf_8_is_refused(model, tmp_path):

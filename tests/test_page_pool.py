@@ -487,7 +487,9 @@ def test_pages_have_one_owner(copied):
 
 def test_a_pool_of_no_more_than_the_bytes_asked_for():
     assert new_pool(TokenPages, 1000, 5999).pages == 5
-    assert new_pool(TokenPages, 1000, 1).pages == 1
+    assert new_pool(TokenPages, 1000, 1000).pages == 1
+    with pytest.raises(ValueError, match="^load: cache_bytes must be at least 1000, which a page of 16 tokens takes; got 999$"):
+        new_pool(TokenPages, 1000, 999)
 
     def scarce(count):
         if count > 100:

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     clock = _Clock()
     params, alternatives = replace(params_of(options), logprobs=options.logprobs), options.show_alternatives
     require(options.json or options.logprobs is None, "generate", "logprobs", "given with --json", options.logprobs)
-    require(alternatives is None or alternatives >= 1, "generate", "show_alternatives", "an integer >= 1", alternatives)
+    require(alternatives is None or alternatives >= 1, "generate", "show-alternatives", "an integer >= 1", alternatives)
     prompt = prompt_of(options)
     model = load(options)
     params = with_bans(params, options, model)

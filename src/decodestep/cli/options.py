@@ -132,18 +132,20 @@ def load(options: argparse.Namespace) -> Model:
             cache_dtype=options.cache_dtype,
             threads=options.threads,
             cache_bytes=getattr(options, "cache_bytes", None),
-            chat_template=text_of(getattr(options, "chat_template", None)),
+            chat_template=text_of(options, "chat-template"),
             progress=lambda done, layers: show(f"loading: {done} of {layers} layers"),
         )
 
 
-def text_of(path: str | None) -> str | None:
+def text_of(options: argparse.Namespace, name: str) -> str | None:
+    """The text of the file that option `name` names; None where it is not given, or the verb has none of that name."""
+    path = getattr(options, name.replace("-", "_"), None)
     if path is None:
         return None
     try:
         return Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        refuse("decodestep", path, "a file of UTF-8", Words(f"{error.reason} at byte {error.start}"))
+        refuse(options.verb, name, "a file of UTF-8", Words(f"{path}, {error.reason} at byte {error.start}"))
 
 
 def require_writable(path: str) -> None:
@@ -165,9 +167,9 @@ def params_of(options: argparse.Namespace) -> SamplingParams:
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
         seed=options.seed,
         stop_strings=tuple(options.stop),
-        json_schema=text_of(options.json_schema),
+        json_schema=text_of(options, "json-schema"),
         regex=options.regex,
-        grammar=text_of(options.grammar),
+        grammar=text_of(options, "grammar"),
         samplers=None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(",")),
     )
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from decodestep._base.checks import refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.options import add_named_model, load, name_model, text_of
+from decodestep.models.kv_cache import PAGE
 
 if TYPE_CHECKING:
     import uvicorn
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         import uvicorn  # noqa: F401 - a missing package is reported before the model is loaded
 
         from decodestep.serving.http import Server
-    keys = _keys(options.api_key_file)
+    keys = _keys(options)
     _check(options)
     name_model(options)
     listening = _listen(options.host, options.port)  # before the model is loaded, so that a port in use is reported at once
@@ -62,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
     model = load(options)
     name = _name_of(options.model)
     _say(f"{name} ({model.config.name}): {model.decoder.description}, loaded in {time.monotonic() - started:.1f} s")
+    _say(f"cache: {model.cache.pages * PAGE} tokens, of all completions together")
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     sys.setswitchinterval(5e-4)  # the engine's thread must not wait 5 ms for the one that writes to clients
     server = Server(
@@ -173,14 +175,14 @@ def _is_origin(text: str) -> bool:
     return text in ("*", "null") or bool(scheme and host and not set("/?#@ ") & set(host))
 
 
-def _keys(path: str | None) -> list[str]:
-    text = text_of(path)
+def _keys(options: argparse.Namespace) -> list[str]:
+    text = text_of(options, "api-key-file")
     if text is None:
         return []
     keys = [line.strip() for line in text.splitlines()]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
-        refuse("serve", "api-key-file", "a file with one key per line", path)
+        refuse("serve", "api-key-file", "a file with one key per line", options.api_key_file)
     return keys
 
 

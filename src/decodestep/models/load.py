@@ -77,8 +77,8 @@ def load(
         fused multiply-add, except where a value is too small for a normal bfloat16.
     chat_template: the text of a Jinja template to use instead of the file's, or for a file without one.
     cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones, kept
-        for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. None: a
-        quarter of the memory of the machine, or of its container.
+        for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. At least a
+        page of 16 tokens. None: a quarter of the memory of the machine, or of its container.
     progress: called as progress(layers loaded, all layers) before each layer and after the last; what it raises ends the call.
 
     The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention a rotated part of a head

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
+from decodestep._base.checks import require
 from decodestep._base.machine_limits import memory_limit
 from decodestep.models.kv_cache import PAGE, Pages
 
@@ -253,10 +254,13 @@ class PagePool:
 def new_pool(
     new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: int | None, long_after: int | None = None
 ) -> PagePool:
-    """A pool of as many pages as fit into cache_bytes, at least one; None for a quarter of the machine's memory.
+    """A pool of as many pages as fit into cache_bytes; None for a quarter of the machine's memory, and at least one page.
 
-    Raises MemoryError if cache_bytes exceeds the available address space; the default is halved until it fits.
+    Raises ValueError if cache_bytes holds no page, MemoryError if it exceeds the available address space; the default is halved
+    until it fits.
     """
+    holds_one = cache_bytes is None or cache_bytes >= page_bytes
+    require(holds_one, "load", "cache_bytes", f"at least {page_bytes}, which a page of {PAGE} tokens takes", cache_bytes)
     count = max(1, (memory_limit() // 4 if cache_bytes is None else cache_bytes) // page_bytes)
     while True:
         try:
