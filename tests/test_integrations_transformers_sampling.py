@@ -15,6 +15,7 @@ from transformers import (
     EosTokenCriteria,
     GenerationConfig,
     LogitsProcessor,
+    LogitsProcessorList,
     MambaConfig,
     MambaForCausalLM,
     MaxLengthCriteria,
@@ -22,6 +23,7 @@ from transformers import (
     StoppingCriteria,
     TopKLogitsWarper,
 )
+from transformers.generation import GenerationMixin
 from transformers.generation.streamers import BaseStreamer
 
 import decodestep as ds
@@ -207,6 +209,46 @@ def test_processors_of_the_users_own(model):
     assert torch.equal(stock, model.generate(ids, **other, custom_generate=sampling()))
     mine = sampling(processors=[ds.processors.SuppressTokensLogitsProcessor(list(range(3, 90)))])
     assert (model.generate(ids, max_new_tokens=5, custom_generate=mine)[:, ids.shape[1] :] % 90 <= 5).all()
+
+
+def of_class(model, **methods):
+    """The model as one of a class with other methods."""
+    twin = copy.copy(model)
+    twin.__class__ = type("Special", (type(model),), methods)
+    return twin
+
+
+def test_processors_of_a_models_class(model):
+    def chain(model, *given, **named):
+        return LogitsProcessorList([*GenerationMixin._get_logits_processor(model, *given, **named), Halve()])
+
+    special, ids = of_class(model, _get_logits_processor=chain), prompt()
+    stock = special.generate(ids, max_new_tokens=8, **REPORT)
+    ours = special.generate(ids, max_new_tokens=8, **REPORT, custom_generate=sampling())
+    assert torch.equal(stock.sequences, ours.sequences) and all(map(torch.equal, stock.scores, ours.scores))
+    assert not torch.equal(stock.sequences, model.generate(ids, max_new_tokens=8))
+    assert torch.equal(special.generate(ids, max_new_tokens=8, custom_generate=sampling()), stock.sequences)
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_the_end_of_a_models_class(model, most):
+    """Of one that ends with the sound that it hears, for example."""
+
+    def unfinished(model, finished, synced_gpus, device):
+        calls.append(finished)
+        return not finished and len(calls) <= most
+
+    special, lengths = of_class(model, _has_unfinished_sequences=unfinished), []
+    for how in ({}, {"custom_generate": sampling()}):
+        calls = []
+        lengths.append(special.generate(prompt(), max_new_tokens=8, **how).shape[1])
+    assert lengths == [6 + most] * 2
+
+
+def test_a_model_with_a_loop_of_its_own_is_refused(model):
+    special = of_class(model, _sample=lambda *_, **__: None)
+    with pytest.raises(ValueError, match="model must be one without a decoding loop of its own; got Special"):
+        special.generate(prompt(), max_new_tokens=8, custom_generate=sampling())
 
 
 class AfterFour(StoppingCriteria):

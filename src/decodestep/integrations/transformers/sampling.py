@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.utils import ALL_CACHE_NAMES
+from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
 
 from decodestep._base.arrays import Array
 from decodestep._base.checks import Words, is_int, refuse, require
@@ -38,8 +38,9 @@ def sampling(
         model.generate(**inputs, do_sample=True, top_p=0.9, custom_generate=sampling(seed=7))
 
     The fields of the GenerationConfig keep their meaning in transformers; unknown fields are refused by name. If `generate` is
-    given logits processors, prefix_allowed_tokens_fn or a prompt with tokens outside the vocabulary, transformers' whole chain
-    runs and only the draw is replaced. Custom stopping criteria are called at every step.
+    given logits processors, prefix_allowed_tokens_fn or a prompt with tokens outside the vocabulary, or if the model's class
+    adds processors, transformers' whole chain runs and only the draw is replaced. Custom stopping criteria are called at every
+    step.
 
     seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence or an array of
         one for each row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
@@ -51,8 +52,8 @@ def sampling(
 
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
     logits as transformers reports them (output_scores additionally runs its chain of processors).
-    It raises ValueError for beam search, prompt lookup and other decoding modes, for models with an encoder, for unknown
-    fields, and for a wrong number of seeds.
+    It raises ValueError for beam search, prompt lookup and other decoding modes, for models with an encoder or with a decoding
+    loop of their own, for unknown fields, and for a wrong number of seeds.
     """
     _check(streamer, processors)
     if stop_strings is not None and tokenizer is None:
@@ -67,16 +68,7 @@ def sampling(
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        require(not model.config.is_encoder_decoder, _OP, "model", "a decoder without an encoder", Words(type(model).__name__))
-        mode = generation_config.get_generation_mode()
-        require(mode in _LOOPS, _OP, "generation_config", "of greedy search or sampling", mode.value)
-        require(
-            streamer is None or len(input_ids) == 1,
-            _OP,
-            "streamer",
-            "None for a batch",
-            Words(f"one for {len(input_ids)} rows"),
-        )
+        _check_call(model, input_ids, generation_config, streamer)
         loop = _Loop(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, seed)
         return loop.run(processors, stops, streamer)
 
@@ -90,6 +82,16 @@ def _check(streamer: Any, processors: Processors) -> None:
     foreign = [type(each).__name__ for each in shared if isinstance(each, LogitsProcessor)]
     rule = "decodestep's; pass those of transformers to generate as logits_processor"
     require(not foreign, _OP, "processors", rule, Words(", ".join(foreign)))
+
+
+def _check_call(model: Any, ids: Tensor, config: Any, streamer: Any) -> None:
+    kind = Words(type(model).__name__)
+    require(not model.config.is_encoder_decoder, _OP, "model", "a decoder without an encoder", kind)
+    require(type(model)._sample is GenerationMixin._sample, _OP, "model", "one without a decoding loop of its own", kind)
+    mode = config.get_generation_mode()
+    require(mode in _LOOPS, _OP, "generation_config", "of greedy search or sampling", mode.value)
+    alone = streamer is None or len(ids) == 1
+    require(alone, _OP, "streamer", "None for a batch", Words(f"one for {len(ids)} rows"))
 
 
 class _Loop:
@@ -116,11 +118,12 @@ class _Loop:
             self.criteria.append(stops)
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
         require(padded, _OP, "pad_token_id", "given if end tokens end the rows of a batch", None)
-        report, sampler = _Report(self.config), None
+        report, sampler, ended = _Report(self.config), None, False
         done = torch.zeros(len(self.ids), dtype=torch.bool)
         outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
         with self.model._optimize_model_for_decode():
-            while True:
+            while self.model._has_unfinished_sequences(ended, synced_gpus=False, device=self.ids.device):
+                outputs = outputs or self._forward()
                 self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
                 logits = outputs.logits[:, -1].to(self.ids.device)
                 logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
@@ -133,20 +136,22 @@ class _Loop:
                 report.add(outputs, logits, scores)
                 drawn: Any = scores.float() if self.own_chain and scores is not None else logits
                 sampler = sampler or self._sampler(int(drawn.shape[-1]), processors)
-                done = self._step(sampler, drawn, done, report.scores)
+                done, outputs = self._step(sampler, drawn, done, report.scores), None
+                ended = bool(done.all())
                 if streamer is not None:
                     streamer.put(self.ids[:, -1].cpu())
-                if bool(done.all()):
-                    break
-                length = 1 if self.model_kwargs["use_cache"] else None
-                inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=length, **self.model_kwargs)
-                outputs = self.model(**inputs, return_dict=True)
         if streamer is not None:
             streamer.end()
         if not self.config.return_dict_in_generate:
             return self.ids
         cache = next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
         return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **report.fields())
+
+    def _forward(self) -> Any:
+        """The model's outputs for the tokens that it has not seen."""
+        length = 1 if self.model_kwargs["use_cache"] else None
+        inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=length, **self.model_kwargs)
+        return self.model(**inputs, return_dict=True)
 
     def _step(self, sampler: Sampler, scores: Any, done: Tensor, reported: Any) -> Tensor:
         """Draws and appends a token for each row; returns which rows have ended."""
@@ -250,8 +255,10 @@ def _seeds(seed: Any, rows: int) -> list[int | None]:
 
 
 def _default_chain(model: Any, ids: Tensor, config: Any) -> Any:
-    """The processors that transformers makes from the config alone."""
-    return model._get_logits_processor(config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=ids.device)
+    """The processors that transformers makes from the config alone, without those that a model's class adds."""
+    return GenerationMixin._get_logits_processor(
+        model, config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=ids.device
+    )
 
 
 def _is_default(chain: Any, default: Any) -> bool:
