@@ -52,8 +52,8 @@ def load(
         "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
             the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
             float32. Weights of other formats (Q2_K, Q3_K, ...) are converted to Q8_0 when loaded, as are the experts of a layer
-            if their formats differ; to F32 if these are F32, F16 and BF16. Keys and values are cached in `cache_dtype`; sums are
-            float32.
+            if their formats differ; to F32 if these are F32, F16 and BF16. Keys and values are cached in `cache_dtype`; sums
+            are float32.
         "float32": weights have the exact values of their blocks; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
         "int8", "q8_0": weights rounded to Q8_0, to the nearest multiples of the float16 scale, activations to int8; the rest as
