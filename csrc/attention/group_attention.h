@@ -16,8 +16,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/group_cache.h"
-#include "attention/softmax_state.h"
+#include "attention/group_pages.h"
 #include "core/pieces.h"
 #include "simd/exp.h"
 
@@ -27,7 +26,7 @@ namespace decodestep::DECODESTEP_BUILD {
 // registers, larger tiles would spill; few queries read whole lines of memory in their order, many find them in the
 // cache.
 constexpr bool kManyRegisters = kVectorRegisters >= 32;
-constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6, kMostPages = 4;
+constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6;
 constexpr size_t score_pages(size_t queries) {
     if (kManyRegisters) return queries <= 5 ? kMostPages : 2;
     return queries <= 2 ? 2 : 1;
@@ -38,8 +37,6 @@ constexpr size_t value_queries(size_t queries) {
 }
 constexpr size_t value_columns(size_t queries) { return kManyRegisters || queries == 1 ? 4 : queries == 2 ? 2 : 1; }
 
-constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
-
 // Queries of the heads that share a key-value head, of one token or adjacent tokens. They read the same keys, each from
 // its first position to its own.
 template <class Cache>
@@ -48,49 +45,6 @@ struct Queries {
     const typename Cache::Factor* query[kMaxQueries];
     size_t first[kMaxQueries];   // the first position that it sees
     size_t length[kMaxQueries];  // the position after its last one
-};
-
-// The pages of one sequence for one key-value head.
-template <class Cache>
-struct HeadPages {
-    const uint8_t *keys, *values;  // of the layer and key-value head
-    const int64_t* table;
-    size_t width;
-
-    size_t page_of(size_t position) const {
-        return table[position / kPagePositions] * Cache::bytes(width) * kPagePositions;
-    }
-    const uint8_t* keys_at(size_t position) const { return keys + page_of(position); }
-    const uint8_t* values_at(size_t position) const { return values + page_of(position); }
-};
-
-// The pages of a split of positions [first, end), in the order of reading: its keys, its values, and then, only to be
-// prefetched, the keys of the next split, up to position `longest`.
-template <class Cache>
-class PageSequence {
-  public:
-    const size_t first, end, width;
-
-    PageSequence(const HeadPages<Cache>& pages, size_t first, size_t end, size_t longest)
-        : first(first), end(end), width(pages.width) {
-        const size_t n = count();
-        for (size_t i = 0; i < n; ++i) {
-            at_[i] = pages.keys_at(first + i * kPagePositions);
-            at_[n + i] = pages.values_at(first + i * kPagePositions);
-        }
-        for (size_t i = 0; i < kAhead; ++i)
-            at_[2 * n + i] = pages.keys_at(std::min(end + i * kPagePositions, longest - 1));
-    }
-
-    size_t count() const { return ceil_div(end - first, kPagePositions); }
-    const uint8_t* at(size_t i) const { return at_[i]; }
-    // Past the end: the last page.
-    const uint8_t* keys_at(size_t i) const { return at_[std::min(i, count() - 1)]; }
-    const uint8_t* values_at(size_t i) const { return at_[count() + i]; }
-
-  private:
-    static constexpr size_t kAhead = kPrefetchPages + kMostPages;
-    const uint8_t* at_[2 * kSplitKeys / kPagePositions + kAhead];
 };
 
 // Scores of R queries, a few pages at a time: enough independent sums to hide the latency of an addition.
