@@ -1,12 +1,13 @@
 """decodestep serve under load: throughput, latencies, stalls, and whether answers stay independent of the load.
 
-    python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--clients 1,4,16,64] [--rates 1,4] [--seconds 10]
+    python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--seconds 10] [--rounds 3] [--clients 1,4,16] [--rates 1,4]
 
 The server runs as its own process, clients are sockets of this one that read server-sent events. First it verifies: seeded
 requests, alone and all at once, have the same texts. Then
 
-    clients    N clients, each of which asks again as soon as it has its answer: tokens a second of all, and of llama.cpp's
-               llama_decode with N sequences, without sampling, text or HTTP, on the same file and threads
+    clients    N clients, each of which asks again as soon as it has its answer: tokens a second of all, in turns with
+               llama.cpp's llama_decode of N sequences, without sampling, text or HTTP, on the same file and threads; ratios
+               to it, to the same of one sequence, and to our own one client, each within a round: median [least, most]
     rates      requests at random times (Poisson), whether or not earlier ones are done: times to the first token and between
     stall      one client's tokens while a prompt of 2000 tokens arrives, against the same without it
     prefix     the first token of a prompt whose 1000 first tokens have been seen, against that of a prompt of 10
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -27,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +39,7 @@ import decodestep as ds
 
 TOKENS = 128  # of a completion
 PROMPT = 16  # tokens of a prompt
+PEER_SECONDS = 3.0  # of a measurement of llama_decode
 
 
 class Answer(NamedTuple):
@@ -95,16 +99,14 @@ async def verify(port: int) -> None:
         raise SystemExit("answers change with the load")
 
 
-async def closed(port: int, clients: int, seconds: float) -> tuple[float, list[Answer]]:
+async def closed(port: int, clients: int, seconds: float, prompts: Iterator[list[int]]) -> tuple[float, list[Answer]]:
     """(tokens a second, answers) with this many clients at work all the time."""
     answers: list[Answer] = []
     end = time.perf_counter() + seconds
 
     async def client(number: int) -> None:
-        turn = 0
         while time.perf_counter() < end:
-            answers.append(await ask(port, prompt_of(10**6 + 1000 * turn + number), seed=number))
-            turn += 1
+            answers.append(await ask(port, next(prompts), seed=number))
 
     await asyncio.gather(*(client(number) for number in range(clients)))
     begin = min(answer.asked for answer in answers)
@@ -198,15 +200,37 @@ def serve(path: str, threads: int) -> tuple[subprocess.Popen[str], int]:
     raise RuntimeError("the server did not start")
 
 
-async def measure(options: argparse.Namespace, port: int) -> None:
-    await verify(port)
+async def throughput(options: argparse.Namespace, port: int, peer: Path | None) -> None:
+    """peer: the file for llama_decode, or None without it."""
+    ours: dict[int, list[float]] = {clients: [] for clients in options.clients}
+    theirs: dict[int, list[float]] = {clients: [] for clients in options.clients}
+    answers: dict[int, list[Answer]] = {clients: [] for clients in options.clients}
+    prompts = map(prompt_of, itertools.count(10**6))  # none twice: its tokens would be in the cache
+    for _ in range(options.rounds):
+        for clients in options.clients:
+            rate, more = await closed(port, clients, options.seconds, prompts)
+            ours[clients].append(rate)
+            answers[clients] += more
+            if peer is not None:
+                theirs[clients].append(llama_decode(peer, clients, options.threads, PEER_SECONDS))
     for clients in options.clients:
-        rate, answers = await closed(port, clients, options.seconds)
-        gaps = [gap for answer in answers for gap in answer.gaps]
-        print(
-            f"{clients:>2} clients: {rate:.0f} tokens/s; first token {percentiles([a.first for a in answers])}; "
-            f"between {percentiles(gaps)}", flush=True
-        )  # fmt: skip
+        gaps = [gap for answer in answers[clients] for gap in answer.gaps]
+        print(f"{clients:>2} clients: {statistics.median(ours[clients]):.0f} tokens/s; first token "
+              f"{percentiles([answer.first for answer in answers[clients]])}; between {percentiles(gaps)}")  # fmt: skip
+        others = {
+            "llama_decode of as many": theirs[clients],
+            "llama_decode of one": theirs.get(1),
+            "our one client": ours.get(1),
+        }
+        for name, rates in others.items():
+            if rates and rates is not ours[clients]:
+                ratios = [mine / other for mine, other in zip(ours[clients], rates, strict=True)]
+                print(f"           {statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] of {name}")
+
+
+async def measure(options: argparse.Namespace, port: int, peer: Path | None) -> None:
+    await verify(port)
+    await throughput(options, port, peer)
     for rate in options.rates:
         answers = await poisson(port, rate, options.seconds)
         gaps = [gap for answer in answers for gap in answer.gaps]
@@ -224,6 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     numbers = {"type": lambda text: [float(item) for item in text.split(",") if item]}
     parser.add_argument("--clients", type=lambda text: [int(i) for i in text.split(",") if i], default=[1, 4, 16, 64])
     parser.add_argument("--rates", default=[1.0, 4.0], **numbers)
+    parser.add_argument("--rounds", type=int, default=3, help="of the measurements of clients")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -236,12 +261,10 @@ def main(argv: list[str] | None = None) -> int:
         path = Path(options.model) if options.model else quantized(folder) if peer else ds.load().path
         process, port = serve(str(path), options.threads)
         try:
-            asyncio.run(measure(options, port))
+            asyncio.run(measure(options, port, path if peer and path.suffix == ".gguf" else None))
         finally:
             process.terminate()
             process.wait()
-        for clients in options.clients if peer and path.suffix == ".gguf" else ():
-            print(f"llama_decode of {clients:>2} sequences: {llama_decode(path, clients, options.threads, 3):.0f} tokens/s")
     return 0
 
 
