@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import decodestep as ds
 from decodestep import _native
 from decodestep._base.checks import RequestError
+from decodestep.cli.failure import failure
 from decodestep.cli.options import require_writable
 from decodestep.models import ModelError
 from decodestep.models.page_pool import CacheFullError
@@ -114,8 +115,9 @@ def run_main(main: Callable[[], None]) -> None:
     try:
         main()
     except (RequestError, ModelError, CacheFullError, OSError) as error:
-        print(f"{Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, RequestError) else 1)
+        code, reason = failure(error)
+        print(f"{Path(sys.argv[0]).stem}: {reason}", file=sys.stderr)
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(1)
 

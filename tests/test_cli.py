@@ -18,6 +18,7 @@ import processes
 from builds import TIERS
 from decodestep import SamplingParams, cli
 from decodestep.cli.options import add_params, params_of
+from decodestep.models import DEFAULT_MODEL
 
 ERASE = "\r\x1b[K"
 COMMAND = [sys.executable, "-m", "decodestep"]
@@ -334,6 +335,14 @@ def test_env_tells_what_runs_here():
     assert "SmolLM2" in facts["model"]
     text = decodestep("env").stdout
     assert all(name in text for name in facts)
+
+
+def test_env_describes_the_default_model_by_its_name(model, capsys):
+    described = []
+    for name in (DEFAULT_MODEL, str(model.path)):
+        assert cli.main(["env", "--json", "--model", name]) == 0
+        described.append(json.loads(capsys.readouterr().out)["model"]["file"])
+    assert described[0] == described[1]
 
 
 def test_an_instruction_set_that_is_none_exits_with_1():

@@ -55,7 +55,7 @@ def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
     [
         ("/nope", 2, "chat: command must be /reset, /save FILE, /help or /exit; got '/nope'"),
         ("/save", 2, "chat: command must be"),
-        ("/save /no/such/folder/file", 1, "No such file"),
+        ("/save /no/such/folder/file", 1, "decodestep: /no/such/folder/file: No such file or directory\n"),
         ("/save ~nobody-of-this-name/file", 1, "No such file"),
         ("/save a\0b", 2, "chat: command must be"),
         ("word " * 9000, 2, "shorter than the context"),
@@ -72,6 +72,12 @@ def test_a_file_without_a_template_is_an_error_at_the_start(tiny_file):
     run = chat("Hello\n", tiny_file())
     assert (run.returncode, run.stdout) == (1, "")
     assert "no chat template" in run.stderr
+
+
+def test_params_that_the_model_refuses_are_an_error_at_the_start():
+    run = chat("/exit\n", "--regex", "(")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "regex must be one that can be compiled" in run.stderr
 
 
 def test_an_answer_that_fails_is_an_error(tiny_file, tmp_path):

@@ -271,6 +271,8 @@ def test_a_page_names_the_prompt_that_was_piped(tmp_path, monkeypatch, capsys):
         ["Hi", "--html", "x.html", "--compare", "--num-beams 2"],
         ["Hi", "--steps", "0"],
         ["Hi", "--top", "0"],
+        ["Hi", "--top", "5"],
+        ["Hi", "--docs", "https://example.org"],
         ["Hi", "--ban", ""],
     ],
 )

@@ -242,6 +242,7 @@ def test_the_command(capsys, tmp_path):
         (["--cost", "hbm_bytes=-1"], "CostModel: hbm_bytes must be"),
         (["--cost", "speed=1"], "schedule: cost must be NAME=VALUE"),
         (["--cost", "hbm_bytes=fast"], "schedule: cost hbm_bytes must be a number"),
+        (["--cost", "buffers=1.5"], "schedule: cost buffers must be an integer"),
         (["--out", "page.txt"], "schedule: out must be a file name in .html, .svg, .json"),
         (["--cubes", 0], "schedule: cubes and group must be > 0"),
         (["--published", "--search"], "schedule: published must be left out of a search"),

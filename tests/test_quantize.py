@@ -105,7 +105,7 @@ def test_the_alignment_of_the_source_is_its_own(tmp_path):
 def test_which_tensors_get_which_types(source, tmp_path):
     """As llama.cpp's mixture: more bits for the logits, and for values and last products in some layers."""
     target = tmp_path / "small.gguf"
-    assert cli.main(["quantize", str(source), str(target), "--type", "q4_k_m"]) == 0
+    assert cli.main(["quantize", str(source), str(target), "--type", "Q4_K_M"]) == 0
     types = {name: tensor.type for name, tensor in GgufFile(target).tensors.items()}
     assert types["token_embd.weight"] == Type.Q6_K and types["output_norm.weight"] == Type.F32  # tied
     assert [types[f"blk.{i}.attn_v.weight"] for i in range(8)] == [

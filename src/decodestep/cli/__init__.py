@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 import decodestep
-from decodestep._base.checks import RequestError
 from decodestep._base.extras import extra
+from decodestep.cli.failure import TRACEBACK, failure
 
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",
@@ -24,7 +24,6 @@ _VERBS = {
     "env": "print versions, instruction set, backends, threads and the model's location",
 }
 _EPILOG = "exit codes: 0 success (also if ended by Ctrl-C), 1 failure, 2 invalid request"
-_TRACEBACK = "--traceback"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return 1
     except (Exception, KeyboardInterrupt) as error:
-        if _TRACEBACK in arguments:
+        if TRACEBACK in arguments:
             traceback.print_exc()
-        code, reason = _failure(error)
+        code, reason = failure(error)
         print(f"decodestep: {reason}", file=sys.stderr)
         try:
             sys.stdout.flush()
@@ -66,20 +65,6 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _failure(error: BaseException) -> tuple[int, str]:
-    """The exit code and the one-line message for an error."""
-    match error:
-        case RequestError():
-            return 2, str(error)
-        case KeyboardInterrupt():
-            return 1, "interrupted"
-        case MemoryError():
-            return 1, f"out of memory: {error}"
-        case ImportError() | OSError() | RuntimeError():
-            return 1, str(error)
-    return 1, f"internal error: {type(error).__name__}: {error} ({_TRACEBACK} shows where)"
-
-
 def _run(arguments: list[str]) -> int:
     about = (decodestep.__doc__ or "").partition("\n")[0]  # None under python -OO
     parser = argparse.ArgumentParser(prog="decodestep", description=about, epilog=_EPILOG)
@@ -88,7 +73,7 @@ def _run(arguments: list[str]) -> int:
     with extra("generate"):
         for verb, summary in _VERBS.items():
             sub = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=_EPILOG)
-            sub.add_argument(_TRACEBACK, action="store_true", help="print a traceback after an error")
+            sub.add_argument(TRACEBACK, action="store_true", help="print a traceback after an error")
             if verb in arguments[:1]:
                 import_module(f"decodestep.cli.{verb}").add_arguments(sub)
         options = parser.parse_args(arguments)

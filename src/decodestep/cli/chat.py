@@ -12,8 +12,10 @@ from pathlib import Path
 
 from decodestep._base.checks import RequestError, refuse
 from decodestep.cli.cancelled import Cancelled
+from decodestep.cli.failure import failure
 from decodestep.cli.options import add_beams, add_named_model, add_params, load, name_model, params_of
 from decodestep.generation.generate import generate
+from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
 from decodestep.models.page_pool import CacheFullError
@@ -59,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         except (CacheFullError, ConstraintError, ModelError, RequestError, OSError) as error:
             if isinstance(error, BrokenPipeError) or not interactive:
                 raise
-            print(f"decodestep: {error}", file=sys.stderr)
+            print(f"decodestep: {failure(error)[1]}", file=sys.stderr)
     return 0
 
 
@@ -86,8 +88,10 @@ class _Chat:
         self.model, self.params = model, params
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._system)
-        # A template that is missing, or refuses a system message, is an error now and not at the first message.
-        prompt_ids(model, [*self.messages, {"role": "user", "content": "Hello"}])
+        # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
+        # the first message.
+        ids = prompt_ids(model, [*self.messages, {"role": "user", "content": "Hello"}])
+        sampler_for(model, params.without_beams(), prompt_ids=[ids])
 
     def take(self, line: str) -> bool:
         """Executes a command, or answers a message; False if the line ends the conversation."""

@@ -18,7 +18,7 @@ import decodestep
 from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
 from decodestep._base.threads import isa, threads
-from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model
+from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model, path_of
 
 _PACKAGES = (
     "numpy",
@@ -38,13 +38,13 @@ _PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--model", metavar="PATH", help="describe this GGUF file or folder, and how it would run")
+    parser.add_argument("--model", metavar="NAME_OR_PATH", help="describe this GGUF file or folder, and how it would run")
 
 
 def run(options: argparse.Namespace) -> int:
     facts = environment()
     if options.model is not None:
-        facts["model"] = model(Path(options.model))
+        facts["model"] = model(path_of(options.model))
     if options.json:
         print(json.dumps(facts))
         return 0

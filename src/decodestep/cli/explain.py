@@ -31,6 +31,7 @@ from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 
 _PAGE_STEPS = 40
+_PAGE_TOP = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,13 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=int, default=15, metavar="N", help="show the N most likely tokens before and after [%(default)s]")
     add("--steps", type=int, metavar="N", help=f"show N generated tokens [1; with --html {_PAGE_STEPS}]")
     add("--html", metavar="FILE", help="write a page that shows what each step does to every token")
-    add("--top", type=int, default=40, metavar="N", help="most likely tokens on the page, for each step [%(default)s]")
+    add("--top", type=int, metavar="N", help=f"most likely tokens on the page, for each step [{_PAGE_TOP}]")
     add(
         "--compare",
         metavar="OPTIONS",
         help="the page shows a second run beside the first, with these in place: --compare '--temperature 1.5 --seed 2'",
     )
-    add("--docs", default="", metavar="URL", help="URL of the documentation, to which the page links")
+    add("--docs", metavar="URL", help="URL of the documentation, to which the page links")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -63,7 +64,9 @@ def run(options: argparse.Namespace) -> int:
         value = getattr(options, name)
         require(value is None or value >= 1, "explain", name, "an integer >= 1", value)
     other = None if options.compare is None else _second_options(options)
-    require(other is None or bool(options.html), "explain", "compare", "given with --html", options.compare)
+    for name in ("top", "compare", "docs"):
+        value = getattr(options, name)
+        require(value is None or bool(options.html), "explain", name, "given with --html", value)
     require(options.prompt is not None or not options.html, "explain", "html", "given with a prompt", options.html)
     prompt = None if options.prompt is None else prompt_of(options)
     if options.html:
@@ -87,8 +90,8 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
 
 
 def _write_page(model: Model, text: str, ids: list[int], each: list[SamplingParams], options: argparse.Namespace) -> int:
-    document = record_document(model, text, ids, each, steps=options.steps or _PAGE_STEPS, top=options.top)
-    Path(options.html).write_text(page(document, options.docs), encoding="utf-8")
+    document = record_document(model, text, ids, each, steps=options.steps or _PAGE_STEPS, top=options.top or _PAGE_TOP)
+    Path(options.html).write_text(page(document, options.docs or ""), encoding="utf-8")
     facts = {"page": options.html, "tokens": [len(run["tokens"]) for run in document["runs"]]}
     facts["text"] = [run["text"] for run in document["runs"]]
     print(json.dumps(facts) if options.json else f"{options.html}: {' and '.join(map(str, facts['tokens']))} tokens")

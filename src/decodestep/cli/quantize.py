@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     source, target = Path(options.source), Path(options.target)
     with progress_line(after=0.0) as show:
-        before = requantise(source, target, options.type, lambda done, count, name: show(f"{done}/{count} {name}"))
+        before = requantise(source, target, options.type.lower(), lambda done, count, name: show(f"{done}/{count} {name}"))
     after = target.stat().st_size
     print(f"{target}: {after / 2**20:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")
     return 0

@@ -99,7 +99,7 @@ def _cost(given: list[str]) -> CostModel:
         try:
             values[name] = int(text) if name in _INTEGERS else float(text)
         except ValueError:
-            refuse("schedule", f"cost {name}", "a number", text)
+            refuse("schedule", f"cost {name}", "an integer" if name in _INTEGERS else "a number", text)
     return CostModel(**values)
 
 

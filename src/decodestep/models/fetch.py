@@ -42,6 +42,11 @@ def default_model() -> Path:
     return find_default_model() or _fetch()
 
 
+def path_of(model: str | os.PathLike[str]) -> Path:
+    """The path of a model: of the default one if `model` is its name."""
+    return default_model() if model == DEFAULT_MODEL else Path(model)
+
+
 def _fetch() -> Path:
     target = cache_directory() / _FILE
     try:

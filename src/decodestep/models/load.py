@@ -6,7 +6,6 @@ Reading a file needs the packages of decodestep[generate]; this module can be im
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import is_int, require, require_choice
@@ -14,7 +13,7 @@ from decodestep._base.extras import extra
 from decodestep._base.threads import MAX_THREADS, use_threads
 from decodestep.models.decoder import Decoder
 from decodestep.models.errors import ModelError, naming
-from decodestep.models.fetch import DEFAULT_MODEL, default_model
+from decodestep.models.fetch import DEFAULT_MODEL, path_of
 from decodestep.models.layers import LayerDecoder
 from decodestep.models.model import Model
 from decodestep.models.step import CACHE_DTYPES, PANEL_FORMATS, QUANTISED, StepDecoder, cache_dtype_of, obstacle, step_head_dim
@@ -95,7 +94,7 @@ def load(
 
         from decodestep.models.chat import ChatTemplate
         from decodestep.models.checkpoint import open_checkpoint
-    path = default_model() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
+    path = path_of(name_or_path)
     with naming(path), use_threads(threads):
         checkpoint = open_checkpoint(path)
         template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)

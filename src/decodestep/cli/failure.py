@@ -1,0 +1,23 @@
+"""An error as the command line tells it: an exit code and one line."""
+
+from __future__ import annotations
+
+from decodestep._base.checks import RequestError
+
+TRACEBACK = "--traceback"
+
+
+def failure(error: BaseException) -> tuple[int, str]:
+    """The exit code, 1 or 2, and the message, which is one line."""
+    match error:
+        case RequestError():
+            return 2, str(error)
+        case KeyboardInterrupt():
+            return 1, "interrupted"
+        case MemoryError():
+            return 1, f"out of memory: {error}"
+        case OSError(filename=str(path), strerror=str(reason)):
+            return 1, f"{path}: {reason}"
+        case ImportError() | OSError() | RuntimeError():
+            return 1, str(error)
+    return 1, f"internal error: {type(error).__name__}: {error} ({TRACEBACK} shows where)"
