@@ -56,16 +56,16 @@ def _check(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence,
 @contextmanager
 def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
     """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
-    begun: list[CachedSequence] = []  # a pass may be interrupted before all have
+    entered: list[CachedSequence] = []  # a pass may be interrupted before all have
     try:
         with LOCK:
             pool.require_locked(sum([sequence.missing_pages(len(tokens)) for sequence, tokens in batch]))
             for sequence, tokens in batch:
-                begun.append(sequence)
+                entered.append(sequence)
                 sequence.begin_pass_locked(len(tokens))
         yield
     finally:
-        for sequence in begun:
+        for sequence in entered:
             sequence.end_pass()
 
 

@@ -44,10 +44,10 @@ class Page:
     number: its index in the storage. users: the number of sequences that hold it.
     A full page is never written again and is a node of a prefix tree: `parent` is the full page before it, `tokens` its PAGE
     tokens, `children` the full pages after it, by their tokens. The path from the root is the sequence.
-    begun: for each first token, the child that was filled last.
+    latest_child: for each first token, the child that was filled last.
     """
 
-    __slots__ = ("begun", "children", "number", "parent", "tokens", "users")
+    __slots__ = ("children", "latest_child", "number", "parent", "tokens", "users")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -55,7 +55,7 @@ class Page:
         self.parent: Page | None = None
         self.tokens: tuple[int, ...] = ()
         self.children: dict[tuple[int, ...], Page] = {}
-        self.begun: dict[int, Page] = {}
+        self.latest_child: dict[int, Page] = {}
 
 
 class PagePool:
@@ -193,9 +193,9 @@ class PagePool:
             yield page
             parent = page
 
-    def begun_locked(self, parent: Page, token: int) -> Page | None:
+    def child_beginning_with_locked(self, parent: Page, token: int) -> Page | None:
         """A full page after `parent` that begins with `token`, or None."""
-        return parent.begun.get(token)
+        return parent.latest_child.get(token)
 
     def hold_locked(self, *pages: Page) -> None:
         for page in pages:
@@ -210,7 +210,7 @@ class PagePool:
             self.release_locked([page])
             return found
         page.parent, page.tokens = parent, tuple(tokens)
-        parent.children[page.tokens] = parent.begun[page.tokens[0]] = page
+        parent.children[page.tokens] = parent.latest_child[page.tokens[0]] = page
         return page
 
     def withdraw_locked(self, page: Page) -> None:
@@ -218,8 +218,8 @@ class PagePool:
         if page.parent is None:
             return
         del page.parent.children[page.tokens]
-        if page.parent.begun.get(page.tokens[0]) is page:
-            del page.parent.begun[page.tokens[0]]
+        if page.parent.latest_child.get(page.tokens[0]) is page:
+            del page.parent.latest_child[page.tokens[0]]
         page.parent, page.tokens = None, ()
 
     def release_locked(self, pages: Sequence[Page]) -> None:

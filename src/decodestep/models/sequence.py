@@ -88,9 +88,9 @@ class CachedSequence:
 
     def next_page(self, tokens: Sequence[int]) -> Hashable:
         """A key that is equal for two sequences if running `tokens` would fill the same page in both; otherwise unique."""
-        parent, begun = self._last_page()
-        missing = PAGE - len(begun)
-        return (parent, (*begun, *tokens[:missing])) if len(tokens) >= missing and self._rotates_alike else object()
+        parent, rest = self._last_full_page()
+        missing = PAGE - len(rest)
+        return (parent, (*rest, *tokens[:missing])) if len(tokens) >= missing and self._rotates_alike else object()
 
     def fork(self, capacity: int | None = None) -> CachedSequence:
         """A new sequence with the same tokens: full pages are shared, a partly filled last one is copied.
@@ -248,17 +248,17 @@ class CachedSequence:
     def _page_before(self, page: int) -> Page:
         return self._pages[page - 1] if page else self._pool.roots[self._long]
 
-    def _last_page(self) -> tuple[Page, list[int]]:
+    def _last_full_page(self) -> tuple[Page, list[int]]:
         """The last full page, and the tokens after it."""
         full = len(self.tokens) // PAGE
         return self._page_before(full), self.tokens[full * PAGE :]
 
     def _reuse_pages_locked(self, tokens: Sequence[int]) -> None:
         """Appends the pages that hold the next of tokens, the first in place of one that is partly filled."""
-        parent, begun = self._last_page()
-        room = self._pool.available_locked() + self.reserved + bool(begun)  # a page that is replaced becomes available
+        parent, rest = self._last_full_page()
+        room = self._pool.available_locked() + self.reserved + bool(rest)  # a page that is replaced becomes available
         pages: list[Page] = []
-        for page in self._pool.path_locked(parent, (*begun, *tokens)):
+        for page in self._pool.path_locked(parent, (*rest, *tokens)):
             room -= page.users == 0  # a kept page that is held is no longer available
             if room < 0:
                 break
@@ -266,15 +266,15 @@ class CachedSequence:
         if not pages:
             return
         self._pool.hold_locked(*pages)
-        if begun:
+        if rest:
             self._pool.release_locked([self._pages.pop()])
-        self._claim_locked(len(pages) - bool(begun))
+        self._claim_locked(len(pages) - bool(rest))
         self._list(*pages)
-        self._append([token for page in pages for token in page.tokens][len(begun) :])
+        self._append([token for page in pages for token in page.tokens][len(rest) :])
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""
-        page = self._pool.begun_locked(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
+        page = self._pool.child_beginning_with_locked(self._last_full_page()[0], tokens[0]) if len(tokens) > 1 else None
         # A page that is kept cannot be handed out while it is copied.
         if page is None or self._pool.available_locked() + (self.reserved > 0) <= (page.users == 0):
             return
