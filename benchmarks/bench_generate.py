@@ -38,7 +38,7 @@ import decodestep as ds
 import random_models
 from decodestep._base.checks import Words, require
 from decodestep.models import DEFAULT_MODEL
-from decodestep.models.step import StepDecoder
+from decodestep.models.step_decoder import StepDecoder
 from harness import Call, Report, options, run_main, torch
 
 try:

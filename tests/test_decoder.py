@@ -15,7 +15,7 @@ from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import convert
 from decodestep.models.decoder import TokenBatch
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.layers import LayerDecoder
+from decodestep.models.layer_decoder import LayerDecoder
 from decodestep.models.rope import rope_table
 from dense_decoder import dense_logits
 from tolerances import assert_close

@@ -17,7 +17,7 @@ from decodestep.models import ModelError
 from decodestep.models.decoder import TokenBatch
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.kv_cache import PAGE
-from decodestep.models.step import PANEL_FORMATS
+from decodestep.models.step_decoder import PANEL_FORMATS
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
 from dense_decoder import dense_logits, values_of
 from tolerances import assert_close

@@ -25,7 +25,7 @@ from decodestep.generation import model_search
 from decodestep.generation.batch import Batch
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.schedule import ChunkedPrefill
-from decodestep.models import ModelError, layers
+from decodestep.models import ModelError, layer_decoder
 from decodestep.models.model_folder import ModelFolder
 from tolerances import LOGITS
 
@@ -61,14 +61,14 @@ def routes(model, monkeypatch):
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
             module.register_forward_hook(lambda _, __, out: theirs.append(np.sort(out[2].numpy(), axis=1)))
-    router = layers.expert_router
+    router = layer_decoder.expert_router
 
     def recorded(*arguments, **options):
         found = router(*arguments, **options)
         ours.append(np.sort(found.experts, axis=1))
         return found
 
-    monkeypatch.setattr(layers, "expert_router", recorded)
+    monkeypatch.setattr(layer_decoder, "expert_router", recorded)
     return theirs, ours
 
 

@@ -7,7 +7,8 @@
 - text: `tokenizer` (`vocabulary`, `control_tokens`) of a `gguf_tokenizer` or a `folder_tokenizer` (`tiktoken_file`), on
   `tokenizer_engine` and `pre_tokenizers`; `chat` (`template_process`, `template_worker`);
 - `config`, `layer_weights`, `convert` (`latent_form`), `rope`: a checkpoint to a decoder's sizes and weights;
-- `decoder`: what a decoder does; `step`: in one native call; `layers` (`prolog_layer`, `grouped_layer`): operator by operator;
+- `decoder`: what a decoder does; `step_decoder`: in one native call; `layer_decoder` (`prolog_layer`, `grouped_layer`):
+  operator by operator;
 - `kv_cache`, `page_pool`, `sequence`: keys and values; `forward`, `prefill`: tokens of many sequences through a decoder;
 - `quantise`, `requantise` (`gguf_source`, `tokenizer_fields`): written as a GGUF file of other types.
 """

@@ -14,9 +14,17 @@ from decodestep._base.threads import MAX_THREADS, use_threads
 from decodestep.models.decoder import Decoder
 from decodestep.models.errors import ModelError, naming
 from decodestep.models.fetch import DEFAULT_MODEL, path_of
-from decodestep.models.layers import LayerDecoder
+from decodestep.models.layer_decoder import LayerDecoder
 from decodestep.models.model import Model
-from decodestep.models.step import CACHE_DTYPES, PANEL_FORMATS, QUANTISED, StepDecoder, cache_dtype_of, obstacle, step_head_dim
+from decodestep.models.step_decoder import (
+    CACHE_DTYPES,
+    PANEL_FORMATS,
+    QUANTISED,
+    StepDecoder,
+    cache_dtype_of,
+    obstacle,
+    step_head_dim,
+)
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decodestep.models import layers, step
+from decodestep.models import layer_decoder, step_decoder
 from decodestep.models.chat import ChatTemplate
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.gguf_file import GgufFile
@@ -26,9 +26,9 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     checkpoint.ropes()
     config = checkpoint.config
     latent, experts = config.latent_attention, config.experts
-    why = step.obstacle(config)
-    cache = step.cache_dtype_of(checkpoint.types()) if why is None else "float32"
-    layout = step.page_layout(config, cache) if why is None else layers.page_layout(config)
+    why = step_decoder.obstacle(config)
+    cache = step_decoder.cache_dtype_of(checkpoint.types()) if why is None else "float32"
+    layout = step_decoder.page_layout(config, cache) if why is None else layer_decoder.page_layout(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),
         "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "

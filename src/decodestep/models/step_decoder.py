@@ -11,8 +11,8 @@ from decodestep._base.profiling import run
 from decodestep.models.config import Config, LatentConfig
 from decodestep.models.decoder import Decoder, TokenBatch
 from decodestep.models.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
+from decodestep.models.layer_decoder import left_out
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
-from decodestep.models.layers import left_out
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
     GroupedAttention,
