@@ -75,7 +75,7 @@ def read_all(request):
 
 @pytest.mark.parametrize("pages", [4096, 26])
 def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch, hold_passes):
-    """With a cache of 26 pages and rows of up to 15, rows wait and may be suspended; the tokens stay the same."""
+    """With a cache of 26 pages and rows of up to 15, rows wait and may be preempted; the tokens stay the same."""
     made = requests(pages, 40)
     expected = fresh_answers(tiny, made)
     model = ds.load(tiny.path, cache_bytes=pages * tiny.cache.page_bytes, threads=2)
@@ -98,14 +98,14 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
     expected = [ds.generate(tiny, [prompt], params)[0] for prompt in prompts]
     model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
     monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 1)
-    suspended, suspend = [], Batch._suspend_last
-    monkeypatch.setattr(Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch)))
+    preempted, preempt = [], Batch._preempt_last
+    monkeypatch.setattr(Batch, "_preempt_last", lambda batch: (preempted.append(1), preempt(batch)))
     both_here = hold_passes(model)
     with Engine(model) as engine:
         submitted = [engine.submit(prompt, params) for prompt in prompts]
         both_here.set()
         assert [read_all(request)[0][1] for request in submitted] == [one.token_ids for one in expected]
-    assert suspended and model.cache.held == 0
+    assert preempted and model.cache.held == 0
 
 
 def test_a_row_that_is_alone_waits_for_pages_of_another_engine(tiny, monkeypatch, hold_passes):

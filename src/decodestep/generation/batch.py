@@ -103,7 +103,7 @@ class Batch:
         held = [(key, text) for key, row in self._rows.items() if row.late() and (text := self.end(key, "time"))]
         self._remove_ended()
         self._admit()
-        logits = self._run()
+        logits = self._next_logits()
         if logits is None:
             return held
         drawn = zip(self._sampled, self._sampler.step(logits).text, strict=True)
@@ -138,14 +138,14 @@ class Batch:
                 self._unsample(place)
         self._waiting = deque(key for key in self._waiting if key not in ended)
         for key in ended:
-            self._give_back(key)
+            self._release(key)
             del self._rows[key]
 
     def _unsample(self, place: int) -> None:
         self._sampler.remove(place)
         self._logits.pop(self._sampled.pop(place), None)
 
-    def _give_back(self, key: int) -> None:
+    def _release(self, key: int) -> None:
         self._prefill.remove(key)
         self._scoring.remove(key)
         if key in self._sequences:
@@ -175,7 +175,7 @@ class Batch:
         """The row's tokens; with long-rope those up to where a row that is read again left the short frequencies."""
         return row.history.tokens[: self._model.cache.last_length_like(row.history.prompt_length)]
 
-    def _run(self) -> np.ndarray | None:
+    def _next_logits(self) -> np.ndarray | None:
         """Runs one forward pass: a block of a prompt that is scored, or what `_compose` puts together.
 
         Returns the logits of the last token of every row of the sampler; None if not all of them have been run, or if there are
@@ -184,9 +184,9 @@ class Batch:
         beside = self._schedule.chunked and (self._sampled or self._prefill)
         self._scored = bool(self._scoring) and not (self._scored and beside)  # beside others, every second pass
         if self._scored:
-            self._begin(self._scoring.run())
+            self._start_sampling(self._scoring.run())
         else:
-            decoding, logits = self._forward()
+            decoding, logits = self._run_composed()
             if decoding and not self._logits:  # all rows of the sampler: most passes need no copy
                 return logits
             self._logits.update(zip(decoding, logits, strict=True))
@@ -201,7 +201,7 @@ class Batch:
         """Whether no row draws yet, because there are prompts to run."""
         return not self._schedule.chunked and bool(self._scoring or self._prefill)
 
-    def _forward(self) -> tuple[list[int], np.ndarray]:
+    def _run_composed(self) -> tuple[list[int], np.ndarray]:
         """Runs a pass, with fewer rows if the cache is full; returns the decoding rows in it, and the logits of each."""
         while True:
             composed = self._compose()
@@ -213,9 +213,9 @@ class Batch:
                     logits = self._model.forward(composed.pieces, wanted=composed.wanted)
                 break
             except CacheFullError:
-                self._suspend_last()
+                self._preempt_last()
         if len(composed.pieces) > count:
-            self._begin(self._prefill.finish(logits[count:]))
+            self._start_sampling(self._prefill.finish(logits[count:]))
         return composed.decoding, logits[:count]
 
     def _compose(self) -> _Pass:
@@ -232,7 +232,7 @@ class Batch:
         work = work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
         return _Pass(decoding, [*rows, *prompts], [True] * len(rows) + self._prefill.last(), work)
 
-    def _begin(self, ready: dict[int, np.ndarray]) -> None:
+    def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.
 
         A row of which only a part has been read has its last tokens run by the next pass.
@@ -243,10 +243,10 @@ class Batch:
             if len(self._sequences[key]) == len(self._rows[key].history):
                 self._logits[key] = logits
 
-    def _suspend_last(self) -> None:
+    def _preempt_last(self) -> None:
         """Preempts the row that was admitted last; it will be the next to be admitted, and waits for others if it is alone."""
         key = next(reversed(self._sequences))
         if key in self._sampled:
             self._unsample(self._sampled.index(key))
-        self._give_back(key)
+        self._release(key)
         self._waiting.appendleft(key)
