@@ -39,7 +39,7 @@ class Answer:
         self._envelope = Envelope(job.form, name)
         self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._started = time.monotonic()
-        self._first: float | None = None
+        self._first_token_s: float | None = None  # from the start; None before it
         self._requests: list[EngineRequest] = []
         self._choices: list[Choice] = []
         self._running = 0  # how many of them have not ended
@@ -47,12 +47,12 @@ class Answer:
     def begin(self) -> None:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
         HttpError for its ValueErrors."""
-        params, begun = self._job.params, time.thread_time()
+        params, began = self._job.params, time.thread_time()
         count, constrained = params.num_return_sequences, bool(languages_of(params))
         try:
             self._engine.require_possible(count * len(self._job.prompts))
             for i, prompt in enumerate(self._job.prompts):
-                if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:
+                if i and constrained and time.thread_time() - began > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
                 self._requests.append(self._engine.submit(prompt, params, listener=listener, spelled=self._job.spelled))
@@ -63,9 +63,8 @@ class Answer:
             self.cancel()
             raise
         tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
-        made = count * len(self._requests)
-        self._choices = [self._job.form.choice(i, tokenizer, logprobs) for i in range(made)]
-        self._running = made
+        self._choices = [self._job.form.choice(i, tokenizer, logprobs) for i in range(count * len(self._requests))]
+        self._running = len(self._choices)
 
     def cancel(self) -> None:
         for request in self._requests:
@@ -118,9 +117,9 @@ class Answer:
 
     async def _next(self) -> tuple[int, Delta]:
         found = await self._deltas.get()
-        if self._first is None and found[1].token is not None:
-            self._first = time.monotonic() - self._started
-            self._metrics.first.observe(self._first)
+        if self._first_token_s is None and found[1].token is not None:
+            self._first_token_s = time.monotonic() - self._started
+            self._metrics.first_token_seconds.observe(self._first_token_s)
         if found[1].reason:
             self._running -= 1
             self._metrics.ended.labels(found[1].reason).inc()
@@ -150,13 +149,13 @@ class Answer:
         used, seconds = self._usage(), time.monotonic() - self._started
         self._metrics.prompt_tokens.inc(used["prompt_tokens"])
         self._metrics.tokens.inc(used["completion_tokens"])
-        self._metrics.whole.observe(seconds)
+        self._metrics.request_seconds.observe(seconds)
         entry = {
             "id": self._envelope.id,
             "route": self._route,
             "stream": self._job.stream,
             **used,
-            "first_token_s": None if self._first is None else round(self._first, 4),
+            "first_token_s": None if self._first_token_s is None else round(self._first_token_s, 4),
             "seconds": round(seconds, 4),
             "ended_by": [row.reason for request in self._requests for row in request.rows],
         }

@@ -78,14 +78,13 @@ class Engine:
         self.max_rows = max_rows
         self.passes = 0  # forward passes so far
         self.failures = 0  # of these, how many raised
-        self._most = max_rows + max_waiting
+        self._max_live = max_rows + max_waiting
         self._deliver = deliver or _to_requests
         self._wake = threading.Condition()
         self._incoming: list[EngineRequest] = []  # not in the batch yet
         self._requests: list[EngineRequest] = []  # in the batch, in order of arrival; used only by the engine's thread
         self._live = 0  # rows of both
-        self._taken = 0  # how many requests have been made
-        self._ended = 0  # how many rows have ended
+        self._submitted = 0  # how many requests have been taken
         self._row_seconds = 1.0  # a moving average of a row's duration
         self._closing = False
         self._deadline: float | None = None
@@ -145,8 +144,8 @@ class Engine:
         rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
-            request = EngineRequest(self.wake, self._taken, ids, rows, listener)
-            self._taken += 1
+            request = EngineRequest(self.wake, self._submitted, ids, rows, listener)
+            self._submitted += 1
             self._live += count
             self._incoming.append(request)
             self._wake.notify()
@@ -176,7 +175,7 @@ class Engine:
 
     def require_possible(self, count: int) -> None:
         """Raises ValueError for more rows than max_rows + max_waiting."""
-        require(count <= self._most, _OP, "num_return_sequences", f"at most {self._most}, for all prompts together", count)
+        require(count <= self._max_live, _OP, "num_return_sequences", f"at most {self._max_live}, for all prompts together", count)
 
     def _require_room(self, count: int) -> None:
         if self._closing:
@@ -184,8 +183,8 @@ class Engine:
         if not self._thread.is_alive():  # only the thread that forks is there in the child
             raise EngineClosedError("the engine does not run in a forked process: start another one there")
         self.require_possible(count)
-        if self._live + count > self._most:
-            seconds = self._row_seconds * (self._live + count - self._most) / self.max_rows
+        if self._live + count > self._max_live:
+            seconds = self._row_seconds * (self._live + count - self._max_live) / self.max_rows
             raise QueueFullError(self._live - self.max_rows, max(1, min(60, round(seconds))))
 
     def _token_bytes(self, spelled: frozenset[str]) -> Callable[[int], bytes]:
@@ -269,14 +268,14 @@ class Engine:
                 _LOG.exception("tokens could not be delivered")
 
 
-def _new_rows(maker: Sampler, params: SamplingParams, ids: Sequence[int]) -> list[Row]:
+def _new_rows(sampler: Sampler, params: SamplingParams, ids: Sequence[int]) -> list[Row]:
     """The row of each sample. Each compiles its own constraint, so an expensive constraint limits the number of samples."""
-    begun, rows = time.thread_time(), list[Row]()
+    began, rows = time.thread_time(), list[Row]()
     for sample in params.samples():
-        if rows and time.thread_time() - begun > COMPILE_SECONDS:
+        if rows and time.thread_time() - began > COMPILE_SECONDS:
             rule = f"at most {len(rows)} with a constraint that takes this long to compile"
             refuse(_OP, "num_return_sequences", rule, params.num_return_sequences)
-        rows.append(maker.new_row(sample, ids))
+        rows.append(sampler.new_row(sample, ids))
     return rows
 
 

@@ -19,8 +19,12 @@ class Metrics:
         self.prompt_tokens = Counter("decodestep_prompt_tokens", "Prompt tokens", registry=registry)
         self.tokens = Counter("decodestep_completion_tokens", "Completion tokens", registry=registry)
         self.ended = Counter("decodestep_completions", "Completions ended", ("reason",), registry=registry)
-        self.first = Histogram("decodestep_first_token_seconds", "Time to first token", buckets=_SECONDS, registry=registry)
-        self.whole = Histogram("decodestep_request_seconds", "Time to last token", buckets=_SECONDS, registry=registry)
+        self.first_token_seconds = Histogram(
+            "decodestep_first_token_seconds", "Time to first token", buckets=_SECONDS, registry=registry
+        )
+        self.request_seconds = Histogram(
+            "decodestep_request_seconds", "Time to last token", buckets=_SECONDS, registry=registry
+        )
         cache = engine.model.cache
         for name, text, value in (
             ("running", "Completions that hold pages of the cache", lambda: engine.running),
