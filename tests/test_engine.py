@@ -334,7 +334,7 @@ class Machine:
         """(tokens of the piece, seconds without it, its seconds) of a pass beside this many rows of this many keys."""
         work = Work(rows, rows * keys, prompts)
         room = self.schedule.room(work) if prompts else None
-        tokens = max(1, room.most(position)) if room else 0
+        tokens = max(1, room.fitting(position)) if room else 0
         seconds, more = 0.01 + 1e-6 * work.keys, 1e-3 * tokens + 2e-6 * keys_of(position, tokens)
         with self.schedule.measure(work._replace(tokens=tokens, token_keys=keys_of(position, tokens))):
             self.now += seconds + more

@@ -230,7 +230,7 @@ class Batch:
         prompts = self._prefill.take(room)
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
         work = work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
-        return _Pass(decoding, [*rows, *prompts], [True] * len(rows) + self._prefill.last(), work)
+        return _Pass(decoding, [*rows, *prompts], [True] * len(rows) + self._prefill.completing(), work)
 
     def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.

@@ -70,7 +70,9 @@ class ChunkedPrefill(Schedule):
 
     chunked = True
 
-    _FIRST = 64, 4  # tokens of the first piece, before any measurement: without rows, and beside rows
+    # Tokens of a piece before any measurement.
+    _FIRST_ALONE = 64
+    _FIRST_BESIDE_ROWS = 4
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
@@ -84,7 +86,7 @@ class ChunkedPrefill(Schedule):
         if work.rows and self._mixed + 1 >= self.MEASURE_EVERY:
             return None
         if not self._cost.knows(work):
-            return Room(self._FIRST[work.rows > 0])
+            return Room(self._FIRST_BESIDE_ROWS if work.rows else self._FIRST_ALONE)
         return Room(BLOCK, self._seconds_for_prompts(work), self._cost.per_prefill_token, self._cost.per_prefill_key)
 
     def _seconds_for_prompts(self, work: Work) -> float:

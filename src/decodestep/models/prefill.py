@@ -23,7 +23,7 @@ _Entry = tuple[Key, CachedSequence, tuple[int, ...]]
 
 @dataclass
 class Room:
-    """The limits of a block: a number of tokens, and a cost in any unit.
+    """What is left of the limits of a block: a number of tokens, and a cost in any unit.
 
     token: the cost of a token. key: the cost of each key that a token attends to, its own included.
     """
@@ -33,7 +33,7 @@ class Room:
     token: float = 1.0
     key: float = 0.0
 
-    def most(self, position: int, share: float = 1.0) -> int:
+    def fitting(self, position: int, share: float = 1.0) -> int:
         """The number of tokens of a prompt, from this position on, that fit into a share of the room."""
         tokens = math.ceil(self.tokens * share)
         cost = self.cost * share
@@ -42,7 +42,8 @@ class Room:
         first = self.token + self.key * (position + 0.5)  # n tokens cost first * n + key / 2 * n ** 2
         return max(0, int(2 * cost / (first + math.sqrt(max(0.0, first * first + 2 * self.key * cost)))))
 
-    def take(self, position: int, tokens: int) -> None:
+    def use(self, position: int, tokens: int) -> None:
+        """Leaves less room by the tokens of a prompt from this position on."""
         self.tokens -= tokens
         self.cost -= self._cost(position, tokens)
 
@@ -87,7 +88,7 @@ class Prefill(Generic[Key]):
     def run(self) -> dict[Key, np.ndarray]:
         """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""
         pieces = self.take()
-        return self.finish(self._model.forward(pieces, wanted=self.last()))
+        return self.finish(self._model.forward(pieces, wanted=self.completing()))
 
     def take(self, room: Room | None = None) -> list[Piece]:
         """The pieces of the next block for `Model.forward`: as much as the room allows, at least one token."""
@@ -102,17 +103,17 @@ class Prefill(Generic[Key]):
             page = sequence.next_page(tokens[start : start + PAGE])
             if tokens in prompts or page in pages:
                 continue
-            most = room.most(start, share)
-            if batch and most == 0:
+            fitting = room.fitting(start, share)
+            if batch and fitting == 0:
                 break
             prompts.add(tokens)
             pages.add(page)
-            batch.append((sequence, tokens[start : start + max(1, most)]))
+            batch.append((sequence, tokens[start : start + max(1, fitting)]))
             self._taken.append((*batch[-1], tokens))
-            room.take(start, len(batch[-1][1]))
+            room.use(start, len(batch[-1][1]))
         return batch
 
-    def last(self) -> list[bool]:
+    def completing(self) -> list[bool]:
         """For each piece returned by `take`, whether it completes its prompt, so that its logits are needed."""
         return [len(sequence) + len(piece) == len(tokens) for sequence, piece, tokens in self._taken]
 
