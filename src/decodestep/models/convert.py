@@ -96,12 +96,12 @@ def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Attention) -> 
 def _grouped_weights(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> GroupedWeights:
     options = checkpoint.config.grouped
     query_norm, key_norm = (
-        _turned_vector(checkpoint, f"{part}_head_norm", i, 1) if options.head_norms else None for part in ("query", "key")
+        _paired_vector(checkpoint, f"{part}_head_norm", i, 1) if options.head_norms else None for part in ("query", "key")
     )
-    values, keys = (_heads(checkpoint, part, i, head_dim) for part in ("value", "key"))
+    values, keys = (_head_weights(checkpoint, part, i, head_dim) for part in ("value", "key"))
     apart = values[0].format != keys[0].format
     return GroupedWeights(
-        query=_weight_of(pack, _heads(checkpoint, "query", i, head_dim)),
+        query=_weight_of(pack, _head_weights(checkpoint, "query", i, head_dim)),
         values_keys=_weight_of(pack, values) if apart else _weight_of(pack, values, keys),
         keys=_weight_of(pack, keys) if apart else None,
         output=_weight_of(pack, checkpoint.weight("attention_output", i)),
@@ -115,9 +115,9 @@ def _grouped_weights(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) 
     )
 
 
-def _heads(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> Stored:
+def _head_weights(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> Stored:
     """The weight of queries, keys or values: the rotated pairs side by side, the heads padded."""
-    config, heads, stored = checkpoint.config, _count(checkpoint, part), checkpoint.weight(part, i)
+    config, heads, stored = checkpoint.config, _head_count(checkpoint, part), checkpoint.weight(part, i)
     if part != "value":
         stored = _neighbours(stored, heads, 0, config.head_dim, config.rope_half_split)
     if head_dim == config.head_dim:
@@ -126,22 +126,23 @@ def _heads(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> Stored:
     return replace(weight, rows=_padded_heads(weight.rows, heads, head_dim)), stored[1]
 
 
-def _count(checkpoint: Checkpoint, part: str) -> int:
+def _head_count(checkpoint: Checkpoint, part: str) -> int:
     return checkpoint.config.heads if part == "query" else checkpoint.config.kv_heads
 
 
-def _turned_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.ndarray:
+def _paired_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.ndarray:
+    """A vector of queries or keys, with rotated pairs side by side."""
     config, values = checkpoint.config, checkpoint.vector(part, i)
     return values[neighbour_order(heads, 0, config.head_dim)] if config.rope_half_split else values
 
 
 def _bias(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> np.ndarray:
     """Zeros where the part has none."""
-    heads = _count(checkpoint, part)
+    heads = _head_count(checkpoint, part)
     if not checkpoint.has(f"{part}_bias", i):
         return np.zeros(heads * head_dim, np.float32)
     name = f"{part}_bias"
-    values = checkpoint.vector(name, i) if part == "value" else _turned_vector(checkpoint, name, i, heads)
+    values = checkpoint.vector(name, i) if part == "value" else _paired_vector(checkpoint, name, i, heads)
     return _padded_heads(values[:, None], heads, head_dim)[:, 0]
 
 
@@ -157,12 +158,12 @@ def _padded_heads(rows: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
 
 def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
     config = checkpoint.config
-    query, widened = _heads(checkpoint, "query", i, config.head_dim)
+    query, widened = _head_weights(checkpoint, "query", i, config.head_dim)
     return LatentWeights(
         query_down=None,
         query_norm=None,
         query=_weight_of(pack, (latent_form.spread_queries(_whole(query), config), widened)),
-        latent=_weight_of(pack, *(_heads(checkpoint, part, i, config.head_dim) for part in ("value", "key"))),
+        latent=_weight_of(pack, *(_head_weights(checkpoint, part, i, config.head_dim) for part in ("value", "key"))),
         latent_norm=latent_form.no_norm(config),
         key_up=_weight_of(pack, (latent_form.no_keys_up(config), False)),
         value_up=_weight_of(pack, (latent_form.chosen_values(config), False)),
@@ -171,19 +172,19 @@ def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeig
 
 
 def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
-    config, a = checkpoint.config, checkpoint.config.latent_attention
-    assert a is not None
-    direct = a.query_rank is None
+    config, sizes = checkpoint.config, checkpoint.config.latent_attention
+    assert sizes is not None
+    direct = sizes.query_rank is None
     down = None if direct else _weight_of(pack, checkpoint.weight("query_down", i))
     half_split = config.rope_half_split
     query = _neighbours(
-        checkpoint.weight("query" if direct else "query_up", i), config.heads, a.nope_dim, a.rope_dim, half_split
+        checkpoint.weight("query" if direct else "query_up", i), config.heads, sizes.nope_dim, sizes.rope_dim, half_split
     )
-    latent = _neighbours(checkpoint.weight("latent_rope", i), 1, a.latent_dim, a.rope_dim, half_split)
+    latent = _neighbours(checkpoint.weight("latent_rope", i), 1, sizes.latent_dim, sizes.rope_dim, half_split)
     latent_bias = checkpoint.optional_vector("latent_rope_bias", i)
     if latent_bias is not None and half_split:
-        latent_bias = latent_bias[neighbour_order(1, a.latent_dim, a.rope_dim)]
-    key_up, value_up = _ups(checkpoint, i, a)
+        latent_bias = latent_bias[neighbour_order(1, sizes.latent_dim, sizes.rope_dim)]
+    key_up, value_up = _up_projections(checkpoint, i, sizes)
     return LatentWeights(
         query_down=down,
         query_norm=None if direct else checkpoint.vector("query_norm", i),
@@ -199,7 +200,7 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
     )
 
 
-def _ups(checkpoint: Checkpoint, i: int, a: LatentConfig) -> tuple[Stored, Stored]:
+def _up_projections(checkpoint: Checkpoint, i: int, sizes: LatentConfig) -> tuple[Stored, Stored]:
     """For each head, the weight that projects its query to the latents' space, and that of its values.
 
     If the checkpoint has them in one weight, by the rows of keys and values, those of keys are transposed: blocks as float32.
@@ -209,8 +210,8 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentConfig) -> tuple[Stored, Store
     both, widened = checkpoint.weight("keys_values_up", i)
     both = _whole(both)
     heads = checkpoint.config.heads
-    nope, latent = a.nope_dim, a.latent_dim
-    rows = both.rows.reshape(heads, nope + a.value_dim, -1)
+    nope, latent = sizes.nope_dim, sizes.latent_dim
+    rows = both.rows.reshape(heads, nope + sizes.value_dim, -1)
     keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, :nope], rows[:, nope:]))
     if both.format in DENSE_FORMATS:
         widened_keys, numbers, format_ = widened, keys.rows, both.format
@@ -260,6 +261,7 @@ def neighbour_order(heads: int, start: int, width: int) -> np.ndarray:
 
 
 def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool) -> Stored:
+    """A weight whose rows are in `neighbour_order`. half_split: whether they are not yet."""
     if not half_split:
         return stored
     weight = _whole(stored[0])
