@@ -177,7 +177,7 @@ class Sequences(RuleBasedStateMachine):
         assert sorted(numbers) == list(range(pool._fresh)) and pool._fresh <= pool.pages
         assert pool.held == len(users) and pool.kept == len(pool._kept) <= 5
         assert pool._reserved == sum(sequence.reserved for sequence in self.open)
-        assert all(s.reserved <= max(0, s._promised - len(s._pages)) for s in self.open)
+        assert all(s.reserved <= max(0, s._capacity_pages - len(s._pages)) for s in self.open)
         with LOCK:
             assert pool.available_locked() >= 0
         kept = list(pool._kept)

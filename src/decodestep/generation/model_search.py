@@ -76,7 +76,7 @@ class ModelSearch:
                 raise SearchInterrupt
 
         try:
-            logits = self._lanes(check)
+            logits = self._beam_logits(check)
         except SearchInterrupt:
             return []
         with closing(logits):
@@ -100,7 +100,7 @@ class ModelSearch:
                 top_logprobs=params.logprobs,
             )
 
-    def _lanes(self, check: Callable[[], None]) -> BeamLogits:
+    def _beam_logits(self, check: Callable[[], None]) -> BeamLogits:
         """The sequences of the beams, once the cache has pages for them."""
         beams = self._params.num_beams
         while True:

@@ -24,8 +24,8 @@ class CacheFullError(RuntimeError):
     """The cache has too few free pages for the request; nothing has changed."""
 
 
-class Holder(Protocol):
-    """An open sequence as the pool sees it.
+class OpenSequence(Protocol):
+    """What the pool needs of an open sequence, which is a `CachedSequence`.
 
     admitted: whether it will end by itself. reserved: how many pages the pool has reserved for it, of those that it does not
     have. thread: the thread that made it. close_locked: closes it; requires `LOCK`.
@@ -85,7 +85,7 @@ class PagePool:
         self.roots = Page(-1), Page(-1)
         self._reserved = 0
         self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
-        self._sequences: WeakSet[Holder] = WeakSet()  # those that are open
+        self._sequences: WeakSet[OpenSequence] = WeakSet()  # those that are open
         self._freed = threading.Condition(LOCK)
         with LOCK:
             _POOLS.add(self)
@@ -152,13 +152,13 @@ class PagePool:
                 f"load the model with more cache_bytes ({size:.2f} MiB a page), or run fewer or shorter sequences at once"
             )
 
-    def open_locked(self, sequence: Holder, reserved: int) -> None:
+    def open_locked(self, sequence: OpenSequence, reserved: int) -> None:
         """Lists a new sequence and reserves pages for it, each to be given up before it is taken."""
         self.require_locked(reserved)
         self._sequences.add(sequence)
         self.reserve_locked(sequence, reserved)
 
-    def reserve_locked(self, sequence: Holder, pages: int) -> None:
+    def reserve_locked(self, sequence: OpenSequence, pages: int) -> None:
         """Reserves this many more pages for a sequence, which are free; below 0 gives reservations up.
 
         No interrupt comes between the two numbers: Python raises it around calls.
@@ -166,7 +166,7 @@ class PagePool:
         sequence.reserved += pages
         self._reserved += pages
 
-    def forget_locked(self, sequence: Holder) -> None:
+    def forget_locked(self, sequence: OpenSequence) -> None:
         """Removes a sequence that is closed from the open ones."""
         self._sequences.discard(sequence)
 

@@ -43,14 +43,14 @@ class CachedSequence:
         self._pool = pool
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
-        self._promised = pages_of(capacity or 0)  # how many pages it may have without running out
+        self._capacity_pages = pages_of(capacity or 0)  # how many pages it may have without running out
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
-        self._alike = 0  # how many tokens, from the first on, were rotated as that one
+        self._same_rotation = 0  # how many tokens, from the first on, were rotated as that one
         self._runner: int | None = None  # the thread whose pass runs tokens of it
         self._closed = False
         with LOCK:
-            pool.open_locked(self, self._promised)
+            pool.open_locked(self, self._capacity_pages)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -125,7 +125,7 @@ class CachedSequence:
             pool.hold_locked(*shared)
             pool.release_locked(old)
             self._pages, self.tokens = [], list(source.tokens)
-            self._expected, self._long, self._alike = source._expected, source._long, source._alike
+            self._expected, self._long, self._same_rotation = source._expected, source._long, source._same_rotation
             self._claim_locked(full + partial - len(old))
             self._list(*shared)
             if partial:
@@ -162,7 +162,7 @@ class CachedSequence:
                 self._pages[-1], self._table[kept - 1] = page, page.number
                 pool.release_locked([last])
                 self._reserve_again_locked(alone)
-            self._expected, self._alike = length, min(self._alike, length)
+            self._expected, self._same_rotation = length, min(self._same_rotation, length)
 
     def close(self) -> None:
         """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
@@ -226,7 +226,7 @@ class CachedSequence:
         """Appends tokens that the pass has run; pages that they fill can be reused from now on."""
         first = len(self.tokens) // PAGE
         self._append(tokens)
-        for i in range(first, self._alike // PAGE):
+        for i in range(first, self._same_rotation // PAGE):
             page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
             self._pages[i], self._table[i] = page, page.number
 
@@ -243,7 +243,7 @@ class CachedSequence:
     @property
     def _rotates_alike(self) -> bool:
         """Whether what is read now is rotated as all tokens before it."""
-        return self._alike == len(self.tokens) and self._long == self.is_long
+        return self._same_rotation == len(self.tokens) and self._long == self.is_long
 
     def _page_before(self, page: int) -> Page:
         return self._pages[page - 1] if page else self._pool.roots[self._long]
@@ -289,7 +289,7 @@ class CachedSequence:
 
     def _append(self, tokens: Sequence[int]) -> None:
         if self._rotates_alike:
-            self._alike += len(tokens)
+            self._same_rotation += len(tokens)
         self.tokens += tokens
 
     def _claim_locked(self, pages: int) -> None:
@@ -298,7 +298,7 @@ class CachedSequence:
 
     def _reserve_again_locked(self, freed: int) -> None:
         """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
-        self._pool.reserve_locked(self, max(0, min(freed, self._promised - len(self._pages) - self.reserved)))
+        self._pool.reserve_locked(self, max(0, min(freed, self._capacity_pages - len(self._pages) - self.reserved)))
 
     def _list(self, *pages: Page) -> None:
         first, end = len(self._pages), len(self._pages) + len(pages)
