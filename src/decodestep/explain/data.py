@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from decodestep import random
+from decodestep.explain.omitted import TEMPERATURES, entry_stage, summarise_omitted
 from decodestep.explain.record import Recording, record
 from decodestep.explain.spelling import pieces, spell
-from decodestep.explain.tail import TEMPERATURES, entry_stage, tail
 from decodestep.models import Model
 from decodestep.ops.decode_step import reference
 from decodestep.sampling.distribution import likeliest
@@ -94,7 +94,7 @@ def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str,
         "noise": None
         if trace.draw.seed is None
         else _floats(np.asarray(random.gumbel(trace.draw.seed, trace.draw.position, held))),
-        "tail": tail(trace, trace.stages[entry].copy(), held, temperatures),
+        "tail": summarise_omitted(trace, trace.stages[entry].copy(), held, temperatures),
     }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from decodestep import random
 from decodestep.sampling.trace import Trace
 
-# The temperatures for which the tail is exact; a recording adds its own.
+# The temperatures for which the summary is exact; a recording adds its own.
 TEMPERATURES = tuple(round(0.05 * n, 2) for n in range(1, 41))
 
 
@@ -18,7 +18,7 @@ def entry_stage(trace: Trace) -> int:
     return next((n for n, step in enumerate(trace.steps) if step.kind in ("scale", "filter")), len(trace.steps))
 
 
-def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple[float, ...]) -> dict[str, Any]:
+def summarise_omitted(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple[float, ...]) -> dict[str, Any]:
     """Summarises the candidates of `scores` (V,) that are not `held`: their number, their highest score, and for each
     temperature the sum of exp(score / temperature - the maximum over all candidates), and the one that the draw prefers.
 
