@@ -2,7 +2,7 @@
 
 - `prompts`: the accepted forms of a prompt; `completion`: the result of a row;
 - `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs; `model_sampler`: their sampler;
-- `run`: one call, driven by `generate` and `stream`;
+- `generate_call`: one call, driven by `generate` and `stream`;
 - `prompt_logprobs`: the log-probabilities of a prompt's own tokens;
 - `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.
 """

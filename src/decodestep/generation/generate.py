@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
+from decodestep.generation.generate_call import GenerateCall
 from decodestep.generation.prompts import Prompt, prompts_of
-from decodestep.generation.run import Run
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
 
@@ -73,9 +73,9 @@ def generate(
     """
     for name, function in (("stream", stream), ("cancelled", cancelled)):
         require(function is None or callable(function), "generate", name, "a function or None", function)
-    with closing(Run(model, prompts_of(prompts), params, processors, cancelled)) as run:
-        while run.running:
-            for index, piece in run.advance():
-                if stream is not None and stream(index, piece) is False and (held := run.end(index, "cancelled")):
+    with closing(GenerateCall(model, prompts_of(prompts), params, processors, cancelled)) as call:
+        while call.running:
+            for index, piece in call.advance():
+                if stream is not None and stream(index, piece) is False and (held := call.end(index, "cancelled")):
                     stream(index, held)
-        return run.completions()
+        return call.completions()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, require
 from decodestep.generation.completion import Completion
+from decodestep.generation.generate_call import GenerateCall
 from decodestep.generation.prompts import Prompt
-from decodestep.generation.run import Run
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
 
@@ -77,8 +77,8 @@ class CompletionStream:
         self._closed = threading.Event()
         self._pieces: list[str] = []
         self._completion: Completion | None = None
-        # The run is given the event and not this object, which would then live until the next garbage collection.
-        self._run: Run | None = Run(model, [prompt], [params], processors, self._closed.is_set)
+        # The call is given the event and not this object, which would then live until the next garbage collection.
+        self._call: GenerateCall | None = GenerateCall(model, [prompt], [params], processors, self._closed.is_set)
 
     def __iter__(self) -> CompletionStream:
         return self
@@ -117,14 +117,14 @@ class CompletionStream:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_run"):  # not where the arguments were refused
+        if hasattr(self, "_call"):  # not where the arguments were refused
             self.close()
 
     def _next(self) -> str | None:
         """The next piece; None at the end."""
         try:
-            while self._run is not None and self._run.running:
-                pieces = self._run.advance()
+            while self._call is not None and self._call.running:
+                pieces = self._call.advance()
                 if self._closed.is_set():
                     break
                 if pieces:
@@ -142,12 +142,12 @@ class CompletionStream:
 
     def _finish(self) -> bool:
         """Stores the completion and releases everything else; False if that was done before."""
-        run, self._run = self._run, None
-        if run is None:
+        call, self._call = self._call, None
+        if call is None:
             return False
-        run.cancel()
-        run.close()
-        self._completion = replace(run.completions()[0], text="".join(self._pieces))
+        call.cancel()
+        call.close()
+        self._completion = replace(call.completions()[0], text="".join(self._pieces))
         return True
 
 

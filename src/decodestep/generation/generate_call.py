@@ -25,7 +25,7 @@ _OP = "generate"
 Pieces = list[tuple[int, str]]  # (index of the completion, text that it gains)
 
 
-class Run:
+class GenerateCall:
     """The rows and searches of a call of `generate`, with its arguments and errors.
 
     cancelled: called before every forward pass; once it returns True, all running rows and searches end.
@@ -47,25 +47,25 @@ class Run:
         each = [within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
         self._model = model
         self._cancelled = cancelled or (lambda: False)
-        self._prompts: list[list[Row] | ModelSearch] = []
+        self._rows_or_search: list[list[Row] | ModelSearch] = []
         sampler = sampler_for(model, processors=processors)
-        self._keys: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
+        self._key_of_index: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
         self._batch = Batch(model, sampler)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
         for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
             if p.num_beams == 1:
                 rows = [sampler.new_row(sample, prompt, number=i) for sample in p.samples()]
-                self._prompts.append(rows)
-                self._keys |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
+                self._rows_or_search.append(rows)
+                self._key_of_index |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
             else:
                 row = sampler.new_row(p.without_beams(), prompt, number=i, num_beams=p.num_beams)
                 search = ModelSearch(model, p, row, i)
-                self._prompts.append(search)
+                self._rows_or_search.append(search)
                 self._searches.append((first, search))
             first += p.num_return_sequences
-        self._indices = {key: index for index, key in self._keys.items()}
-        self._ids = ids
+        self._index_of_key = {key: index for index, key in self._key_of_index.items()}
+        self._prompt_ids = ids
 
     @property
     def running(self) -> bool:
@@ -77,7 +77,7 @@ class Run:
             return self.cancel()
         with use_threads(self._model.threads):
             if self._batch.running:
-                return [(self._indices[i], piece) for i, piece in self._batch.advance()]
+                return [(self._index_of_key[i], piece) for i, piece in self._batch.advance()]
             return self._search()
 
     def close(self) -> None:
@@ -86,11 +86,11 @@ class Run:
 
     def end(self, index: int, reason: str) -> str:
         """Ends the row of a sample if it is running; returns the text that it had held back."""
-        return self._batch.end(self._keys[index], reason) if index in self._keys else ""
+        return self._batch.end(self._key_of_index[index], reason) if index in self._key_of_index else ""
 
     def cancel(self) -> Pieces:
         """Ends all running rows and drops the searches that have not run; returns the text that was held back."""
-        held = [(index, self._batch.end(key, "cancelled")) for index, key in self._keys.items()]
+        held = [(index, self._batch.end(key, "cancelled")) for index, key in self._key_of_index.items()]
         for _, search in self._searches:
             search.drop("cancelled")
         self._searches = []
@@ -99,7 +99,7 @@ class Run:
     def completions(self) -> list[Completion]:
         """The completions of all prompts, in order; that of a running row is partial, with finish_reason ""."""
         found: list[Completion] = []
-        for i, (prompt, rows) in enumerate(zip(self._ids, self._prompts, strict=True)):
+        for i, (prompt, rows) in enumerate(zip(self._prompt_ids, self._rows_or_search, strict=True)):
             found += rows.completions if isinstance(rows, ModelSearch) else [completion_of(row, prompt, i) for row in rows]
         return found
 
