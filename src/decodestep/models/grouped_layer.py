@@ -18,16 +18,18 @@ def attend(
     h: np.ndarray,
     weights: GroupedWeights,
     config: Config,
-    window: int,
     cache: tuple[np.ndarray, np.ndarray],
     batch: TokenBatch,
     slots: np.ndarray,
     rope: tuple[np.ndarray, np.ndarray],
+    *,
+    window: int,
 ) -> np.ndarray:
     """The attention output of every token, (T, N * D); writes its keys and values.
 
-    window: the layer's, 0 without. cache: its part of `LatentPages`: values, and rotated keys with the halves of all heads
-    apart, as `mla_attention` reads them. slots: the places of the tokens there. rope: sin and cos, (T, D / 2).
+    h: float32 (T, He), normalised. cache: the layer's part of `LatentPages`: values, and rotated keys with the halves of all
+    heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope: sin and cos, float32
+    (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
     """
     kv, kr = cache
     _, sequence, positions, page_table, *_ = batch

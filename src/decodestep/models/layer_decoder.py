@@ -58,7 +58,7 @@ class LayerDecoder(Decoder):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
             weights, cache, rope = layer.attention, (pages.kv[i], pages.kr[i]), ropes[config.grouped.rope_index(i)]
             if isinstance(weights, GroupedWeights) and not self._prologs:
-                attended = grouped_layer.attend(h, weights, config, config.grouped.window(i), cache, batch, slots, rope)
+                attended = grouped_layer.attend(h, weights, config, cache, batch, slots, rope, window=config.grouped.window(i))
             else:
                 attended = prolog_layer.attend(h, self._prologs[i], config, cache, batch, slots, rope)
             added = with_bias(linear(attended, weights.output), weights.output_bias)

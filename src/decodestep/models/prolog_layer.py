@@ -31,6 +31,7 @@ class PrologWeights(NamedTuple):
 
 
 def prolog_weights(w: GroupedWeights | LatentWeights, config: Config) -> PrologWeights:
+    """A layer's weights for `mla_prolog`; those of grouped-query attention must have no biases and no norms of heads."""
     if isinstance(w, GroupedWeights):
         no_keys_up = np.zeros((config.heads, 0, config.latent_dim), np.float32)
         return PrologWeights(None, w.query, no_keys_up, _values_keys(w), None, None, None, False)
@@ -55,7 +56,8 @@ def attend(
 ) -> np.ndarray:
     """The attention output of every token, (T, N * Dv); writes its latent and key.
 
-    cache: the layer's part of `LatentPages`. slots: the places of the tokens there. rope: sin and cos, (T, Dr).
+    h: float32 (T, He), normalised. cache: the layer's part of `LatentPages`. slots: int64 (T,), the places of the tokens there.
+    rope: sin and cos, float32 (T, Dr).
     """
     kv, kr = cache
     latent = config.latent_attention
