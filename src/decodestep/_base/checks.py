@@ -56,6 +56,7 @@ def refuse(op: str, arg: str, rule: str, got: object, code: str = "") -> NoRetur
 
 
 def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
+    """Refuses what is not `ok`: see `refuse`."""
     if not ok:
         refuse(op, arg, rule, got)
 

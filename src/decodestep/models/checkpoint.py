@@ -46,6 +46,7 @@ _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 class Checkpoint:
     """A file or folder, its sizes and its tensors.
 
+    A tensor is asked for by its part, a key of `architectures.names`' tables, and its layer i; -1 for a part of no layer.
     Call `check` first: afterwards every tensor has the expected shape and a supported type.
     Raises ModelError for an architecture or sizes that are not supported or contradict each other.
     """
@@ -63,6 +64,7 @@ class Checkpoint:
         return GgufTokenizer(file.metadata) if isinstance(file, GgufFile) else FolderTokenizer(file, self.config.vocab_size)
 
     def ropes(self) -> tuple[Rope, ...]:
+        """The rotations; `GroupedConfig.ropes` says which a layer has."""
         file = self.file
         if isinstance(file, GgufFile):
             return gguf.ropes_of(file, self.config, lambda name, length: float32_of(self._take(name, (length,))))
@@ -146,17 +148,21 @@ class Checkpoint:
         return total
 
     def has(self, part: str, i: int = -1) -> bool:
+        """Whether the checkpoint has the part. Call `check` first, as for all that follows."""
         return (part, i) in self._parts
 
     def name(self, part: str, i: int = -1) -> str:
+        """The tensor's name in the checkpoint, of several the first."""
         return self._parts[part, i][0].name
 
     def vector(self, part: str, i: int = -1) -> np.ndarray:
+        """A bias or the weight of a norm, float32, with the config's norm_shift added to the latter."""
         values = float32_of(self._tensors[self.name(part, i)])
         shift = self.config.norm_shift if part.endswith("norm") else 0.0
         return values + np.float32(shift) if shift else values
 
     def optional_vector(self, part: str, i: int = -1) -> np.ndarray | None:
+        """`vector`, or None where the checkpoint does not have the part."""
         return self.vector(part, i) if self.has(part, i) else None
 
     def weight(self, part: str, i: int = -1) -> Stored:
@@ -214,6 +220,7 @@ def _format(tensor: Tensor | SafeTensor) -> Format | None:
 
 
 def float32_of(tensor: Tensor | SafeTensor) -> np.ndarray:
+    """The tensor's values in its shape, read now; a scale that is not finite gives values that are not."""
     if isinstance(tensor, SafeTensor):
         return tensor.float32()
     if tensor.type == GGMLQuantizationType.F32:

@@ -1,4 +1,7 @@
-"""Typed access to a model file's metadata: a value of the wrong type or out of range raises ModelError."""
+"""Typed access to a model file's metadata: a value of the wrong type or out of range raises ModelError.
+
+A key that is missing has the default, or raises ModelError if that is None. Ranges are closed: [least, most].
+"""
 
 from __future__ import annotations
 

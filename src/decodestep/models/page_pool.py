@@ -175,6 +175,7 @@ class PagePool:
         self._dropped.append((pages, reserved))
 
     def take_locked(self) -> Page:
+        """A page for one user: a free one, else a fresh one, else the kept one that was used longest ago. Raises CacheFullError."""
         self.require_locked(1)
         if self._free:
             return Page(self._free.pop())
@@ -198,6 +199,7 @@ class PagePool:
         return parent.latest_child.get(token)
 
     def hold_locked(self, *pages: Page) -> None:
+        """Adds a user to pages that are held or kept."""
         for page in pages:
             page.users += 1
             self._kept.pop(page, None)

@@ -61,6 +61,7 @@ _OPENAI_DEFAULTS = {"best_of": 1, "echo": False, "modalities": ["text"], "respon
 
 
 def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
+    """The fields of `SamplingParams.from_generation_config`. known: the names of all its fields."""
     ok = isinstance(config, Mapping) or hasattr(config, "to_dict")
     require(ok, "from_generation_config", "config", "a GenerationConfig or a mapping of its fields", config)
     given = dict(config) if isinstance(config, Mapping) else config.to_dict()
@@ -110,6 +111,7 @@ def _is_list(value: Any) -> bool:
 
 
 def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+    """The fields of `SamplingParams.from_openai`. known: the names of all its fields."""
     require(isinstance(body, Mapping), "from_openai", "body", "a mapping of a request's fields", body)
     taken: dict[str, Any] = {}
     for name, value in body.items():

@@ -25,7 +25,7 @@ _SYNONYMS = {
 
 
 class Keys:
-    """config.json combined with the defaults of its family."""
+    """config.json combined with the defaults of its family; a key is read as `models.metadata` reads it."""
 
     def __init__(self, folder: ModelFolder) -> None:
         self.path = folder.path
@@ -47,12 +47,14 @@ class Keys:
         return md.integer(self._data, f"config.json: {key}", default, least=least, most=most)
 
     def size_or_none(self, key: str) -> int | None:
+        """None for a key that is missing or null."""
         return None if self.get(key) is None else self.size(key)
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self._data, f"config.json: {key}", default, least=least, most=most)
 
     def flag(self, key: str, default: bool = False) -> bool:
+        """The default for a key that is missing or null."""
         return default if self.get(key) is None else md.flag(self._data, f"config.json: {key}", default)
 
     def router(self, rule: RouterRule, experts: int) -> RouterRule:
@@ -60,6 +62,7 @@ class Keys:
         return checked(rule, experts, f"{self.path}: config.json", _ROUTER)
 
     def refuse(self, what: str) -> ModelError:
+        """The error to raise."""
         return ModelError(f"{self.path}: config.json: {what}")
 
 
@@ -103,12 +106,14 @@ class RopeParameters:
         return md.number(self._data, self._prefix + key, default, least=least, most=most)
 
     def divisors(self, key: str, count: int) -> np.ndarray:
+        """`count` numbers by which frequencies are divided, float64."""
         values = md.numbers(self._data, self._prefix + key, count)
         if values is None or not ((values >= LEAST_FACTOR) & (values <= MOST_FACTOR)).all():
             raise self._keys.refuse(f"{key} must be {count} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")
         return values
 
     def original(self, context: int) -> int:
+        """The context before it was extended; `context` where the file does not say."""
         outside = self._keys.get("original_max_position_embeddings")
         if outside is not None and not self._of_layers:
             return self._keys.size("original_max_position_embeddings", most=MAX_CONTEXT)

@@ -30,7 +30,7 @@ class Described(Protocol):
 
 @dataclass
 class GgufKeys:
-    """A file's metadata under the prefix of its architecture."""
+    """A file's metadata under the prefix of its architecture; a key is read as `models.metadata` reads it."""
 
     file: Described
     architecture: str
@@ -81,4 +81,5 @@ class GgufKeys:
         return checked(rule, experts, str(self.file.path), names)
 
     def refuse(self, what: str) -> ModelError:
+        """The error to raise."""
         return ModelError(f"{self.file.path}: {what}")
