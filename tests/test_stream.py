@@ -66,7 +66,7 @@ def test_a_conversation_and_ids_stream_too(model):
 
 def test_leaving_the_loop_ends_the_row_and_frees_its_cache(model, passes):
     stream = ds.stream(model, STORY, GREEDY)
-    cache = weakref.ref(stream._run._batch)
+    cache = weakref.ref(stream._call._batch)
     for n, _ in enumerate(stream):
         if n == 3:
             break

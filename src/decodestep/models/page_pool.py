@@ -175,7 +175,7 @@ class PagePool:
         self._dropped.append((pages, reserved))
 
     def take_locked(self) -> Page:
-        """A page for one user: a free one, else a fresh one, else the kept one that was used longest ago. Raises CacheFullError."""
+        """A page for one user: a free, a fresh, or the least recently used kept one. Raises CacheFullError if all are held."""
         self.require_locked(1)
         if self._free:
             return Page(self._free.pop())

@@ -106,7 +106,7 @@ class RopeParameters:
         return md.number(self._data, self._prefix + key, default, least=least, most=most)
 
     def divisors(self, key: str, count: int) -> np.ndarray:
-        """`count` numbers by which frequencies are divided, float64."""
+        """`count` numbers by which frequencies are divided."""
         values = md.numbers(self._data, self._prefix + key, count)
         if values is None or not ((values >= LEAST_FACTOR) & (values <= MOST_FACTOR)).all():
             raise self._keys.refuse(f"{key} must be {count} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")
