@@ -61,7 +61,7 @@ class Keys:
         """The rule, if it is valid for this number of experts."""
         return checked(rule, experts, f"{self.path}: config.json", _ROUTER)
 
-    def refuse(self, what: str) -> ModelError:
+    def refusal(self, what: str) -> ModelError:
         """The error to raise."""
         return ModelError(f"{self.path}: config.json: {what}")
 
@@ -82,7 +82,7 @@ class RopeParameters:
         if layer_type is None:
             found = outer = scaling or parameters
             if any(isinstance(value, dict) for value in found.values()):
-                raise keys.refuse(f"{place} by layer type are not supported for model_type {keys.kind!r}")
+                raise keys.refusal(f"{place} by layer type are not supported for model_type {keys.kind!r}")
         else:
             outer = parameters  # where transformers looks for `truncate`
             own = _object(keys, f"rope_parameters.{layer_type}", parameters.get(layer_type))
@@ -93,7 +93,7 @@ class RopeParameters:
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
         self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type") or "default")
         if found.get("partial_rotary_factor", 1.0) != 1.0 or keys.get("partial_rotary_factor") not in (None, 1.0):
-            raise keys.refuse("partial_rotary_factor is not supported")
+            raise keys.refusal("partial_rotary_factor is not supported")
         theta = keys.get("rope_local_base_freq" if slides else "rope_theta")
         key = f"{self._prefix}truncate"
         self.truncate = md.flag({key: outer.get("truncate", True) or False}, key, True)  # of YaRN; null is false
@@ -109,7 +109,7 @@ class RopeParameters:
         """`count` numbers by which frequencies are divided."""
         values = md.numbers(self._data, self._prefix + key, count)
         if values is None or not ((values >= LEAST_FACTOR) & (values <= MOST_FACTOR)).all():
-            raise self._keys.refuse(f"{key} must be {count} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")
+            raise self._keys.refusal(f"{key} must be {count} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")
         return values
 
     def original(self, context: int) -> int:
@@ -123,5 +123,5 @@ class RopeParameters:
 def _object(keys: Keys, name: str, value: Any) -> dict[str, Any]:
     """{} for null, false and others that are as good as nothing to transformers."""
     if value and not isinstance(value, dict):
-        raise keys.refuse(f"{name} must be an object")
+        raise keys.refusal(f"{name} must be an object")
     return value or {}

@@ -31,9 +31,9 @@ def config_of(folder: ModelFolder) -> Config:
     keys = Keys(folder)
     _check_quantization(keys)
     if "is_causal" in folder.config and folder.config["is_causal"] is not True:
-        raise keys.refuse("is_causal false, bidirectional attention, is not supported")
+        raise keys.refusal("is_causal false, bidirectional attention, is not supported")
     if keys.get("per_layer_config"):
-        raise keys.refuse("per_layer_config, sizes of single layers, is not supported")
+        raise keys.refusal("per_layer_config, sizes of single layers, is not supported")
     activation = _activation(keys)
     layers, hidden = keys.size("num_hidden_layers", most=MAX_LAYERS), keys.size("hidden_size")
     heads = keys.size("num_attention_heads", most=MAX_HEADS)
@@ -62,7 +62,7 @@ def _activation(keys: Keys) -> str:
     """Gemma's key has another name, and its activation is another."""
     key, names, ours = _ACTIVATIONS.get(keys.kind, ("hidden_act", ("silu", "swish"), "swiglu"))
     if keys.get(key) not in names:
-        raise keys.refuse(f"{key} {keys.get(key)!r} is not supported ({names[0]!r} is)")
+        raise keys.refusal(f"{key} {keys.get(key)!r} is not supported ({names[0]!r} is)")
     return ours
 
 
@@ -71,7 +71,7 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
     nope = keys.size("qk_nope_head_dim", least=0)
     turned, value = keys.size("qk_rope_head_dim"), keys.size_or_none("v_head_dim") or hidden // heads
     if turned % 2 or value < 1:
-        raise keys.refuse(f"qk_rope_head_dim {turned} and v_head_dim {value}: not supported")
+        raise keys.refusal(f"qk_rope_head_dim {turned} and v_head_dim {value}: not supported")
     scale = (nope + turned) ** -0.5
     parameters = RopeParameters(keys)
     strength = parameters.number("mscale_all_dim", 0.0, least=0.0, most=100.0)
@@ -107,7 +107,7 @@ def _experts(keys: Keys, layers: int) -> Experts | None:
     if keys.kind == "glm4_moe_lite":
         kinds = keys.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
         if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("dense", "sparse") for kind in kinds):
-            raise keys.refuse(f"mlp_layer_types must have 'dense' or 'sparse' for each of {layers} layers")
+            raise keys.refusal(f"mlp_layer_types must have 'dense' or 'sparse' for each of {layers} layers")
         sparse = tuple(kind == "sparse" for kind in kinds)
     else:
         dense = keys.size("first_k_dense_replace", least=0, most=MAX_LAYERS)
@@ -122,7 +122,7 @@ def _experts(keys: Keys, layers: int) -> Experts | None:
         # transformers reads neither norm_topk_prob nor, where the method is greedy, the groups.
         method = keys.get("topk_method")
         if method not in ("greedy", "group_limited_greedy"):
-            raise keys.refuse(f"topk_method {method!r} is not supported ('greedy' and 'group_limited_greedy' are)")
+            raise keys.refusal(f"topk_method {method!r} is not supported ('greedy' and 'group_limited_greedy' are)")
         groups, kept = (keys.size("n_group"), keys.size("topk_group")) if method == "group_limited_greedy" else (1, 1)
         rule = RouterRule(used, "softmax", groups, kept, "maximum", scale=scale)
     else:
@@ -144,9 +144,9 @@ def _check_quantization(keys: Keys) -> None:
     if found is None:
         return
     if not isinstance(found, dict):
-        raise keys.refuse("quantization_config must be an object")
+        raise keys.refusal("quantization_config must be an object")
     method = found.get("quant_method")
     if method != "fp8" or found.get("fmt", "e4m3") != "e4m3" or found.get("weight_block_size") != [128, 128]:
-        raise keys.refuse(
+        raise keys.refusal(
             f"quantization_config of quant_method {method!r} is not supported (fp8, e4m3, blocks of 128 x 128 is)"
         )

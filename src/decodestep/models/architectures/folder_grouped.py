@@ -22,7 +22,7 @@ def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
     kv_heads = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
     head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
     if heads % kv_heads or head_dim % 2 or not head_dim:
-        raise keys.refuse(f"{heads} query heads on {kv_heads} key heads of {head_dim} values: not supported")
+        raise keys.refusal(f"{heads} query heads on {kv_heads} key heads of {head_dim} values: not supported")
     windows, more = GROUPED[keys.kind](keys, layers), _MORE.get(keys.kind, _nothing)(keys, common)
     biases = (*_QKV, "attention_output") if keys.flag("attention_bias") and keys.kind in _WITH_BIAS_KEY else ()
     options = {"biases": _QKV if keys.kind == "qwen2" else biases, "windows": windows} | more.pop("grouped", {})
@@ -53,7 +53,7 @@ def layer_types(keys: Keys, layers: int, slides: Callable[[int], bool]) -> list[
         return ["sliding_attention" if slides(i) else "full_attention" for i in range(layers)]
     known = ("full_attention", "sliding_attention")
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
-        raise keys.refuse(f"layer_types must have 'full_attention' or 'sliding_attention' for each of {layers} layers")
+        raise keys.refusal(f"layer_types must have 'full_attention' or 'sliding_attention' for each of {layers} layers")
     return kinds
 
 
@@ -107,7 +107,7 @@ def _qwen3_moe_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     count, layers = keys.size("num_experts", least=0, most=MAX_EXPERTS), common["layers"]
     step, dense = keys.size("decoder_sparse_step", most=MAX_LAYERS), keys.get("mlp_only_layers") or []
     if not isinstance(dense, list):
-        raise keys.refuse("mlp_only_layers must be a list")
+        raise keys.refusal("mlp_only_layers must be a list")
     sparse = tuple(count > 0 and i not in dense and (i + 1) % step == 0 for i in range(layers))
     if not any(sparse):
         return _head_norms(keys, common)
@@ -122,7 +122,7 @@ def _smollm3_ropes(keys: Keys, layers: int) -> tuple[int, ...]:
     if flags is None:
         return tuple(int((i + 1) % period == 0) for i in range(layers))
     if not isinstance(flags, list) or len(flags) < layers or not all(flag in (0, 1) for flag in flags):
-        raise keys.refuse(f"no_rope_layers must have 0 or 1 for each of {layers} layers")
+        raise keys.refusal(f"no_rope_layers must have 0 or 1 for each of {layers} layers")
     return tuple(1 - int(flag) for flag in flags[:layers])
 
 
@@ -142,7 +142,7 @@ def _granite_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
 def _gemma3_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
         if keys.get(key):
-            raise keys.refuse(f"{key} is not supported")
+            raise keys.refusal(f"{key} is not supported")
     kinds = layer_types(keys, common["layers"], _gemma3_slides(keys))
     return {
         "grouped": {

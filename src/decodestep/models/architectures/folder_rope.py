@@ -18,7 +18,7 @@ def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     if keys.kind == "gemma3_text":
         full, sliding = (_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
         if sliding.long_frequencies is not None:
-            raise keys.refuse("rope_type 'longrope' of sliding_attention is not supported")
+            raise keys.refusal("rope_type 'longrope' of sliding_attention is not supported")
         first, second = full, sliding
     else:
         first, second = _rope(keys, config, RopeParameters(keys)), rope.none(config.head_dim)
@@ -36,13 +36,13 @@ def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
     if p.kind == "llama3":
         low, high = p.number("low_freq_factor", **stretch), p.number("high_freq_factor", **stretch)
         if not low < high:
-            raise keys.refuse(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
+            raise keys.refusal(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
         return Rope(rope.llama3(p.theta, width, factor=p.number("factor", **stretch), low=low, high=high, original=original))
     factor = p.number("factor", config.context / original, **stretch)
     given = p.number("attention_factor", **stretch) if "attention_factor" in p else None
     if p.kind == "yarn":
         if p.theta == 1:
-            raise keys.refuse("rope_theta 1 and YaRN contradict each other")
+            raise keys.refusal("rope_theta 1 and YaRN contradict each other")
         fast, slow = (p.number(name, 0.0, least=0.0, most=1e6) for name in ("beta_fast", "beta_slow"))
         mscale, all_dim = (p.number(name, 0.0, least=0.0, most=100.0) for name in ("mscale", "mscale_all_dim"))
         frequencies = rope.yarn(
@@ -60,4 +60,4 @@ def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
         growth = rope.long_factor(factor, max(original, 2)) if given is None else given
         switches = original < config.context and not np.array_equal(short, long)
         return Rope(short, growth, long if switches else None, original)
-    raise keys.refuse(f"rope_type {p.kind!r} is not supported ('default', 'linear', 'llama3', 'yarn' and 'longrope' are)")
+    raise keys.refusal(f"rope_type {p.kind!r} is not supported ('default', 'linear', 'llama3', 'yarn' and 'longrope' are)")

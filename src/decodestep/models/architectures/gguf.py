@@ -48,12 +48,12 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
     by_length = "rope_factors_short.weight" in file.tensors
     if given != 1 and config.latent_attention and (kind == "yarn" or not by_length):  # there llama.cpp scales scores by it too
-        raise keys.refuse("rope.scaling.attn_factor is not supported in latent attention")
+        raise keys.refusal("rope.scaling.attn_factor is not supported in latent attention")
     if kind == "yarn":
         factor, original = _stretch(keys)
         fast, slow = (keys.number(f"rope.scaling.yarn_beta_{name}", 0.0, least=0.0, most=1e6) for name in ("fast", "slow"))
         if theta == 1:
-            raise keys.refuse("rope.freq_base 1 and YaRN contradict each other")
+            raise keys.refusal("rope.freq_base 1 and YaRN contradict each other")
         # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
         strength = _yarn_strength(keys)
         frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0)
@@ -65,7 +65,7 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
         growth = given if "rope.scaling.attn_factor" in keys else rope.long_factor(config.context / original, max(original, 2))
         return Rope(lengths[0], growth, None if original >= config.context else lengths[1], original)
     if kind == "longrope":
-        raise keys.refuse("rope scaling 'longrope' without the tensors rope_factors_long.weight and rope_factors_short.weight")
+        raise keys.refusal("rope scaling 'longrope' without the tensors rope_factors_long.weight and rope_factors_short.weight")
     frequencies = rope.plain(theta, width)
     if "rope_freqs.weight" in file.tensors:
         frequencies = frequencies / _factors(file, "rope_freqs.weight", width, vector)
@@ -102,10 +102,10 @@ def _latent(keys: GgufKeys, common: dict[str, Any], head: int, value: int, *, qu
     """The sizes of latent attention. head, value: the widths of a head of keys and of values."""
     rotated = keys.size("rope.dimension_count")
     if rotated > head or rotated % 2:
-        raise keys.refuse(f"rope.dimension_count {rotated} is odd, or more than a head's {head} values")
+        raise keys.refusal(f"rope.dimension_count {rotated} is odd, or more than a head's {head} values")
     scaling = keys.text("rope.scaling.type", "none")
     if scaling not in ("none", "linear", "yarn", "longrope"):
-        raise keys.refuse(f"rope scaling {scaling!r} is not supported")
+        raise keys.refusal(f"rope scaling {scaling!r} is not supported")
     scale = head**-0.5
     if scaling == "yarn" and (strength := _yarn_strength(keys)):
         scale *= rope.yarn_growth(_stretch(keys)[0], strength) ** 2
@@ -121,7 +121,7 @@ def _query_rank(keys: GgufKeys) -> int | None:
 def _deepseek2(keys: GgufKeys) -> Config:
     common = keys.common()
     if keys.number("attention.temperature_scale", 0.0, least=-1e6, most=1e6):
-        raise keys.refuse("attention.temperature_scale, by which scores grow with the position, is not supported")
+        raise keys.refusal("attention.temperature_scale, by which scores grow with the position, is not supported")
     whole = "attention.key_length_mla" not in keys  # an older file: the true head sizes have the plain names
     head, value = (keys.size(f"attention.{name}_length{'' if whole else '_mla'}") for name in ("key", "value"))
     latent = _latent(keys, common, head, value, query_rank=_query_rank(keys))

@@ -40,16 +40,16 @@ def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict
     values = keys.size("attention.value_length", head_dim)
     rotated = keys.size("rope.dimension_count", head_dim)
     if heads % kv_heads or head_dim % 2 or not head_dim == values == rotated:
-        raise keys.refuse(
+        raise keys.refusal(
             f"{heads} query heads on {kv_heads} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
             "not supported"
         )
     scaling = keys.text("rope.scaling.type", "none")
     if scaling not in ("none", "linear", "yarn") and (scaling, keys.architecture) not in _LONG_ROPE:
-        raise keys.refuse(f"rope scaling {scaling!r} is not supported")
+        raise keys.refusal(f"rope scaling {scaling!r} is not supported")
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if keys.number(key, 0.0, least=-1e6, most=1e6):
-            raise keys.refuse(f"{key} is not supported")
+            raise keys.refusal(f"{key} is not supported")
     size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT) if window else 0
     biases = tuple(part for part in _BIASED if names.GGUF[f"{part}_bias"].format(i=0) in keys.file.tensors)
     options: dict[str, Any] = {"biases": biases, "windows": (size,) * layers if size else (), **more}
@@ -58,7 +58,7 @@ def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict
 
 def _dense(keys: GgufKeys, *, rope_half_split: bool, **more: Any) -> Config:
     if keys.size("expert_count", 0, least=0):
-        raise keys.refuse("experts are not supported")
+        raise keys.refusal("experts are not supported")
     return Config(
         **_grouped_fields(keys, **more), feed_forward=keys.size("feed_forward_length"), rope_half_split=rope_half_split
     )
@@ -104,7 +104,7 @@ def _gemma3(keys: GgufKeys) -> Config:
     head_dim = keys.size("attention.key_length", hidden // heads)
     for key in ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"):
         if keys.size(key, head_dim) != head_dim:
-            raise keys.refuse(f"{key}, another width of the heads of layers with windows, is not supported")
+            raise keys.refusal(f"{key}, another width of the heads of layers with windows, is not supported")
     size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT)
     slides = _slides(keys, layers) if size else (False,) * layers
     sizes = _grouped_fields(
@@ -130,7 +130,7 @@ def _slides(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
     found = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
     if isinstance(found, (list, np.ndarray)):
         if len(found) != layers:
-            raise keys.refuse(f"attention.sliding_window_pattern must be a number, or one for each of {layers} layers")
+            raise keys.refusal(f"attention.sliding_window_pattern must be a number, or one for each of {layers} layers")
         return tuple(map(bool, found))
     period = keys.size("attention.sliding_window_pattern", _GEMMA_PERIOD)
     return tuple(i % period < period - 1 for i in range(layers))

@@ -57,7 +57,7 @@ class GgufKeys:
         """The sizes that all architectures have."""
         data = self.file.metadata
         if not md.flag(data, self._key("attention.causal"), True):
-            raise self.refuse(f"{self._key('attention.causal')} false, bidirectional attention, is not supported")
+            raise self.refusal(f"{self._key('attention.causal')} false, bidirectional attention, is not supported")
         skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
         layers = self.size("block_count", most=MAX_LAYERS) - skipped
         if layers < 1:
@@ -80,6 +80,6 @@ class GgufKeys:
         names = {field: f"metadata {self._key(key)}" for field, key in _ROUTER.items()}
         return checked(rule, experts, str(self.file.path), names)
 
-    def refuse(self, what: str) -> ModelError:
+    def refusal(self, what: str) -> ModelError:
         """The error to raise."""
         return ModelError(f"{self.file.path}: {what}")

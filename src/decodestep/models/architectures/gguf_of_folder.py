@@ -65,7 +65,7 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
     data, vectors = _rope(keys, config, architecture, ropes)
     strange = _strange(config, architecture, vectors)
     if strange is not None:
-        raise keys.refuse(f"llama.cpp does not load a file of {architecture} with {strange}")
+        raise keys.refusal(f"llama.cpp does not load a file of {architecture} with {strange}")
     data = {f"{architecture}.{key}": value for key, value in (_sizes(config, architecture) | data).items()}
     data = {"general.architecture": architecture, "general.name": config.name, **data}
     expected = replace(
@@ -75,19 +75,19 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
         # Latents' keys and values apart, as new files of deepseek2 have them.
         parts = list(names.parts_of(expected, names.GGUF, lambda name: architecture != "deepseek2" and "attn_kv_b" in name))
     except KeyError as error:
-        raise keys.refuse(f"a GGUF file has no name for {error}") from error
+        raise keys.refusal(f"a GGUF file has no name for {error}") from error
     empty = next((part.name for _, part in parts if 0 in part.shape), None)
     if empty is not None:
-        raise keys.refuse(f"a GGUF file cannot have a tensor without values, as {empty} would be")
+        raise keys.refusal(f"a GGUF file cannot have a tensor without values, as {empty} would be")
     file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
     read = gguf.config_of(file)
     mine, theirs = _facts(expected), _facts(read)
     for name, value in mine.items():
         if not _same(value, theirs.get(name)):
-            raise keys.refuse(f"a GGUF file of {architecture} would be read with {name} {theirs.get(name)}, not {value}")
+            raise keys.refusal(f"a GGUF file of {architecture} would be read with {name} {theirs.get(name)}, not {value}")
     for ours, again in zip(ropes, gguf.ropes_of(file, read, lambda name, _: vectors[name]), strict=True):
         if not _same_rope(ours, again):
-            raise keys.refuse(f"a GGUF file of {architecture} cannot say its rotation")
+            raise keys.refusal(f"a GGUF file of {architecture} cannot say its rotation")
     return Header(folder.path, data, read, parts, vectors)
 
 
