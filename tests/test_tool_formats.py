@@ -93,8 +93,8 @@ def test_calls_are_read(kind, template, text, visible, names):
     shown = held = ""
     for character in text:  # as a stream has it
         held += character
-        free = format_.text.free(held)
-        shown, held = shown + held[:free], held[free:]
+        plain_length = format_.call_format.plain_length(held)
+        shown, held = shown + held[:plain_length], held[plain_length:]
     assert (shown + format_.read(held)[0]).rstrip() == visible and len(format_.read(held)[1]) == len(names)
 
 

@@ -99,7 +99,7 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
-    spelled = format_.text.spelled if format_ else ()
+    spelled = format_.call_format.spelled if format_ else ()
     return _job(body, [ids], chat_form(format_), None, _constraint(model, body, format_), spelled)
 
 

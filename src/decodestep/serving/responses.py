@@ -151,7 +151,7 @@ class ChatChoice(Choice):
         elif self._format is None:
             self._released = len(text)
         else:
-            self._released = max(start, self._format.text.free(text))
+            self._released = max(start, self._format.call_format.plain_length(text))
         message: dict[str, Any] = {"content": text[start : self._released]} if start < self._released else {}
         if calls:
             message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+from decodestep.serving.tool_call_format import CallFormat, Calls, Pieces
 from decodestep.serving.tool_json import (
     UnreadableError,
     arguments_in,
@@ -19,10 +20,9 @@ from decodestep.serving.tool_json import (
     tagged_form,
     tagged_value,
 )
-from decodestep.serving.tool_text import Calls, CallText, Pieces
 
 
-class TaggedJson(CallText):
+class TaggedJson(CallFormat):
     """Qwen, Hermes, SmolLM, Granite: <tool_call> {"name": ..., "arguments": {...}} </tool_call>, one or several."""
 
     marks = ("<tool_call>",)
@@ -35,15 +35,15 @@ class TaggedJson(CallText):
         return ["<tool_call>\n", call_schema(name, "arguments", schema), "\n</tool_call>"]
 
 
-class BareJson(CallText):
+class BareJson(CallFormat):
     """Llama 3.1 to 3.3: the text is one or more {"name": ..., "parameters": {...}}, optionally after <|python_tag|>."""
 
     marks = ("<|python_tag|>",)
     always_marked = False
     spelled = ("<|python_tag|>",)
 
-    def free(self, text: str) -> int:
-        return 0 if not text.strip() or text.lstrip()[0] == "{" else super().free(text)
+    def plain_length(self, text: str) -> int:
+        return 0 if not text.strip() or text.lstrip()[0] == "{" else super().plain_length(text)
 
     def read(self, text: str) -> tuple[str, Calls]:
         if text.lstrip()[:1] != "{":
@@ -64,7 +64,7 @@ class BareJson(CallText):
         return [call_schema(name, "parameters", schema)]
 
 
-class MistralList(CallText):
+class MistralList(CallFormat):
     """Mistral up to 2024: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]; reads the later format too."""
 
     marks = ("[TOOL_CALLS]",)
@@ -94,7 +94,7 @@ class MistralNamed(MistralList):
         return [f"[TOOL_CALLS]{name}[ARGS]", schema]
 
 
-class DeepSeek(CallText):
+class DeepSeek(CallFormat):
     """DeepSeek V3.1: calls between control tokens, name<sep>{...}; reads the format of V3 and R1 too."""
 
     marks = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
@@ -136,7 +136,7 @@ class KimiSection(DeepSeek):
         return [f"{begin}functions.{name}:0<|tool_call_argument_begin|>", schema, end]
 
 
-class CohereActions(CallText):
+class CohereActions(CallFormat):
     """Command R7B: a list of {"tool_call_id": ..., "tool_name": ..., "parameters": {...}} between control tokens."""
 
     marks = ("<|START_ACTION|>",)
@@ -166,7 +166,7 @@ class CohereFenced(CohereActions):
         return [begin, schema, "\n    }\n]\n```"]
 
 
-class GemmaCalls(CallText):
+class GemmaCalls(CallFormat):
     """Gemma 4: <|tool_call>call:name{key:value,...}<tool_call|>, strings between control tokens, keys without quotes.
 
     Within lists and objects the models also write JSON, so strings in quotes are read too.
@@ -238,7 +238,7 @@ class GemmaCalls(CallText):
         return found[1].replace(self._QUOTE, "").strip('"'), text[found.end() :]
 
 
-class Harmony(CallText):
+class Harmony(CallFormat):
     """gpt-oss: messages in channels; a message to functions.name is a call, others in final or commentary are the answer."""
 
     always_marked = False
@@ -246,7 +246,7 @@ class Harmony(CallText):
     _MESSAGE = re.compile(r"([^<]*)<\|channel\|>(.*?)<\|message\|>(.*?)(?=<\|(?:end|call|return|start)\|>|$)", re.DOTALL)
     _TO = re.compile(r"to=functions\.([\w-]+)")
 
-    def free(self, text: str) -> int:
+    def plain_length(self, text: str) -> int:
         return 0  # the whole text is needed to tell calls from the answer
 
     def read(self, text: str) -> tuple[str, Calls]:
@@ -269,7 +269,7 @@ class Harmony(CallText):
         return [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema]
 
 
-class TaggedArguments(CallText):
+class TaggedArguments(CallFormat):
     """GLM 4.5 to 4.7: <tool_call>name, then <arg_key>key</arg_key> <arg_value>value</arg_value> for each argument."""
 
     marks = ("<tool_call>",)
@@ -306,7 +306,7 @@ class TaggedFunctions(TaggedArguments):
 
 
 # A template has the first format all of whose words it contains.
-_KINDS: tuple[tuple[tuple[str, ...], type[CallText]], ...] = (
+_KINDS: tuple[tuple[tuple[str, ...], type[CallFormat]], ...] = (
     (("<|channel|>", "functions."), Harmony),
     (("<｜tool▁sep｜>", "```json"), DeepSeekFenced),
     (("<｜tool▁sep｜>",), DeepSeek),
@@ -323,6 +323,6 @@ _KINDS: tuple[tuple[tuple[str, ...], type[CallText]], ...] = (
 )
 
 
-def kind_of(template: str) -> type[CallText] | None:
+def kind_of(template: str) -> type[CallFormat] | None:
     """The format of calls in a chat template; None if it is unknown."""
     return next((kind for words, kind in _KINDS if all(word in template for word in words)), None)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from decodestep.sampling.json_schema import JSON_FORM, check, enforceable
-from decodestep.serving.tool_text import Pieces
+from decodestep.serving.tool_call_format import Pieces
 
 _SPACE = r"SPACE: /\s{0,2}/"  # after a call; without a limit a row at a high temperature might write nothing else
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decodestep.serving.errors import refusal
+from decodestep.serving.tool_call_format import CallFormat
 from decodestep.serving.tool_formats import TaggedJson, kind_of
 from decodestep.serving.tool_grammar import answer_or_calls, one_call, text_or_calls
 from decodestep.serving.tool_json import UnreadableError
-from decodestep.serving.tool_text import CallText
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -33,15 +33,15 @@ For a call, answer with its name and arguments as JSON:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The format of a request's tool calls.
+    """A request's tools, and how their calls are read.
 
-    text: the format, with the functions that may be called. required: whether one must be. of_template: whether the chat
+    call_format: that of a call, with the functions that may be called. required: whether one must be. of_template: whether the chat
     template describes the tools to the model; otherwise a system message does. as_text: whether calls and results in the
     conversation are written as text, for a template that supports neither. definitions: of all functions, as the request gave
     them. several: whether a message may have more than one call. earlier: the number of calls in the conversation.
     """
 
-    text: CallText
+    call_format: CallFormat
     required: bool
     of_template: bool
     as_text: bool
@@ -52,7 +52,7 @@ class ToolFormat:
     def describe_tools(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with the functions described in its system message."""
         tools = "\n".join(json.dumps(tool) for tool in self.definitions)
-        text = _DESCRIPTION.format(tools=tools, example=_example(self.text.call("<name>", {}), "<arguments>"))
+        text = _DESCRIPTION.format(tools=tools, example=_example(self.call_format.call("<name>", {}), "<arguments>"))
         usual = self._in_turns(conversation) if self.as_text else conversation
         if usual and usual[0]["role"] == "system":
             return [{**usual[0], "content": f"{usual[0]['content']}\n\n{text}"}, *usual[1:]]
@@ -61,15 +61,15 @@ class ToolFormat:
     def read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """The visible text and the calls in the response's form; everything is text if a call cannot be parsed."""
         try:
-            visible, calls = self.text.read(text)
+            visible, calls = self.call_format.read(text)
         except UnreadableError:
             return text, []
-        if not all(name in self.text.functions and isinstance(arguments, dict) for name, arguments in calls):
+        if not all(name in self.call_format.functions and isinstance(arguments, dict) for name, arguments in calls):
             return text, []
         found = []
         for number, (name, arguments) in enumerate(calls if self.several else calls[:1], self.earlier):
             given = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-            found.append({"id": self.text.new_id(name, number), "type": "function", "function": given})
+            found.append({"id": self.call_format.new_id(name, number), "type": "function", "function": given})
         return visible, found
 
     def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
@@ -78,16 +78,16 @@ class ToolFormat:
         answer: the JSON schema of a response that is no call. If only some of the functions may be called, and the format's
         calls do not always begin with a mark, any text is left to `read`.
         """
-        marks = self.text.marks if self.text.always_marked else ()
-        excluding = len(self.text.functions) < len({tool["function"]["name"] for tool in self.definitions})
+        marks = self.call_format.marks if self.call_format.always_marked else ()
+        excluding = len(self.call_format.functions) < len({tool["function"]["name"] for tool in self.definitions})
         if not (self.required or answer is not None or (excluding and marks)):
             return None
-        texts = [self.text.call(name, dict(schema)) for name, schema in self.text.functions.items()]
+        texts = [self.call_format.call(name, dict(schema)) for name, schema in self.call_format.functions.items()]
         if self.required:
             return one_call(texts)
         if answer is not None:
             return answer_or_calls(texts, answer, several=bool(marks) and self.several)
-        hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.text.spelled)
+        hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.call_format.spelled)
         return text_or_calls(texts, marks, sorted(hidden), several=self.several)
 
     def _in_turns(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:

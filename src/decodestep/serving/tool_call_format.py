@@ -16,7 +16,7 @@ Functions = Mapping[str, Mapping[str, Any]]  # the JSON schema of each function'
 Pieces = list[str | dict[str, Any] | re.Pattern[str]]
 
 
-class CallText(ABC):
+class CallFormat(ABC):
     """A format of function calls. functions: those that may be called.
 
     marks: strings that begin a call, anywhere in the text. always_marked: whether nothing else begins one, and `call` contains
@@ -30,7 +30,7 @@ class CallText(ABC):
     def __init__(self, functions: Functions) -> None:
         self.functions = functions
 
-    def free(self, text: str) -> int:
+    def plain_length(self, text: str) -> int:
         """How many characters of the text so far cannot belong to a call or to the whitespace before one."""
         found = [at for mark in self.marks if (at := text.find(mark)) >= 0]
         if found:
