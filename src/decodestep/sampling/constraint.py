@@ -72,11 +72,11 @@ class ConstraintLogitsProcessor:
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
-        begun = time.thread_time()
+        began = time.thread_time()
         self._steps = None if self._matcher.is_error() else self._mask()  # of the row as it was then
         if self._matcher.is_error():
             refuse("SamplingParams", self.language, "one that can be compiled", Words(short(self._matcher.get_error())))
-        if time.thread_time() - begun > _FIRST_SECONDS:
+        if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", self.language, "one that can be compiled", Words("one that costs too much"))
 
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
@@ -86,9 +86,9 @@ class ConstraintLogitsProcessor:
         if len(tokens) > self._read:
             new = list(tokens[self._read :])
             self._read = len(tokens)
-            begun = time.thread_time()
+            began = time.thread_time()
             self._steps = self._mask() if self._matcher.consume_tokens(new) else None
-            if time.thread_time() - begun > _STEP_SECONDS * len(new):
+            if time.thread_time() - began > _STEP_SECONDS * len(new):
                 raise ConstraintError(f"{self.language}: a token costs too much", self.language)
         if self._steps is None or self._matcher.is_error():
             what = short(self._matcher.get_error()) or "the text does not belong to it"

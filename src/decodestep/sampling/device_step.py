@@ -22,11 +22,11 @@ _NOTHING = (Force(np.empty(0, np.int64)),)  # of a row that has ended
 
 
 class Drawn(NamedTuple):
-    """tokens: int64 (B,), on the device; `listed`: the same on the host. ends: a code for each row, as in `step_rows`; logprobs
+    """tokens: int64 (B,), on the device; tokens_on_host: the same there. ends: a code for each row, as in `step_rows`; logprobs
     likewise. held: what rows that failed had held back, by their index."""
 
     tokens: Any
-    listed: list[int]
+    tokens_on_host: list[int]
     ends: bytes
     logprobs: tuple[TokenLogprobs | None, ...]
     held: dict[int, str]
@@ -68,9 +68,9 @@ def draw(rows: Sequence[Row], logits: Any, vocab: int) -> Drawn:
         top_logprobs=[row.params.logprobs for row in rows],
         backend="triton",
     )
-    listed = result.tokens.tolist()
-    ends = accept_tokens([row.native for row in rows], listed, vocab) or bytes(len(rows))
-    return Drawn(result.tokens, listed, ends, result.logprobs, held)
+    tokens_on_host = result.tokens.tolist()
+    ends = accept_tokens([row.native for row in rows], tokens_on_host, vocab) or bytes(len(rows))
+    return Drawn(result.tokens, tokens_on_host, ends, result.logprobs, held)
 
 
 def processed(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str) -> Any:

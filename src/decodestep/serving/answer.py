@@ -58,7 +58,7 @@ class Answer:
                 self._requests.append(self._engine.submit(prompt, params, listener=listener, spelled=self._job.spelled))
         except RequestError as error:
             self.cancel()
-            raise http_error(error, self._job.names) from None
+            raise http_error(error, self._job.field_of) from None
         except BaseException:
             self.cancel()
             raise
@@ -142,7 +142,7 @@ class Answer:
         for row in rows:
             row.error = None  # its frames hold the row: all of it would stay until the garbage is collected
         if errors:
-            raise http_error(errors[0], self._job.names) from errors[0]
+            raise http_error(errors[0], self._job.field_of) from errors[0]
 
     def _record(self) -> None:
         """Adds the request, whose rows have all ended, to the metrics and the log."""

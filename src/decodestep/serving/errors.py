@@ -37,9 +37,9 @@ def unknown_field(name: str) -> HttpError:
     return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
 
 
-def http_error(error: BaseException, names: Mapping[str, str] | None = None) -> HttpError:
-    """The response to an exception. names: the request's field for each argument that it has under another name."""
-    spelled = names or {}
+def http_error(error: BaseException, field_of: Mapping[str, str] | None = None) -> HttpError:
+    """The response to an exception. field_of: the request's field for each argument that it has under another name."""
+    spelled = field_of or {}
     match error:
         case HttpError():
             return error

@@ -38,8 +38,8 @@ class Job:
     """A parsed request.
 
     prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
-    stream ends with the token counts. spelled: names of control tokens that appear in the text. names: the request's field for
-    each field of params that it has under another name, or that was made from another one.
+    stream ends with the token counts. spelled: names of control tokens that appear in the text. field_of: the request's field
+    for each field of params that it has under another name, or that was made from another one.
     """
 
     prompts: list[Any]
@@ -48,7 +48,7 @@ class Job:
     stream: bool
     usage: bool
     spelled: Collection[str]
-    names: Mapping[str, str]
+    field_of: Mapping[str, str]
 
 
 def parse_body(data: bytes) -> dict[str, Any]:

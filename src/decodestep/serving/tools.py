@@ -35,8 +35,8 @@ For a call, answer with its name and arguments as JSON:
 class ToolFormat:
     """A request's tools, and how their calls are read.
 
-    call_format: that of a call, with the functions that may be called. required: whether one must be. of_template: whether the chat
-    template describes the tools to the model; otherwise a system message does. as_text: whether calls and results in the
+    call_format: that of a call, with the functions that may be called. required: whether one must be. of_template: whether the
+    chat template describes the tools to the model; otherwise a system message does. as_text: whether calls and results in the
     conversation are written as text, for a template that supports neither. definitions: of all functions, as the request gave
     them. several: whether a message may have more than one call. earlier: the number of calls in the conversation.
     """
