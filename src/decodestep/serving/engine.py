@@ -175,7 +175,8 @@ class Engine:
 
     def require_possible(self, count: int) -> None:
         """Raises ValueError for more rows than max_rows + max_waiting."""
-        require(count <= self._max_live, _OP, "num_return_sequences", f"at most {self._max_live}, for all prompts together", count)
+        rule = f"at most {self._max_live}, for all prompts together"
+        require(count <= self._max_live, _OP, "num_return_sequences", rule, count)
 
     def _require_room(self, count: int) -> None:
         if self._closing:
