@@ -5,7 +5,8 @@
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
     python benchmarks/bench_generate.py --file model.gguf ...
     python benchmarks/bench_generate.py --model 135m 0.6b 1b 3b v2-lite moonlight glm-flash youtu minicpm3 plm
-        [--kind Q4_0 Q4_1 Q4_K_M Q5_K_M Q6_K Q8_0 IQ4_XS F16 BF16] [--layers 27] [--experts 64] [--folder DIR] ...
+        [--kind Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K_M Q5_K_M Q6_K IQ4_NL IQ4_XS MXFP4 F16 BF16]
+        [--layers 27] [--experts 64] [--folder DIR] ...
 
 With --model, files of the models' shapes with random weights are written to the folder and run one after another, in each kind
 (Q4_0 if none is named) and on each number of threads. They have all layers and experts unless --layers and --experts say fewer,

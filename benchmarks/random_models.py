@@ -7,6 +7,7 @@ compressed query by its 26 or 27 layers, so of V2-Lite and Moonlight it wants al
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,19 +72,20 @@ SHAPES: dict[str, Shape | GroupedShape] = {
 }
 # What a matrix becomes: the type, and the one for rows that do not fill its blocks, as llama.cpp's quantiser has it.
 KINDS = {
-    "Q4_0": ("Q4_0", "Q4_0"), "Q4_1": ("Q4_1", "Q4_1"), "Q8_0": ("Q8_0", "Q8_0"), "Q4_K_M": ("Q4_K", "Q5_0"),
-    "Q5_K_M": ("Q5_K", "Q5_1"), "Q6_K": ("Q6_K", "Q8_0"), "IQ4_XS": ("IQ4_XS", "IQ4_NL"), "F16": ("F16", "F16"),
-    "BF16": ("BF16", "BF16"),
+    **{kind: (kind, kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "F16", "BF16")},
+    "Q4_K_M": ("Q4_K", "Q5_0"), "Q5_K_M": ("Q5_K", "Q5_1"), "Q6_K": ("Q6_K", "Q8_0"), "IQ4_XS": ("IQ4_XS", "IQ4_NL"),
 }  # fmt: skip
 # The same for the logits, and with "_M" for values and down projections of half of the layers; in models with latent attention,
 # where the quantiser has other rules, only for logits that are not the embedding's.
-_MORE = {"Q4_0": ("Q6_K", "Q8_0"), "Q4_K_M": ("Q6_K", "Q8_0"), "Q5_K_M": ("Q6_K", "Q8_0"), "IQ4_XS": ("Q6_K", "Q8_0")}
-# The places of a block's float16 scales and minima, and the deviation of its values where these are 1.
-_BLOCKS = {
-    "Q4_0": ((0,), 4.6), "Q4_1": ((0, 2), 4.6), "Q5_0": ((0,), 9.2), "Q5_1": ((0, 2), 9.2), "Q8_0": ((0,), 74.0),
-    "Q4_K": ((0, 2), 300.0), "Q5_K": ((0, 2), 600.0), "Q6_K": ((208,), 1370.0), "IQ4_NL": ((0,), 70.0),
-    "IQ4_XS": ((0,), 1300.0),
+_MORE = dict.fromkeys(("Q4_0", "Q5_0", "Q5_1", "Q4_K_M", "Q5_K_M", "IQ4_NL", "IQ4_XS"), ("Q6_K", "Q8_0"))
+# Of a block: where its float16 scale is, and the deviation of its values where that is 1; where its minimum is, and how many
+# scales that is where the values' mean is 0.
+_SCALES = {
+    "Q4_0": (0, 4.6), "Q4_1": (0, 4.6), "Q5_0": (0, 9.2), "Q5_1": (0, 9.2), "Q8_0": (0, 74.0), "Q4_K": (0, 300.0),
+    "Q5_K": (0, 600.0), "Q6_K": (208, 1370.0), "IQ4_NL": (0, 70.0), "IQ4_XS": (0, 1300.0),
 }  # fmt: skip
+_MINIMA = {"Q4_1": (2, -7.5), "Q5_1": (2, -15.5), "Q4_K": (2, 7.5), "Q5_K": (2, 15.5)}  # those of K-quants are subtracted
+_MXFP4_DEVIATION = 5.9  # where the power of two that scales a block is 128
 
 
 def write(path: Path, name: str, kind: str, *, layers: int = 0, experts: int = 0) -> str:
@@ -236,11 +238,14 @@ class _File:
             values = self.rng.standard_normal(1 << 20, np.float32) * np.float32(deviation)
             halves = values.astype(np.float16) if kind == "F16" else (values.view(np.uint32) >> 16).astype(np.uint16)
             return np.resize(halves, size).view(np.uint8)
-        places, unit = _BLOCKS[kind]
         block = gguf.GGML_QUANT_SIZES[_TYPES[kind]][1]
         data = np.resize(self.bytes, int(np.prod(shape))).reshape(-1, block)
-        for number, at in enumerate(places):  # a minimum: about half of the largest nibble times a scale
-            data[:, at : at + 2] = np.array([deviation / unit * (7.5 if number else 1)], np.float16).view(np.uint8)
+        if kind == "MXFP4":
+            data[:, 0] = 128 + round(math.log2(deviation / _MXFP4_DEVIATION))
+            return data.reshape(shape)
+        at, unit = _SCALES[kind]
+        for place, factor in ((at, 1.0), *([_MINIMA[kind]] if kind in _MINIMA else [])):
+            data[:, place : place + 2] = np.array([deviation / unit * factor], np.float16).view(np.uint8)
         return data.reshape(shape)
 
 

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 import decodestep as ds
+import families
 import processes
+import random_models
+from decodestep.ops.linear import Format
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 CLI = [sys.executable, "-m", "decodestep", "bench"]
@@ -98,6 +101,21 @@ def test_what_a_benchmark_cannot_do_is_one_line(benchmark, arguments, code, mess
     ran = run([sys.executable, FOLDER / f"bench_{benchmark}.py"], *arguments)
     (line,) = [line for line in ran.stderr.splitlines() if not line.startswith("left out: llama.cpp")]
     assert ran.returncode == code and message in line
+
+
+@pytest.mark.parametrize("kind", random_models.KINDS)
+def test_files_of_random_weights_are_what_llama_cpp_reads(tmp_path, monkeypatch, kind):
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setitem(random_models.SHAPES, "tiny", random_models.GroupedShape(2, 256, 4, 2, 64, 512, 300, 1e4))
+    assert random_models.write(tmp_path / "a.gguf", "tiny", kind) == f"tiny, {kind}, random weights, 2 of 2 layers"
+    ids = np.random.default_rng(0).integers(0, 299, 20)
+    mine, theirs = ds.load(tmp_path / "a.gguf").logits(ids), families.llama_cpp_logits_of(tmp_path / "a.gguf", ids)
+    assert 0.01 < mine.std() < 100 and families.relative(mine, theirs) < 0.1
+
+
+def test_every_format_is_in_a_file_of_random_weights():
+    written = {name for names in random_models.KINDS.values() for name in names}
+    assert {format_.name for format_ in Format} - written == {"F32"}
 
 
 EACH_ON_A_DEVICE = """
