@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import struct
 
 import gguf
@@ -162,6 +163,18 @@ def test_the_source_and_other_files_stay(tmp_path, capsys):
         assert "OUT must be another file than those of IN" in capsys.readouterr().err and (folder / name).read_bytes() == before
     for _ in range(2):  # a file that it wrote there itself may be written again
         assert cli.main(["quantize", str(folder), str(folder / "out.gguf"), "--type", "f16"]) == 0
+
+
+def test_a_disk_that_is_full_is_said_with_the_name_of_the_file(source, tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for bytes_ in (1000, 100000):  # within the metadata, and within a tensor
+        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, hard))
+        try:
+            code = cli.main(["quantize", str(source), str(tmp_path / "b.gguf"), "--type", "f16"])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert code == 1 and f"decodestep: {tmp_path}/b.gguf: cannot be written: " in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
 
 
 def with_weight(value, **changes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,25 +101,44 @@ def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int
     types = {name: _type_of(tensor, recipe, source.layers, source.tied) for name, tensor in source.tensors.items()}
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # a name that no other file has, a source too
     try:
-        writer = GGUFWriter(part, source.architecture)
-        source.copy_fields(writer)
-        writer.add_file_type(recipe.file_type)
-        writer.add_quantization_version(_QUANTIZATION_VERSION)
-        for name, tensor in source.tensors.items():
-            block, size = GGML_QUANT_SIZES[types[name]]
-            nbytes = math.prod(tensor.shape) // block * size
-            writer.add_tensor_info(name, _stored_shape(tensor, types[name]), np.dtype(np.uint8), nbytes, types[name])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
+        writer = _writer(source, part, recipe, types)
+        with _writing(target):
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
         for done, (name, tensor) in enumerate(source.tensors.items()):
             progress(done, len(types), name)
-            writer.write_tensor_data(_convert(tensor, types[name], source.path))
+            values = _convert(tensor, types[name], source.path)
+            with _writing(target):
+                writer.write_tensor_data(values)
         progress(len(types), len(types), "")
-        writer.close()
-        part.replace(target)
+        with _writing(target):
+            writer.close()
+            part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _writer(source: Source, path: Path, recipe: Recipe, types: dict[str, Type]) -> GGUFWriter:
+    """What writes the file to `path`, with its metadata and tensors announced."""
+    writer = GGUFWriter(path, source.architecture)
+    source.copy_fields(writer)
+    writer.add_file_type(recipe.file_type)
+    writer.add_quantization_version(_QUANTIZATION_VERSION)
+    for name, tensor in source.tensors.items():
+        block, size = GGML_QUANT_SIZES[types[name]]
+        nbytes = math.prod(tensor.shape) // block * size
+        writer.add_tensor_info(name, _stored_shape(tensor, types[name]), np.dtype(np.uint8), nbytes, types[name])
+    return writer
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Puts the file's name before an error of the system, which has none where a disk is full."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
 def _type_of(tensor: SourceTensor, recipe: Recipe, layers: int, tied: bool) -> Type:
