@@ -386,12 +386,19 @@ def test_what_is_refused(model, options, message):
     [
         ({"streamer": 5}, r"streamer must be None or an object with methods put and end; got 5"),
         ({"processors": [TopKLogitsWarper(3)]}, r"processors must be decodestep's; pass those .*; got TopKLogitsWarper"),
+        ({"processors": TopKLogitsWarper(3)}, r"processors must be decodestep's; pass those .*; got TopKLogitsWarper"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
 def test_arguments_that_are_refused_at_once(arguments, message):
     with pytest.raises(ValueError, match=f"sampling: {message}"):
         sampling(**arguments)
+
+
+def test_processors_of_a_row_that_are_refused(model):
+    mine = sampling(processors=lambda row: [TopKLogitsWarper(3)])
+    with pytest.raises(ValueError, match="sampling: processors must be decodestep's; .*; got TopKLogitsWarper"):
+        model.generate(prompt(1), max_new_tokens=3, custom_generate=mine)
 
 
 @pytest.mark.parametrize("seed", [b"a", "7", 1.0, True, [1, 2], [1.5], -1, np.array([1, 2])], ids=repr)

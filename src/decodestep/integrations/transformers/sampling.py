@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ def sampling(
     It raises ValueError for beam search, prompt lookup and other decoding modes, for models with an encoder or with a decoding
     loop of their own, for unknown fields, and for a wrong number of seeds.
     """
-    _check(streamer, processors)
+    _check_streamer(streamer)
+    own = _none_of_transformers(processors)
     if stop_strings is not None and tokenizer is None:
         refuse(_OP, "tokenizer", "given together with stop_strings", None)
     stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
@@ -70,18 +72,30 @@ def sampling(
     ) -> Any:
         _check_call(model, input_ids, generation_config, streamer)
         loop = _Loop(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, seed)
-        return loop.run(processors, stops, streamer)
+        return loop.run(own, stops, streamer)
 
     return decode
 
 
-def _check(streamer: Any, processors: Processors) -> None:
+def _check_streamer(streamer: Any) -> None:
     is_streamer = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
     require(streamer is None or is_streamer, _OP, "streamer", "None or an object with methods put and end", streamer)
-    shared = processors if isinstance(processors, Sequence) else ()
-    foreign = [type(each).__name__ for each in shared if isinstance(each, LogitsProcessor)]
-    rule = "decodestep's; pass those of transformers to generate as logits_processor"
-    require(not foreign, _OP, "processors", rule, Words(", ".join(foreign)))
+
+
+def _none_of_transformers(processors: Any) -> Any:
+    """The processors, or the function that makes those of a row, unless they are transformers', which read tensors."""
+    if isinstance(processors, (Sequence, LogitsProcessor)) or not callable(processors):
+        given = processors if isinstance(processors, Sequence) else [processors]
+        foreign = [type(each).__name__ for each in given if isinstance(each, LogitsProcessor)]
+        rule = "decodestep's; pass those of transformers to generate as logits_processor"
+        require(not foreign, _OP, "processors", rule, Words(", ".join(foreign)))
+        return processors
+
+    @wraps(processors)
+    def of_row(row: int) -> Any:
+        return _none_of_transformers(processors(row))
+
+    return of_row
 
 
 def _check_call(model: Any, ids: Tensor, config: Any, streamer: Any) -> None:
