@@ -1,0 +1,213 @@
+"""The loop of `sampling`: transformers' `_sample`, with `Sampler` in place of its processors and its draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
+
+from decodestep._base.checks import Words, is_int, require
+from decodestep.random import sample_seed
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_processors import Processors
+from decodestep.sampling.sampler import Sampler
+from decodestep.stopping import StopStringCriteria
+
+OP = "sampling"
+
+
+class DecodingLoop:
+    """One call of `generate`: transformers' `_sample` with another draw. Made before the forward pass, to refuse what is not
+    supported."""
+
+    def __init__(
+        self, model: Any, ids: Tensor, chain: Any, criteria: Any, config: Any, model_kwargs: dict[str, Any], seed: Any
+    ) -> None:
+        self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
+        self.own_chain = not _is_default(chain, _default_chain(model, ids, config))
+        self.criteria = [each for each in criteria if not _is_in_sampler(each, config)]
+        # A custom criterion replaces the config's criterion of the same type.
+        self.ends = {type(each) for each in criteria if _is_in_sampler(each, config)}
+        if config.forced_eos_token_id is not None and MaxLengthCriteria not in self.ends:
+            self.own_chain = True  # because it depends on the config's length
+        self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+        # Without an end token, transformers continues rows that criteria have ended until all have ended.
+        self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
+        self.params = self._params(seed)
+
+    def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
+        if stops is not None:
+            self.criteria.append(stops)
+        padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
+        require(padded, OP, "pad_token_id", "given if end tokens end the rows of a batch", None)
+        report, sampler, ended = _Report(self.config), None, False
+        done = torch.zeros(len(self.ids), dtype=torch.bool)
+        outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
+        with self.model._optimize_model_for_decode():
+            while self.model._has_unfinished_sequences(ended, synced_gpus=False, device=self.ids.device):
+                outputs = outputs or self._forward()
+                self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
+                logits = outputs.logits[:, -1].to(self.ids.device)
+                logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
+                if sampler is None:
+                    # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.
+                    self.own_chain |= bool(self._outside(logits.shape[-1]).any())
+                scores = None
+                if self.own_chain or report.keeps_scores:
+                    scores = self.chain(self.ids, logits.to(torch.float32, copy=True))
+                report.add(outputs, logits, scores)
+                drawn: Any = scores.float() if self.own_chain and scores is not None else logits
+                sampler = sampler or self._sampler(int(drawn.shape[-1]), processors)
+                done, outputs = self._step(sampler, drawn, done, report.scores), None
+                ended = bool(done.all())
+                if streamer is not None:
+                    streamer.put(self.ids[:, -1].cpu())
+        if streamer is not None:
+            streamer.end()
+        if not self.config.return_dict_in_generate:
+            return self.ids
+        cache = next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
+        return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **report.fields())
+
+    def _forward(self) -> Any:
+        """The model's outputs for the tokens that it has not seen."""
+        length = 1 if self.model_kwargs["use_cache"] else None
+        inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=length, **self.model_kwargs)
+        return self.model(**inputs, return_dict=True)
+
+    def _step(self, sampler: Sampler, scores: Any, done: Tensor, reported: Any) -> Tensor:
+        """Draws and appends a token for each row; returns which rows have ended."""
+        result = sampler.step(scores)
+        tokens = torch.as_tensor(result.tokens, device=self.ids.device)
+        for number, row in enumerate(sampler.rows):
+            if row.error is not None:
+                raise row.error
+            require(row.reason != "no_candidate", OP, "processors", "such that a token is left", Words(f"none in row {number}"))
+        if self.pad is not None:
+            tokens = tokens.where(tokens >= 0, self.pad)
+        self.ids = torch.cat([self.ids, tokens[:, None]], -1)
+        done = done | torch.from_numpy(result.done)
+        for criterion in self.criteria:
+            done = done | criterion(self.ids, reported).cpu()
+        if self.criteria and self.rows_end:
+            for row, ended in zip(sampler.rows, done.tolist(), strict=True):
+                if ended and not row.reason:
+                    row.end("stop")
+        return done
+
+    def _params(self, seed: Any) -> list[SamplingParams]:
+        """The parameters of each row, by the config."""
+        room = self.config.max_length - self.ids.shape[1] if MaxLengthCriteria in self.ends else None
+        changes = {
+            "num_return_sequences": 1,  # the batch is already repeated
+            "max_length": None,
+            "eos_token_id": None,  # the sampler's
+            "ignore_eos": EosTokenCriteria not in self.ends,
+            "max_new_tokens": None if room is None else max(room, 1),
+            "max_time": None,  # is one of the criteria
+            "stop_strings": (),
+        }
+        params = SamplingParams.from_generation_config(self.config, **changes)
+        return [replace(params, seed=each) for each in _seeds(seed, len(self.ids))]
+
+    def _outside(self, vocabulary: int) -> Tensor:
+        """Which tokens of the prompt are none of the vocabulary."""
+        return (self.ids < 0) | (self.ids >= vocabulary)
+
+    def _sampler(self, vocabulary: int, processors: Processors) -> Sampler:
+        """The sampler of the rows.
+
+        If transformers' whole chain runs, only `processors` read the tokens of a prompt: without them, any token may stand for
+        one that is outside the vocabulary.
+        """
+        params = [_draw_alone(row) for row in self.params] if self.own_chain else self.params
+        ends = self.config._eos_token_tensor
+        ends = () if ends is None else [token for token in ends.reshape(-1).tolist() if 0 <= token < vocabulary]
+        prompt = self.ids if processors or not self.own_chain else self.ids.masked_fill(self._outside(vocabulary), 0)
+        return Sampler(params, vocab_size=vocabulary, eos_token_id=ends, prompt_ids=prompt.tolist(), processors=processors)
+
+
+class _Report:
+    """What `generate` returns of each step, as return_dict_in_generate and the config's output_* say."""
+
+    def __init__(self, config: Any) -> None:
+        names = ("scores", "logits", "attentions", "hidden_states") if config.return_dict_in_generate else ()
+        self._kept: dict[str, list[Any]] = {name: [] for name in names if getattr(config, f"output_{name}")}
+
+    @property
+    def keeps_scores(self) -> bool:
+        return "scores" in self._kept
+
+    @property
+    def scores(self) -> tuple[Any, ...] | None:
+        """The scores of the steps so far; None if they are not kept."""
+        return tuple(self._kept["scores"]) if self.keeps_scores else None
+
+    def add(self, outputs: Any, logits: Tensor, scores: Any) -> None:
+        for name, kept in self._kept.items():
+            if name == "scores":
+                kept.append(scores)
+            elif name == "logits":
+                kept.append(logits.to(torch.float32, copy=True))
+            else:
+                kept.append(getattr(outputs, name))
+
+    def fields(self) -> dict[str, tuple[Any, ...]]:
+        return {name: tuple(kept) for name, kept in self._kept.items()}
+
+
+def _draw_alone(params: SamplingParams) -> SamplingParams:
+    """Only the draw and the end of a row, whose scores transformers' whole chain makes."""
+    return SamplingParams(
+        do_sample=params.do_sample, seed=params.seed, max_new_tokens=params.max_new_tokens, ignore_eos=params.ignore_eos
+    )
+
+
+def _seeds(seed: Any, rows: int) -> list[int | None]:
+    plain = seed.tolist() if hasattr(seed, "tolist") else seed
+    if plain is None:
+        return [None] * rows
+    if is_int(plain):
+        return [sample_seed(plain, row) for row in range(rows)]
+    ok = isinstance(plain, Sequence) and not isinstance(plain, (str, bytes, bytearray)) and len(plain) == rows
+    require(ok, OP, "seed", f"an integer, or one for each of {rows} rows", seed)
+    return list(plain)
+
+
+def _default_chain(model: Any, ids: Tensor, config: Any) -> Any:
+    """The processors that transformers makes from the config alone, without those that a model's class adds."""
+    return GenerationMixin._get_logits_processor(
+        model, config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=ids.device
+    )
+
+
+def _is_default(chain: Any, default: Any) -> bool:
+    """Whether a chain is the config's: the same processors with the same attributes."""
+    return len(chain) == len(default) and all(
+        type(a) is type(b)
+        and vars(a).keys() == vars(b).keys()
+        and all(_equal(vars(a)[name], vars(b)[name]) for name in vars(a))
+        for a, b in zip(chain, default, strict=True)
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
+
+
+def _is_in_sampler(criterion: Any, config: Any) -> bool:
+    """Whether the sampler already implements a criterion: the length and the end tokens of the config."""
+    if type(criterion) is MaxLengthCriteria:
+        return bool(criterion.max_length == config.max_length)
+    ends = config._eos_token_tensor
+    return type(criterion) is EosTokenCriteria and ends is not None and torch.equal(criterion.eos_token_id, ends)
