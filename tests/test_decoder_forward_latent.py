@@ -256,12 +256,15 @@ def test_refused_mixtures_and_caches(rng):
     dense, mixed = w.layers
     for message, change in (
         (r"feed_forward.router must be of shape 64x7; got 64x96", {"router": dense.feed_forward.gate}),
-        (r"feed_forward.rule: used must be in \[1, 7\]", {"rule": RouterRule(8)}),
+        (r"feed_forward.rule: used must be an integer in \[1, 7\]", {"rule": RouterRule(8)}),
         (r"feed_forward.bias must be float32 of shape 7; got float32 3", {"bias": np.ones(3, np.float32)}),
         (r"feed_forward.shared must be one block; got 7", {"shared": mixed.feed_forward.routed}),
     ):
         with pytest.raises(ValueError, match=rf"^DecoderWeights: layers\[1\].{message}"):
             replace(w, layers=(dense, replace(mixed, feed_forward=replace(mixed.feed_forward, **change))))
+    attention = replace(dense.attention, query_norm=np.ones(64, np.float32))
+    with pytest.raises(ValueError, match=r"layers\[0\].attention.query_norm must be None without query_down; got float32 64"):
+        replace(w, layers=(replace(dense, attention=attention), mixed))
     call = step(w, [3], rng)
     with pytest.raises(ValueError, match="keys must be of shape 1x2x1x16x16; got bfloat16 1x2x1x16x64"):
         ds.decoder_forward(**{**call, "keys": call["values"]})

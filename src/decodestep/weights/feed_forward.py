@@ -21,8 +21,8 @@ Weight: TypeAlias = PackedWeight | LinearPanels | DeviceRows
 class FeedForward:
     """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
 
-    With gate = None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's activation is the tanh form of GELU instead of SiLU.
-    Biases are added to each product.
+    With gate = None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's activation is the tanh form of GELU instead of SiLU;
+    it needs a gate. Biases are added to each product.
 
     gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
         Each a `PackedWeight`, as GGUF files store experts, a `LinearPanels` packed from one, or a `DeviceRows`, for kernels on
@@ -44,6 +44,8 @@ class FeedForward:
 
     def __post_init__(self) -> None:
         require(is_int(self.count) and self.count > 0, _CLASS, "count", "an integer > 0", self.count)
+        ok = self.gelu is False or (self.gelu is True and self.gate is not None)
+        require(ok, _CLASS, "gelu", "a bool" if self.gate is not None else "False without a gate", self.gelu)
         for name in ("gate", "up", "down"):
             weight = getattr(self, name)
             if weight is None and name == "gate":

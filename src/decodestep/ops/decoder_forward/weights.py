@@ -110,6 +110,9 @@ class DecoderWeights:
             _require_vector(f"{name}.latent_norm", attention.latent_norm, self.latent.latent)
             if attention.query_down is not None:
                 _require_vector(f"{name}.query_norm", attention.query_norm, attention.query_down.outputs)
+            else:
+                absent = attention.query_norm is None
+                require(absent, _CLASS, f"{name}.query_norm", "None without query_down", attention.query_norm)
             for part in ("query_down", "latent", "output"):
                 _require_bias(f"{name}.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
 

@@ -28,13 +28,13 @@ class RouterRule:
         require_choice(op, "scores", self.scores, SCORES)
         require_choice(op, "group_score", self.group_score, GROUP_SCORES)
         ok = is_int(self.groups) and self.groups > 0 and experts % self.groups == 0
-        require(ok, op, "groups", f"a divisor of the {experts} experts", self.groups)
+        require(ok, op, "groups", f"an integer that divides the {experts} experts", self.groups)
         ok = is_int(self.kept_groups) and 0 < self.kept_groups <= self.groups
-        require(ok, op, "kept_groups", f"in [1, {self.groups}]", self.kept_groups)
+        require(ok, op, "kept_groups", f"an integer in [1, {self.groups}]", self.kept_groups)
         in_group = experts // self.groups
         most = in_group * self.kept_groups
         ok = is_int(self.used) and 0 < self.used <= most
-        require(ok, op, "used", f"in [1, {most}], the experts of the groups that are kept", self.used)
+        require(ok, op, "used", f"an integer in [1, {most}], the experts of the groups that are kept", self.used)
         if self.group_score == "top_two":
             require(in_group >= 2, op, "groups", "of two experts or more for 'top_two'", Words(f"{self.groups} of {in_group}"))
         require(isinstance(self.normalise, bool), op, "normalise", "a bool", self.normalise)

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Words, require, require_dtype, require_shape
+from decodestep._base.checks import Words, require, require_dtype, require_shape, require_within
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.mixture_of_experts import cpu, reference
@@ -79,8 +79,7 @@ def _check(tokens: np.ndarray, experts: Any, routed: FeedForward, shared: FeedFo
         require(ok, OP, "shared", f"one block of {routed.hidden} inputs", Words(f"{shared.count} of {shared.hidden}"))
     chosen = arrays.integers(OP, "experts", experts, rank=2)
     require(len(chosen) == len(tokens), OP, "experts", f"of shape ({len(tokens)}, K)", chosen)
-    within = chosen.size == 0 or (chosen.min() >= 0 and chosen.max() < routed.count)
-    require(bool(within), OP, "experts", f"in [0, {routed.count})", chosen)
+    require_within(OP, "experts", chosen, routed.count)
     return chosen
 
 
