@@ -203,7 +203,7 @@ def test_refuses_what_it_does_not_know(tiny_file, changes):
         ds.load(tiny_file(**changes))
 
 
-@pytest.mark.parametrize("ids", [[], [300], [-1], [0] * 65, [[1, 2]], [0.5]])
+@pytest.mark.parametrize("ids", [[], [300], [-1], [0] * 65, [[1, 2]], [0.5], [1, [2]], [1, True]])
 def test_logits_refuses(tiny_file, ids):
     with pytest.raises(ValueError, match="^logits: token_ids must be"):
         ds.load(tiny_file()).logits(ids)

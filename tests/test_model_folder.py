@@ -111,6 +111,7 @@ def test_what_an_index_may_not_say(copy):
         "a tensor elsewhere": ({"nowhere": "part.safetensors"}, "'nowhere' in part.safetensors, which does not contain it"),
         "a path": ({names[0]: "../part.safetensors"}, "file name '../part.safetensors'"),
         "no name": ({names[0]: 5}, "weight_map must be"),
+        "an empty name": ({names[0]: ""}, "weight_map must be"),
         "a tensor less": (dict.fromkeys(names[1:], "part.safetensors"), "is missing"),
     }.values():
         indexed(copy, places)

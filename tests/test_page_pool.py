@@ -461,6 +461,13 @@ def test_all_or_none_are_admitted():
         (lambda s, _: run(s._pool, (s, [])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
         (lambda s, _: run(s._pool, (s, [3])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
         (lambda s, _: run(s._pool, s), "forward: batch must be of pairs of a sequence and its new token ids"),
+        (lambda s, _: forward(Recall(), s._pool, None, every=True), "forward: batch must be of pairs of .*; got None"),
+        (
+            lambda s, _: forward(Recall(), s._pool, [(s, [0])], every=False, wanted=5),
+            "wanted must be a flag for each of 1; got 5",
+        ),
+        (lambda s, _: forward(Recall(), s._pool, [(s, [0])], every=False, wanted=[]), "wanted must be a flag for each of 1"),
+        (lambda s, _: forward(Recall(), s._pool, [(s, [0])], every=True, wanted=np.ones(2, bool)), "wanted must be None with"),
         (lambda s, _: run(s._pool, (s, [0] * 198)), "no longer than the context of 200 tokens; got 201"),
         (lambda s, _: run(s._pool, (s, [0]), (s, [0])), "of different sequences; got one sequence 2 times"),
         (lambda s, other: run(s._pool, (s, [0]), (other, [0])), "of sequences of this model"),

@@ -14,6 +14,7 @@ from decodestep.models.page_pool import LOCK, PagePool
 from decodestep.models.sequence import CachedSequence
 
 _OP = "forward"
+_PAIRS = "of pairs of a sequence and its new token ids"
 BLOCK = 512  # tokens of one pass: enough to share the reading of a weight, few enough to need little memory
 
 Batch = list[tuple[CachedSequence, list[int]]]
@@ -28,11 +29,12 @@ def forward(
     wanted: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """See `Model.forward`."""
+    require(isinstance(batch, Iterable), _OP, "batch", _PAIRS, batch)
     checked = [_check(decoder, pool, pair) for pair in batch]
     twice = len(checked) - len({id(sequence) for sequence, _ in checked})
     require(not twice, _OP, "batch", "of different sequences", Words(f"one sequence {twice + 1} times"))
-    asked = [True] * len(checked) if wanted is None else [bool(flag) for flag in wanted]
-    require(len(asked) == len(checked) and not (every and wanted), _OP, "wanted", f"a flag for each of {len(checked)}", wanted)
+    require(wanted is None or not every, _OP, "wanted", "None with `every`", wanted)
+    asked = _asked(wanted, len(checked))
     with _running(pool, checked):
         blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, every, asked)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
@@ -41,7 +43,7 @@ def forward(
 def _check(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence, list[int]]:
     vocab, context = decoder.config.vocab_size, decoder.config.context
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-        refuse(_OP, "batch", "of pairs of a sequence and its new token ids", pair)
+        refuse(_OP, "batch", _PAIRS, pair)
     sequence, ids = pair
     ok = isinstance(sequence, CachedSequence) and sequence.is_of(pool)
     require(ok, _OP, "batch", "of sequences of this model", sequence)
@@ -51,6 +53,15 @@ def _check(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence,
     length = len(sequence) + len(tokens)
     require(length <= context, _OP, "batch", f"of sequences no longer than the context of {context} tokens", length)
     return sequence, tokens
+
+
+def _asked(wanted: Sequence[bool] | None, count: int) -> list[bool]:
+    if wanted is None:
+        return [True] * count
+    asked = [bool(flag) for flag in wanted] if isinstance(wanted, Iterable) else None
+    if asked is None or len(asked) != count:
+        refuse(_OP, "wanted", f"a flag for each of {count}", wanted)
+    return asked
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import require, require_choice, require_ids, require_within
+from decodestep._base.checks import require, require_choice, require_ids
 from decodestep._base.threads import use_threads
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
@@ -121,16 +121,8 @@ class Model:
         token_ids: T integers in [0, V), at least one and no more than the context holds.
         Raises ValueError for an id out of range, an empty or too long sequence.
         """
-        ids = np.asarray(token_ids)
-        config = self.config
-        require(
-            ids.ndim == 1 and ids.dtype.kind in "iu" and 0 < len(ids) <= config.context,
-            "logits",
-            "token_ids",
-            f"a sequence of 1 to {config.context} token ids",
-            ids,
-        )
-        require_within("logits", "token_ids", ids, config.vocab_size)
+        ids = require_ids("logits", "token_ids", self.config.vocab_size, token_ids)
+        require(0 < len(ids) <= self.config.context, "logits", "token_ids", f"1 to {self.config.context} token ids", len(ids))
         with CachedSequence(self.cache) as sequence:
             return self.forward([(sequence, ids)], every=True)
 

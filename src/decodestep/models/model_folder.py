@@ -70,7 +70,7 @@ class ModelFolder:
         if not index.exists():
             raise ModelError(f"{self.path}: there is neither {_WEIGHTS} nor {_INDEX} in this folder")
         places = read_object(index).get("weight_map")
-        if not isinstance(places, dict) or not places or not all(isinstance(place, str) for place in places.values()):
+        if not isinstance(places, dict) or not places or not all(isinstance(place, str) and place for place in places.values()):
             raise ModelError(f"{index}: corrupt: weight_map must be an object of file names")
         shards: dict[str, dict[str, SafeTensor]] = {}
         for place in sorted(set(places.values())):
