@@ -212,6 +212,17 @@ def test_a_value_that_blocks_cannot_hold_is_refused_when_it_is_loaded(tmp_path, 
     assert ds.load(path).decoder.description == "one native call a step"
 
 
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k", "int8"])
+@pytest.mark.parametrize(("value", "fault"), [(1e30, "too large for Q[48]_"), (np.nan, "that are not finite")])
+def test_of_many_experts_the_one_at_fault_is_named(tmp_path, dtype, value, fault):
+    model = families.model_of("deepseek_v3", 0, **families.ALIGNED["deepseek_v3"] | {"hidden_size": 256})
+    with torch.no_grad():
+        model.model.layers[1].mlp.experts.gate_up_proj[3, 5, 7] = value
+    path = families.save(model, tmp_path)
+    with pytest.raises(ModelError, match=rf"{path}: tensor model.layers.1.mlp.experts.3.gate_proj.weight has values {fault}"):
+        ds.load(path, dtype=dtype)
+
+
 def test_weights_without_a_file_of_their_own_are_refused_by_their_sizes(tmp_path):
     """Queries, whose rows are put in another order."""
     model = families.model_of("llama", 0, hidden_size=64, intermediate_size=64)

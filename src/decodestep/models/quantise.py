@@ -76,12 +76,18 @@ def panels_of(weight: PackedWeight | FileRows, format_: Format) -> LinearPanels:
 
 
 def _within_range(panels: LinearPanels, weight: PackedWeight | FileRows) -> LinearPanels:
-    if not panels.has_finite_scales():
-        # Rows that were put in another order, or widened, are no longer a file's.
-        names = ", ".join(part.name for part in weight.parts) if isinstance(weight, FileRows) else ""
-        what = names or f"a weight of {panels.inputs} inputs and {panels.outputs} outputs"
-        raise FileRowsError(f"{what:.200} has values too large for {panels.format.name}")
-    return panels
+    if panels.has_finite_scales():
+        return panels
+    if isinstance(weight, FileRows) and len(weight.parts) > 1:
+        for part in weight.tensors():
+            panels_of(part, panels.format)  # raises for the one at fault
+    # Rows that were put in another order, or widened, are no longer a file's.
+    if isinstance(weight, FileRows):
+        what, rows = weight.parts[0].name, weight.whole()
+    else:
+        what, rows = f"a weight of {panels.inputs} inputs and {panels.outputs} outputs", weight
+    fault = f"too large for {panels.format.name}" if np.isfinite(rows.values()).all() else "that are not finite"
+    raise FileRowsError(f"{what:.200} has values {fault}")
 
 
 def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:

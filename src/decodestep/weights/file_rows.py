@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,10 @@ class FileRows:
         """The rows of several weights, one weight after the other; all must have the same format and K."""
         first = weights[0]
         return cls([part for weight in weights for part in weight.parts], first.format, first.inputs, first._row_bytes)
+
+    def tensors(self) -> Iterator[FileRows]:
+        """The parts, each as a weight of its own."""
+        return (FileRows([part], self.format, self.inputs, self._row_bytes) for part in self.parts)
 
     def whole(self) -> PackedWeight:
         """Reads all rows into new memory. Raises FileRowsError."""
