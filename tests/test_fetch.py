@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from decodestep import cli
 from decodestep.models import ModelError, fetch, load
 
 
@@ -115,3 +117,12 @@ def test_a_path_is_no_name(tmp_path, monkeypatch):
     for path in (Path(fetch.DEFAULT_MODEL), f"./{fetch.DEFAULT_MODEL}"):
         with pytest.raises(ModelError, match=r"config\.json is missing in this folder"):
             load(path)
+
+
+def test_env_describes_the_model_that_a_name_loads(tiny_file, monkeypatch, capsys):
+    path = tiny_file()
+    monkeypatch.setattr(fetch, "find_default_model", lambda: path)
+    assert cli.main(["env", "--json", "--model", fetch.DEFAULT_MODEL]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["file"].startswith(f"{path}: GGUF")
+    assert cli.main(["env", "--model", ""]) == 2
+    assert capsys.readouterr().err == "decodestep: env: model must be a name or a path; got ''\n"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import decodestep
+from decodestep._base.checks import require
 from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
 from decodestep._base.threads import isa, threads
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    require(options.model != "", "env", "model", "a name or a path", options.model)
     facts = environment()
     if options.model is not None:
         facts["model"] = model(path_of(options.model))
