@@ -39,7 +39,7 @@ import decodestep as ds
 import random_models
 from decodestep._base.checks import Words, require
 from decodestep.models import DEFAULT_MODEL
-from decodestep.models.step_decoder import StepDecoder
+from decodestep.models.step_decoder import PANEL_FORMATS, QUANTISED, StepDecoder
 from harness import Call, Report, options, run_main, torch
 
 try:
@@ -47,6 +47,7 @@ try:
 except ImportError:  # its package is not installed
     LlamaCpp = None  # type: ignore[assignment, misc]
 
+DTYPES = [*PANEL_FORMATS, *QUANTISED, "float32"]
 CASES = ("accuracy", "decode", "batch", "prefill")
 STEPS = 8  # tokens decoded in one timed call
 TEXT = "\n".join(inspect.getsource(module) for module in (argparse, csv, inspect, statistics))
@@ -217,7 +218,8 @@ def main() -> None:
                      batch=8, dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("",), layers=0,
                      experts=0, threads=(1,), folder=tempfile.gettempdir(), least={"layers": 0, "experts": 0},
                      choices={"cases": CASES, "transformers": ["", "float32", "bfloat16"],
-                              "model": ["", *random_models.SHAPES], "kind": ["", *random_models.KINDS]})  # fmt: skip
+                              "model": ["", *random_models.SHAPES], "kind": ["", *random_models.KINDS],
+                              "dtype": DTYPES})  # fmt: skip
     refuse_what_would_not_count(chosen)
     if not LlamaCpp:
         print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)
@@ -247,6 +249,8 @@ def refuse_what_would_not_count(chosen: Any) -> None:
     for name, default in (("kind", ("",)), ("layers", 0), ("experts", 0)):
         given = getattr(chosen, name)
         require(of_shape or given == default, op, f"--{name}", "left out without --model", given)
+    for name in filter(None, chosen.model):
+        random_models.require_sizes(name, chosen.layers, chosen.experts)
 
 
 def files(chosen: Any) -> Iterator[tuple[str, Path | str]]:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import gguf
 import numpy as np
 
+from decodestep._base.checks import require
+
 _TYPES = gguf.GGMLQuantizationType
 
 
@@ -86,6 +88,16 @@ _SCALES = {
 }  # fmt: skip
 _MINIMA = {"Q4_1": (2, -7.5), "Q5_1": (2, -15.5), "Q4_K": (2, 7.5), "Q5_K": (2, 15.5)}  # those of K-quants are subtracted
 _MXFP4_DEVIATION = 5.9  # where the power of two that scales a block is 128
+
+
+def require_sizes(name: str, layers: int, experts: int) -> None:
+    """Refuses numbers of layers and of experts of which no file of the shape is written."""
+    shape = SHAPES[name]
+    rule = f"in [1, {shape.layers}] for {name}, or 0 for all"
+    require(0 <= layers <= shape.layers, "options", "--layers", rule, layers)
+    if shape.experts and experts:
+        most, least = shape.experts
+        require(least <= experts <= most, "options", "--experts", f"in [{least}, {most}] for {name}, or 0 for all", experts)
 
 
 def write(path: Path, name: str, kind: str, *, layers: int = 0, experts: int = 0) -> str:

@@ -81,6 +81,9 @@ def test_quartiles_of_two_rounds_lie_between_them(capsys):
         (["--layers", "-1", "--model", "135m"], "argument --layers: at least 0; got -1"),
         (["--positions", "0"], "argument --positions: at least 1; got 0"),
         (["--transformers", "float"], "argument --transformers: invalid choice: 'float'"),
+        (["--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
+        (["--model", "youtu", "--layers", "33"], "options: --layers must be in [1, 32] for youtu, or 0 for all; got 33"),
+        (["--model", "v2-lite", "--experts", "5"], "options: --experts must be in [6, 64] for v2-lite, or 0 for all; got 5"),
     ],
 )
 def test_options_of_generate_that_would_not_count(arguments, message):
