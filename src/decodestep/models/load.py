@@ -71,7 +71,7 @@ def load(
     form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head latent
         attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native step
         then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.
-        Models with latent attention, and "float32", always run in this form.
+        Models with latent attention always run in this form, under "float32" also those that can be converted to it.
     cache_dtype: the type in which the native step stores keys and values; docs/models.md has the accuracy of each.
         "auto": "float16" for a model all of whose weights are F16 or F32, under dtype "auto"; else "bfloat16".
         "bfloat16": in grouped-query attention queries and the attention's weights are rounded to bfloat16 too.
