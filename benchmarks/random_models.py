@@ -96,7 +96,7 @@ def require_sizes(name: str, layers: int, experts: int) -> None:
     rule = f"in [1, {shape.layers}] for {name}, or 0 for all"
     require(0 <= layers <= shape.layers, "options", "--layers", rule, layers)
     if shape.experts and experts:
-        most, least = shape.experts
+        most, least, *_ = shape.experts
         require(least <= experts <= most, "options", "--experts", f"in [{least}, {most}] for {name}, or 0 for all", experts)
 
 
