@@ -20,7 +20,7 @@ SCHEMA = {
 def test_json_of_a_schema_and_required_tools(shared_server):
     client = shared_server.client()
     asked = {"model": "", "messages": HELLO, "seed": 1, "max_tokens": 200}
-    form = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
+    form = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True, "other": None}}
     found = client.chat.completions.create(**asked, response_format=form)
     assert found.choices[0].finish_reason == "stop" and set(json.loads(found.choices[0].message.content)) == {"city", "days"}
     assert client.completions.create(model="", prompt="a", extra_body={"regex": "[xy]{4}"}).choices[0].text.strip("xy") == ""

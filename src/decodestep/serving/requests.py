@@ -276,24 +276,24 @@ def _constraint(model: Model, body: Mapping[str, Any], format_: tools.ToolFormat
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     """response_format as a field of SamplingParams."""
     given = _object_field(body, "response_format")
-    _refuse_others(given, {"type", "json_schema"}, "response_format")
-    match given.get("type"):
-        case None | "text":
-            return {}
-        case "json_object":
-            return {"json_schema": {"type": "object"}}
-        case "json_schema":
-            form = given.get("json_schema")
-            if isinstance(form, dict) and isinstance(form.get("schema"), dict):
-                _refuse_others(form, {"name", "description", "schema", "strict"}, "response_format.json_schema")
-                return {"json_schema": form["schema"]}
-            raise refusal("response_format.json_schema.schema", "a JSON schema")
-    raise refusal("response_format.type", "text, json_object or json_schema")
+    if not given:
+        return {}
+    kind = given.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise refusal("response_format.type", "text, json_object or json_schema")
+    _refuse_others(given, {"type", "json_schema"} if kind == "json_schema" else {"type"}, "response_format")
+    if kind != "json_schema":
+        return {"json_schema": {"type": "object"}} if kind == "json_object" else {}
+    form = given.get("json_schema")
+    if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
+        raise refusal("response_format.json_schema.schema", "a JSON schema")
+    _refuse_others(form, {"name", "description", "schema", "strict"}, "response_format.json_schema")
+    return {"json_schema": form["schema"]}
 
 
 def _refuse_others(given: Mapping[str, Any], known: set[str], name: str) -> None:
     """Refuses unknown fields within a field: a schema in the wrong place would not be enforced."""
-    for key in sorted(set(given) - known):
+    for key in sorted(key for key, value in given.items() if value is not None and key not in known):
         raise unknown_field(f"{name}.{key}")
 
 

@@ -157,20 +157,21 @@ def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
 
 def _name(tool: Any, names: list[str], field: str, rule: str) -> str:
     """The name of a function that a choice names."""
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or function.get("name") not in names:
+    name = _function(tool).get("name")
+    if name not in names:
         raise refusal(field, rule)
-    return str(function["name"])
+    return str(name)
 
 
 def _names(definitions: Any) -> list[str]:
-    rule = 'a list of {"type": "function", "function": {"name", "description", "parameters"}}'
-    functions = [tool.get("function") if isinstance(tool, dict) else None for tool in _as_list(definitions)]
-    names = [function.get("name") if isinstance(function, dict) else None for function in functions]
+    rule = 'a list of {"type": "function", "function": {"name", "description": a string, "parameters": a JSON schema}}'
+    functions = [_function(tool) for tool in _as_list(definitions)]
+    names = [function.get("name") for function in functions]
     if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
         raise refusal("tools", rule)
-    if not all(isinstance(function.get("parameters") or {}, dict) for function in functions if function):
-        raise refusal("tools", rule)
+    for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
+        if not all(isinstance(function.get(field), kind | None) for function in functions):
+            raise refusal("tools", rule)
     if len(set(names)) < len(names):
         raise refusal("tools", "a list of functions with different names")
     return [str(name) for name in names]
@@ -183,6 +184,12 @@ def _arguments(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise refusal("tools", f"such that the parameters of {name} are an object")
     return {**schema, "type": "object"}
+
+
+def _function(tool: Any) -> Mapping[str, Any]:
+    """The function of a tool or of a choice; {} if it is something else."""
+    found = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+    return found if isinstance(found, dict) else {}
 
 
 def _as_list(value: Any) -> list[Any]:
