@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import os
+import pickle
 import random
 import sys
 import threading
@@ -202,12 +205,20 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
     submitted = [engine.submit([n], params) for n in range(3)]
     with pytest.raises(QueueFullError) as refused:
         engine.submit([4], params)
-    assert 1 <= refused.value.retry_after <= 60
-    with pytest.raises(ValueError, match="n must be at most 3"):
+    for error in (refused.value, copy.copy(refused.value), pickle.loads(pickle.dumps(refused.value))):
+        assert 1 <= error.retry_after <= 60
+        assert str(error) == f"1 completions are waiting already; try again in {error.retry_after} s"
+    with pytest.raises(ValueError, match="num_return_sequences must be at most 3"):
         engine.submit([4], replace(params, num_return_sequences=4, max_new_tokens=1))
     submitted[0].cancel()
     assert read_all(submitted[0])[0][2] == "cancelled"
     assert engine.submit([5], params).number == 3
+    for wrong in (None, "1", True, -1, math.nan):
+        with pytest.raises(ValueError, match="^serve: seconds must be a number >= 0; got"):
+            engine.close(wrong)
+    for names in ("<eos>", [1], 1):
+        with pytest.raises(ValueError, match="^serve: spelled must be a collection of names; got"):
+            engine.submit([5], params, spelled=names)
     engine.close(0.01)
     assert {request.rows[0].reason for request in submitted} == {"cancelled"}
     with pytest.raises(EngineClosedError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import is_int, is_real, refuse, require
 from decodestep._base.memory import trim_heap
 from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
@@ -40,11 +40,14 @@ Deliver = Callable[[list[tuple[EngineRequest, Delta]]], None]
 
 
 class QueueFullError(RuntimeError):
-    """The queue is full. retry_after: an estimate of the seconds until there is room again."""
+    """The queue is full. waiting: how many rows wait. retry_after: an estimate of the seconds until there is room again."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
-        super().__init__(f"{waiting} completions are waiting already; try again in {retry_after} s")
-        self.retry_after = retry_after
+        super().__init__(waiting, retry_after)  # which a copy is made of
+        self.waiting, self.retry_after = waiting, retry_after
+
+    def __str__(self) -> str:
+        return f"{self.waiting} completions are waiting already; try again in {self.retry_after} s"
 
 
 class EngineClosedError(RuntimeError):
@@ -127,11 +130,13 @@ class Engine:
 
         max_new_tokens is limited to the room in the context and the cache, which is also the meaning of None. max_time starts
         now and includes waiting.
-        Raises ValueError as `generate` does, and for beams, a prompt that does not fit the cache, or more samples than can be
-        compiled in time with their constraint; QueueFullError; EngineClosedError.
+        Raises ValueError as `generate` does, and for beams, a prompt that does not fit the cache, more samples than can be
+        compiled in time with their constraint, or `spelled` that are no names; QueueFullError; EngineClosedError.
         """
         params = SamplingParams() if params is None else params
         require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams or None", params)
+        several = isinstance(spelled, Collection) and not isinstance(spelled, str)
+        require(several and all(isinstance(name, str) for name in spelled), _OP, "spelled", "a collection of names", spelled)
         require(params.num_beams == 1, _OP, "num_beams", "1: a search runs in `generate`", params.num_beams)
         count = params.num_return_sequences
         self._require_room(count)
@@ -157,8 +162,9 @@ class Engine:
             self._wake.notify()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Accepts no more requests and ends the thread once all rows have ended; rows still running after `seconds` are
+        """Accepts no more requests and ends the thread once all rows have ended; rows still running after `seconds`, >= 0, are
         cancelled. May be called again."""
+        require(is_real(seconds) and seconds >= 0, _OP, "seconds", "a number >= 0", seconds)
         with self._wake:
             self._closing = True
             self._deadline = time.monotonic() + seconds
