@@ -124,6 +124,14 @@ def test_tokens_that_the_constraint_decides_are_those_that_steps_would_draw(para
     assert (fewer < steps) == ("logprobs" not in params and "{40}" not in str(params))
 
 
+def test_a_row_ends_with_nothing_after_the_text(rng):
+    """The text of a token is that of its row, also where the token ends it."""
+    with pytest.raises(ValueError, match=r"eos_token_id must be of tokens without text beside regex; got \[46\]"):
+        run(ds.SamplingParams(regex="[ab]{2}", eos_token_id=[END, 46]), rng)
+    row = run(ds.SamplingParams(regex="[ab]{2}", eos_token_id=[END, VOCAB - 1], seed=1), rng)
+    assert row.reason == "eos" and re.fullmatch("[ab]{2}", row.text.text)
+
+
 def test_a_row_that_cannot_go_on_says_why(rng):
     row = run(ds.SamplingParams(regex="ab", seed=1, bad_words_ids=[[98]]), rng)
     assert (row.reason, row.text.text) == ("no_candidate", "a")

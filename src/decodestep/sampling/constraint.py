@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
@@ -48,7 +48,7 @@ class ConstraintLogitsProcessor:
     Keeps the state of one row. A call raises ConstraintError if the text is not in the language, or if the next step would
     exceed the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or
     grammar that is invalid, unsupported, or too expensive for the first token, whose mask is computed here rather than in a
-    step shared with other rows; ModuleNotFoundError without decodestep[generate].
+    step shared with other rows, and for end tokens that have a text; ModuleNotFoundError without decodestep[generate].
     Source: llguidance.
     """
 
@@ -60,6 +60,8 @@ class ConstraintLogitsProcessor:
         [self.language] = languages_of(params)
         if not ends:
             refuse("Sampler", self.language, "given to rows that have an end token", Words("none"))
+        written = [end for end in sorted(ends) if token_bytes(end)]  # which would follow the text of the language
+        require(not written, "Sampler", "eos_token_id", f"of tokens without text beside {self.language}", written)
         with extra("generate"):
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**LIMITS)

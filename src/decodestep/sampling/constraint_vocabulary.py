@@ -25,7 +25,7 @@ class _Vocabulary:
     def __init__(self, token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]) -> None:
         self.eos_token_id = min(ends)
         # Tokens without text can only be ends: \xff begins nothing that is text.
-        self.tokens = [b"\xff<%d>" % i if i in ends else token_bytes(i) or b"\xff<%d>" % i for i in range(vocab_size)]
+        self.tokens = [token_bytes(i) or b"\xff<%d>" % i for i in range(vocab_size)]
         self.special_token_ids = [i for i, data in enumerate(self.tokens) if data[:1] == b"\xff"]
         self._ids = {data: i for i, data in reversed(list(enumerate(self.tokens)))}
         self._longest = max(map(len, self.tokens))
