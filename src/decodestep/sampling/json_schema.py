@@ -59,21 +59,31 @@ def check(text: str) -> str:
     for each in _schemas(schema):
         patterns = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
-            require_whole("json_schema", pattern)
-            require(not _writes_control(pattern), _OP, "json_schema", "of patterns without control characters", pattern)
-            require(not _has_sets(pattern), _OP, "json_schema", _ONE_SET, pattern)
+            _check_pattern(pattern)
         for value in (each.get("const"), each.get("enum")):
             _check_value(value)
         for key, above in _BOUNDS.items():
             require(_is_exact(each.get(key), above), _OP, "json_schema", f"one whose {key} fits 53 bits", each.get(key))
-        least, required = each.get("minProperties"), each.get("required")
-        names = len(set(map(str, required))) if isinstance(required, list) else 0
-        closed = each.get("additionalProperties") is False and not each.get("patternProperties")
-        # Names that the schema does not list may be written twice, which parsers take as one; a single one cannot.
-        if is_real(least) and least > max(names, 1) and not closed:
-            rule = "without a minProperties above the number of required names, unless additionalProperties is false"
-            refuse(_OP, "json_schema", rule, Words(f"{least} with {names} required"))
+        _check_least(each)
     return plain
+
+
+def _check_pattern(pattern: object) -> None:
+    """Refuses an expression that llguidance reads as another one."""
+    require_whole("json_schema", pattern)
+    require(not _writes_control(pattern), _OP, "json_schema", "of patterns without control characters", pattern)
+    require(not _has_sets(pattern), _OP, "json_schema", _ONE_SET, pattern)
+
+
+def _check_least(schema: dict[str, Any]) -> None:
+    """Refuses a minProperties that texts may miss: names that the schema does not list may be written twice, which parsers take
+    as one."""
+    least, required = schema.get("minProperties"), schema.get("required")
+    names = len(set(map(str, required))) if isinstance(required, list) else 0
+    closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if is_real(least) and least > max(names, 1) and not closed:  # a single one cannot be written twice
+        rule = "without a minProperties above the number of required names, unless additionalProperties is false"
+        refuse(_OP, "json_schema", rule, Words(f"{least} with {names} required"))
 
 
 def require_whole(language: str, expression: object) -> None:
