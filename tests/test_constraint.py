@@ -179,6 +179,7 @@ def nested(patterns):
         ({"json_schema": {"const": "a\1"}}, "of values without control characters"),
         ({"json_schema": {"enum": ["a", {"b": ["\x7f"]}]}}, "of values without control characters"),
         *(({"json_schema": {"pattern": one}}, "of patterns without") for one in ("\x1b", r"\x1b", r"\x{1B}", r"\u001b", r"\v")),
+        *(({"json_schema": text}, "json_schema must be an object; got") for text in ("[1]", "true", "null")),
         ({"json_schema": {"const": 2**53 + 1}}, "of values that fit 53 bits"),
         ({"json_schema": {"type": "integer", "enum": [5, -(2**64)]}}, "of values that fit 53 bits"),
         ({"json_schema": {"properties": {"a": {"const": [{"b": 1e23}]}}}}, "of values that fit 53 bits"),

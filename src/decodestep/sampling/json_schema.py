@@ -56,6 +56,7 @@ def check(text: str) -> str:
         plain = json.dumps(schema)
     except (ValueError, RecursionError) as error:
         refuse(_OP, "json_schema", "one that can be compiled", Words(short(str(error))))
+    require(isinstance(schema, dict), _OP, "json_schema", "an object", schema)
     for each in _schemas(schema):
         patterns = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
