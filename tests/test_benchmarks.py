@@ -95,7 +95,6 @@ def test_options_of_generate_that_would_not_count(arguments, message):
     ("benchmark", "arguments", "code", "message"),
     [
         ("generate", ["--file", "no.gguf"], 1, "bench_generate: no.gguf: cannot be opened"),
-        ("generate", ["--dtype", "int3"], 2, "bench_generate: load: dtype must be one of"),
         ("rms_norm", ["--threads", "1000"], 2, "bench_rms_norm: use_threads: count must be an integer in [1, "),
         ("rms_norm", ["--csv", "no/rows.csv"], 1, "bench_rms_norm: no/rows.csv: No such file or directory"),
     ],
