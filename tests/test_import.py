@@ -32,6 +32,12 @@ def test_operators_work_with_every_extra_absent():
     assert python(f"{WITHOUT_EXTRAS}; {code}") == "1.0"
 
 
+def test_weights_are_copied_to_a_device_before_torch_is_imported():
+    code = "import numpy as np; from decodestep.weights import DeviceRows, PackedWeight"
+    weight = "PackedWeight.from_array(np.ones((2, 3), np.float32))"
+    assert python(f"{code}; print(DeviceRows.of({weight}, 'cpu').shape)") == "(2, 3)"
+
+
 def test_all_names_and_beam_search_need_no_extra():
     search = "beam_search(lambda ids, _: np.zeros((len(ids), 3), np.float32), [], vocab_size=3, max_new_tokens=1, num_beams=1)"
     assert python(f"{WITHOUT_EXTRAS}; import numpy as np; from decodestep import *; print(len({search}))") == "1"

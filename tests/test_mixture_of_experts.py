@@ -187,6 +187,9 @@ def test_a_block_is_a_view(rng):
     assert np.shares_memory(row.gate.rows, routed.gate.rows) and np.shares_memory(panel.gate.data, panels.gate.data)
     for w in (row.down, panel.down.rows()):
         np.testing.assert_array_equal(w.dense(), routed.down.dense()[:, 3 * HE : 4 * HE])
+    for number in (-1, routed.count, 1.0):
+        with pytest.raises(ValueError, match=rf"^FeedForward: number must be an integer in \[0, {routed.count}\); got"):
+            routed.block(number)
 
 
 W = PackedWeight.from_array(np.zeros((32, 64), np.float32))

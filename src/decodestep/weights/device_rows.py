@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from decodestep._base import arrays
 from decodestep._base.checks import Words, require
+from decodestep._base.extras import extra
 from decodestep.weights.packed import Format, PackedWeight
 
 _CLASS = "DeviceRows"
@@ -34,7 +34,8 @@ class DeviceRows:
     def of(cls, weight: PackedWeight, device: Any) -> DeviceRows:
         """A copy of a dense weight. Raises ValueError for a weight in blocks, which no device kernel reads."""
         require(weight.format in _DTYPES, _CLASS, "weight", "of format F32, F16 or BF16", Words(weight.format.name))
-        torch = sys.modules["torch"]
+        with extra("gpu"):
+            import torch  # of a device that is given by name it may be the first use
         bytes_of = torch.from_numpy(weight.rows.copy())
         values = bytes_of.view(getattr(torch, _DTYPES[weight.format])).reshape(len(weight.rows), weight.inputs)
         return cls(values.to(device))

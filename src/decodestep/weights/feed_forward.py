@@ -103,7 +103,9 @@ class FeedForward:
         return replace(self, gate=None if self.gate is None else copies[0], up=copies[-2], down=copies[-1])
 
     def block(self, number: int) -> FeedForward:
-        """One of the blocks; its weights are views."""
+        """One of the blocks, by its number in [0, count); its weights are views."""
+        ok = is_int(number) and 0 <= number < self.count
+        require(ok, _CLASS, "number", f"an integer in [0, {self.count})", number)
         *gate, up = (part_of_outputs(weight, number * self.width, self.width) for weight in self.weights[:-1])
         down = part_of_outputs(self.down, number * self.hidden, self.hidden)
         biases = (
