@@ -15,7 +15,7 @@ from decodestep.generation.schedule import PrefillFirst, Schedule
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
-from decodestep.sampling.jump import MOST, jump
+from decodestep.sampling.jump import MAX_JUMP, jump
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 
@@ -127,7 +127,7 @@ class Batch:
         """`jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
         length = len(row.history)
         last = self._model.cache.last_length_like(length)
-        return jump(row, MOST if last is None else min(MOST, last - length))
+        return jump(row, MAX_JUMP if last is None else min(MAX_JUMP, last - length))
 
     def _remove_ended(self) -> None:
         ended = {key for key, row in self._rows.items() if row.reason}

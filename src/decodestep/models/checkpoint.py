@@ -67,7 +67,7 @@ class Checkpoint:
         """The rotations; `GroupedConfig.ropes` says which a layer has."""
         file = self.file
         if isinstance(file, GgufFile):
-            return gguf.ropes_of(file, self.config, lambda name, length: float32_of(self._take(name, (length,))))
+            return gguf.ropes_of(file, self.config, lambda name, length: float32_of(self._tensor_of_shape(name, (length,))))
         return folder_rope.ropes_of(file, self.config)
 
     def check(self) -> None:
@@ -75,7 +75,7 @@ class Checkpoint:
         known = set(_READ_ELSEWHERE)
         for i, part in names.parts_of(self.config, self._table, self._tensors.__contains__):
             self._parts.setdefault((part.part, i), []).append(part)
-            tensor = self._take(part.name, part.shape)
+            tensor = self._tensor_of_shape(part.name, part.shape)
             if part.part == "correction" and not np.isfinite(float32_of(tensor)).all():
                 raise ModelError(f"{self.path}: tensor {part.name} must hold finite numbers")
             known.add(part.name)
@@ -94,7 +94,8 @@ class Checkpoint:
         skipped = layer and self.config.layers <= int(layer[1]) < self.config.layers + self.config.skipped_layers
         return bool(skipped or _FREQUENCIES.fullmatch(name))
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor | SafeTensor:
+    def _tensor_of_shape(self, name: str, shape: tuple[int, ...]) -> Tensor | SafeTensor:
+        """Raises ModelError for a tensor that is missing, of another shape or of an unsupported type."""
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelError(f"{self.path}: tensor {name} is missing")
@@ -107,7 +108,7 @@ class Checkpoint:
         return tensor
 
     def _check_scale(self, tensor: SafeTensor) -> None:
-        scale = self._take(tensor.name + _SCALE, tuple(-(-size // _TILE) for size in tensor.shape))
+        scale = self._tensor_of_shape(tensor.name + _SCALE, tuple(-(-size // _TILE) for size in tensor.shape))
         if not np.isfinite(float32_of(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 

@@ -1,4 +1,4 @@
-"""Tokens that a row's constraint alone decides: they are drawn without logits and run through the model together."""
+"""Jump-forward decoding: tokens that a row's constraint alone decides are drawn without logits, and run together."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from decodestep.ops.decode_step.rows import ENDS, step_rows
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.sampling.row import Row
 
-MOST = 16  # tokens at once: so that a row with many does not hold up the others of its pass
+MAX_JUMP = 16  # tokens at once: so that a row with many does not hold up the others of its pass
 
 
-def jump(row: Row, most: int = MOST) -> str:
+def jump(row: Row, most: int = MAX_JUMP) -> str:
     """Draws at most `most` tokens for the row, as long as its constraint allows exactly one; returns the text that they add.
 
     A token that is the only candidate is drawn whatever its logit, unless another processor forbids it, which any logits show:
