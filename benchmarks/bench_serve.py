@@ -1,6 +1,6 @@
 """decodestep serve under load: throughput, latencies, stalls, and whether answers stay independent of the load.
 
-    python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--seconds 10] [--rounds 3] [--clients 1,4,16] [--rates 1,4]
+    python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--seconds 10] [--rounds 3] [--clients 1 4 16] [--rates 1 4]
 
 The server runs as its own process, clients are sockets of this one that read server-sent events. First it verifies: seeded
 requests, alone and all at once, have the same texts. Then
@@ -245,9 +245,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="a GGUF file or a folder")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
-    numbers = {"type": lambda text: [float(item) for item in text.split(",") if item]}
-    parser.add_argument("--clients", type=lambda text: [int(i) for i in text.split(",") if i], default=[1, 4, 16, 64])
-    parser.add_argument("--rates", default=[1.0, 4.0], **numbers)
+    parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16, 64], help="how many send at once")
+    parser.add_argument("--rates", type=float, nargs="*", default=[1.0, 4.0], help="requests a second")
     parser.add_argument("--rounds", type=int, default=3, help="of the measurements of clients")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
