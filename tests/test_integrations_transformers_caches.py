@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -127,6 +128,18 @@ def test_a_latent_layer_of_two_dtypes_keeps_the_wider(dtypes):
         new = torch.randn(1, 1, 3, 4, generator=generator).to(dtype)
         (expected, _), (actual, _) = [layer.update(new, new) for layer in layers]
         assert actual.dtype == expected.dtype and torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))], ids=["copy", "pickle"])
+def test_a_copied_layer_holds_only_its_positions(copied):
+    """The rest of its buffers is memory of whatever was there before, which has no place in a file."""
+    layer, new = LatentLayer(), torch.randn(2, 1, 3, 4)
+    layer.update(new, new)
+    twin = copied(layer)
+    for held in (twin.keys, twin.values):
+        assert torch.equal(held, new) and held.untyped_storage().nbytes() == new.nbytes
+    assert torch.equal(twin.update(new + 1, new)[0], torch.cat([new, new + 1], 2))
+    assert torch.equal(layer.keys, new)
 
 
 def test_a_latent_layer_with_gradients():

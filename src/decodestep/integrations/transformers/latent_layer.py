@@ -59,6 +59,11 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
         twin.__dict__.update(self.__dict__, _room=None)
         return twin
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the rest of the buffers, which is memory that has never been written to."""
+        held = {} if self._room is None else {"keys": self.keys.clone(), "values": self.values.clone()}
+        return {**self.__dict__, "_room": None, **held}
+
 
 class IndexedLatentLayer(LatentLayer, DynamicIndexedLayer):  # type: ignore[misc]
     """A `LatentLayer` that also holds the keys of a sparse attention's indexer, as its base class does."""
