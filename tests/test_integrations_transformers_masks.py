@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -35,15 +37,15 @@ def test_masks_become_sequences_and_lengths(batch, queries, keys, seed, density)
 
 def test_a_mask_that_is_written_to_is_read_again():
     mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
-    assert visible_keys.of_mask(mask, 1).lengths.tolist() == [6]
-    assert visible_keys.of_mask(mask, 2) is visible_keys.of_mask(mask, 3)
+    assert visible_keys.of_mask(mask, 1, 0).lengths.tolist() == [6]
+    assert visible_keys.of_mask(mask, 2, 0) is visible_keys.of_mask(mask, 3, 0)
     mask[..., 0] = False
-    assert visible_keys.of_mask(mask, 2).lengths.tolist() == [5]
+    assert visible_keys.of_mask(mask, 2, 0).lengths.tolist() == [5]
     with torch.inference_mode():
         mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
-        assert visible_keys.of_mask(mask, 1).lengths.tolist() == [6]
+        assert visible_keys.of_mask(mask, 1, 0).lengths.tolist() == [6]
         mask[..., :2] = False
-        assert visible_keys.of_mask(mask, 2).lengths.tolist() == [4]
+        assert visible_keys.of_mask(mask, 2, 0).lengths.tolist() == [4]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +74,27 @@ def test_a_mask_is_read_at_every_step(deepseek, absorbed, write):
         with accelerate(deepseek):
             assert_close(run(), expected)
     assert len(absorbed) == 4
+
+
+def test_a_mask_is_read_for_every_model(deepseek, absorbed):
+    """As when a draft model and its target take turns with one mask, written to through `data`."""
+    ids, new = prompt(1, 20), prompt(1, 1)
+
+    def run():
+        mask, logits = torch.ones(1, 1, 1, 21, dtype=torch.bool), []
+        for model, hidden in ((deepseek, 3), (twin, 9), (deepseek, 11)):
+            cache = DynamicCache(config=model.config)
+            model(ids, past_key_values=cache)
+            mask.data[..., hidden] = False
+            logits.append(model(new, past_key_values=cache, attention_mask=mask).logits)
+        return torch.cat(logits)
+
+    twin = copy.deepcopy(deepseek)
+    with torch.no_grad():
+        expected = run()
+        with accelerate(deepseek), accelerate(twin):
+            assert_close(run(), expected)
+    assert len(absorbed) == 6
 
 
 def test_masks_that_add_scores_go_the_stock_way(deepseek, absorbed):

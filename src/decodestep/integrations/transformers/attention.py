@@ -192,7 +192,8 @@ def _visible(
     seen = None if mask is None else visible_keys.as_bool(mask, query)
     if seen is None or seen.shape[0] not in (1, batch):
         return None
-    return visible_keys.of_mask(seen if seen.shape[0] == batch else seen.expand(batch, -1, -1, -1), id(module))
+    seen = seen if seen.shape[0] == batch else seen.expand(batch, -1, -1, -1)
+    return visible_keys.of_mask(seen, id(module), id(module.config))
 
 
 def _only(mask: Tensor | None, chosen: Tensor, query: Tensor, key: Tensor) -> Tensor:

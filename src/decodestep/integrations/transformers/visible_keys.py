@@ -67,26 +67,27 @@ class _Last(threading.local):
     mask: weakref.ref[Tensor] | None = None
     version = -1
     keys: VisibleKeys | None = None
-    first: int | None = None  # the reader for whom it was converted
+    first = model = -1  # for whom it was converted
 
 
 _last = _Last()
 
 
-def of_mask(mask: Tensor, reader: int) -> VisibleKeys:
+def of_mask(mask: Tensor, reader: int, model: int) -> VisibleKeys:
     """`keys_of_mask` of a (B, 1, Q, T) mask, cached for the other readers of a step as long as it is not written to.
 
-    reader: the id of the layer that reads it. When the first one reads it again, another step has begun, before which the mask
-        may have been written to through NumPy or `Tensor.data`, which leave no trace.
+    reader, model: the ids of the layer that reads it and of its config. When the first layer reads it again, or another model
+        does, another step has begun, before which the mask may have been written to through NumPy or `Tensor.data`, which
+        leave no trace.
     Inference tensors have no version counter, so they are not cached.
     """
     if mask.is_inference():
         return keys_of_mask(mask[:, 0])
     known, version = _last.keys, mask._version
-    is_read = _last.mask is not None and _last.mask() is mask and _last.version == version and _last.first != reader
-    if known is None or not is_read:
+    is_read = _last.mask is not None and _last.mask() is mask and _last.version == version
+    if known is None or not is_read or model != _last.model or reader == _last.first:
         known = keys_of_mask(mask[:, 0])
-        _last.keys, _last.mask, _last.version, _last.first = known, weakref.ref(mask), version, reader
+        _last.keys, _last.mask, _last.version, _last.first, _last.model = known, weakref.ref(mask), version, reader, model
     return known
 
 
