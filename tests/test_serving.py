@@ -120,5 +120,9 @@ def test_tokens_there_and_back(shared_server):
 def test_health_and_metrics(shared_server):
     assert json.loads(shared_server.send("/health", None, "GET")[1])["status"] == "ok"
     shared_server.send_json("/v1/completions", {"prompt": "a", "max_tokens": 3, "ignore_eos": True})
+    shared_server.send("/v1/embeddings", b"{}")
+    shared_server.send("/v1/completions", None, "GET")
     metrics = shared_server.metrics()
+    for status in (404, 405):
+        assert metrics[f'decodestep_requests_total{{route="other",status="{status}"}}'] >= 1
     assert metrics["decodestep_completion_tokens_total"] >= 3 and metrics["decodestep_cache_pages_held"] == 0

@@ -147,6 +147,7 @@ class Server:
 
     async def _routing_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        self._metrics.requests.labels("other", str(error.status_code)).inc()  # not the path: clients would make the labels
         message = f"{request.method} {request.url.path}: {error.detail}"
         return self._error_response(HttpError(error.status_code, message, **(error.headers or {})))
 
