@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import decodestep as ds
 import families
 from decodestep import cli
-from decodestep.models import ModelError
+from decodestep.models import DEFAULT_MODEL, ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.quantise import quantise
 from grouped_files import write_gguf
@@ -146,6 +146,15 @@ def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):
     assert device.is_fifo() and not target.exists() and not list(tmp_path.glob("*.part"))
     with pytest.raises(ModelError, match="dtype 'q4_k' is not supported: feed-forward size 40"):
         ds.load(folder, dtype="q4_k")
+
+
+def test_the_source_may_be_the_default_model_by_its_name_but_not_nothing(source, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("decodestep.models.fetch.find_default_model", lambda: source)
+    assert cli.main(["quantize", DEFAULT_MODEL, str(tmp_path / "same.gguf"), "--type", "f32"]) == 0
+    assert GgufFile(tmp_path / "same.gguf").tensors.keys() == GgufFile(source).tensors.keys()
+    capsys.readouterr()
+    assert cli.main(["quantize", "", str(tmp_path / "none.gguf"), "--type", "f32"]) == 2
+    assert capsys.readouterr().err == "decodestep: quantize: IN must be a name or a path; got ''\n"
 
 
 def test_the_source_and_other_files_stay(tmp_path, capsys):

@@ -6,13 +6,16 @@ import argparse
 import time
 from pathlib import Path
 
+from decodestep._base.checks import require
 from decodestep.cli.progress import progress_line
+from decodestep.models.fetch import path_of
 
 _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN", help="a GGUF file, best one of F32, F16 or BF16, or a folder of safetensors")
+    source = "a GGUF file, best one of F32, F16 or BF16, a folder of safetensors, or the default model's name"
+    parser.add_argument("source", metavar="IN", help=source)
     parser.add_argument("target", metavar="OUT", help="the GGUF file to write; it appears only when complete")
     parser.add_argument("--type", required=True, metavar="TYPE", help=_KINDS)
 
@@ -20,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from decodestep.models.requantise import requantise
 
+    require(options.source != "", "quantize", "IN", "a name or a path", options.source)
     began = time.monotonic()
-    source, target = Path(options.source), Path(options.target)
+    source, target = path_of(options.source), Path(options.target)
     with progress_line(after=0.0) as show:
         before = requantise(source, target, options.type.lower(), lambda done, count, name: show(f"{done}/{count} {name}"))
     after = target.stat().st_size
