@@ -127,6 +127,21 @@ def test_a_row_that_is_alone_waits_for_pages_of_another_engine(tiny, monkeypatch
     assert model.cache.held == 0
 
 
+def test_a_row_for_which_open_sequences_leave_no_pages_ends_alone(tiny):
+    model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
+    params = ds.SamplingParams(max_new_tokens=3, seed=1, **FREE)
+    expected = ds.generate(tiny, [[1, 2, 3]], params)[0].token_ids
+    with model.sequence(capacity=7 * 16), Engine(model) as engine:
+        large, small = engine.submit(list(range(60)), params), engine.submit([1, 2, 3], params)
+        assert read_all(small)[0][1] == expected and engine.failures == 0
+        read_all(large)
+        (failed,) = large.completions()
+        assert failed.finish_reason == "error" and isinstance(failed.error, ds.models.CacheFullError)
+        first, second = ds.generate(model, [list(range(60)), [1, 2, 3]], params)
+        assert (first.finish_reason, second.token_ids) == ("error", expected)
+    assert model.cache.held == 0
+
+
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
     monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
     order, came = [], threading.Event()

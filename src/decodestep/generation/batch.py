@@ -96,13 +96,13 @@ class Batch:
 
     def advance(self) -> list[tuple[int, str]]:
         """Runs one forward pass; returns (key, added text) for each row that drew a token (or several that its constraint
-        decides), and for each row that ran out of time, with the text it had held back.
+        decides), and for each row that ran out of time or found no pages, with the text it had held back.
 
         A row may be ended between two calls, with `end`.
         """
         held = [(key, text) for key, row in self._rows.items() if row.late() and (text := self.end(key, "time"))]
         self._remove_ended()
-        self._admit()
+        held += self._admit()
         logits = self._next_logits()
         if logits is None:
             return held
@@ -151,8 +151,9 @@ class Batch:
         if key in self._sequences:
             self._sequences.pop(key).close()
 
-    def _admit(self) -> None:
-        cache = self._model.cache
+    def _admit(self) -> list[tuple[int, str]]:
+        """Admits waiting rows; returns the keys and the held-back texts of those that end for want of pages."""
+        cache, held = self._model.cache, list[tuple[int, str]]()
         while self._waiting and len(self._sequences) < self._schedule.max_rows:
             key = self._waiting[0]
             row = self._rows[key]
@@ -161,15 +162,22 @@ class Batch:
             try:
                 [self._sequences[key]] = admit(cache, 1, capacity)
             except CacheFullError:
-                if not self._sequences:  # other callers have the pages
-                    cache.wait_for(pages_of(capacity))
-                return
+                if self._sequences:
+                    break
+                try:
+                    cache.wait_for(pages_of(capacity))  # other callers have them
+                    break
+                except CacheFullError as error:  # and keep them
+                    self._waiting.popleft()
+                    held += [(key, text)] if (text := row.fail(error)) else []
+                    continue
             if row.params.prompt_logprobs is None or drawn:
                 self._prefill.add(key, self._sequences[key], self._read_as_prompt(row))
             else:
                 row.prompt_logprobs.clear()
                 self._scoring.add(key, row, self._sequences[key])
             self._waiting.popleft()
+        return held
 
     def _read_as_prompt(self, row: Row) -> list[int]:
         """The row's tokens; with long-rope those up to where a row that is read again left the short frequencies."""
