@@ -85,6 +85,37 @@ def test_the_page_needs_nothing_else_and_holds_any_text(document):
     assert {words["link"] for words in document_in(page(document))["described"].values()} == {""}
 
 
+def test_a_token_has_as_many_causes_as_it_occurs(model):
+    ids = model.tokenizer.encode("a" + " a" * 19)
+    (run,) = data.record_document(model, "a", ids, [ds.SamplingParams(repetition_penalty=1.3)], steps=1, top=5)["runs"]
+    (token,) = run["tokens"]
+    assert token["steps"][0]["causes"][str(ids[-1])] == {"count": 19, "latest": tuple((n, n + 1) for n in range(12, 20))}
+
+
+@pytest.mark.parametrize("off", [{"do_sample": False}, {"temperature": 0.0}])
+def test_the_sliders_of_a_greedy_run_start_with_no_filter(model, off):
+    params = ds.SamplingParams(**{"temperature": 0.7, "top_k": 5, "top_p": 0.5, "min_p": 0.1, **off})
+    (run,) = data.record_document(model, "Hi", [1], [params], steps=1, top=5)["runs"]
+    assert run["tokens"][0]["start"]["left"] > 5 and not run["plan"]
+    assert [run["what_if"][name] for name in ("temperature", "top_k", "top_p", "min_p")] == [1, 0, 1, 0]
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node")
+def test_a_race_has_the_tokens_whose_probability_is_too_small_for_a_number():
+    traced = plan([ds.processors.TemperatureLogitsWarper(0.001)], 4).trace(np.array([7, 2, 6, -np.inf], np.float32), seed=1)
+    token, race = data._token(traced, 4, data.TEMPERATURES), dict(zip(traced.draw.ids, traced.draw.race, strict=True))
+    script = """
+const [token, run] = JSON.parse(require('fs').readFileSync(0));
+const panel = {run, race: Panel.prototype.race, word: id => `<${id}>`};
+console.log(JSON.stringify([Panel.prototype.drawn.call(panel, token), panel.race(token).map(r => r.total)]));"""
+    sources = "\n".join((HERE / name).read_text() for name in ("what_if.js", "panel.js"))
+    ran = processes.run([NODE, "-e", sources + script], input=json.dumps([token, {"plan": [None], "seed": "1"}]))
+    assert ran.stderr == ""
+    (_, said), totals = json.loads(ran.stdout)
+    assert totals == pytest.approx([race[0] - 7000, race[2] - 7000, race[1] - 7000], abs=1e-3)
+    assert said == f"The next is <2>, {race[0] - race[2]:.2f} behind."
+
+
 def test_a_token_that_the_model_had_at_nothing_is_a_number_too():
     logits = np.array([np.inf, 1, 2, 0], np.float32)
     trace = plan([ds.processors.AllowedTokenIdsLogitsProcessor([3])], 4).trace(logits)
@@ -240,6 +271,21 @@ def test_a_long_token_is_cut_and_no_number(width):
     assert "drawn with" in text and "…" in text
 
 
+def test_the_step_that_dropped_a_token_last_is_named():
+    ban, force = ds.processors.SuppressTokensLogitsProcessor([1]), ds.processors.ForcedBOSTokenLogitsProcessor(1)
+    traced = plan([ban, force, ban], 2).trace(np.zeros(2, np.float32), [0])
+    after = [step.probabilities[1] if 1 in step.kept else None for step in traced.steps]
+    assert after == [None, 1, None]
+    assert str(terminal._what([0.5, *after], ["1 Suppress", "2 Force", "3 Suppress"])) == "dropped by 3"
+    assert str(terminal._what([None, None], ["1 Suppress"])) == "never a candidate"
+
+
+def test_a_table_says_that_no_candidate_is_left():
+    file = io.StringIO()
+    terminal.print_stages(Console(file=file), {**SHOWN, "next_token": None}, ["TopK"], "seed 1 draws")
+    assert file.getvalue().rstrip().endswith("no candidate is left")
+
+
 def test_the_command_writes_a_page(tmp_path, capsys):
     target = str(tmp_path / "page.html")
     words = ["explain", "Once upon a", "--raw", "--ban", "time", "--steps", "2", "--html", target, "--json"]
@@ -272,6 +318,11 @@ def test_a_page_names_the_prompt_that_was_piped(tmp_path, monkeypatch, capsys):
         ["Hi", "--steps", "0"],
         ["Hi", "--top", "0"],
         ["Hi", "--top", "5"],
+        ["Hi", "--top", "5", "--html", "x.html", "--rows", "15"],
+        ["--rows", "2"],
+        ["--steps", "2"],
+        ["--system", "Be brief."],
+        ["--raw"],
         ["Hi", "--docs", "https://example.org"],
         ["Hi", "--ban", ""],
     ],
@@ -281,6 +332,12 @@ def test_what_is_wrong_is_refused(words, capsys, tmp_path, monkeypatch):
     assert cli.main(["explain", *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_page_without_a_name_is_not_written(capsys):
+    assert cli.main(["explain", "Hi", "--html", ""]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and "No such file or directory" in printed.err
 
 
 def test_beam_search_is_offered_where_it_runs(capsys):

@@ -125,6 +125,11 @@ def test_the_history_that_caused_it(processor, expected):
     assert {*traced.steps[0].touched, *traced.steps[0].dropped} >= set(expected)
 
 
+def test_every_occurrence_is_a_cause():
+    traced = plan([p.RepetitionPenaltyLogitsProcessor(1.3)], 8).trace(np.ones(8, np.float32), [1, 2] * 20)
+    assert traced.steps[0].causes[2] == tuple((place, place + 1) for place in range(1, 40, 2))
+
+
 def test_a_sampler_traces_what_it_then_does(rng):
     params = [
         ds.SamplingParams(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.2, seed=3, logprobs=0),

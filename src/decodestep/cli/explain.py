@@ -30,6 +30,7 @@ from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 
+_ROWS = 15
 _PAGE_STEPS = 40
 _PAGE_TOP = 40
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_params(parser)
     add_ban(parser)
     add_model(parser)
-    add("--rows", type=int, default=15, metavar="N", help="show the N most likely tokens before and after [%(default)s]")
+    add("--rows", type=int, metavar="N", help=f"print the N most likely tokens before and after [{_ROWS}]")
     add("--steps", type=int, metavar="N", help=f"show N generated tokens [1; with --html {_PAGE_STEPS}]")
     add("--html", metavar="FILE", help="write a page that shows what each step does to every token")
     add("--top", type=int, metavar="N", help=f"most likely tokens on the page, for each step [{_PAGE_TOP}]")
@@ -64,20 +65,28 @@ def run(options: argparse.Namespace) -> int:
         value = getattr(options, name)
         require(value is None or value >= 1, "explain", name, "an integer >= 1", value)
     other = None if options.compare is None else _second_options(options)
-    for name in ("top", "compare", "docs"):
-        value = getattr(options, name)
-        require(value is None or bool(options.html), "explain", name, "given with --html", value)
-    require(options.prompt is not None or not options.html, "explain", "html", "given with a prompt", options.html)
+    _require_in_use(options)
     prompt = None if options.prompt is None else prompt_of(options)
-    if options.html:
+    if options.html is not None:
         require_writable(options.html)
     model = load(options)
     params = with_bans(params, options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)
-    if prompt is None or not options.html:
+    if prompt is None or options.html is None:
         return _show(model, params, ids, options)
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # type: ignore[index]
     return _write_page(model, str(text), ids, _params_of_runs(model, params, other), options)
+
+
+def _require_in_use(options: argparse.Namespace) -> None:
+    """Refuses what would be ignored: the page's options without one, the tables' beside a page, the prompt's without one."""
+    for name in ("top", "compare", "docs"):
+        value = getattr(options, name)
+        require(value is None or options.html is not None, "explain", name, "given with --html", value)
+    require(options.rows is None or options.html is None, "explain", "rows", "left out with --html", options.rows)
+    for name in ("html", "rows", "steps", "system", "raw"):
+        value = getattr(options, name)
+        require(options.prompt is not None or value in (None, False), "explain", name, "given with a prompt", value)
 
 
 def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namespace | None) -> list[SamplingParams]:
@@ -116,7 +125,7 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
     row = sampler_for(model, params, prompt_ids=[ids]).rows[0]
     found: list[dict[str, Any]] = []
     if ids:
-        recorded = record(model, ids, params, options.steps or 1, lambda trace: stages_of(model, trace, options.rows))
+        recorded = record(model, ids, params, options.steps or 1, lambda trace: stages_of(model, trace, options.rows or _ROWS))
         row, found = recorded.row, list(recorded.tokens)
     # The plan as it was before the first token: what a row shows of itself does not change.
     plan = [*row.plan.explain().splitlines(), f"{len(row.plan.processors) + 1:>3}. {row.ending}"]

@@ -22,7 +22,9 @@ from decodestep.sampling.params import SAMPLERS, SamplingParams
 from decodestep.sampling.trace import StepTrace, Trace
 
 _MOST_TOUCHED = 16  # penalised or banned tokens that are included, most likely first, in addition to the `top` of the logits
+_MOST_MARKED = 8  # causes of a token that are marked in the text: the latest
 _WHAT_IF = ("temperature", "top_k", "top_p", "min_p")  # what the page's sliders move
+_OFF = SamplingParams()
 
 
 def record_document(
@@ -67,8 +69,7 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
         ],
         "what_if": {
             "order": [*order, *(name for name in _WHAT_IF if name not in order)],
-            **{name: 1.0 if name == "temperature" and params.greedy else float(getattr(params, name)) for name in _WHAT_IF},
-            "on": [] if params.greedy else [name for name in _WHAT_IF if name in params.active_samplers],
+            **{name: float(getattr(params if name in params.active_samplers else _OFF, name)) for name in _WHAT_IF},
         },
         "prompt": list(recording.prompt_ids),
         "pieces": pieces(model.tokenizer, ids),
@@ -140,7 +141,11 @@ def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, An
         "threshold": None if threshold is None else [threshold.quantity, _short(_finite(threshold.value))],
         "ties": [int(i) for i in step.ties if int(i) in shown],
         "tied": len(step.ties),
-        "causes": {str(token): spans for token, spans in step.causes.items() if token in shown},
+        "causes": {
+            str(token): {"count": len(spans), "latest": spans[-_MOST_MARKED:]}
+            for token, spans in step.causes.items()
+            if token in shown
+        },
     }
 
 

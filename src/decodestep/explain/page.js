@@ -32,7 +32,7 @@ function marked(panel) {
   const box = texts[panels.indexOf(panel)].box;
   box.querySelectorAll('.cause').forEach(e => e.classList.remove('cause'));
   const step = panel.run.tokens[panel.at]?.steps[panel.stage - 1];
-  for (const [from, to] of Object.values(step?.causes ?? {}).flat())
+  for (const [from, to] of Object.values(step?.causes ?? {}).flatMap(cause => cause.latest))
     for (let i = from; i < to; i++) box.querySelector(`[data-at="${i}"]`)?.classList.add('cause');
 }
 function go(to) {
@@ -75,7 +75,7 @@ const tries = {
     this.reset(false);
   },
   reset(fill = true) {
-    for (const name in LIMITS) this.settings[name] = Math.max(data.runs[this.run].what_if[name], 0);
+    for (const name in LIMITS) this.settings[name] = data.runs[this.run].what_if[name];
     this.greedy = data.runs[this.run].greedy;
     for (const name in LIMITS) this.show(name, false);
     if (fill) this.fill();

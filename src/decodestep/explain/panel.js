@@ -102,9 +102,9 @@ class Panel {
       second ? `The next is ${this.word(second.id)}, ${(race[0].total - second.total).toFixed(2)} behind.` : 'It was the only candidate.'];
   }
   race(token) {
-    const last = this.run.plan.length, p = probabilitiesAt(token, last);
+    const starts = logProbabilitiesAt(token, this.run.plan.length);
     return token.ids.map((id, i) => {
-      const start = p[i] > 0 ? Math.log(p[i]) : null;
+      const start = starts[i];
       const noise = this.run.seed === null ? 0 : token.noise[i];
       return {id, start, noise, total: start === null ? null : start + noise};
     });
@@ -182,12 +182,12 @@ class Panel {
     const id = token.ids[i], said = [];
     if (fresh) said.push(make('span', {class: 'cutword'}, ['mask', 'force'].includes(this.run.plan[this.stage - 1].kind) ? 'forbidden' : 'cut'));
     else if (scores[i] === null) {
-      const by = token.steps.findIndex((_, n) => scoresAt(token, n)[i] !== null && scoresAt(token, n + 1)[i] === null);
+      const by = token.steps.slice(0, this.stage).findLastIndex((_, n) => scoresAt(token, n)[i] !== null && scoresAt(token, n + 1)[i] === null);
       said.push(by < 0 ? 'never a candidate' : `cut by ${this.names[by + 1]}`);
     } else if (step && step.touched < step.left && was[i] !== scores[i])
       said.push(was[i] === null ? 'allowed again' : `${scores[i] > was[i] ? '+' : '−'}${Math.abs(scores[i] - was[i]).toFixed(2)}`);
     if (step && step.ties.includes(id)) said.push(make('span', {class: 'tie'}, 'tie at the cut'));
-    if (step && step.causes[id]) said.push(`×${step.causes[id].length} in the text`);
+    if (step && step.causes[id]) said.push(`×${step.causes[id].count} in the text`);
     if (id === token.token) said.push(this.run.seed === null ? 'taken' : 'drawn');
     return said.flatMap((s, n) => n ? [', ', s] : [s]);
   }

@@ -79,8 +79,8 @@ def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str],
     table.add_row("tokens left", *map(str, stages["left"]), *blank)
     console.print()
     print_whole(console, table)
-    if stages["next_token"] is not None:
-        console.print(Text(f"{end}: {stages['next_token']['token']!r}", style="bold" if drawn else ""))
+    said = "no candidate is left" if stages["next_token"] is None else f"{end}: {stages['next_token']['token']!r}"
+    console.print(Text(said, style="bold" if drawn else ""))
 
 
 def _two_bars(before: float, after: float, largest: float) -> Text:
@@ -90,7 +90,7 @@ def _two_bars(before: float, after: float, largest: float) -> Text:
 
 
 def _what(after: Sequence[float | None], heads: Sequence[str]) -> Text:
-    at = next(n for n, p in enumerate(after) if p is None)
+    at = max((n for n in range(1, len(after)) if after[n] is None and after[n - 1] is not None), default=0)
     return Text("never a candidate" if at == 0 else f"dropped by {heads[at - 1].split()[0]}", style="red")
 
 

@@ -103,10 +103,16 @@ function scoresAt(token, stage) {
   return scores;
 }
 
+// Their log-probabilities there: null for a dropped token, and beside an infinite score for a finite one. They tell candidates
+// apart whose probabilities are too small for a number.
+function logProbabilitiesAt(token, stage) {
+  const about = stage ? token.steps[stage - 1] : token.start, scores = scoresAt(token, stage);
+  const infinite = scores.filter(v => v > 3.45e38).length;
+  return scores.map(v => v === null ? null
+    : infinite ? (v > 3.45e38 ? Math.log((1 - about.others) / infinite) : null) : Math.fround(v) - about.norm);
+}
+
 // Their probabilities there: 0 for a dropped token.
 function probabilitiesAt(token, stage) {
-  const about = stage ? token.steps[stage - 1] : token.start;
-  const infinite = scoresAt(token, stage).filter(v => v > 3.45e38).length;
-  return scoresAt(token, stage).map(v => v === null ? 0
-    : infinite ? (v > 3.45e38 ? (1 - about.others) / infinite : 0) : Math.exp(Math.fround(v) - about.norm));
+  return logProbabilitiesAt(token, stage).map(v => v === null ? 0 : Math.exp(v));
 }

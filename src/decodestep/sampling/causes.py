@@ -10,19 +10,18 @@ from decodestep.processors.extra import DRY_LONGEST
 
 Span = tuple[int, int]  # tokens [start, stop) of the history
 Spans = tuple[Span, ...]
-MOST_SPANS = 8  # of one token: the latest
 
 
 def causes(processor: Any, history: Sequence[int], tokens: Sequence[int]) -> Mapping[int, Spans]:
     """For the `tokens` on which the processor acted because of the history: the spans that caused it, latest last.
 
-    Only the last MOST_SPANS of a token are given. Empty for processors that do not read the history.
+    Empty for processors that do not read the history.
     """
     rule = _RULES.get(type(processor))
     if rule is None or not tokens or not history:
         return {}
     spans = rule(processor, history, frozenset(tokens))
-    return {token: tuple(found[-MOST_SPANS:]) for token, found in spans.items() if found}
+    return {token: tuple(found) for token, found in spans.items() if found}
 
 
 def _occurrences(history: Sequence[int], tokens: frozenset[int], skipped: int) -> dict[int, list[Span]]:
