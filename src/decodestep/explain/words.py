@@ -81,7 +81,8 @@ WORDS = {
     ),
     "RepetitionPenaltyLogitsProcessor": Words(
         "repetition penalty",
-        "Lowers the score of every token that occurs in the text, prompt included. The number of occurrences does not matter.",
+        "Divides the score of every token that occurs in the text, prompt included; a negative score is multiplied. "
+        "The number of occurrences does not matter.",
         "s ← s · r if s < 0, else s / r",
         _PENALTIES,
     ),
@@ -113,7 +114,8 @@ WORDS = {
     ),
     "ExponentialDecayLengthPenalty": Words(
         "length decay",
-        "Raises the scores of the end tokens once the text is long enough. The increase grows exponentially with the length.",
+        "Raises the scores of the end tokens once the text is long enough, or lowers them if the factor is below 1. "
+        "The change is exponential in the length.",
         "s ← s + |s| · (factor^n − 1)",
         _PENALTIES,
     ),
