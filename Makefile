@@ -101,6 +101,7 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml
 	$(PIP) install "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29" "ruff>=0.12"
 	touch $@
 
+# mypy follows the imports of those packages that have types.
 $(VENV)/.lint: $(VENV)/.made pyproject.toml
-	$(PIP) install "clang-format>=20" jinja2 "mypy>=1.15" "numpy>=2" rich "ruff>=0.12"
+	$(PIP) install "clang-format>=20" jinja2 "mypy>=1.15" "numpy>=2" prometheus_client rich "ruff>=0.12" "starlette>=1.0" uvicorn
 	touch $@

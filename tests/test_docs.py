@@ -12,6 +12,7 @@ import doctest
 import io
 import re
 import shlex
+import sys
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
@@ -117,6 +118,21 @@ def test_commands_are_understood(page, monkeypatch):
                 assert words[1] in {"pytest", *OTHER_PROGRAMS} or (ROOT / file).exists(), words
             case other:
                 assert other in OTHER_PROGRAMS, words
+
+
+def test_make_lint_installs_the_packages_whose_types_mypy_reads():
+    lists = re.findall(r"^module = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
+    untyped = {name for modules in lists for name in re.findall(r'"(\w+)', modules)}
+    (line,) = re.findall(r"/\.lint:.*\n\t(.*)", (ROOT / "Makefile").read_text())
+    installed = {re.split("[>=<]", word)[0] for word in shlex.split(line)}
+    imported = set()
+    for file in (ROOT / "src/decodestep").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.split(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                imported.add(node.module.split(".")[0])
+    assert imported - sys.stdlib_module_names - untyped - {"decodestep"} <= installed
 
 
 @each_page
