@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from decodestep import SamplingParams
@@ -32,6 +35,31 @@ def test_what_ends_a_text_is_not_dropped():
     assert read({"is_assistant": False, "pad_token_id": 0, "bos_token_id": 1}) == SamplingParams(do_sample=False)
 
 
+def test_changes_replace_fields_before_a_configuration_is_read():
+    read = SamplingParams.from_generation_config
+    assert read({"top_p": 0.9}, do_sample=True) == SamplingParams(top_k=50, top_p=0.9)
+    assert read({}, do_sample=True, top_k=0) == read({"top_k": 20}, do_sample=True, top_k=0) == SamplingParams()
+    assert read({"do_sample": True, "top_p": 0.9}, do_sample=False) == SamplingParams(do_sample=False, top_p=0.9)
+    assert read({"max_length": 30}, max_new_tokens=50) == SamplingParams(do_sample=False, max_new_tokens=50)
+    assert read({"max_length": 30}, max_new_tokens=None) == read({}, max_length=30) == read({"max_length": 30})
+    assert read({}, max_new_tokens=None) == SamplingParams(do_sample=False, max_new_tokens=None)
+    assert read({"min_length": 30}, min_new_tokens=5) == SamplingParams(do_sample=False, min_new_tokens=5)
+    assert read({"do_sample": True, "top_h": 1.0}, top_h=0.5) == SamplingParams(top_k=50, top_h=0.5)
+
+
+def test_changes_have_the_synonyms_of_fields():
+    expected = SamplingParams(max_new_tokens=5, stop_strings="x")
+    assert SamplingParams.from_openai({"max_tokens": 3, "stop": ["y"]}, max_tokens=5, stop="x") == expected
+    assert (
+        SamplingParams.from_generation_config({"max_new_tokens": 3, "do_sample": True, "top_k": 0}, max_tokens=5, stop="x")
+        == expected
+    )
+
+
+def test_arrays_are_fields_of_a_body():
+    assert SamplingParams.from_openai({"stop_token_ids": np.array([1, 2])}).stop_token_ids == (1, 2)
+
+
 def test_the_top_h_that_keeps_a_hundred_tokens_is_an_error():
     with pytest.raises(ValueError, match="top_h must be below 1"):
         SamplingParams.from_generation_config({"do_sample": True, "top_h": 1.0})
@@ -48,14 +76,15 @@ def test_biases_of_sequences_are_pairs_where_json_has_no_other_form(read):
             read({"sequence_bias": wrong})
 
 
-@pytest.mark.parametrize("config", [None, 3, "x"])
+@pytest.mark.parametrize("config", [None, 3, "x", SimpleNamespace, type("Config", (), {"to_dict": dict})])
 def test_what_is_no_configuration_is_an_error(config):
     with pytest.raises(ValueError, match="config must be a GenerationConfig or a mapping"):
         SamplingParams.from_generation_config(config)
 
 
 @pytest.mark.parametrize(
-    "field", [{"penalty_alpha": 0.6}, {"guidance_scale": 2.0}, {"constraints": [1]}, {"dola_layers": "high"}, {"nonsense": 1}]
+    "field",
+    [{"penalty_alpha": 0.6}, {"guidance_scale": 2.0}, {"constraints": [1]}, {"dola_layers": "high"}, {"nonsense": 1}, {1: 2}],
 )
 def test_generation_config_fields_that_are_not_done_are_errors(field):
     with pytest.raises(ValueError, match=f"understood; got {next(iter(field))}"):

@@ -323,11 +323,13 @@ class SamplingParams:
             default. max_length is used if there is no max_new_tokens, min_length if there is no min_new_tokens. Without either
             length, max_new_tokens is 256, the default here, and not the 20 of `generate`. Fields about the cache, the form of
             the result, padding and the speed of assisted generation are ignored, because they do not change any token.
-        changes: fields of SamplingParams that replace those of the config.
+        changes: fields of SamplingParams that replace those of the config, before it is read: with do_sample=True it samples,
+            and with max_new_tokens its max_length is not used.
 
         Raises ValueError for a field whose value is not supported.
         """
-        return cls(**{**request_formats.from_generation_config(config, _DEFAULTS.keys()), **changes})
+        names = _DEFAULTS.keys()
+        return cls(**request_formats.from_generation_config(config, rename_fields(changes, names), names))
 
     @classmethod
     def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
@@ -343,7 +345,8 @@ class SamplingParams:
         Raises ValueError for every other field, for best_of above 1, for a response that is not text, for two fields that
         contradict each other, and outside the intervals of the interface.
         """
-        return cls(**{**request_formats.from_openai(body, _DEFAULTS.keys()), **changes})
+        names = _DEFAULTS.keys()
+        return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})
 
 
 def languages_of(params: SamplingParams) -> list[str]:

@@ -60,26 +60,23 @@ _NOT_ABOUT_SAMPLING_IN_OPENAI = {
 _OPENAI_DEFAULTS = {"best_of": 1, "echo": False, "modalities": ["text"], "response_format": {"type": "text"}}
 
 
-def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
-    """The fields of `SamplingParams.from_generation_config`. known: the names of all its fields."""
-    ok = isinstance(config, Mapping) or hasattr(config, "to_dict")
+def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+    """The fields of `SamplingParams.from_generation_config`. changes: by the names of fields. known: those names."""
+    ok = isinstance(config, Mapping) or (hasattr(config, "to_dict") and not isinstance(config, type))
     require(ok, "from_generation_config", "config", "a GenerationConfig or a mapping of its fields", config)
     given = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    unknown = sorted(
-        name
-        for name, value in given.items()
-        if not (value is None or name in _NOT_ABOUT_SAMPLING | known or name.startswith("_") or _is_neutral(name, value))
-    )
+    unknown = sorted(str(name) for name, value in given.items() if not (value is None or _is_understood(name, value, known)))
     require(not unknown, "from_generation_config", "config", "of fields that are understood", Words(", ".join(unknown)))
-    taken = {name: value for name, value in given.items() if name in known and value is not None}
-    if "max_new_tokens" in taken:
+    taken = {name: value for name, value in given.items() if name in known - changes.keys() and value is not None}
+    decided = {name for name, value in {**taken, **changes}.items() if value is not None}
+    if "max_new_tokens" in decided:
         taken.pop("max_length", None)  # as in transformers, where it decides
-    elif "max_length" in taken:
+    elif "max_length" in decided:
         taken["max_new_tokens"] = None
-    if "min_new_tokens" in taken:
+    if "min_new_tokens" in decided:
         taken.pop("min_length", None)
     taken.setdefault("do_sample", False)
-    if taken["do_sample"]:
+    if changes.get("do_sample", taken["do_sample"]) is True:
         taken.setdefault("top_k", 50)
         rule = "below 1, at which transformers keeps 100 tokens and SamplingParams all, or None"
         require(taken.get("top_h") != 1, "from_generation_config", "top_h", rule, taken.get("top_h"))
@@ -88,7 +85,14 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
         taken["watermarking_config"] = watermark.to_dict()
     if "sequence_bias" in taken:
         taken["sequence_bias"] = _sequence_bias("from_generation_config", taken["sequence_bias"])
-    return taken
+    return {**taken, **changes}
+
+
+def _is_understood(name: Any, value: Any, known: Set[str]) -> bool:
+    """Whether a field is one of `known`, or does not change the text."""
+    if not isinstance(name, str):
+        return False
+    return name in _NOT_ABOUT_SAMPLING | known or name.startswith("_") or _is_neutral(name, value)
 
 
 def _is_neutral(name: str, value: Any) -> bool:
@@ -136,8 +140,9 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
         elif field in known:
-            first = taken.setdefault(field, value)
-            require(first == value, "from_openai", name, f"{first!r}, as another field says", value)
+            same = field not in taken or taken[field] == value
+            require(same, "from_openai", name, f"{taken.get(field)!r}, as another field says", value)
+            taken[field] = value
         else:
             refuse("from_openai", "body", "of fields that are understood", Words(name), "unknown_field")
     return taken
