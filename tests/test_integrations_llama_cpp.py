@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +276,42 @@ def test_missing_logits_are_an_error(llm: Any) -> None:
     llm.eval(PROMPT)
     with pytest.raises(ValueError, match="an output of the last llama_decode"):
         ours.RowSampler(PARAMS[0], vocab_size=llm.n_vocab()).sample(llm._ctx, 99)
+
+
+@pytest.mark.parametrize("index", [2**32 - 1, -(2**32) - 1, 1.5, True, None])
+def test_an_index_that_c_would_read_as_another_is_refused(llm: Any, index: Any) -> None:
+    llm.reset()
+    llm.eval(PROMPT)
+    row = ours.RowSampler(PARAMS[0], vocab_size=llm.n_vocab(), prompt_ids=PROMPT)
+    with pytest.raises(ValueError, match="llama_cpp: index must be an output of the last llama_decode"):
+        row.sample(llm._ctx, index)
+    assert row.tokens == PROMPT
+
+
+@pytest.mark.parametrize("change", [-1, 1, 100_000])
+def test_logits_of_another_width_are_not_read(llm: Any, change: int) -> None:
+    llm.reset()
+    llm.eval(PROMPT)
+    vocab = llm.n_vocab() + change
+    row = ours.RowSampler(PARAMS[0], vocab_size=vocab)
+    with pytest.raises(ValueError, match=f"ctx must be of a model with the row's vocab_size {vocab}; got {llm.n_vocab()}"):
+        row.sample(llm._ctx)
+
+
+def test_a_closed_context_is_refused(model_path: Path) -> None:
+    closed = llama_cpp.Llama(str(model_path), n_ctx=96, verbose=False)
+    row, context = ours.RowSampler(PARAMS[0], vocab_size=closed.n_vocab()), closed._ctx
+    closed.close()
+    with pytest.raises(ValueError, match="llama_cpp: ctx must be an open llama_context"):
+        row.sample(context)
+    with pytest.raises(ValueError, match="llama_cpp: llm must be a llama_cpp.Llama; got"), ours.sampling(context, PARAMS[0]):
+        pass
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_row_is_copied_by_clone_alone(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="a HostRow cannot be copied or pickled: use clone"):
+        copied(ours.RowSampler(PARAMS[0], vocab_size=8))
 
 
 def test_the_example_runs(model_path: Path) -> None:

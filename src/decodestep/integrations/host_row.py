@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from decodestep._base.arrays import ArrayT
 from decodestep._base.checks import Words, is_int, refuse, require
@@ -123,6 +123,9 @@ class HostRow:
         copy = type(self)(self._params, prompt_ids=self._prompt, **self._options)
         copy.follow(self.tokens[len(self._prompt) :])
         return copy
+
+    def __reduce__(self) -> NoReturn:  # a shallow copy would share the original's `Sampler`
+        raise TypeError("a HostRow cannot be copied or pickled: use clone")
 
     def _take_back(self) -> None:
         if self._drawn:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep._base.extras import extra
 from decodestep.integrations.host_row import HostRow, without_ends
 from decodestep.sampling.params import SamplingParams
@@ -49,12 +49,19 @@ class RowSampler(HostRow):
         """Draws the next token of the sequence from the logits of output `index` of the last decode, and accepts it.
 
         ctx: a llama_context pointer, or llama-cpp-python's LlamaContext. Nothing is copied.
-        Raises ValueError if the context has no such logits or no token is left, and whatever a processor raises.
+        Raises ValueError for a context that is closed, that has no such logits, or whose logits are not of the row's width; if
+        no token is left; and whatever a processor raises.
         """
-        logits = llama_cpp.llama_get_logits_ith(getattr(ctx, "ctx", ctx), index)
+        context, vocab = getattr(ctx, "ctx", ctx), self._options["vocab_size"]
+        require(bool(context), _OP, "ctx", "an open llama_context", ctx)
+        width = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(llama_cpp.llama_get_model(context)))
+        require(width == vocab, _OP, "ctx", f"of a model with the row's vocab_size {vocab}", width)
+        # ctypes would take the low 32 bits of an integer.
+        some = is_int(index) and -(2**31) <= index < 2**31
+        logits = llama_cpp.llama_get_logits_ith(context, int(index)) if some else None
         if not logits:
             refuse(_OP, "index", "an output of the last llama_decode that has logits", index)
-        token = self.draw(_array(logits, self._options["vocab_size"], np.dtype(np.float32))[None])
+        token = self.draw(_array(logits, vocab, np.dtype(np.float32))[None])
         self._drawn = False  # accepted
         return token
 
@@ -126,6 +133,7 @@ def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -
 
     Raises ValueError for fields of params that belong to the host. On exit `llm` is restored.
     """
+    require(isinstance(llm, llama_cpp.Llama), _OP, "llm", "a llama_cpp.Llama", llm)
     without_ends(params)
     ends = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)]
     before = dict(llm.__dict__)
