@@ -191,6 +191,18 @@ def test_what_the_functions_refuse_is_an_error_of_the_session() -> None:
             in_onnxruntime(model_of("TensorScatter", bad, **attributes), bad)
 
 
+@pytest.mark.parametrize("run", [in_onnxruntime, in_reference])
+def test_a_flag_is_0_or_1_and_a_string_is_read_whole(run: Any) -> None:
+    logits = np.zeros((1, 8), np.float32)
+    arrays = {"logits": logits, "top_k": np.array([1], np.int32), "top_p": np.ones(1, np.float32)}
+    for value in (2, -1):
+        with pytest.raises(Exception, match=f"decodestep: is_need_logits must be 0 or 1; got {value}"):
+            run(model_of("TopKTopPSampleV2", arrays, is_need_logits=value), arrays)
+    arrays = {"past_cache": logits, "update": logits}
+    with pytest.raises(Exception, match="tensor_scatter: mode must be one of"):
+        run(model_of("TensorScatter", arrays, axis=1, mode="linear\0circular"), arrays)
+
+
 HANDED = np.arange(4, dtype=np.float32).reshape(2, 2)
 
 
@@ -335,3 +347,5 @@ def test_operators_are_registered_once():
     with pytest.raises(ValueError, match="^register: options must be without the operators of decodestep"):
         ours.register(options)
     ours.register(others)
+    with pytest.raises(ValueError, match="^register: options must be onnxruntime.SessionOptions; got None"):
+        ours.register(None)

@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from decodestep._base.checks import require
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
 
 DOMAIN, VERSION = "decodestep", 1
+
+
+Attributes = Mapping[str, float | int | bool | str]
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Operator:
 
     compute: called with the inputs and attributes by name, None for an input that is missing.
     inputs: names in order, with "?" after optional ones.
-    attributes: names with their defaults: a float, an integer (0 and 1 for False and True), or a string.
+    attributes: names with their defaults: a float, an integer, a bool, for which ONNX has the integers 0 and 1, or a string.
     outputs: names in order, each with its type: a dtype's name, the name of an input with the same type, or its own name if
         `types` gives it.
     types: the supported combinations of types: dtype names by input or output; empty if no output depends on an input.
@@ -32,7 +36,7 @@ class Operator:
 
     compute: Callable[..., tuple[np.ndarray, ...]]
     inputs: tuple[str, ...]
-    attributes: Mapping[str, float | int | str]
+    attributes: Attributes
     outputs: Mapping[str, str]
     types: tuple[Mapping[str, str], ...] = ()
 
@@ -40,12 +44,16 @@ class Operator:
         """The results. inputs: in order; missing ones at the end may be omitted."""
         names = [name.rstrip("?") for name in self.inputs]
         given = dict(zip(names, [*inputs, *[None] * (len(names) - len(inputs))], strict=True))
-        options = {name: _shortest_decimal(value) for name, value in attributes.items()}
+        options = {name: _argument(name, value, self.attributes[name]) for name, value in attributes.items()}
         return self.compute(**given, **{**self.attributes, **options})
 
 
-def _shortest_decimal(value: Any) -> Any:
-    """The shortest decimal of a number that ONNX stores as float32: 1e-8 rather than the float32 closest to it."""
+def _argument(name: str, value: Any, default: Any) -> Any:
+    """The argument that an attribute stands for: ONNX has integers for bools, and float32 for floats, of which the shortest
+    decimal is meant: 1e-8 rather than the float32 closest to it."""
+    if isinstance(default, bool):
+        require(value in (0, 1), DOMAIN, name, "0 or 1", value)
+        return bool(value)
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -53,21 +61,13 @@ def _scatter(past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarr
     return (tensor_scatter(past_cache, update, write_indices, **options),)
 
 
-def _sample(logits: np.ndarray, is_need_logits: int, kernel_exact: int, **call: Any) -> tuple[np.ndarray, ...]:
-    drawn, masked = top_k_top_p_sample(logits, is_need_logits=bool(is_need_logits), kernel_exact=bool(kernel_exact), **call)
+def _sample(logits: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
+    drawn, masked = top_k_top_p_sample(logits, **call)
     return np.asarray(drawn), _or_placeholder(masked, np.float32)
 
 
-def _sample_v2(
-    logits: np.ndarray, is_need_logits: int, input_is_logits: int, is_need_sample_result: int, **call: Any
-) -> tuple[np.ndarray, ...]:
-    results = top_k_top_p_sample_v2(
-        logits,
-        is_need_logits=bool(is_need_logits),
-        input_is_logits=bool(input_is_logits),
-        is_need_sample_result=bool(is_need_sample_result),
-        **call,
-    )
+def _sample_v2(logits: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
+    results = top_k_top_p_sample_v2(logits, **call)
     types = (np.int64, np.float32, np.int64, np.float32)
     return tuple(_or_placeholder(result, dtype) for result, dtype in zip(results, types, strict=True))
 
@@ -81,11 +81,9 @@ def _prolog_v2(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple
     return *map(np.asarray, made), _or_placeholder(scale, np.float32)
 
 
-def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, query_norm_flag: int, **call: Any) -> tuple[np.ndarray, ...]:
+def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
     caches = kv_cache.copy(), kr_cache.copy()
-    query, query_rope, scale, norm, norm_scale = mla_prolog_v3(
-        kv_cache=caches[0], kr_cache=caches[1], query_norm_flag=bool(query_norm_flag), **call
-    )
+    query, query_rope, scale, norm, norm_scale = mla_prolog_v3(kv_cache=caches[0], kr_cache=caches[1], **call)
     scales = [_or_placeholder(each, np.float32) for each in (scale, norm_scale)]
     norm = _or_placeholder(norm, call["weight_uq_qr"].dtype)
     return np.asarray(query), np.asarray(query_rope), scales[0], norm, scales[1], *caches
@@ -127,16 +125,16 @@ _SCATTERED = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32"),
     *("float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
 )
-_PROLOG_ATTRIBUTES: Mapping[str, float | int | str] = {
+_PROLOG_ATTRIBUTES: Attributes = {
     "rmsnorm_epsilon_cq": 1e-5,
     "rmsnorm_epsilon_ckv": 1e-5,
     "cache_mode": "PA_BSND",
     "rope_groups": 1,
 }
-_V2_ATTRIBUTES: Mapping[str, float | int | str] = {**_PROLOG_ATTRIBUTES, "rounding": "half_even"}
-_V3_ATTRIBUTES: Mapping[str, float | int | str] = {
+_V2_ATTRIBUTES: Attributes = {**_PROLOG_ATTRIBUTES, "rounding": "half_even"}
+_V3_ATTRIBUTES: Attributes = {
     **_V2_ATTRIBUTES,
-    "query_norm_flag": 0,
+    "query_norm_flag": False,
     "weight_quant_mode": 0,
     "kv_cache_quant_mode": 0,
     "query_quant_mode": 0,
@@ -147,7 +145,7 @@ _V3_ATTRIBUTES: Mapping[str, float | int | str] = {
     "kc_scale": 1.0,
 }
 _SAMPLED = {"logits_select_idx": "int64", "logits_top_kp_select": "float32"}
-_SAMPLE_ATTRIBUTES = {"eps": 1e-8, "is_need_logits": 0, "top_k_guess": 32}
+_SAMPLE_ATTRIBUTES: Attributes = {"eps": 1e-8, "is_need_logits": False, "top_k_guess": 32}
 
 OPERATORS = {
     "TensorScatter": Operator(
@@ -160,13 +158,13 @@ OPERATORS = {
     "TopKTopPSample": Operator(
         _sample,
         ("logits", "top_k", "top_p", "q?", *_NOISE),
-        {**_SAMPLE_ATTRIBUTES, "kernel_exact": 0},
+        {**_SAMPLE_ATTRIBUTES, "kernel_exact": False},
         _SAMPLED,
     ),
     "TopKTopPSampleV2": Operator(
         _sample_v2,
         ("logits", "top_k", "top_p", "q?", "min_ps?", *_NOISE),
-        {**_SAMPLE_ATTRIBUTES, "ks_max": 1024, "input_is_logits": 1, "is_need_sample_result": 0},
+        {**_SAMPLE_ATTRIBUTES, "ks_max": 1024, "input_is_logits": True, "is_need_sample_result": False},
         {**_SAMPLED, "logits_idx": "int64", "logits_sort_masked": "float32"},
     ),
     "MlaProlog": Operator(

@@ -39,6 +39,7 @@ def register(options: onnxruntime.SessionOptions) -> None:
 
     Raises ValueError for options that have them already, which onnxruntime would refuse when the session is made.
     """
+    require(isinstance(options, onnxruntime.SessionOptions), "register", "options", "onnxruntime.SessionOptions", options)
     once = options not in _registered
     require(once, "register", "options", "without the operators of decodestep", Words("options that have them"))
     options.register_custom_ops_library(_native.__file__)

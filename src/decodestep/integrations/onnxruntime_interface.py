@@ -164,7 +164,7 @@ class Api:
             self("KernelInfoGetAttribute_string", info, key, None, ctypes.byref(size))
             text = ctypes.create_string_buffer(size.value)
             self("KernelInfoGetAttribute_string", info, key, text, ctypes.byref(size))
-            return text.value.decode()
+            return text.raw[: size.value - 1].decode()  # without the NUL at its end; others are characters
         except ValueError as error:
             if "No attribute" not in str(error):
                 raise ValueError(f"decodestep: {name} must be a {type(default).__name__}; got another: {error}") from None
