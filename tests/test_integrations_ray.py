@@ -198,6 +198,19 @@ def test_a_column_of_json_sets_what_no_other_column_holds(path: Path, name: str,
     assert all(f"Generate: {name} must be JSON of the field in a column; got" in error for error in made["error"][2:])
 
 
+def test_a_column_overrides_params_under_any_of_their_names(path: Path) -> None:
+    lengths = np.array([2, None], object)
+    made = Generate(str(path), params={"max_tokens": 4, "stop": ["never"], "seed": 1})
+    got = made({"key": np.arange(2), "prompt": np.array(["a b"] * 2, object), "max_new_tokens": lengths})
+    assert got["error"].tolist() == ["", ""] and [len(ids) for ids in got["completion_ids"]] == [2, 4]
+
+
+@pytest.mark.parametrize("params", [ds.SamplingParams(), 5, [("seed", 1)]])
+def test_params_that_are_no_mapping_are_refused(path: Path, params: Any) -> None:
+    with pytest.raises(ValueError, match="^Generate: params must be a mapping of fields of SamplingParams; got"):
+        Generate(str(path), params=params)
+
+
 def test_columns_that_are_missing_or_in_the_way_are_refused(path: Path) -> None:
     made = Generate(str(path), params=PARAMS)
     with pytest.raises(ValueError, match="a column 'key'"):

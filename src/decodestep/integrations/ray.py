@@ -23,6 +23,7 @@ from decodestep.generation import Completion, generate
 from decodestep.integrations.host_params import seed_of
 from decodestep.models import Model, load
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.spellings import rename_fields
 
 with extra("ray"):
     import ray
@@ -70,7 +71,10 @@ class Generate:
         threads: int | None = None,
     ) -> None:
         require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
-        self._params, self._prompt, self._key, self._seed = dict(params or {}), prompt, key, seed
+        require(params is None or isinstance(params, Mapping), _OP, "params", "a mapping of fields of SamplingParams", params)
+        # By the names that columns have.
+        self._params = rename_fields(params or {}, _DEFAULTS.keys())
+        self._prompt, self._key, self._seed = prompt, key, seed
         SamplingParams(**self._params)
         threads = _assigned_cpus() if threads is None else threads
         self._model: Model = load(*[] if model is None else [model], dtype=dtype, threads=threads)
