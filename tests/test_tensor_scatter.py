@@ -273,6 +273,13 @@ def test_wide_strings() -> None:
     assert ds.tensor_scatter(wide, np.array([["é"]]), [0], axis=1, out=wide).tolist() == [["é", "yyyy"]]
 
 
+def test_strings_keep_their_byte_order() -> None:
+    cache, update = np.array([["ab", "c"]], ">U2"), np.array([["é"]], ">U1")
+    present = ds.tensor_scatter(cache, update, [1], axis=1)
+    assert present.dtype == cache.dtype
+    assert present.tolist() == [["ab", "é"]]
+
+
 def test_subclasses_count_as_plain_arrays() -> None:
     cache = np.zeros((2, 3)).view(np.matrix)
     assert_same(ds.tensor_scatter(cache, np.ones((2, 1)), [0, 2], axis=1), np.array([[1.0, 0, 0], [0, 0, 1]]))

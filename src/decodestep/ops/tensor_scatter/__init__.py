@@ -114,8 +114,8 @@ def _write(
     axis: int,
 ) -> np.ndarray:
     if present is None:
-        # A '<U' result takes the wider of the two; for every other type this is past_cache's dtype.
-        dtype = np.promote_types(cache.dtype, new.dtype) if cache.dtype.kind == "U" else cache.dtype
+        # The dtypes differ only where both are '<U': then the result takes the wider one.
+        dtype = new.dtype if new.dtype.itemsize > cache.dtype.itemsize else cache.dtype
         present = cache.astype(dtype, order="C", copy=True)
     else:
         if np.may_share_memory(present, new):
