@@ -487,6 +487,13 @@ def test_numbers_and_lists_are_rounded_to_the_dtype_first() -> None:
     assert expected == survivors(three, torch.tensor([[1], [2], [3]], dtype=torch.int32), (1, 0.9, 1e300))
 
 
+def test_eps_is_a_number_of_any_float_type() -> None:
+    tokens = [
+        ds.top_k_top_p_sample_v2(X, 3, 0.5, Q, eps=eps).logits_select_idx for eps in (0.5, np.float16(0.5), np.float32(0.5))
+    ]
+    np.testing.assert_array_equal(tokens[1:], [tokens[0]] * 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_torch_in_torch_out(dtype: torch.dtype) -> None:
     logits = torch.randn(4, 33, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -535,7 +542,8 @@ REFUSALS = [  # argument, changes to a good call of V2
     ("top_p", {"top_p": 1j}), ("min_ps", {"min_ps": np.ones(2)}), ("min_ps", {"min_ps": [0.5]}),
     ("min_ps", {"min_ps": False}), ("q", {"q": Q.astype(np.float64)}), ("q", {"q": Q[:1]}), ("q", {"q": Q.tolist()}),
     ("q", {"q": Q[0]}), ("q", {"q": Q, "is_need_sample_result": True}), ("eps", {"eps": -1e-9}), ("eps", {"eps": NAN}),
-    ("eps", {"eps": INF}), ("eps", {"eps": 1e39}), ("eps", {"eps": "0"}), ("is_need_logits", {"is_need_logits": 1}),
+    ("eps", {"eps": INF}), ("eps", {"eps": 1e39}), ("eps", {"eps": "0"}), ("eps", {"eps": np.float16(INF)}),
+    ("is_need_logits", {"is_need_logits": 1}),
     *[("top_k_guess", {"top_k_guess": guess}) for guess in (-1, 32.0, 2**31)],
     ("ks_max", {"ks_max": 0}), ("ks_max", {"ks_max": 1025}), ("ks_max", {"ks_max": 8.0}), ("ks_max", {"ks_max": True}),
     ("input_is_logits", {"input_is_logits": None}), ("is_need_sample_result", {"is_need_sample_result": "yes"}),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Words, is_finite, is_int, is_real, refuse, require, require_dtype, require_shape
 from decodestep.ops.top_k_top_p_sample.rules import GivenNoise, SeededNoise
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
@@ -83,7 +83,8 @@ def integer(op: str, arg: str, value: Any, low: int, high: int) -> int:
 
 
 def epsilon(op: str, value: Any) -> float:
-    if not (is_real(value) and 0 <= value <= _LARGEST_FLOAT32):
+    ok = is_finite(value) and 0 <= float(value) <= _LARGEST_FLOAT32  # a float16 does not hold this bound
+    if not ok:
         refuse(op, "eps", "a finite float32 number >= 0", value)
     return float(value)
 
