@@ -169,6 +169,16 @@ def test_not_a_number_stays_in_its_token(rng):
     np.testing.assert_array_equal(np.delete(y, 2, 0), np.delete(expected, 2, 0))
 
 
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_what_overflows_does_so_in_silence(backend, gated, rng):
+    rows = blocks(rng)
+    routed = rows if gated else replace(rows, gate=None)
+    experts, weights = routes(rng, 2, 2)
+    y = ds.mixture_of_experts(np.full((2, HE), 1e30, np.float32), experts, weights * 0, routed, backend=backend)
+    assert np.isnan(y).all()  # 0 times infinity
+
+
 def test_kinds_and_empties(rng):
     routed = blocks(rng)
     x, (experts, weights) = rng.normal(size=(3, HE)).astype(np.float32), routes(rng, 3, 2)

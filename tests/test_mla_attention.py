@@ -238,6 +238,24 @@ def test_nan_stays_with_those_who_see_it(rng):
     assert np.isnan(spoilt[4:]).all()
 
 
+def test_infinities_propagate_in_silence(rng):
+    args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
+    args[2][...] = np.inf
+    for backend in BACKENDS:
+        assert not np.isfinite(ds.mla_attention(*args, backend=backend, **options)).any()
+
+
+def test_a_head_of_zeros_with_an_infinite_rope_part(rng):
+    """As `mla_prolog_v2` leaves it: the scale is 0, so that the score is 0 times infinity."""
+    args, options = make(rng, tokens=1, heads=2, latent=16, rope=8)
+    kv, one = np.ones(args[2].shape, np.int8), np.ones(1, np.float32)
+    call = np.zeros((1, 2, 16), np.int8), np.full((1, 2, 8), np.inf, np.float32), kv, *args[3:]
+    for backend in BACKENDS:
+        out = ds.mla_attention(*call, quant_scale_ckv=one, dequant_scale_q_nope=np.zeros((1, 2, 1), np.float32),
+                               backend=backend, **options)  # fmt: skip
+        assert np.isnan(out).all()
+
+
 def test_large_scores_do_not_overflow(rng):
     args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
     want, terms = plain(*args, **{**options, "scale": 1e4})

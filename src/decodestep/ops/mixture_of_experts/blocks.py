@@ -19,12 +19,13 @@ def feed_forward(
     linear: Callable[..., np.ndarray],
     swiglu: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    up = with_bias(linear(x, on_host(block.up)), block.up_bias)
-    down = on_host(block.down)
-    if block.gate is None:
-        return with_bias(linear(squared_relu(up), down), block.down_bias)
-    gate = with_bias(linear(x, on_host(block.gate)), block.gate_bias)
-    return with_bias(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
+    with np.errstate(all="ignore"):  # infinities and NaN propagate as in IEEE arithmetic
+        up = with_bias(linear(x, on_host(block.up)), block.up_bias)
+        down = on_host(block.down)
+        if block.gate is None:
+            return with_bias(linear(squared_relu(up), down), block.down_bias)
+        gate = with_bias(linear(x, on_host(block.gate)), block.gate_bias)
+        return with_bias(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
 
 
 def gelu_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -48,9 +49,10 @@ def mixture(
 ) -> np.ndarray:
     """through(x, block): one block. Expert by expert; sums are in x's dtype."""
     y = np.zeros_like(x, order="C")
-    for expert, tokens, factors in _by_expert(experts, weights):
-        y[tokens] += factors[:, None] * through(x[tokens], routed.block(expert))
-    return y if shared is None else y + through(x, shared)
+    with np.errstate(all="ignore"):
+        for expert, tokens, factors in _by_expert(experts, weights):
+            y[tokens] += factors[:, None] * through(x[tokens], routed.block(expert))
+        return y if shared is None else y + through(x, shared)
 
 
 def _by_expert(experts: np.ndarray, weights: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:

@@ -89,7 +89,8 @@ class Problem(NamedTuple):
         if self.query_scale is not None:
             assert query is not None and self.kv_cache.scale is not None
             factor = self.query_scale.astype(rope.dtype, copy=False)
-            query, rope = query * factor, rope * factor / self.kv_cache.scale[:1].astype(rope.dtype)
+            with np.errstate(all="ignore"):  # the rope part of a head of zeros is infinite
+                query, rope = query * factor, rope * factor / self.kv_cache.scale[:1].astype(rope.dtype)
         return self._replace(query=query, query_rope=rope, query_scale=None)
 
 

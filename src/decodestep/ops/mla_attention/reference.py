@@ -19,16 +19,17 @@ def attention(p: Problem) -> np.ndarray:
     latent, dtype = p.kv_cache.rows.shape[3], p.query_rope.dtype
     out = np.empty((tokens, heads, latent // p.groups), dtype)
     own = np.arange(latent).reshape(p.groups, 1, -1).repeat(heads // p.groups, axis=1).reshape(heads, -1)  # a head's columns
-    for t in range(tokens):
-        blocks = p.block_table[p.sequence[t], : -(-p.lengths[t] // p.kv_cache.rows.shape[1])]
-        kv, kr = (cache.read(blocks, p.lengths[t], dtype) for cache in (p.kv_cache, p.kr_cache))
-        score = p.query_rope[t] @ kr.T
-        if p.query is not None:
-            score = score + p.query[t] @ kv.T
-        score = score * dtype.type(p.scale)
-        weight = np.exp(score - score.max(axis=-1, keepdims=True))
-        weight /= weight.sum(axis=-1, keepdims=True)
-        out[t] = np.take_along_axis(weight @ kv, own, axis=1)
+    with np.errstate(all="ignore"):  # infinities and NaN propagate as in IEEE arithmetic
+        for t in range(tokens):
+            blocks = p.block_table[p.sequence[t], : -(-p.lengths[t] // p.kv_cache.rows.shape[1])]
+            kv, kr = (cache.read(blocks, p.lengths[t], dtype) for cache in (p.kv_cache, p.kr_cache))
+            score = p.query_rope[t] @ kr.T
+            if p.query is not None:
+                score = score + p.query[t] @ kv.T
+            score = score * dtype.type(p.scale)
+            weight = np.exp(score - score.max(axis=-1, keepdims=True))
+            weight /= weight.sum(axis=-1, keepdims=True)
+            out[t] = np.take_along_axis(weight @ kv, own, axis=1)
     return out if p.w_uv is None else values_up(out, p.w_uv, linear)
 
 
