@@ -23,6 +23,14 @@ def fractal_width(itemsize: int) -> int:
     return _FRACTAL_ROW_BYTES // itemsize
 
 
+def require_fractals(op: str, arg: str, array: np.ndarray) -> int:
+    """c0 of an array; ValueError for a dtype whose values do not fill the row of a fractal."""
+    size = array.itemsize
+    ok = 0 < size <= _FRACTAL_ROW_BYTES and _FRACTAL_ROW_BYTES % size == 0
+    require(ok, op, arg, "of a dtype of 1, 2, 4, 8, 16 or 32 bytes", array)
+    return fractal_width(size)
+
+
 def nz_shape(shape: tuple[int, int], itemsize: int) -> tuple[int, int, int, int]:
     """The shape of the storage of a (K, N) weight."""
     c0 = fractal_width(itemsize)
@@ -40,7 +48,8 @@ def to_nz(weight: ArrayT) -> ArrayT:
     Source: Ascend FRACTAL_NZ (ACL format 29).
     """
     a = arrays.view("to_nz", "weight", weight)
-    require(a.ndim == 2 and 0 < a.itemsize <= 32 and 32 % a.itemsize == 0, "to_nz", "weight", "a matrix", a)
+    require(a.ndim == 2, "to_nz", "weight", "a matrix", a)
+    require_fractals("to_nz", "weight", a)
     columns, rows, _, c0 = shape = nz_shape(a.shape, a.itemsize)
     storage = np.zeros(shape, a.dtype)
     whole = storage.reshape(columns, rows * _FRACTAL_ROWS, c0)
@@ -59,12 +68,13 @@ def from_nz(storage: ArrayT, shape: tuple[int, int] | None = None) -> ArrayT:
     storage: (columns, row blocks, 16, c0) as `to_nz` returns it.
     shape: (K, N) of the weight, to cut the padding off; None keeps it, (16 * row blocks, c0 * columns).
     Returns the matrix in storage's kind and dtype, contiguous.
-    Raises ValueError for storage of another shape, or a `shape` that would not be padded to it.
+    Raises ValueError for storage of another shape or size of a value, or a `shape` that would not be padded to it.
     """
     a = arrays.view("from_nz", "storage", storage)
-    ok = a.ndim == 4 and a.shape[2:] == (_FRACTAL_ROWS, 32 // a.itemsize)
-    require(ok, "from_nz", "storage", f"of shape (N / c0, K / 16, 16, c0), c0 = {32 // a.itemsize}", a)
-    columns, blocks, rows, c0 = a.shape
+    c0 = require_fractals("from_nz", "storage", a)
+    ok = a.ndim == 4 and a.shape[2:] == (_FRACTAL_ROWS, c0)
+    require(ok, "from_nz", "storage", f"of shape (N / c0, K / 16, 16, c0), c0 = {c0}", a)
+    columns, blocks, rows, _ = a.shape
     full = (blocks * rows, columns * c0)
     if shape is not None:
         require(len(shape) == 2 and nz_shape(shape, a.itemsize) == a.shape, "from_nz", "shape", f"padded to {full}", shape)

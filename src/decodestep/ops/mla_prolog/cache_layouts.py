@@ -14,7 +14,7 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.weights.nz import fractal_width
+from decodestep.weights.nz import fractal_width, require_fractals
 
 
 def cache_to_nz(cache: ArrayT) -> ArrayT:
@@ -23,7 +23,7 @@ def cache_to_nz(cache: ArrayT) -> ArrayT:
         block.reshape(-1)[(h // c0) * block size * c0 + r * c0 + h % c0] = row r's value h       for each block
 
     cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
-    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape or width.
+    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape, width or size of a value.
     """
     a = _view_blocks("cache_to_nz", cache)
     n, rows, _, width = a.shape
@@ -36,7 +36,7 @@ def cache_from_nz(cache: ArrayT) -> ArrayT:
     """Copies a PA_NZ cache into the order of PA_BSND, rows one after the other: the inverse of `cache_to_nz`.
 
     cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
-    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape or width.
+    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape, width or size of a value.
     """
     a = _view_blocks("cache_from_nz", cache)
     n, rows, _, width = a.shape
@@ -59,11 +59,11 @@ def row_index(slots: np.ndarray, cache: np.ndarray, nz: bool) -> tuple[np.ndarra
 def _view_blocks(op: str, cache: Array) -> np.ndarray:
     a = arrays.view(op, "cache", cache)
     require(a.ndim == 4 and a.shape[2] == 1, op, "cache", "of shape (blocks, block size, 1, H)", a)
-    require(
-        a.shape[3] % fractal_width(a.itemsize) == 0,
-        op,
-        "cache",
-        f"of a width that is a multiple of {fractal_width(a.itemsize)}",
-        a,
-    )
+    require_whole_fractals(op, "cache", a)
     return a
+
+
+def require_whole_fractals(op: str, arg: str, cache: np.ndarray) -> None:
+    """The rows of a cache divide into rows of fractals."""
+    c0 = require_fractals(op, arg, cache)
+    require(cache.shape[-1] % c0 == 0, op, arg, f"of a width that is a multiple of {c0}", cache)

@@ -9,10 +9,9 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import ArrayT, Integers
 from decodestep._base.checks import require, require_choice, require_within
-from decodestep.ops.mla_prolog.cache_layouts import row_index
+from decodestep.ops.mla_prolog.cache_layouts import require_whole_fractals, row_index
 from decodestep.ops.mla_prolog.size_limits import ALL_MODES
 from decodestep.ops.mla_prolog.slots import slots_of_blocks
-from decodestep.weights.nz import fractal_width
 
 
 def gather_cache(
@@ -91,8 +90,8 @@ def _rows(op: str, a: np.ndarray, slots: np.ndarray, cache_mode: str) -> np.ndar
     end = a.shape[0] * a.shape[1]
     require_within(op, "index", slots, end, "slots")
     nz = cache_mode.endswith("NZ")
-    c0 = fractal_width(a.itemsize)
-    require(not nz or a.shape[3] % c0 == 0, op, "cache", f"of a width that is a multiple of {c0}", a)
+    if nz:
+        require_whole_fractals(op, "cache", a)
     if end == 0:
         return np.empty((0, a.shape[3]), a.dtype)
     rows: np.ndarray = a[row_index(slots, a, nz)]
