@@ -177,6 +177,7 @@ REFUSALS = [
     (lambda: ds.gather_cache(CACHE[0], None, [3], cache_mode="TND"), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE[0], None, [2**63 - 1, 2**63 - 1, 6], cache_mode="TND"), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, [0], cache_mode="NZ"), "gather_cache: cache_mode"),
+    (lambda: ds.gather_cache(CACHE, [0], cache_mode=np.array("PA_NZ")), "gather_cache: cache_mode"),
     (lambda: ds.gather_cache(CACHE[..., :16], [0], cache_mode="PA_NZ"), "gather_cache: cache"),
 ]
 

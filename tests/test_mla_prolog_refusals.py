@@ -117,6 +117,7 @@ REFUSALS = [
     ("rmsnorm_epsilon_cq", lambda: wrong(rmsnorm_epsilon_cq=10**400)),
     ("cache_mode", lambda: wrong(cache_mode="BNSD")), ("cache_mode", lambda: wrong(cache_mode="pa_bsnd")),
     ("cache_mode", lambda: wrong(cache_mode="TND", version=2)),
+    ("cache_mode", lambda: wrong(cache_mode=np.array(["PA_NZ"]))), ("limits", lambda: wrong(limits=np.array("latest"))),
     ("cache_mode", lambda: wrong("PARTIAL_TILE", cache_mode="PA_NZ")),
     ("query_norm_flag", lambda: wrong(query_norm_flag=1)), ("weight_quant_mode", lambda: wrong(weight_quant_mode=3)),
     ("kv_cache_quant_mode", lambda: wrong(kv_cache_quant_mode=True)),
@@ -222,6 +223,11 @@ def test_november_2025_reserves_the_later_attributes(monkeypatch):
     for more in (dict(query_norm_flag=True), dict(weight_quant_mode=1), dict(tile_size=64), dict(ckvkr_repo_mode=1)):
         with pytest.raises(ValueError, match=f"^mla_prolog_v3: {next(iter(more))} must be .* under limits='nov2025'"):
             ds.mla_prolog_v3(**arguments, limits="nov2025", **more)
+    for value in (0.0, False, np.zeros(2, int)):
+        with pytest.raises(ValueError, match="^mla_prolog_v3: weight_quant_mode must be 0 under limits='nov2025'; got "):
+            ds.mla_prolog_v3(**arguments, limits="nov2025", weight_quant_mode=value)
+    with pytest.raises(ValueError, match="query_norm_flag must be False under limits='nov2025'; got 0"):
+        ds.mla_prolog_v3(**arguments, limits="nov2025", query_norm_flag=0)
     for limits in ("nov2025", "design-note"):
         with pytest.raises(ValueError, match="cache_mode must be one of 'PA_BSND', 'PA_NZ'; got 'TND'"):
             ds.mla_prolog_v3(**arguments, limits=limits, cache_mode="TND")

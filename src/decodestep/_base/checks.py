@@ -73,7 +73,8 @@ def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> No
 
 def require_choice(op: str, arg: str, value: object, choices: Collection[Any]) -> None:
     # An array is compared item by item, and what cannot be hashed is not looked up in a mapping.
-    if getattr(value, "shape", ()) or value not in tuple(choices):
+    is_array = hasattr(value, "shape") and not isinstance(value, np.generic)
+    if is_array or value not in tuple(choices):
         refuse(op, arg, f"one of {', '.join(map(repr, choices))}", value)
 
 

@@ -63,8 +63,7 @@ def bind(call: Call) -> Problem:
     tensors = _tensors(call)
     if call.limits is not None:
         size_limits(op, call.limits)
-    if call.cache_mode not in modes:
-        require_choice(op, "cache_mode", call.cache_mode, modes)
+    require_choice(op, "cache_mode", call.cache_mode, modes)
     symbols = _symbols(call, tensors)
     scenario = _scenario(call, is_named, tensors, symbols)
     _check_shapes(call, tensors, symbols, scenario)

@@ -97,7 +97,8 @@ def check_options(call: Call) -> tuple[tuple[str, ...], bool]:
     if limits.attributes_reserved:
         for name, reserved in _RESERVED.items():
             value = getattr(call, name)
-            require(value == reserved, op, name, f"{reserved} under limits={call.limits!r}", value)
+            ok = isinstance(value, bool) if isinstance(reserved, bool) else is_int(value)
+            require(ok and value == reserved, op, name, f"{reserved} under limits={call.limits!r}", value)
     else:
         _check_attributes(call)
     for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
