@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 import pytest
@@ -39,6 +40,22 @@ def test_output_that_cannot_be_written_is_one_line_at_most(arguments, output, mo
 def test_closed_streams_are_empty(shell, code, model):
     run = processes.run(["sh", "-c", f"{sys.executable} -m decodestep {shell}"])
     assert run.returncode == code and "internal error" not in run.stderr
+
+
+@pytest.mark.parametrize(("arguments", "code"), [("env", 0), ("--help", 0), ("generate", 2)])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interrupt_while_the_process_ends_has_no_traceback(arguments, code, ignored):
+    """A second Ctrl-C; where interrupts are ignored, as in the background of a shell, they still are."""
+    program = (
+        "import atexit, os, signal, sys\n"
+        f"if {ignored}: signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+        "from decodestep.cli import main\n"
+        "sys.exit(main())"
+    )
+    run = processes.run([sys.executable, "-c", program, arguments])
+    assert "Traceback" not in run.stderr and "KeyboardInterrupt" not in run.stderr
+    assert run.returncode == (code if ignored else -signal.SIGINT)
 
 
 @pytest.mark.parametrize(

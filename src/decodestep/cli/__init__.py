@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -51,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError:
             _drop_output()
         return code
+    finally:
+        # The process ends now: an interrupt ends it at once, not with a traceback of what Python cleans up.
+        if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _open_streams() -> None:
