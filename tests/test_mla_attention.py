@@ -305,6 +305,7 @@ def refusals():
         ("query", "dequant_scale_q_nope", np.ones((2, 2, 1), np.float32)),
         ("query_rope", 1, [[1.0]]),
         ("query_rope", 1, np.zeros((2, 0, 8), np.float32)),
+        ("query_rope", 1, np.zeros((2, 2, 7), np.float32)),
         ("kv_cache", 2, np.zeros((9, 4, 1, 0), np.float32)),
         ("kv_cache", 2, np.zeros((9, 4, 2, 16), np.float32)),
         ("kr_cache", 3, np.zeros((9, 4, 1, 6), np.float32)),
@@ -332,6 +333,12 @@ def test_refuses(rng, name, place, value):
     (args if isinstance(place, int) else options)[place] = value
     with pytest.raises(ValueError, match=rf"^mla_attention: {name} must be .*; got "):
         ds.mla_attention(*args, **options)
+
+
+def test_a_refusal_shows_the_block_ids_that_are_read(rng):
+    args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
+    with pytest.raises(ValueError, match=r"block_table must be in \[0, 9\) where it is read; got 0 to 9$"):
+        ds.mla_attention(*args[:4], [[0, 9, 77]], [5, 1], **options)
 
 
 def test_a_backend_asked_for_by_name_does_not_fall_back(rng):

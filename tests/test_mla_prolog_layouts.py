@@ -188,6 +188,13 @@ def test_refusals(act, start):
         act()
 
 
+def test_refusals_name_the_number_that_is_out_of_range():
+    with pytest.raises(ValueError, match="positions must be below 4, .*; got 5$"):
+        ds.slots_from_block_table([[1]], [[2, 5]], 4)
+    with pytest.raises(ValueError, match=r"sequence must be in \[0, 1\); got 0 to 1$"):
+        ds.slots_from_block_table([[1]], [2, 3], 4, sequence=[0, 1])
+
+
 def test_a_row_quantised_by_tiles_is_656_bytes():
     call = make(np.random.default_rng(0), "PARTIAL_TILE", Dr=64, B=1, S=1, negative=False)
     call["weight_uk"] = np.zeros((2, 16, 512), BF16)

@@ -42,7 +42,7 @@ def mla_attention(
 
     query: (T, N, Hckv), N and Hckv > 0; or None where the heads have no part without rotary embedding: its scores are then
         zero.
-    query_rope: (T, N, Dr). float32, float64 or bfloat16, and query of the same dtype.
+    query_rope: (T, N, Dr), Dr even. float32, float64 or bfloat16, and query of the same dtype.
     kv_cache: (BlockNum, BlockSize, 1, Hckv), latents. kr_cache: (BlockNum, BlockSize, 1, Dr), rotated shared keys. Each
         float32, float64, float16, bfloat16 or int8.
     block_table: (B, M) integers: the blocks of each sequence in order. Entries after a sequence's length are not read.

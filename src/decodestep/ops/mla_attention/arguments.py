@@ -114,7 +114,8 @@ def bind(call: Call) -> Problem:
 
 def _check_shapes(query: np.ndarray | None, rope: np.ndarray, kv: np.ndarray, kr: np.ndarray, *, quantised: bool) -> None:
     require_dtype(OP, "query_rope", rope, (np.float32, np.float64, BFLOAT16))
-    require(rope.ndim == 3 and rope.shape[1] > 0, OP, "query_rope", "of shape (T, N, Dr), N > 0", rope)
+    ok = rope.ndim == 3 and rope.shape[1] > 0 and rope.shape[2] % 2 == 0
+    require(ok, OP, "query_rope", "of shape (T, N, Dr), N > 0, Dr even", rope)
     blocks, block_size, _, latent = kv.shape
     require(latent > 0, OP, "kv_cache", "of a width Hckv > 0", kv)
     require_shape(OP, "kr_cache", kr, (blocks, block_size, 1, rope.shape[2]))
@@ -127,7 +128,7 @@ def _check_groups(groups: int, rope: np.ndarray, kv: np.ndarray) -> None:
     _, heads, width = rope.shape
     latent = kv.shape[3]
     ok = is_int(groups) and groups >= 1 and not (heads % groups or latent % groups or width % (2 * groups))
-    require(ok, OP, "groups", f"a divisor of N {heads}, Hckv {latent} and Dr / 2 = {width / 2:g}", groups)
+    require(ok, OP, "groups", f"a divisor of N {heads}, Hckv {latent} and Dr / 2 = {width // 2}", groups)
 
 
 def _query_scale(call: Call, rope: np.ndarray) -> np.ndarray:
@@ -179,9 +180,9 @@ def _paging(
     if table.min() < 0 or table.max() >= blocks:  # perhaps only after the sequences' lengths
         longest = np.zeros(table.shape[0], np.int64)
         np.maximum.at(longest, rows, seen)
-        read = np.arange(table.shape[1]) * block_size < longest[:, None]
-        if ((table < 0) | (table >= blocks))[read].any():
-            refuse(OP, "block_table", f"in [0, {blocks}) where it is read", table)
+        read = table[np.arange(table.shape[1]) * block_size < longest[:, None]]
+        if read.min() < 0 or read.max() >= blocks:
+            refuse(OP, "block_table", f"in [0, {blocks}) where it is read", range_of(read))
     return table, rows, seen
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, Integers, view
-from decodestep._base.checks import is_int, refuse, require, shape_text
+from decodestep._base.checks import is_int, refuse, require, require_within, shape_text
 
 _INT64 = np.dtype(np.int64)
 
@@ -110,9 +110,10 @@ def slots_from_block_table(
     else:
         row = arrays.integers(op, "sequence", sequence)
         require(row.shape == at.shape, op, "sequence", "of positions' shape", row)
-        require(not row.size or (row.min() >= 0 and row.max() < len(table)), op, "sequence", f"in [0, {len(table)})", row)
+        require_within(op, "sequence", row, len(table))
     rows = table.shape[1] * block_size
-    require(not at.size or at.max() < rows, op, "positions", f"below {rows}, the rows of a sequence's blocks", at)
+    highest = int(at.max(initial=-1))
+    require(highest < rows, op, "positions", f"below {rows}, the rows of a sequence's blocks", highest)
     slots = np.full(at.shape, -1, np.int64)
     known = at >= 0
     block = table[row[known], at[known] // block_size]
