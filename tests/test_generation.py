@@ -137,6 +137,12 @@ def test_a_stream_that_says_no_ends_its_row(model):
     assert second.text.startswith(first.text)
 
 
+def test_a_stream_may_say_no_as_numpy_says_it(model):
+    params = SamplingParams(do_sample=False, max_new_tokens=9)
+    assert run(model, STORY, params, stream=lambda row, piece: np.bool_(False))[0].finish_reason == "cancelled"
+    assert run(model, STORY, params, stream=lambda row, piece: 0)[0].finish_reason == "length"
+
+
 def late_after(monkeypatch, looks):
     """Rows with a max_time are late from this look at their clock on."""
     seen = []

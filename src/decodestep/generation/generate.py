@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate_call import GenerateCall
@@ -45,7 +47,8 @@ def generate(
         room in the context. A prompt has num_return_sequences completions: samples, of which sample k has the seed
         `random.sample_seed(seed, k)`, or beams.
     processors: additional callables (input_ids, scores) -> scores for all rows, or a factory called with the index of the
-        prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory. See `Sampler`.
+        prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory, and are refused beside
+        beams. See `Sampler`.
     stream: called as stream(index, piece) for every token, on the calling thread. index counts the requested completions, those
         of the first prompt first; piece is the complete characters that the token adds to the text (often ""). If it returns
         False, the row ends; text that was still held back is passed in one more call, whose result is ignored. The pieces of a
@@ -76,6 +79,11 @@ def generate(
     with closing(GenerateCall(model, prompts_of(prompts), params, processors, cancelled)) as call:
         while call.running:
             for index, piece in call.advance():
-                if stream is not None and stream(index, piece) is False and (held := call.end(index, "cancelled")):
+                if stream is not None and _is_false(stream(index, piece)) and (held := call.end(index, "cancelled")):
                     stream(index, held)
         return call.completions()
+
+
+def _is_false(answer: object) -> bool:
+    """Whether it is False, or NumPy's False, which comparisons of its numbers give."""
+    return isinstance(answer, (bool, np.bool_)) and not answer
