@@ -541,8 +541,10 @@ def test_refusals_of_what_comes_back(tiny_file):
         run(lambda *_: np.zeros((2, 3)))
     with pytest.raises(ValueError, match="next_logits' result must be float32 or float64; got int64"):
         run(lambda *_: np.zeros((1, 3), np.int64))
-    with pytest.raises(ValueError, match="processors' result must be of shape 1x3; got float64 1x2"):
+    with pytest.raises(ValueError, match="processors' result must be scores of shape 1x3; got float64 1x2"):
         run(lambda *_: np.zeros((1, 3)), processors=[lambda ids, scores: scores[:, :2]])
+    with pytest.raises(ValueError, match="processors' result must be scores of shape 1x3; got bool 1x3"):
+        run(lambda *_: np.zeros((1, 3)), processors=[lambda ids, scores: scores > 0])
     model = ds.load(tiny_file())
     with pytest.raises(ValueError, match="BeamLogits: num_beams must be an integer >= 1; got 0"):
         BeamLogits(model, 0, 8)
@@ -554,3 +556,16 @@ def test_beams_with_xtc_of_every_token_go_on(tiny_file):
     truncated = {"top_k": 5, "xtc_probability": 1.0, "xtc_threshold": 0.0}
     params = ds.SamplingParams(num_beams=2, max_new_tokens=3, seed=1, ignore_eos=True, **truncated)
     assert ds.generate(ds.load(tiny_file()), [[1, 2]], params)[0].finish_reason == "length"
+
+
+def test_processors_with_state_serve_no_several_beams():
+    class Stateful(processors.LogitsProcessor):
+        stateful = True
+
+        def __call__(self, input_ids, scores):
+            return scores
+
+    search = partial(beam_search, lambda ids, _: np.zeros((len(ids), 3)), [], vocab_size=3, max_new_tokens=1)
+    with pytest.raises(ValueError, match="^beam_search: processors must be without state beside several beams; got Stateful"):
+        search(num_beams=2, processors=[Stateful()])
+    assert search(num_beams=1, processors=[Stateful()])[0].token_ids == [0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -268,6 +269,18 @@ def test_what_cannot_be_fused_runs_step_by_step_and_is_listed():
 def test_a_callable_that_returns_another_shape_is_refused():
     with pytest.raises(ValueError, match="^plan: .* must be a function to scores of shape 1x60"):
         fused([lambda ids, scores: scores[:, :5]], np.zeros(VOCAB), [1], 1)
+
+
+@pytest.mark.parametrize("other", [np.bool_, np.complex64, np.str_, np.object_])
+def test_a_callable_that_returns_no_numbers_is_refused(other):
+    with pytest.raises(ValueError, match="^plan: .* must be a function to scores of shape 1x60; got "):
+        fused([lambda ids, scores: scores.astype(other)], np.zeros(VOCAB), [1], 1)
+
+
+@pytest.mark.parametrize("other", [np.int64, np.float16, ml_dtypes.bfloat16])
+def test_a_callable_may_return_numbers_of_another_type(other):
+    made = plan([lambda ids, scores: scores.astype(other)], VOCAB)
+    np.testing.assert_array_equal(made.apply_unfused(np.arange(VOCAB, dtype=np.float32), TokenHistory([1])), np.arange(VOCAB))
 
 
 def test_every_class_that_a_row_can_use_has_a_rule():

@@ -140,7 +140,7 @@ def test_a_search_whose_processor_gives_a_wrong_shape_ends_alone(model):
     wrong = {0: [lambda ids, scores: scores[:, 1:]], 1: []}
     failed, fine = ds.generate(model, [STORY] * 2, [beams, params], processors=wrong.__getitem__)
     assert (failed.finish_reason, fine.finish_reason) == ("error", "length")
-    assert "must be of shape" in str(failed.error)
+    assert "must be a function to scores of shape" in str(failed.error)
 
 
 def test_a_stream_raises_what_its_row_raised(model):

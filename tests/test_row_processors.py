@@ -50,6 +50,15 @@ def test_a_shared_object_with_state_serves_one_row(shared):
         sampler_of([shared], rows=2)
 
 
+@pytest.mark.parametrize("made", STATEFUL, ids=lambda made: type(made).__name__)
+def test_state_does_not_follow_beams(made):
+    for given in ([made], lambda row: [made]):
+        sampler = sampler_of(given, rows=0)
+        with pytest.raises(ValueError, match=f"^Sampler: processors must be without state .*got {type(made).__name__}"):
+            sampler.new_row(SamplingParams(do_sample=False), [7], num_beams=2)
+        assert sampler.new_row(SamplingParams(do_sample=False), [7])
+
+
 def test_a_refused_row_does_not_use_up_a_processor_with_state():
     sampler = sampler_of([Counts()], rows=0)
     with pytest.raises(ValueError, match="prompt_ids"):

@@ -490,3 +490,11 @@ def test_a_sampler_is_neither_copied_nor_pickled(duplicate):
     """A shallow copy stepped the rows of its original."""
     with pytest.raises(TypeError, match="a Sampler cannot be copied or pickled: make another with the same params and prompts"):
         duplicate(Sampler(SamplingParams(), vocab_size=VOCAB, prompt_ids=[[1]]))
+
+
+def test_a_row_of_another_vocabulary_is_not_resumed():
+    row = Sampler([], vocab_size=5).new_row(SamplingParams(), [1])
+    sampler = Sampler([], vocab_size=6)
+    with pytest.raises(ValueError, match="^Sampler: row must be of a vocabulary of 6 tokens; got one of 5"):
+        sampler.resume(row)
+    assert sampler.rows == []

@@ -66,6 +66,11 @@ def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None
         refuse(op, arg, f"of shape {shape_text(shape)}", array)
 
 
+def is_scores(array: np.ndarray, shape: tuple[int, ...]) -> bool:
+    """Whether an array may be what a processor returns: real numbers, and no bools, which would be a mask."""
+    return array.shape == shape and array.dtype != np.bool_ and np.can_cast(array.dtype, np.float64, "same_kind")
+
+
 def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:
     if array.dtype not in allowed:  # a dtype compares equal to its type and to its name
         refuse(op, arg, " or ".join(np.dtype(d).name for d in allowed), array)

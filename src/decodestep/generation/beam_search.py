@@ -8,12 +8,23 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.array_api import quiet
-from decodestep._base.checks import RequestError, is_finite, is_int, refuse, require, require_dtype, require_ids, require_shape
+from decodestep._base.checks import (
+    RequestError,
+    is_finite,
+    is_int,
+    is_scores,
+    refuse,
+    require,
+    require_dtype,
+    require_ids,
+    require_shape,
+    shape_text,
+)
 from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
-from decodestep.sampling.row_processors import of_item
+from decodestep.sampling.row_processors import of_item, refuse_state_of_beams
 
 _OP = "beam_search"
 
@@ -70,7 +81,7 @@ def beam_search(
     num_return_sequences: in [1, num_beams].
     processors: called in order, as by `LogitsProcessorList`, with the ids (beams, length) and log-probabilities (beams, V) of a
         group, both NumPy. Temperature and filters are processors too. The function of a PrefixConstrainedLogitsProcessor is
-        called with the index 0.
+        called with the index 0. With several beams, those with state are refused.
     do_sample: draws the candidates without replacement from the softmax of the sums: they are the highest
         sum + gumbel(seed, length of the sequence, beam * V + t), in this order. With one group only.
     seed: in [0, 2^64).
@@ -96,7 +107,7 @@ def beam_search(
     _check_sizes(num_beams, num_beam_groups, num_return_sequences, vocab_size, max_new_tokens)
     start = require_ids(_OP, "prompt", vocab_size, prompt, "integers")
     end_token_ids = frozenset(require_ids(_OP, "eos_token_ids", vocab_size, eos_token_ids, "integers"))
-    process = _check_functions(next_logits, processors, stop)
+    process = _check_functions(next_logits, processors, stop, num_beams)
     _check_scoring(num_beam_groups, diversity_penalty, length_penalty, early_stopping)
     _check_draw(num_beam_groups, do_sample, seed, top_logprobs)
     size = num_beams // num_beam_groups
@@ -150,7 +161,8 @@ def _advance(
         if taken and diversity_penalty:
             scores = _penalise_repeats(ids, scores, taken, diversity_penalty)
         processed = np.asarray(process(ids, scores))
-        require_shape(_OP, "the processors' result", processed, scores.shape)
+        rule = f"scores of shape {shape_text(scores.shape)}"
+        require(is_scores(processed, scores.shape), _OP, "the processors' result", rule, processed)
         report = None if top_logprobs is None else _reporter(log_probs[group.rows], processed, int(top_logprobs))
         taken += group.advance(processed, length, ids.shape[1], report)
 
@@ -198,11 +210,12 @@ def _penalise_repeats(ids: np.ndarray, scores: np.ndarray, taken: list[int], pen
     return processor(ids, scores, np.tile([*taken, 0], len(scores)), count)
 
 
-def _check_functions(next_logits: Any, processors: Any, stop: Any) -> LogitsProcessorList:
+def _check_functions(next_logits: Any, processors: Any, stop: Any, num_beams: int) -> LogitsProcessorList:
     require(callable(next_logits), _OP, "next_logits", "a function (sequences, parents) -> logits", next_logits)
     require(stop is None or callable(stop), _OP, "stop", "a function of generated token ids, or None", stop)
     ok = processors is None or (isinstance(processors, Sequence) and all(map(callable, processors)))
     require(ok, _OP, "processors", "callables (input_ids, scores) -> scores, or None", processors)
+    refuse_state_of_beams(_OP, processors or (), num_beams)
     return LogitsProcessorList(of_item(processors or (), 0))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from decodestep._base.checks import require_shape
+from decodestep._base.checks import is_scores, require, shape_text
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
@@ -93,7 +93,7 @@ class ModelSearch:
                 length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping,
                 num_return_sequences=params.num_return_sequences,
-                processors=[_with_row_errors(_of_same_shape(processor)) for processor in self._row.plan.processors],
+                processors=[_with_row_errors(_to_scores(processor)) for processor in self._row.plan.processors],
                 do_sample=not params.greedy,
                 seed=self._row.seed or 0,
                 stop=stop,
@@ -150,12 +150,13 @@ def _with_row_errors(function: Callable[..., ResultT]) -> Callable[..., ResultT]
     return call
 
 
-def _of_same_shape(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """The processor; raises if its scores have another shape."""
+def _to_scores(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """The processor; raises if it returns no scores, or scores of another shape."""
 
     def call(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         result = np.asarray(processor(input_ids, scores))
-        require_shape("generate", type(processor).__name__, result, scores.shape)
+        rule = f"a function to scores of shape {shape_text(scores.shape)}"
+        require(is_scores(result, scores.shape), "generate", type(processor).__name__, rule, result)
         return result
 
     return call

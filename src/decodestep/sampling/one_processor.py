@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import require
+from decodestep._base.checks import is_scores, require
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step.steps import PATCHES, Force, Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
@@ -31,7 +31,7 @@ def call_unfused(processor: Callable[..., Any], row: np.ndarray, steps: Sequence
     precision = np.float64 if scores.dtype == np.float64 else np.float32
     result = np.asarray(processor(ids, scores[None].astype(precision)))
     rule = f"a function to scores of shape 1x{len(row)}"
-    require(result.shape == (1, len(row)), OP, type(processor).__name__, rule, result)
+    require(is_scores(result, (1, len(row))), OP, type(processor).__name__, rule, result)
     return result[0]
 
 

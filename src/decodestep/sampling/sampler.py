@@ -163,6 +163,8 @@ class Sampler:
     def resume(self, row: Row) -> int:
         """Appends a row that was removed or made by `new_row`, in its current state, and returns its index, as `add` does."""
         require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", Words(type(row).__name__))
+        vocab = row.plan.vocab_size
+        require(vocab == self.vocab_size, _OP, "row", f"of a vocabulary of {self.vocab_size} tokens", Words(f"one of {vocab}"))
         self.rows.append(row)
         self._batch = None
         return len(self.rows) - 1
@@ -303,7 +305,7 @@ class Sampler:
         """The processors of a row, the user's own and the constraint among them."""
         vocab = self.vocab_size
         constraint = constraint_of(params, prompt_length, token_bytes=self._token_bytes, vocab_size=vocab, ends=ends)
-        own = [*self._processors.of_row(number), *constraint]
+        own = [*self._processors.of_row(number, num_beams), *constraint]
         sizes = {"prompt_length": prompt_length, "vocab_size": vocab, "num_beams": num_beams}
         return processors_of(params, eos_token_ids=ends, own=own, **sizes)
 
