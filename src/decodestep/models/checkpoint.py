@@ -46,7 +46,7 @@ _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 class Checkpoint:
     """A file or folder, its sizes and its tensors.
 
-    A tensor is asked for by its part, a key of `architectures.names`' tables, and its layer i; -1 for a part of no layer.
+    Methods name a tensor by its part, a key of `architectures.names`' tables, and its layer i; -1 for a part of no layer.
     Call `check` first: afterwards every tensor has the expected shape and a supported type.
     Raises ModelError for an architecture or sizes that are not supported or contradict each other.
     """

@@ -280,7 +280,7 @@ def _weight_of(pack: Pack, *parts: Stored) -> Weight:
     formats = {weight.format for weight in weights}
     if len(formats) > 1:
         widened |= not formats <= DENSE_FORMATS
-        return pack(PackedWeight.stack(*(PackedWeight.from_array(_whole(weight).dense()) for weight in weights)), widened)
+        return pack(PackedWeight.widened(*map(_whole, weights)), widened)
     in_file = [weight for weight in weights if isinstance(weight, FileRows)]
     if len(in_file) == len(weights):
         return pack(FileRows.stack(*in_file), widened)

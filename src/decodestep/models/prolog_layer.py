@@ -90,9 +90,7 @@ def attend(
 
 def _values_keys(w: GroupedWeights) -> Weight:
     """One weight of both: float32 if they have two formats."""
-    if w.keys is None:
-        return w.values_keys
-    return PackedWeight.from_array(np.concatenate([_rows(part).dense() for part in (w.values_keys, w.keys)], axis=1))
+    return w.values_keys if w.keys is None else PackedWeight.widened(_rows(w.values_keys), _rows(w.keys))
 
 
 def _with_bias(weight: Weight, bias: np.ndarray | None) -> PackedWeight:

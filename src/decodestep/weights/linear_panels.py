@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base.checks import is_int, require
 from decodestep._base.memory import new_bytes
-from decodestep.weights.packed import Format, PackedWeight, row_bytes
+from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 from decodestep.weights.unpack_linear_panels import unpack_rows
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _BLOCK = {
 }
 # Bytes of the float16 numbers at the end of a block, in formats that values are rounded to.
 _SCALE_BYTES = {Format.Q4_0: 64, Format.Q8_0: 64, Format.Q5_0: 64, Format.Q4_K: 128}
-_DENSE = (Format.F32, Format.F16, Format.BF16)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +110,7 @@ class LinearPanels:
     @property
     def quantises_activations(self) -> bool:
         """Whether a product quantises the activations: true for every block format."""
-        return self.format not in _DENSE
+        return self.format not in DENSE_FORMATS
 
     def has_finite_scales(self) -> bool:
         """Whether the scales and minima of Q4_0, Q5_0, Q8_0 and Q4_K are finite, which they are not if the quantised values
@@ -132,7 +131,7 @@ class LinearPanels:
 
 
 def _require_inputs(format_: Format, inputs: int) -> None:
-    block = 1 if format_ in _DENSE else _BLOCK[format_][0]
+    block = 1 if format_ in DENSE_FORMATS else _BLOCK[format_][0]
     rule = f"{'an integer >= 0' if block == 1 else f'a multiple of {block}'} in format {format_.name}"
     require(is_int(inputs) and inputs >= 0 and inputs % block == 0, _CLASS, "inputs", rule, inputs)
 

@@ -117,6 +117,11 @@ class PackedWeight:
         )
         return cls(np.concatenate([w.rows for w in weights]), first.format, first.inputs)
 
+    @classmethod
+    def widened(cls, *weights: PackedWeight) -> PackedWeight:
+        """The weights concatenated along their outputs as float32, whatever their formats; all must have the same K."""
+        return cls.stack(*(cls.from_array(weight.dense()) for weight in weights))
+
     @property
     def shape(self) -> tuple[int, int]:
         """(K, N), the shape of the matrix."""

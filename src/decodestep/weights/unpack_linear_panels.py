@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep.weights.packed import Format
+from decodestep.weights.packed import DENSE_FORMATS, Format
 
 
 def unpack_rows(data: np.ndarray, format_: Format, block: int, block_bytes: int, inputs: int) -> np.ndarray:
     """data: panels, each a row of blocks of `block` inputs in `block_bytes`. Returns rows of all outputs, padding included."""
     blocks = data.reshape(-1, -(-inputs // block), block_bytes)  # (panel, block, byte)
-    if format_ in (Format.F32, Format.F16, Format.BF16):
+    if format_ in DENSE_FORMATS:
         return _dense_rows(blocks, 4 if format_ == Format.F32 else 2, inputs)
     rows = _k_quant_rows(blocks, format_) if block == 256 else _rows_of_small_blocks(blocks, format_)
     return rows.swapaxes(1, 2).reshape(len(blocks) * 32, -1)  # from (panel, block, output, byte)
