@@ -153,31 +153,39 @@ class Batch:
 
     def _admit(self) -> list[tuple[int, str]]:
         """Admits waiting rows; returns the keys and the held-back texts of those that end for want of pages."""
-        cache, held = self._model.cache, list[tuple[int, str]]()
+        held: list[tuple[int, str]] = []
         while self._waiting and len(self._sequences) < self._schedule.max_rows:
             key = self._waiting[0]
-            row = self._rows[key]
-            drawn = len(row.history) - row.history.prompt_length
-            capacity = len(row.history) + self._schedule.reserved_tokens((row.params.max_new_tokens or 0) - drawn)
             try:
-                [self._sequences[key]] = admit(cache, 1, capacity)
-            except CacheFullError:
-                if self._sequences:
+                if not self._take_pages(key):
                     break
-                try:
-                    cache.wait_for(pages_of(capacity))  # other callers have them
-                    break
-                except CacheFullError as error:  # and keep them
-                    self._waiting.popleft()
-                    held += [(key, text)] if (text := row.fail(error)) else []
-                    continue
-            if row.params.prompt_logprobs is None or drawn:
-                self._prefill.add(key, self._sequences[key], self._read_as_prompt(row))
+            except CacheFullError as error:
+                held += [(key, text)] if (text := self._rows[key].fail(error)) else []
             else:
-                row.prompt_logprobs.clear()
-                self._scoring.add(key, row, self._sequences[key])
+                self._queue_prompt(key)
             self._waiting.popleft()
         return held
+
+    def _take_pages(self, key: int) -> bool:
+        """Whether a row has its pages now; if not, it waits. Raises CacheFullError if other callers have them and keep them."""
+        row, cache = self._rows[key], self._model.cache
+        drawn = len(row.history) - row.history.prompt_length
+        capacity = len(row.history) + self._schedule.reserved_tokens((row.params.max_new_tokens or 0) - drawn)
+        try:
+            [self._sequences[key]] = admit(cache, 1, capacity)
+        except CacheFullError:
+            if not self._sequences:
+                cache.wait_for(pages_of(capacity))
+            return False
+        return True
+
+    def _queue_prompt(self, key: int) -> None:
+        row, sequence = self._rows[key], self._sequences[key]
+        if row.params.prompt_logprobs is None or len(row.history) > row.history.prompt_length:
+            self._prefill.add(key, sequence, self._read_as_prompt(row))
+        else:
+            row.prompt_logprobs.clear()
+            self._scoring.add(key, row, sequence)
 
     def _read_as_prompt(self, row: Row) -> list[int]:
         """The row's tokens; with long-rope those up to where a row that is read again left the short frequencies."""
