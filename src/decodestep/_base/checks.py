@@ -71,6 +71,12 @@ def is_scores(array: np.ndarray, shape: tuple[int, ...]) -> bool:
     return array.shape == shape and array.dtype != np.bool_ and np.can_cast(array.dtype, np.float64, "same_kind")
 
 
+def require_scores(op: str, processor: object, result: np.ndarray, shape: tuple[int, ...]) -> None:
+    """What a processor returned is scores of this shape."""
+    rule = f"a function to scores of shape {shape_text(shape)}"
+    require(is_scores(result, shape), op, type(processor).__name__, rule, result)
+
+
 def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:
     if array.dtype not in allowed:  # a dtype compares equal to its type and to its name
         refuse(op, arg, " or ".join(np.dtype(d).name for d in allowed), array)

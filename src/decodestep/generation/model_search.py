@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from decodestep._base.checks import is_scores, require, shape_text
+from decodestep._base.checks import require_scores
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
@@ -155,8 +155,7 @@ def _to_scores(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
 
     def call(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         result = np.asarray(processor(input_ids, scores))
-        rule = f"a function to scores of shape {shape_text(scores.shape)}"
-        require(is_scores(result, scores.shape), "generate", type(processor).__name__, rule, result)
+        require_scores("generate", processor, result, scores.shape)
         return result
 
     return call

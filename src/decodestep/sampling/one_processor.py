@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import is_scores, require
+from decodestep._base.checks import require_scores
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step.steps import PATCHES, Force, Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
@@ -30,8 +30,7 @@ def call_unfused(processor: Callable[..., Any], row: np.ndarray, steps: Sequence
     ids = np.array([history.tokens], np.int64).reshape(1, -1)
     precision = np.float64 if scores.dtype == np.float64 else np.float32
     result = np.asarray(processor(ids, scores[None].astype(precision)))
-    rule = f"a function to scores of shape 1x{len(row)}"
-    require(is_scores(result, (1, len(row))), OP, type(processor).__name__, rule, result)
+    require_scores(OP, processor, result, (1, len(row)))
     return result[0]
 
 
