@@ -108,7 +108,7 @@ DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
             if constexpr (panel_layout(F).pieces > 1) {
-                const auto scale = [&] DECODESTEP_INLINE_LAMBDA {
+                const auto scale = [&]() DECODESTEP_INLINE_LAMBDA {
                     if constexpr (F == Format::q6_k) {
                         const i32x16 pairs = int8_pairs(scales + 32 * (first_v + v));
                         return run == 0 ? first_factors(pairs) : second_factors(pairs);

@@ -37,30 +37,31 @@ DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size
     }
 }
 
-// The float sums of groups of T tokens with each panel.
-template <int T>
-using StreamSums = FloatSums<T, 2>[ceil_div(kStreamedTokens, T)][kStreams];
+// The float sums of G groups of T tokens with each panel.
+template <int T, size_t G>
+using StreamSums = FloatSums<T, 2>[G][kStreams];
 
-template <int T>
-DECODESTEP_INLINE void clear(StreamSums<T>& sums, size_t groups) {
+template <int T, size_t G>
+DECODESTEP_INLINE void clear(StreamSums<T, G>& sums, size_t groups) {
     for (size_t g = 0; g < groups; ++g)
         for (size_t s = 0; s < kStreams; ++s) clear<T, 2>(sums[g][s]);
 }
 
-// Multiplies the tokens in groups of T <= tokens. The last group is moved back to be a whole one; the tokens that it
-// shares with the group before get the same sums twice.
-template <Format F, int T>
+// Multiplies the tokens in groups of T <= tokens, at most G. The last group is moved back to be a whole one; the tokens
+// that it shares with the group before get the same sums twice. A single group is compiled on its own: for others to
+// come, GCC would store the quads that it unpacks.
+template <Format F, int T, size_t G>
 void stream_bytes(const PanelStreams& a) {
     constexpr PanelLayout layout = panel_layout(F);
     const Activations& x = a.x;
-    const size_t groups = ceil_div(a.tokens, T);
+    const size_t groups = G == 1 ? 1 : ceil_div(a.tokens, T);
     const auto first_of = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return std::min(g * T, a.tokens - T); };
-    StreamSums<T> y, sums;
-    clear<T>(y, groups);
+    StreamSums<T, G> y, sums;
+    clear<T, G>(y, groups);
     size_t offset = 0;
     for (size_t b = 0; b < a.blocks; b += layout.pieces, offset += layout.block_bytes()) {
         const auto at = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return x.at(a.first + first_of(g), b); };
-        if constexpr (layout.pieces > 1) clear<T>(sums, groups);
+        if constexpr (layout.pieces > 1) clear<T, G>(sums, groups);
         for (size_t i = 0; i < layout.pieces; ++i)
             for (size_t s = 0; s < kStreams; ++s) {
                 const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);

@@ -59,7 +59,9 @@ void panel_streams(const PanelStreams& a) {
         if constexpr (kStreams > 1) {
             if constexpr (quantises_activations(F)) {
                 const size_t groups = ceil_div(a.tokens, kRegisterTokens);
-                with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() { stream_bytes<F, T>(a); });
+                with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() {
+                    groups == 1 ? stream_bytes<F, T, 1>(a) : stream_bytes<F, T, ceil_div(kStreamedTokens, T)>(a);
+                });
             } else {
                 stream_floats<F>(a);
             }
