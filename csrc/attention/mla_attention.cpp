@@ -59,11 +59,12 @@ void MlaAttentionTasks::list_splits() {
 
 void MlaAttentionTasks::attend(size_t task) const {
     if (tasks_.empty()) return attend_tile(tiles_[task]);
-    const auto& [tile, split, splits] = tasks_[task];
-    const TileCall call(call_, tiles_[tile]);
+    const Task& part = tasks_[task];
+    const TileCall call(call_, tiles_[part.tile]);
     with_keys(call, [&]<class Keys>() {
-        AttentionTile<Keys> attention(call, thread_scratch(AttentionTile<Keys>::scratch_floats(call)));
-        for (size_t i = split; i < split + splits; ++i) attention.attend(i, states_[tile].from(i * call.rows.count()));
+        AttentionTile<Keys> tile(call, thread_scratch(AttentionTile<Keys>::scratch_floats(call)));
+        for (size_t split = part.split; split < part.split + part.splits; ++split)
+            tile.attend(split, states_[part.tile].from(split * call.rows.count()));
     });
 }
 

@@ -4,8 +4,10 @@
 #include <stdexcept>
 #include <string>
 
-#if defined(DECODESTEP_HAS_AVX512) && defined(__linux__)
+#ifdef DECODESTEP_X86
 #include <cpuid.h>
+#endif
+#if defined(DECODESTEP_HAS_AVX512) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #elif defined(DECODESTEP_ARM) && defined(__linux__)
@@ -26,6 +28,24 @@ struct NamedTier {
 constexpr NamedTier kTiers[] = {DECODESTEP_EACH_TIER(DECODESTEP_NAMED_TIER, DECODESTEP_ALL_BUILDS)};
 #undef DECODESTEP_NAMED_TIER
 
+#ifdef DECODESTEP_X86
+enum CpuidRegister { kEax, kEbx, kEcx, kEdx };
+
+// A bit that CPUID returns: for features whose names Clang's __builtin_cpu_supports has learnt late.
+bool cpuid_bit(unsigned leaf, unsigned subleaf, CpuidRegister from, int bit) {
+#ifdef DECODESTEP_EMULATE_AVX512
+    return true;
+#else
+    unsigned registers[4] = {};
+    return __get_cpuid_count(leaf, subleaf, &registers[kEax], &registers[kEbx], &registers[kEcx], &registers[kEdx]) &&
+           (registers[from] >> bit & 1) != 0;
+#endif
+}
+
+bool has_f16c() { return cpuid_bit(1, 0, kEcx, 29); }
+bool has_avx_vnni() { return cpuid_bit(7, 1, kEax, 4); }
+#endif
+
 #ifdef DECODESTEP_HAS_AVX512
 // Whether the CPU has AMX and the system permits this process to use it. Linux saves the tile registers of a thread
 // only for processes that have requested it; this requests it.
@@ -33,11 +53,9 @@ bool has_tiles() {
 #if defined(DECODESTEP_EMULATE_AVX512)
     return true;
 #elif defined(__linux__)
-    constexpr unsigned kTiles = 1u << 24, kOfIntegers = 1u << 25;  // of edx
-    constexpr long kRequestPermission = 0x1023, kTileData = 18;    // of arch_prctl
-    unsigned eax, ebx, ecx, edx = 0;
-    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kTiles) != 0 && (edx & kOfIntegers) != 0 &&
-           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // of arch_prctl
+    const bool tiles = cpuid_bit(7, 0, kEdx, 24), of_integers = cpuid_bit(7, 0, kEdx, 25);
+    return tiles && of_integers && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 #else
     return false;
 #endif
@@ -67,9 +85,9 @@ bool runs(Tier tier) {
             return true;
 #ifdef DECODESTEP_X86
         case Tier::avx2:
-            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
         case Tier::avx2_vnni:
-            return runs(Tier::avx2) && __builtin_cpu_supports("avxvnni");
+            return runs(Tier::avx2) && has_avx_vnni();
 #endif
 #ifdef DECODESTEP_HAS_AVX512
         case Tier::avx512:
