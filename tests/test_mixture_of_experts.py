@@ -50,7 +50,12 @@ def truth(x, experts, weights, routed, shared=None):
     def through(row, w, e):
         gate = w.gate and product(row, w.gate, w.gate_bias, e, w.width)
         up = product(row, w.up, w.up_bias, e, w.width)
-        y = np.maximum(up, 0) ** 2 if gate is None else gate / (1 + np.exp(-gate)) * up
+        if gate is None:
+            y = np.maximum(up, 0) ** 2
+        elif w.gelu:
+            y = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2 * up
+        else:
+            y = gate / (1 + np.exp(-gate)) * up
         return product(y, w.down, w.down_bias, e, w.hidden)
 
     y = np.zeros(x.shape)
@@ -94,6 +99,16 @@ def test_without_a_gate(form, backend, rng):
     x[2, 5] = np.nan
     y = ds.mixture_of_experts(x, *chosen, form(routed), backend=backend)
     assert np.isnan(y[2]).all() and np.isfinite(np.delete(y, 2, 0)).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
+def test_gelu(form, backend, rng):
+    routed, shared = replace(blocks(rng), gelu=True), replace(blocks(rng, count=1), gelu=True)
+    x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)
+    y = ds.mixture_of_experts(x, *chosen, form(routed), form(shared), backend=backend)
+    expected = truth(x, *chosen, routed, shared)
+    assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -35,7 +35,8 @@ def mixture_of_experts(
                 e = experts[t, j]
                 y[t] += weights[t, j] * swiglu(x[t] @ gate_e, x[t] @ up_e) @ down_e
             y[t] += swiglu(x[t] @ shared.gate, x[t] @ shared.up) @ shared.down
-        and max(x[t] @ up, 0)^2 in place of swiglu for a block without a gate; a block's biases are added to its products
+        and max(x[t] @ up, 0)^2 in place of swiglu for a block without a gate, the tanh form of GELU in place of SiLU for one
+        with `gelu`; a block's biases are added to its products
 
     x: (T, He), float32 or float64, any strides.
     experts: (T, K) integers in [0, E), as `expert_router` returns them; an expert that a row names twice counts twice.
