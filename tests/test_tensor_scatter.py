@@ -203,6 +203,29 @@ def test_against_the_oracle(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("axis", range(1, 6))
+@pytest.mark.parametrize("cut", range(6))
+def test_parts_of_larger_arrays(cut: int, axis: int, backend: str) -> None:
+    """All but the last of axis `cut` of an array, which no longer folds with the axis before it."""
+    rng = np.random.default_rng(6)
+
+    def part(of: np.ndarray) -> np.ndarray:
+        return of[(*[slice(None)] * cut, slice(-1))]
+
+    shape = np.array([2, 2, 3, 2, 3, 2]) + (np.arange(6) == cut)
+    shape[axis] += 2
+    larger, source = rng.integers(0, 100, shape), rng.integers(0, 100, shape - 2 * (np.arange(6) == axis))
+    expected = larger.copy()
+    part(expected)[...] = oracle(part(larger), part(source), [2, 0], axis, "linear")
+    if backend == "cpu" and cut not in (0, 1, axis, axis + 1):
+        with pytest.raises(ValueError, match="needs the axes of out to fold"):
+            ds.tensor_scatter(part(larger), part(source), [2, 0], axis=axis, out=part(larger), backend=backend)
+        return
+    ds.tensor_scatter(part(larger), part(source), [2, 0], axis=axis, out=part(larger), backend=backend)
+    assert_same(larger, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_overlaps_are_as_if_copied(backend: str) -> None:
     rng = np.random.default_rng(3)
     for shift, mode in itertools.product(range(-3, 4), MODES):
