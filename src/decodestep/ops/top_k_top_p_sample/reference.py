@@ -50,8 +50,7 @@ def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.
                 left = np.full(x.size, -np.inf, np.float32)
                 left[ids] = x[ids]
                 ids = ids[np.lexsort((x[ids], ~np.isnan(x[ids])))]  # ascending and stable, NaN first
-                mass = np.minimum(_running(_softmax(left)[ids]), _UNITS)  # more than 1 only by rounding
-                removed = mass <= np.float64(1 - p[b].astype(np.float32)) * _UNITS
+                removed = _running(_softmax(left)[ids]) <= np.float64(1 - p[b].astype(np.float32)) * _UNITS
                 removed[-1] = False
                 ids = ids[~removed]
             lost = np.ones(x.size, bool)
