@@ -149,6 +149,29 @@ def test_the_quantised_query_of_the_prolog(rng):
         assert_close(out, want)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_scale_is_that_of_all_columns(rng, backend):
+    args, options = make(rng, tokens=3, heads=2, latent=16, rope=8)
+    for place, name in ((2, "quant_scale_ckv"), (3, "quant_scale_ckr")):
+        cache, one = stored(rng, args[place], np.int8)[0], np.array([[30]], np.float32)
+        call = [cache if i == place else a for i, a in enumerate(args)]
+        each = {name: np.full(cache.shape[3], 30, np.float32)}
+        want = ds.mla_attention(*call, backend=backend, **each, **options)
+        np.testing.assert_array_equal(ds.mla_attention(*call, backend=backend, **{name: one}, **options), want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("unread", [-1, 9, 2**40])
+def test_blocks_after_a_sequences_length_are_not_read(rng, backend, unread):
+    args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
+    call = *args[:4], np.array([[0, 1, 2], [3, 0, 4]]), np.array([12, 4])
+    args[2][:5], args[3][:5] = (rng.standard_normal((5, *cache.shape[1:])) for cache in args[2:4])
+    options["sequence"] = None
+    want = ds.mla_attention(*call, backend=backend, **options)
+    call[4][1, 1:] = unread
+    np.testing.assert_array_equal(ds.mla_attention(*call, backend=backend, **options), want)
+
+
 def test_one_key_returns_its_latent():
     args, options = make(np.random.default_rng(1), tokens=1, heads=2, latent=8, rope=4)
     args[-1][:] = 1
@@ -308,6 +331,7 @@ def refusals():
         ("query_rope", 1, np.zeros((2, 2, 7), np.float32)),
         ("kv_cache", 2, np.zeros((9, 4, 1, 0), np.float32)),
         ("kv_cache", 2, np.zeros((9, 4, 2, 16), np.float32)),
+        ("kv_cache", 2, np.zeros((9, 4, 1), np.float32)),
         ("kr_cache", 3, np.zeros((9, 4, 1, 6), np.float32)),
         ("kr_cache", 3, np.zeros((8, 4, 1, 8), np.float32)),
         ("block_table", 4, np.full((1, 8), 9)),
@@ -322,6 +346,8 @@ def refusals():
         ("scale", "scale", "1"),
         ("groups", "groups", 3),
         ("groups", "groups", 0),
+        ("groups", "groups", 1.0),
+        ("groups", "groups", True),
         ("backend", "backend", "cuda"),
     ]
 
@@ -333,6 +359,37 @@ def test_refuses(rng, name, place, value):
     (args if isinstance(place, int) else options)[place] = value
     with pytest.raises(ValueError, match=rf"^mla_attention: {name} must be .*; got "):
         ds.mla_attention(*args, **options)
+
+
+@pytest.mark.parametrize(("heads", "latent", "rope"), [(3, 16, 8), (2, 15, 8), (2, 16, 6)])
+def test_refuses_groups_that_do_not_divide_every_size(rng, heads, latent, rope):
+    args, options = make(rng, tokens=2, heads=heads, latent=latent, rope=rope)
+    with pytest.raises(
+        ValueError, match=rf"groups must be a divisor of N {heads}, Hckv {latent} and Dr / 2 = {rope // 2}; got 2"
+    ):
+        ds.mla_attention(*args, **{**options, "groups": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dequant_scale_q_nope", np.ones((2, 2), np.float32)),
+        ("dequant_scale_q_nope", np.ones((2, 1, 1), np.float32)),
+        ("dequant_scale_q_nope", np.ones((2, 2, 1))),
+        ("quant_scale_ckv", np.ones(16, np.float32)),
+        ("query", None),
+        ("query", np.zeros((2, 2, 16), np.float32)),
+    ],
+)
+def test_refuses_beside_a_quantised_query(rng, name, value):
+    args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
+    names = ("query", "query_rope", "kv_cache", "kr_cache", "block_table", "lengths")
+    call = dict(zip(names, args, strict=True)) | options
+    call |= {"query": np.ones((2, 2, 16), np.int8), "dequant_scale_q_nope": np.ones((2, 2, 1), np.float32)}
+    call |= {"kv_cache": np.ones((9, 4, 1, 16), np.int8), "quant_scale_ckv": np.ones(1, np.float32)}
+    ds.mla_attention(**call)
+    with pytest.raises(ValueError, match=rf"^mla_attention: {name} must be .*; got "):
+        ds.mla_attention(**{**call, name: value})
 
 
 def test_a_refusal_shows_the_block_ids_that_are_read(rng):
@@ -351,12 +408,13 @@ def test_a_backend_asked_for_by_name_does_not_fall_back(rng):
 @pytest.mark.parametrize("in_panels", [False, True])
 def test_values_are_projected_by_head(backend, in_panels, rng):
     arguments, options = make(rng, tokens=5, heads=3, latent=32, rope=16)
-    w_uv = rng.standard_normal((32, 3 * 64)).astype(np.float32)
+    width = 64 if in_panels else 5
+    w_uv = rng.standard_normal((32, 3 * width)).astype(np.float32)
     weight = PackedWeight.from_array(w_uv)
     attended = ds.mla_attention(*arguments, **options, backend=backend)
     values = ds.mla_attention(*arguments, **options, backend=backend, w_uv=LinearPanels.pack(weight) if in_panels else weight)
-    assert values.shape == (5, 3, 64)
-    by_head = w_uv.reshape(32, 3, 64).transpose(1, 0, 2).astype(np.float64)
+    assert values.shape == (5, 3, width)
+    by_head = w_uv.reshape(32, 3, width).transpose(1, 0, 2).astype(np.float64)
     assert_close(values, np.einsum("tnk,nkv->tnv", attended, by_head), np.einsum("tnk,nkv->tnv", abs(attended), abs(by_head)))
 
 
