@@ -197,7 +197,7 @@ def test_processors_of_the_users_own(model):
     stock = model.generate(ids, **options, **REPORT)
     ours = model.generate(ids, **options, **REPORT, custom_generate=sampling())
     assert torch.equal(stock.sequences, ours.sequences)
-    assert all(map(torch.equal, stock.scores, ours.scores))
+    assert all(torch.equal(a, b) for a, b in zip(stock.scores, ours.scores, strict=True))
     sampled = model.generate(ids, do_sample=True, **options, custom_generate=sampling(seed=1))[:, ids.shape[1] :]
     assert (sampled[0][sampled[0] > 0] % 2 == 1).all() and (sampled[1] % 2 == 0).all()
     only = {"max_new_tokens": 8, "prefix_allowed_tokens_fn": lambda row, ids: [5 + row, 9, 2]}
@@ -225,7 +225,8 @@ def test_processors_of_a_models_class(model):
     special, ids = of_class(model, _get_logits_processor=chain), prompt()
     stock = special.generate(ids, max_new_tokens=8, **REPORT)
     ours = special.generate(ids, max_new_tokens=8, **REPORT, custom_generate=sampling())
-    assert torch.equal(stock.sequences, ours.sequences) and all(map(torch.equal, stock.scores, ours.scores))
+    assert torch.equal(stock.sequences, ours.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(stock.scores, ours.scores, strict=True))
     assert not torch.equal(stock.sequences, model.generate(ids, max_new_tokens=8))
     assert torch.equal(special.generate(ids, max_new_tokens=8, custom_generate=sampling()), stock.sequences)
 
@@ -431,7 +432,7 @@ def test_time_attentions_and_hidden_states(model):
     stock, ours = (model.generate(ids, **options, **how) for how in ({}, {"custom_generate": sampling()}))
     assert ours.scores is None and ours.past_key_values.get_seq_length() == stock.past_key_values.get_seq_length()
     for a, b in zip(stock.hidden_states, ours.hidden_states, strict=True):
-        assert all(map(torch.equal, a, b))
+        assert all(torch.equal(*pair) for pair in zip(a, b, strict=True))
 
 
 def test_caches_of_other_names_are_returned():
