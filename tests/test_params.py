@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import torch
 
 from decodestep import SamplingParams, random
 
+SYNTHID = {"keys": (1,), "ngram_len": 3, "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
+
 NOT_A_BOOL = [None, 1, "yes"]
 NOT_A_COUNT = [-1, 1.5, True, "3", None, 2**31]
 NOT_A_SHARE = [-0.1, 1.7, math.nan, None]
 NOT_IDS = [(-1,), (0.5,), 5, "ab", (True,)]
 BAD = {
-    "max_new_tokens": [0, -1, 1.5, True, "3"],
-    "max_length": [0, -1, 1.5, True, "3"],
+    "max_new_tokens": [0, -1, 1.5, True, "3", 2**31],
+    "max_length": [0, -1, 1.5, True, "3", 2**31],
     "min_length": NOT_A_COUNT,
     "min_new_tokens": NOT_A_COUNT,
     "min_tokens": NOT_A_COUNT,
@@ -38,7 +41,7 @@ BAD = {
     "dry_allowed_length": [0, 1.5],
     "dry_range": NOT_A_COUNT,
     "dry_sequence_breakers": NOT_IDS,
-    "sequence_bias": [{(): 1.0}, {(1,): math.nan}, {1: 1.0}, [1]],
+    "sequence_bias": [{(): 1.0}, {(-1,): 1.0}, {(1,): math.nan}, {(1,): -math.inf}, {1: 1.0}, [1]],
     "logit_bias": [{-1: 1.0}, {1: math.inf}, {1: math.nan}, {1: 10**400}, {"1": 1.0}, [1]],
     "bad_words_ids": [((),), ((-1,),), (1,), 5],
     "suppress_tokens": NOT_IDS,
@@ -46,7 +49,7 @@ BAD = {
     "allowed_token_ids": [(), *NOT_IDS],
     "forced_bos_token_id": [-1, 1.5, (1,)],
     "forced_eos_token_id": [-1, (), (0.5,)],
-    "exponential_decay_length_penalty": [(1,), (-1, 1.0), (1, 0.0), 5],
+    "exponential_decay_length_penalty": [(1,), (-1, 1.0), (1.5, 1.0), (1, 0.0), (1, math.inf), (1, 2.0, 3.0), 5],
     "temperature": [-0.1, math.nan, math.inf, "1", None],
     "top_k": [-2, *NOT_A_COUNT[1:]],
     "top_p": NOT_A_SHARE,
@@ -66,8 +69,20 @@ BAD = {
         "x",
         {"keys": [1]},
         {"keys": 1},
+        {**SYNTHID, "keys": []},
+        {**SYNTHID, "keys": [2**63]},
+        {**SYNTHID, "keys": [-(2**63)]},
+        {**SYNTHID, "sampling_table_seed": 2**63},
+        {**SYNTHID, "ngram_len": 0},
+        {**SYNTHID, "sampling_table_size": 0},
+        {**SYNTHID, "context_history_size": -1},
+        {**SYNTHID, "debug_mode": 1},
+        {**SYNTHID, "bias": 1.0},
         {"ngram_len": 5},
-        {"greenlist_ratio": 1.5},
+        {"greenlist_ratio": 0},
+        {"greenlist_ratio": 1},
+        {"hashing_key": -1},
+        {"hashing_key": 2**63},
         {"seeding_scheme": "hash"},
         {"context_width": 0},
         {"bias": math.nan},
@@ -99,9 +114,100 @@ def test_every_field_has_refusals():
     assert set(BAD) == set(SamplingParams.__dataclass_fields__)
 
 
-def test_accepts_the_ends_of_each_interval():
-    SamplingParams(max_new_tokens=1, temperature=0, top_k=0, top_p=0, min_p=1, seed=2**64 - 1, max_time=1e-9)
-    SamplingParams(top_p=np.float32(0.5), top_k=np.int64(3), seed=np.uint64(7))
+LEAST, MOST, LARGE = 5e-324, 2**31 - 1, 1.7976931348623157e308
+COUNTS, POSITIVE_COUNTS = [0, MOST], [1, MOST]
+IDS, SHARES = [(), (0,), (2**40, 0)], [0, 1, np.float32(0.5)]
+BELOW_1 = math.nextafter(1, 0)
+GROUPS = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "do_sample": False}
+GOOD = {
+    "max_new_tokens": [*POSITIVE_COUNTS, None],
+    "max_length": [*POSITIVE_COUNTS, None],
+    "min_length": COUNTS,
+    "min_new_tokens": COUNTS,
+    "min_tokens": COUNTS,
+    "eos_token_id": [0, (0, 1), None],
+    "ignore_eos": [True],
+    "stop_token_ids": IDS,
+    "stop_strings": [(), ("a", " ")],
+    "max_time": [LEAST, LARGE, None],
+    "repetition_penalty": [LEAST, LARGE, 2],
+    "presence_penalty": [-LARGE, LARGE, -2],
+    "frequency_penalty": [-LARGE, LARGE],
+    "no_repeat_ngram_size": COUNTS,
+    "dry_multiplier": [0, LARGE],
+    "dry_base": [1, LARGE],
+    "dry_allowed_length": POSITIVE_COUNTS,
+    "dry_range": COUNTS,
+    "dry_sequence_breakers": IDS,
+    "sequence_bias": [{(0,): -LARGE, (1, 0): 2}, None],
+    "logit_bias": [{0: -math.inf, 1: LARGE}, None],
+    "bad_words_ids": [(), ((0,), (1, 0))],
+    "suppress_tokens": IDS,
+    "begin_suppress_tokens": IDS,
+    "allowed_token_ids": [(0,), None],
+    "forced_bos_token_id": [0, None],
+    "forced_eos_token_id": [0, (0, 1), None],
+    "exponential_decay_length_penalty": [(0, LEAST), (2**40, 2), None],
+    "temperature": [0, LEAST, LARGE],
+    "top_k": COUNTS,
+    "top_p": SHARES,
+    "min_p": SHARES,
+    "top_h": [LEAST, 1],
+    "typical_p": [LEAST, 1],
+    "epsilon_cutoff": [0, BELOW_1],
+    "eta_cutoff": [0, BELOW_1],
+    "top_n_sigma": [0, LARGE],
+    "xtc_probability": SHARES,
+    "xtc_threshold": SHARES,
+    "samplers": [(), ("top_p", "top_k"), None],
+    "remove_invalid_values": [True],
+    "renormalize_logits": [True],
+    "watermarking_config": [
+        {"greenlist_ratio": LEAST, "bias": -LARGE, "hashing_key": 0, "seeding_scheme": "selfhash", "context_width": MOST},
+        {"greenlist_ratio": BELOW_1, "hashing_key": 2**63 - 1, "seeding_scheme": "lefthash", "context_width": 1, "bias": None},
+        SYNTHID | {"keys": (1 - 2**63, 2**63 - 1), "sampling_table_seed": 2**63 - 1, "context_history_size": 0},
+        SYNTHID | {"ngram_len": 1, "sampling_table_size": 1, "skip_first_ngram_calls": True, "debug_mode": False},
+        {},
+        None,
+    ],
+    "do_sample": [False],
+    "seed": [0, 2**64 - 1, np.uint64(7), None],
+    "logprobs": [*COUNTS, None],
+    "prompt_logprobs": [*COUNTS, None],
+    "num_beams": POSITIVE_COUNTS,
+    "num_beam_groups": [1, 4],
+    "diversity_penalty": [LEAST, LARGE],
+    "length_penalty": [-LARGE, 0, LARGE],
+    "early_stopping": [True, False, "never"],
+    "num_return_sequences": [1, 4],
+    "json_schema": ["{}", None],
+    "regex": ["a", None],
+    "grammar": ["a", None],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in GOOD.items() for value in values])
+def test_takes_the_ends_of_each_interval(name, value):
+    beside = {
+        "num_beam_groups": GROUPS if value != 1 else {},
+        "diversity_penalty": GROUPS,
+        "num_return_sequences": {"num_beams": 4},
+    }
+    assert getattr(SamplingParams(**{**beside.get(name, {}), name: value}), name) == value
+
+
+def test_every_field_has_values_at_its_ends():
+    assert set(GOOD) == set(SamplingParams.__dataclass_fields__)
+
+
+def test_what_turns_a_field_off_is_its_default():
+    off = {
+        field.name: re.search(r"; (\S+)(?: and \S+)? (?:is|are) off", field.metadata["text"])
+        for field in fields(SamplingParams)
+    }
+    said = {name: None if match[1] == "None" else float(match[1]) for name, match in off.items() if match}
+    assert len(said) > 25
+    assert {name: getattr(SamplingParams(), name) for name in said} == said
 
 
 def test_stop_strings_come_as_one_string_or_several():
@@ -224,7 +330,7 @@ def test_samples_have_a_seed_each():
 
 
 def test_synthid_is_for_one_beam():
-    config = {"keys": [1], "ngram_len": 3, "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
-    assert SamplingParams(watermarking_config=config).watermarking_config == {**config, "keys": (1,)}
+    config = {**SYNTHID, "keys": [1]}
+    assert SamplingParams(watermarking_config=config).watermarking_config == SYNTHID
     with pytest.raises(ValueError, match="watermarking_config must be without keys beside several beams"):
         SamplingParams(watermarking_config=config, num_beams=2)
