@@ -142,12 +142,23 @@ def test_openai_bodies():
         [],
         None,
         {"temperature": 2.1},
+        {"temperature": -0.1},
+        {"temperature": "1"},
+        {"top_p": 1.1},
+        {"top_p": -0.1},
         {"presence_penalty": -2.5},
+        {"presence_penalty": 2.5},
+        {"frequency_penalty": -2.5},
+        {"frequency_penalty": 2.5},
         {"logit_bias": {"x": 1}},
         {"logit_bias": {"5": 101}},
+        {"logit_bias": {"5": -101}},
+        {"logit_bias": {"-5": 1}},
         {"logit_bias": {"9" * 5000: 1}},
         {"logit_bias": [1]},
         {"top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": -1},
+        {"logprobs": -1},
         {"logprobs": True, "top_logprobs": 21},
         {"logprobs": "yes"},
         {"tools": []},
@@ -156,3 +167,18 @@ def test_openai_bodies():
 def test_openai_bodies_that_are_not_understood_are_errors(body):
     with pytest.raises(ValueError, match="^from_openai: .*; got .*"):
         SamplingParams.from_openai(body)
+
+
+def test_the_ends_of_the_intervals_of_openai():
+    ends = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
+    for name, values in ends.items():
+        assert [getattr(SamplingParams.from_openai({name: value}), name) for value in values] == list(values)
+    assert SamplingParams.from_openai({"logit_bias": {"0": -100, "1": 100}}).logit_bias == {0: -100, 1: 100}
+    assert [SamplingParams.from_openai({"logprobs": True, "top_logprobs": n}).logprobs for n in (0, 20)] == [0, 20]
+    assert [SamplingParams.from_openai({"seed": seed}).seed for seed in (-(2**63), 2**64 - 1)] == [2**63, 2**64 - 1]
+
+
+@pytest.mark.parametrize("seed", ["1", 1.5, True, -(2**63) - 1, 2**64])
+def test_a_wrong_seed_is_refused_as_everywhere(seed):
+    with pytest.raises(ValueError, match=r"^SamplingParams: seed must be an integer in \[0, 2\^64\) or None; got"):
+        SamplingParams.from_openai({"seed": seed})
