@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -121,9 +122,13 @@ def test_lists_know_their_length(caplog):
     assert ds.validate_stopping_criteria(ds.StoppingCriteriaList(), 5).max_length == 5
     with pytest.warns(UserWarning, match="7"):
         assert ds.validate_stopping_criteria(limits, 5).max_length == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ds.validate_stopping_criteria(limits, 7).max_length == 7
     for _ in range(2):
         ds.MaxLengthCriteria(9, max_position_embeddings=3)(np.zeros((1, 4)), None)
         ds.MaxLengthCriteria(9, max_position_embeddings=4)(np.zeros((1, 4)), None)
+        ds.MaxLengthCriteria(4, max_position_embeddings=2)(np.zeros((1, 4)), None)  # ends there
     assert len(caplog.records) == 1
 
 
