@@ -27,7 +27,7 @@ LONG = 100  # more than any token
 class TokenPages(Pages):
     """Pages that hold the token of each position, LONG more if long frequencies rotated it; -1: nothing has been written."""
 
-    page_bytes = 1000
+    page_bytes = 2**18
 
     def __init__(self, count):
         self.count = count
@@ -353,8 +353,8 @@ def test_a_full_cache_says_so_and_changes_nothing():
     pool = pool_of(4)
     first = started(pool, [0] * 40)
     second = started(pool, [1] * 10)
-    words = "has 0 of its 4 pages of 16 tokens free, and 1 are needed: load the model with more cache_bytes"
-    with pytest.raises(CacheFullError, match=words):
+    words = "has 0 of its 4 pages of 16 tokens free, and 1 are needed: load the model with more cache_bytes "
+    with pytest.raises(CacheFullError, match=words + r"\(0.25 MiB a page\)"):
         run(pool, (first, [2]), (second, [2] * 7))
     assert len(first) == 40 and len(second) == 10
     first.close()
