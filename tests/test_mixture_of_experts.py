@@ -13,6 +13,7 @@ from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
 from tolerances import TOLERANCE, assert_close
 
 HE, F, E = 64, 96, 5
+BIASES = ("gate_bias", "up_bias", "down_bias")
 
 
 def packed(inputs, outputs, rng, format_=Format.F32):
@@ -118,9 +119,11 @@ def test_biases(form, backend, gated, rng):
     """A bias is what one more input adds that is 1 for every token; that of the last product counts by the expert's weight."""
     routed, shared = with_biases(blocks(rng), rng, gated), with_biases(blocks(rng, count=1), rng, gated)
     x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)
-    y = ds.mixture_of_experts(x, *chosen, form(routed), form(shared), backend=backend)
-    expected = truth(x, *chosen, routed, shared)
-    assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
+    for kept in (BIASES, *([name] for name in BIASES)):
+        some, beside = (replace(w, **{name: None for name in BIASES if name not in kept}) for w in (routed, shared))
+        y = ds.mixture_of_experts(x, *chosen, form(some), form(beside), backend=backend)
+        expected = truth(x, *chosen, some, beside)
+        assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
@@ -250,6 +253,8 @@ PANELS = LinearPanels.pack(W)
     ("message", "arguments"),
     [
         ("count must be an integer > 0; got 0", (W, W, W, 0)),
+        ("count must be an integer > 0; got True", (W, W, W, True)),
+        ("count must be an integer > 0; got 1.0", (W, W, W, 1.0)),
         ("gate must be a PackedWeight, a LinearPanels or a DeviceRows; got 5", (5, W, W)),
         ("up must be a PackedWeight, a LinearPanels or a DeviceRows; got None", (None, None, W)),
         ("gate must be of 3 blocks of outputs; got 32x64", (W, W, W, 3)),

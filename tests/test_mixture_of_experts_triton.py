@@ -106,7 +106,10 @@ def test_what_a_device_refuses(rng):
         ({"routed": quantised}, "routed must be of DeviceRows on .*; got a LinearPanels"),
         ({"routed": w.to("meta")}, "routed must be of DeviceRows on .*; got a DeviceRows on meta"),
         ({"shared": w.block(0)}, "shared must be of DeviceRows"),
-        ({"shared": replace(here.block(0), up_bias=np.ones(32, np.float32))}, "has no biases"),
+        *(
+            ({"shared": replace(here.block(0), **{name: np.ones(32, np.float32)})}, "has no biases")
+            for name in ("gate_bias", "up_bias", "down_bias")
+        ),
         ({"weights": torch.zeros(2, 2, device="meta")}, "weights must be on"),
         ({"x": torch.zeros(2, 32, dtype=torch.float64, device=gpu.DEVICE)}, "has no float64"),
         ({"experts": experts + 1}, r"experts must be in \[0, 2\)"),
