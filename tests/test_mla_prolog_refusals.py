@@ -183,41 +183,50 @@ def device_call(**sizes: Any) -> dict[str, Any]:
     )
 
 
-LIMITS = [
-    ("design-note", "He", 7680, 6144),
-    ("nov2025", "He", 6144, 1024),
-    ("latest", "He", 1024, 1536),
-    ("nov2025", "Hcq", 1536, 2048),
-    ("latest", "Hcq", 2048, 7168),
-    ("nov2025", "N", 64, 7),
-    ("latest", "N", 1, 256),
-    ("nov2025", "D", 128, 192),
-    ("latest", "D", 192, 129),
-    ("nov2025", "Dr", 64, 32),
-    ("nov2025", "BlockSize", 128, 129),
-    ("nov2025", "BlockSize", 16, 32),
-    ("latest", "BlockSize", 32, 1040),
-    ("latest", "Hckv", 512, 256),
-    ("nov2025", "T", 0, 1048577),
-    ("nov2025", "S", 16, 17),
-    ("nov2025", "B", 0, 65537),
-    ("latest", "S", 20, None),
-]
+HEADS = {1, 2, 4, 8, 16, 32, 64, 128}
+NOVEMBER = {"He": {6144, 7168, 7680}, "Hcq": {1536}, "Hckv": {512}, "N": HEADS, "D": {128}, "Dr": {64}, "BlockSize": {16, 128}}
+LATEST = {
+    "He": {1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192},
+    "Hcq": {1536, 2048},
+    "Hckv": {512},
+    "N": HEADS,
+    "D": {128, 192},
+    "Dr": {64},
+    "BlockSize": set(range(16, 1025, 16)),
+}
+PROFILES = {"design-note": NOVEMBER | {"He": {7168, 7680}}, "nov2025": NOVEMBER, "latest": LATEST}
 
 
-@pytest.mark.parametrize(("limits", "symbol", "good", "bad"), LIMITS)
-def test_limits_are_the_devices(monkeypatch, limits, symbol, good, bad):
-    # The sizes alone are looked at here, not the results.
+@pytest.fixture
+def sizes_alone(monkeypatch):
+    """The sizes are looked at, and no results are made."""
     monkeypatch.setattr(cpu, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
+
+
+@pytest.mark.parametrize("symbol", LATEST)
+@pytest.mark.parametrize("limits", PROFILES)
+def test_limits_are_the_devices(sizes_alone, limits, symbol):
+    near = {size + off for size in LATEST[symbol] for off in (-2, 0, 2)} - {-1, 0}
+    for size in near:
+        if size in PROFILES[limits][symbol]:
+            ds.mla_prolog(**device_call(**{symbol: size}), limits=limits)
+            continue
+        with pytest.raises(ValueError, match=f"^mla_prolog: {symbol} must be .*under limits={limits!r}; got {size}$"):
+            ds.mla_prolog(**device_call(**{symbol: size}), limits=limits)
+
+
+@pytest.mark.parametrize(("symbol", "most"), [("T", 1048576), ("B", 65536), ("S", 16)])
+def test_limits_of_tokens(sizes_alone, symbol, most):
     unmerged = {"S": {"B": 1}, "B": {"S": 1}}.get(symbol, {})
-    ds.mla_prolog(**device_call(**{symbol: good}, **unmerged), limits=limits)
-    if bad is not None:
-        with pytest.raises(ValueError, match=f"^mla_prolog: {symbol} must be .*under limits={limits!r}; got {bad}"):
-            ds.mla_prolog(**device_call(**{symbol: bad}, **unmerged), limits=limits)
+    for limits in ("design-note", "nov2025"):
+        for size in (0, most):
+            ds.mla_prolog(**device_call(**unmerged, **{symbol: size}), limits=limits)
+        with pytest.raises(ValueError, match=rf"^mla_prolog: {symbol} must be in \[0, {most}\] under limits={limits!r}; got"):
+            ds.mla_prolog(**device_call(**unmerged, **{symbol: most + 1}), limits=limits)
+    ds.mla_prolog(**device_call(**unmerged, **{symbol: most + 1}), limits="latest")
 
 
-def test_november_2025_reserves_the_later_attributes(monkeypatch):
-    monkeypatch.setattr(cpu, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
+def test_november_2025_reserves_the_later_attributes(sizes_alone):
     arguments = device_call()
     ds.mla_prolog_v3(**arguments, limits="nov2025", qc_qr_scale=10.0, kc_scale=10.0)
     for more in (dict(query_norm_flag=True), dict(weight_quant_mode=1), dict(tile_size=64), dict(ckvkr_repo_mode=1)):
