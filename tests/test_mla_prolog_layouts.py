@@ -138,6 +138,13 @@ def test_gathering_copies_and_keeps_the_kind():
     assert ds.from_nz(ds.to_nz(weight)).equal(weight)
 
 
+@pytest.mark.parametrize("mode", ["PA_BSND", "PA_NZ"])
+def test_nothing_is_gathered_from_no_rows(mode):
+    for cache in (CACHE[:0], CACHE[:, :0], CACHE):
+        assert ds.gather_cache(cache, np.zeros((0, 3), int), cache_mode=mode).shape == (0, 3, 32)
+    assert [part.shape for part in ds.gather_cache(CACHE[:0], np.zeros((2, 0), int), [0, 0], cache_mode=mode)] == [(0, 32)] * 2
+
+
 CACHE = np.zeros((2, 4, 1, 32), np.int8)
 REFUSALS = [
     (lambda: ds.to_nz(np.zeros(3)), "to_nz: weight"),
@@ -151,6 +158,8 @@ REFUSALS = [
     (lambda: ds.from_nz(np.zeros((2, 2, 16, 16), BF16), (17, 48)), "from_nz: shape"),
     (lambda: ds.cache_to_nz(np.zeros((2, 4, 1, 20), BF16)), "cache_to_nz: cache"),
     (lambda: ds.cache_from_nz(np.zeros((2, 4, 16), BF16)), "cache_from_nz: cache"),
+    (lambda: ds.cache_from_nz(np.zeros((2, 4, 2, 16), BF16)), "cache_from_nz: cache"),
+    (lambda: ds.cache_to_nz(np.zeros((2, 4, 2, 16), BF16)), "cache_to_nz: cache"),
     (lambda: ds.slots_from_block_table([1], [1], 4), "slots_from_block_table: block_table"),
     (lambda: ds.slots_from_block_table([[1.5]], [1], 4), "slots_from_block_table: block_table"),
     (lambda: ds.slots_from_block_table([[1]], [4], 4), "slots_from_block_table: positions"),
@@ -168,6 +177,9 @@ REFUSALS = [
     (lambda: ds.gather_cache(CACHE, [2], [1]), "gather_cache: index"),
     (lambda: ds.gather_cache(CACHE, [0, 1], [1]), "gather_cache: index"),
     (lambda: ds.gather_cache(CACHE, [[0]], [5]), "gather_cache: index"),
+    (lambda: ds.gather_cache(CACHE, [[0]], [1, 1]), "gather_cache: index"),
+    (lambda: ds.gather_cache(CACHE, [[0], [1]], [1]), "gather_cache: index"),
+    (lambda: ds.gather_cache(CACHE.repeat(2, 2), [0]), "gather_cache: cache"),
     (lambda: ds.gather_cache(CACHE, [0], [[1]]), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, [0], [-1]), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, [0], [1], cache_mode="BSND"), "gather_cache: index"),
