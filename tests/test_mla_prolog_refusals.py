@@ -60,6 +60,7 @@ REFUSALS = [
     ("weight_uk", lambda: wrong(weight_uk=lambda a: a.astype(np.float16))),
     ("weight_uk", lambda: wrong(weight_uk=flat)), ("weight_uk", lambda: wrong(weight_uk=lambda a: a[:0])),
     ("weight_uk", lambda: wrong(weight_uk=lambda a: a.astype(np.int8))),
+    ("weight_uk", lambda: wrong("PARTIAL_TILE", weight_uk=lambda a: a[..., :192])),
     ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=lambda a: a[:, 1:])),
     ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=None)), ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=longer)),
     ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=widened)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,3 +154,8 @@ def test_empty_calls_have_no_products():
 def test_refusals(wrong, name):
     with pytest.raises(ValueError, match=f"^mla_prolog_plan: {name} must be"):
         ds.mla_prolog_plan(**{"tokens": 1, "heads": 8} | wrong)
+
+
+def test_a_key_without_options_and_of_numpys_integers():
+    assert Key(1, 1, 0) == Key(1, 1, 0, 0, 0, 0) and Key(1, 1, 0).encode() == 17
+    assert type(Key(np.int64(1), 1, 0).cache_mode) is int

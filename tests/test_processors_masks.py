@@ -49,6 +49,12 @@ def test_masks_by_hand(kind):
     assert banned(ds.ForceTokensLogitsProcessor([[1, 3], [2, None]]), [0, 0], kind) == []
 
 
+def test_a_prefix_function_is_told_the_item_of_a_larger_batch():
+    constrained = ds.PrefixConstrainedLogitsProcessor(lambda item, ids: [item, int(ids[-1])], 2).of_item(3)
+    scores = constrained(np.array([[7, 5], [7, 6]]), np.zeros((2, 9), np.float32))
+    assert [np.flatnonzero(row == 0).tolist() for row in scores] == [[3, 5], [3, 6]]
+
+
 @numpy_and_torch
 def test_values_by_hand(kind):
     scores = make(kind, [[float("nan"), INF, -INF, 2.0]])
