@@ -152,3 +152,15 @@ def test_a_stream_raises_what_its_row_raised(model):
             pass
     assert stream.completion.finish_reason == "error" and len(stream.completion.token_ids) == 2
     assert list(stream) == []
+
+
+def test_a_search_for_which_open_sequences_leave_no_pages_ends_alone(tiny_file):
+    path = tiny_file()
+    model = ds.load(path, cache_bytes=6 * ds.load(path).cache.page_bytes)
+    sample = SamplingParams(max_new_tokens=3, seed=1, ignore_eos=True)
+    beams = SamplingParams(max_new_tokens=3, do_sample=False, num_beams=3)
+    [alone] = ds.generate(model, [[1, 2, 3]], sample)
+    with model.sequence(capacity=4 * 16):
+        row, search = ds.generate(model, [[1, 2, 3]] * 2, [sample, beams])
+    assert row == alone
+    assert search.finish_reason == "error" and isinstance(search.error, ds.models.CacheFullError)

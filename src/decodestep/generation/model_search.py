@@ -53,6 +53,9 @@ class ModelSearch:
         except _RowError as error:
             self._row.error = error.__cause__
             self.drop("error")
+        except CacheFullError as error:  # open sequences leave no pages: the other rows of the call keep what they have
+            self._row.error = error
+            self.drop("error")
         if not self.completions:
             self.drop(self._interruption)
         return self.completions
