@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -317,7 +318,8 @@ def test_rows_that_do_not_fit_into_the_cache_wait(tiny_file):
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_row_that_waits_for_other_callers_can_be_cancelled(tiny_file, beams):
+def test_a_row_that_waits_for_other_callers_can_be_cancelled(tiny_file, beams, monkeypatch):
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
     path = tiny_file()
     model = ds.load(path, cache_bytes=4 * ds.load(path).cache.page_bytes)
     others = admit(model.cache, 1, 64)
@@ -327,6 +329,19 @@ def test_a_row_that_waits_for_other_callers_can_be_cancelled(tiny_file, beams):
     assert (completion.finish_reason, completion.token_ids) == ("cancelled", [])
     others[0].close()
     assert ds.generate(model, [[1, 2, 3]], params)[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(("beams", "tokens"), [(1, 20), (3, 10)])
+def test_in_a_program_of_one_thread_nothing_waits_for_a_stream_that_nobody_reads(tiny_file, beams, tokens, monkeypatch):
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    path = tiny_file()
+    model = ds.load(path, cache_bytes=4 * ds.load(path).cache.page_bytes)
+    params = ds.SamplingParams(max_new_tokens=30, seed=1, ignore_eos=True)
+    with ds.stream(model, [1, 2, 3], params) as stream:
+        next(stream)
+        [completion] = ds.generate(model, [[1, 2, 3]], replace(params, max_new_tokens=tokens, num_beams=beams))
+        assert completion.finish_reason == "error" and isinstance(completion.error, ds.models.CacheFullError)
+        assert len(list(stream)) == 29
 
 
 def test_samples_and_turns_share_their_beginnings(tiny_file):

@@ -418,7 +418,8 @@ def test_what_is_garbage_collected_comes_back():
     assert (pool.held, pool.kept, pool._reserved) == (0, 2, 0)
 
 
-def test_waiting_for_pages():
+def test_waiting_for_pages(monkeypatch):
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
     pool = pool_of(4)
     with pytest.raises(CacheFullError):
         pool.wait_for(5)  # nobody could give any back
@@ -438,6 +439,16 @@ def test_waiting_for_pages():
     with pytest.raises(CacheFullError):
         pool.wait_for(4)
     assert own.reserved == pool._reserved == 2
+
+
+def test_a_thread_that_is_alone_does_not_wait_for_itself(monkeypatch):
+    pool = pool_of(4)
+    admitted = admit(pool, 1, 32)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    pool.wait_for(2)
+    with pytest.raises(CacheFullError, match="2 of its 4 pages of 16 tokens free, and 4 are needed"):
+        pool.wait_for(4)
+    admitted[0].close()
 
 
 def test_all_or_none_are_admitted():

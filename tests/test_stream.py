@@ -222,6 +222,17 @@ def test_streams_of_several_tasks_do_not_touch_each_other(model):
     assert asyncio.run(main()) == alone
 
 
+def test_the_row_s_own_code_cannot_read_its_stream(tiny_file):
+    def read_on(ids, scores):
+        next(stream)
+        return scores
+
+    stream = ds.stream(ds.load(tiny_file()), [1, 2], processors=[read_on])
+    with pytest.raises(RuntimeError, match="cannot read its stream"):
+        list(stream)
+    assert stream.completion.finish_reason == "error"
+
+
 @pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
 def test_a_processor_that_raises_stop_iteration_is_no_end_of_the_stream(tiny_file, kind):
     def fail(ids, scores):

@@ -74,6 +74,7 @@ class CompletionStream:
 
     def __init__(self, model: Model, prompt: Prompt, params: SamplingParams, processors: Processors) -> None:
         self._lock = threading.Lock()  # held while the model runs
+        self._reader: int | None = None  # the thread that has the lock to read a piece
         self._closed = threading.Event()
         self._pieces: list[str] = []
         self._completion: Completion | None = None
@@ -84,9 +85,15 @@ class CompletionStream:
         return self
 
     def __next__(self) -> str:
+        if self._reader == threading.get_ident():
+            raise RuntimeError("stream: the row's own code cannot read its stream, whose next piece waits for it")
         try:
             with self._lock:
-                piece = self._next()
+                self._reader = threading.get_ident()
+                try:
+                    piece = self._next()
+                finally:
+                    self._reader = None
         finally:
             if self._closed.is_set():  # by another thread, which could not get the lock
                 self.close()

@@ -130,10 +130,12 @@ class PagePool:
     def wait_for(self, count: int) -> None:
         """Waits until `count` pages are free, for at most a tenth of a second, so that the caller can check other conditions.
 
-        Raises CacheFullError if there are too few, and no sequence is open that will end by itself (see `admit`).
+        Raises CacheFullError if there are too few, and nobody gives any back while the caller waits: no sequence is open that
+        will end by itself (see `admit`), or there is no other thread that could run those.
         """
+        alone = threading.active_count() == 1
         with LOCK:
-            if not any(sequence.admitted for sequence in self._sequences):
+            if alone or not any(sequence.admitted for sequence in self._sequences):
                 self.require_locked(count)
             elif self.available_locked() < count:
                 self._freed.wait(0.1)
