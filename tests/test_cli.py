@@ -277,6 +277,22 @@ def test_no_verb_exits_with_2():
     assert code_of("dance") == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["dance"], "decodestep: argument VERB: invalid choice: 'dance'"),
+        (["generate"], "decodestep: generate: the following arguments are required: prompt (decodestep generate --help lists"),
+        (["generate", "Hi", "--top-k", "x"], "decodestep: generate: argument --top-k: invalid int value: 'x'"),
+        (["chat", "--steps", "2"], "decodestep: chat: unrecognized arguments: --steps"),
+        (["schedule", "--tokens", "2", "more"], "decodestep: schedule: unrecognized arguments: more (decodestep schedule --h"),
+    ],
+)
+def test_arguments_that_cannot_be_read_are_one_line(arguments, line, capsys):
+    assert code_of(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(line) and printed.err.count("\n") == 1 and printed.out == ""
+
+
 def test_a_prompt_longer_than_the_context_exits_with_2():
     run = decodestep("generate", "-", input="word " * 9000)
     assert run.returncode == 2

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 import decodestep
 from decodestep._base.extras import extra
@@ -70,9 +71,16 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors are one line, as all others: argparse puts the usage before them, which for some verbs is a screenful."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.replace(' ', ': ')}: {message} ({self.prog} --help lists what it takes)\n")
+
+
 def _run(arguments: list[str]) -> int:
     about = (decodestep.__doc__ or "").partition("\n")[0]  # None under python -OO
-    parser = argparse.ArgumentParser(prog="decodestep", description=about, epilog=_EPILOG)
+    parser = _Parser(prog="decodestep", description=about, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"decodestep {decodestep.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     with extra("generate"):
@@ -81,7 +89,9 @@ def _run(arguments: list[str]) -> int:
             sub.add_argument(TRACEBACK, action="store_true", help="print a traceback after an error")
             if verb in arguments[:1]:
                 import_module(f"decodestep.cli.{verb}").add_arguments(sub)
-        options = parser.parse_args(arguments)
+        options, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            verbs.choices[options.verb].error(f"unrecognized arguments: {' '.join(unknown)}")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show must not end the answer
         return int(import_module(f"decodestep.cli.{options.verb}").run(options))
