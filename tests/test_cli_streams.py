@@ -100,6 +100,17 @@ def test_output_that_cannot_be_written_is_found_before_the_work(arguments, tmp_p
     assert old.read_text() == "old" and not new.exists()
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_file_for_which_the_disk_is_full_is_named(tiny_file, tmp_path, capsys):
+    full, model = tmp_path / "full.html", tiny_file(**{"tokenizer.chat_template": "{{ messages[-1].content }}"})
+    full.symlink_to("/dev/full")
+    for arguments in [("explain", "A", "--model", str(model), "--html"), ("schedule", "--tokens", "1", "--out")]:
+        assert code_of(*arguments, str(full)) == 1
+        assert capsys.readouterr().err == f"decodestep: {full}: No space left on device\n"
+    run = processes.run([*COMMAND, "chat", str(model)], input=f"/save {full}\n")
+    assert (run.returncode, run.stderr) == (1, f"decodestep: {full}: No space left on device\n")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -8,12 +8,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from decodestep._base.checks import RequestError, refuse
 from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.failure import failure
-from decodestep.cli.options import add_beams, add_named_model, add_params, load, name_model, params_of
+from decodestep.cli.options import add_beams, add_named_model, add_params, load, name_model, params_of, write_text
 from decodestep.generation.generate import generate
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
@@ -112,7 +111,7 @@ class _Chat:
         elif command == "/save" and argument and "\0" not in argument:
             text = json.dumps(self.messages, ensure_ascii=False, indent=1)
             # Unlike Path's, this expanduser leaves the name of an unknown user to be an error of the file's.
-            Path(os.path.expanduser(argument)).write_text(text + "\n", encoding="utf-8")
+            write_text(os.path.expanduser(argument), f"{text}\n")
         else:
             refuse("chat", "command", "/reset, /save FILE, /help or /exit", line)
         return True

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from decodestep._base.checks import Words, refuse, require
@@ -20,6 +19,7 @@ from decodestep.cli.options import (
     prompt_of,
     require_writable,
     with_bans,
+    write_text,
 )
 from decodestep.explain.data import record_document
 from decodestep.explain.page import page
@@ -100,7 +100,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
 
 def _write_page(model: Model, text: str, ids: list[int], each: list[SamplingParams], options: argparse.Namespace) -> int:
     document = record_document(model, text, ids, each, steps=options.steps or _PAGE_STEPS, top=options.top or _PAGE_TOP)
-    Path(options.html).write_text(page(document, options.docs or ""), encoding="utf-8")
+    write_text(options.html, page(document, options.docs or ""))
     facts = {"page": options.html, "tokens": [len(run["tokens"]) for run in document["runs"]]}
     facts["text"] = [run["text"] for run in document["runs"]]
     print(json.dumps(facts) if options.json else f"{options.html}: {' and '.join(map(str, facts['tokens']))} tokens")

@@ -159,6 +159,15 @@ def require_writable(path: str) -> None:
         os.unlink(path)
 
 
+def write_text(path: str, text: str) -> None:
+    """Writes a file of UTF-8. An OSError names the file also where writing fails and not opening, as on a full disk."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = error.filename or path
+        raise
+
+
 def params_of(options: argparse.Namespace) -> SamplingParams:
     numbers = {name: getattr(options, name, None) for name in (*_NUMBERS, *_BEAMS)}  # some verbs have no beams
     given = {name: value for name, value in numbers.items() if value is not None}

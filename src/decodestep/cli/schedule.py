@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decodestep._base.checks import Words, refuse, require
-from decodestep.cli.options import require_writable
+from decodestep.cli.options import require_writable, write_text
 from decodestep.ops.mla_prolog import mla_prolog_plan
 from decodestep.ops.mla_prolog.schedule import (
     CostModel,
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     require(math.isfinite(shown.makespan * 1e6), "schedule", "cost", "such that the schedule takes a finite time", options.cost)
     facts = _facts(shown, found, options.audit)
     for name in options.out:
-        Path(name).write_text(_DRAWN[Path(name).suffix](shown), encoding="utf-8")
+        write_text(name, _DRAWN[Path(name).suffix](shown))
     print(json.dumps(facts) if options.json else "\n".join(_lines(facts)))
     return 0
 
