@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 import time
 from importlib import util
@@ -235,6 +236,8 @@ def test_the_command_lists_them_all_and_knows_no_others():
     assert all(listed.values())
     shown = run(CLI, "--help").stdout
     assert all(name in shown for name in (*listed, "sampler", "prolog"))
+    ascii_alone = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    assert json.loads(processes.run([*CLI, "--json"], env=ascii_alone).stdout) == listed
     wrong = run(CLI, "speed")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "one of 'decode_step'" in wrong.stderr and "'sampler'" in wrong.stderr

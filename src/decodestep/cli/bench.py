@@ -38,7 +38,8 @@ def benchmarks() -> dict[str, str]:
     """The name of each benchmark (that of its operator) and the first line of its docstring."""
     found = {}
     for script in sorted(_folder().glob("bench_*.py")):
-        found[script.stem.removeprefix("bench_")] = (ast.get_docstring(ast.parse(script.read_text())) or "").split("\n")[0]
+        text = script.read_text(encoding="utf-8")
+        found[script.stem.removeprefix("bench_")] = (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
     return found
 
 
