@@ -11,7 +11,7 @@ import numpy as np
 from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate_call import GenerateCall
-from decodestep.generation.prompts import Prompt, prompts_of
+from decodestep.generation.prompts import Prompts, prompts_of
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
 
@@ -23,7 +23,7 @@ StreamCallback = Callable[[int, str], bool | None]
 
 def generate(
     model: Model,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompts,
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
     processors: Processors = (),

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 _OP = "generate"
 
 Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
+# One string, one conversation, or several prompts. All lists are one Sequence here, because type checkers do not choose between
+# several for a list of unlike items.
+Prompts = str | Sequence[Prompt | Mapping[str, Any]]
 
 
-def prompts_of(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+def prompts_of(prompts: Prompts) -> Sequence[Prompt]:
     """The prompts of a call: one string or one conversation alone is one prompt."""
     require(isinstance(prompts, Sequence), _OP, "prompts", "one prompt or a sequence of prompts", prompts)
     alone = isinstance(prompts, str) or _is_conversation(prompts)
