@@ -418,6 +418,24 @@ def test_what_is_garbage_collected_comes_back():
     assert (pool.held, pool.kept, pool._reserved) == (0, 2, 0)
 
 
+@pytest.mark.parametrize("change", [lambda sequence, source: sequence.assign(source), lambda sequence, _: sequence.close()])
+def test_an_interrupt_while_pages_are_released_leaves_none_in_two_places(change, monkeypatch):
+    def interrupt(count):
+        raise KeyboardInterrupt
+
+    pool = pool_of(12)
+    source, sequence = started(pool, [0] * 20), started(pool, [1] * 40)
+    with monkeypatch.context() as patched:
+        patched.setattr(pool, "_keep_at_most_locked", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            change(sequence, source)
+    assert not sequence._pages
+    sequence.close()
+    assert all(page.users == 0 for page in pool._kept) and len(set(pool._free)) == len(pool._free)
+    with source.fork() as other:
+        assert run(pool, (other, [1])) == [[0] * 20 + [1]]
+
+
 def test_waiting_for_pages(monkeypatch):
     monkeypatch.setattr(threading, "active_count", lambda: 2)
     pool = pool_of(4)

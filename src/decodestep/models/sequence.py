@@ -123,8 +123,9 @@ class CachedSequence:
             if partial:
                 pool.require_locked(1 - given_back - min(self.reserved, max(0, full + 1 - len(old))))
             pool.hold_locked(*shared)
+            self._pages, self.tokens = [], []  # before the release: an interrupt in it leaves no page here that others may take
             pool.release_locked(old)
-            self._pages, self.tokens = [], list(source.tokens)
+            self.tokens = list(source.tokens)
             self._expected, self._long, self._same_rotation = source._expected, source._long, source._same_rotation
             self._claim_locked(full + partial - len(old))
             self._list(*shared)
@@ -175,9 +176,9 @@ class CachedSequence:
         """`close` for a caller that has LOCK; also of a sequence whose thread is gone, in the middle of a pass."""
         self._pool.reserve_locked(self, -self.reserved)
         self._closed = True
-        self._pool.release_locked(self._pages)
-        self._pages = []
         self._pool.forget_locked(self)
+        pages, self._pages = self._pages, []  # before the release, as in `assign`
+        self._pool.release_locked(pages)
 
     def __reduce__(self) -> NoReturn:  # two objects would release the same pages
         raise TypeError("a CachedSequence cannot be copied or pickled; fork() makes another one")
