@@ -562,3 +562,18 @@ def test_control_tokens_take_memory_for_themselves_alone():
         assert tracemalloc.get_traced_memory()[1] < 10 << 20  # all beginnings of all tokens would be 1.5 GB
     finally:
         tracemalloc.stop()
+
+
+def test_an_interrupt_while_a_request_begins_leaves_no_timer(monkeypatch):
+    start = threading.Timer.start
+
+    def interrupted(timer):
+        start(timer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Timer, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        template_process.render("{{ 1 }}", {})
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
+    monkeypatch.undo()
+    assert template_process.render("{{ 1 }}", {}) == "1"

@@ -149,8 +149,8 @@ class _Worker:
         assert stdin is not None and stdout is not None
         timer = threading.Timer(seconds, self._expire)
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             if request is not None:
                 template_worker.write_frame(stdin, request)
             reply = template_worker.read_frame(stdout)
@@ -158,7 +158,8 @@ class _Worker:
             reply = None
         finally:
             timer.cancel()
-            timer.join()
+            if timer.is_alive():  # not where an interrupt came while it started
+                timer.join()
         return None if self._expired else reply
 
     def _expire(self) -> None:
