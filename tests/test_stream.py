@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import threading
 import weakref
@@ -220,6 +221,15 @@ def test_streams_of_several_tasks_do_not_touch_each_other(model):
         return ["".join(pieces) for pieces in await asyncio.gather(*map(read, streams))]
 
     assert asyncio.run(main()) == alone
+
+
+def test_a_stream_is_not_copied(tiny_file):
+    model = ds.load(tiny_file())
+    with ds.stream(model, [1, 2]) as stream:
+        for one in (stream, ds.astream(model, [1, 2])):
+            with pytest.raises(TypeError, match="cannot be copied"):
+                copy.copy(one)
+        assert next(stream) is not None
 
 
 def test_the_row_s_own_code_cannot_read_its_stream(tiny_file):

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from decodestep._base.checks import Words, require
 from decodestep.generation.completion import Completion
@@ -117,6 +117,9 @@ class CompletionStream:
             finally:
                 self._lock.release()
 
+    def __reduce__(self) -> NoReturn:  # the end of either would end the row of both
+        raise TypeError("a CompletionStream cannot be copied or pickled: start another one")
+
     def __enter__(self) -> CompletionStream:
         return self
 
@@ -206,6 +209,9 @@ class AsyncCompletionStream:
             await asyncio.wait([asyncio.wrap_future(self._step)])
         if self._worker is not None:
             self._worker.shutdown()  # the thread is idle, and ends at once
+
+    def __reduce__(self) -> NoReturn:  # as for `CompletionStream`
+        raise TypeError("an AsyncCompletionStream cannot be copied or pickled: start another one")
 
     async def __aenter__(self) -> AsyncCompletionStream:
         return self
