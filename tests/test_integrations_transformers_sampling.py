@@ -57,7 +57,7 @@ def some_options(choose: random.Random) -> dict:
         "repetition_penalty": choose.uniform(0.7, 1.6),
         "no_repeat_ngram_size": choose.randint(1, 3),
         "bad_words_ids": [ids[0][:1], ids[1][:2]],
-        "sequence_bias": [[ids[2][:1], choose.uniform(-9, 9)], [ids[3][:2], 5.0]],
+        "sequence_bias": [[ids[2][:1], choose.uniform(-9, 9)], [ids[3][:2], 5.0], [ids[3][1:2], -np.inf]],
         "suppress_tokens": ids[2],
         "begin_suppress_tokens": ids[3],
         "forced_eos_token_id": 2,

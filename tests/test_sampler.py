@@ -307,9 +307,10 @@ def test_max_length_counts_the_prompt():
 
 
 def test_an_infinite_bias_forbids_its_token():
-    sampler = row(logit_bias={5: -np.inf})
-    assert sampler.processed(peak(5))[0, 5] == -np.inf
-    assert all(sampler.step(peak(5)).tokens[0] != 5 for _ in range(5))
+    for biases in ({"logit_bias": {5: -np.inf}}, {"sequence_bias": {(5,): -np.inf}}):
+        sampler = row(**biases)
+        assert sampler.processed(peak(5))[0, 5] == -np.inf
+        assert all(sampler.step(peak(5)).tokens[0] != 5 for _ in range(5))
 
 
 def test_min_tokens_holds_back_every_end():

@@ -123,7 +123,7 @@ class SamplingParams:
     sequence_bias: Mapping[tuple[int, ...], float] | None = _field(
         None,
         or_none(rules.SEQUENCE_BIASES),
-        "added to the score of the last of these tokens where the row ends with those before it; None is off",
+        "added to the score of the last of these tokens where the row ends with those before it; -inf forbids it; None is off",
     )
     logit_bias: Mapping[int, float] | None = _field(
         None, or_none(rules.ID_BIASES), "added to the scores of tokens; -inf forbids a token; None is off"

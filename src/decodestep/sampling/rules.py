@@ -85,8 +85,8 @@ STRINGS: Rule = ("non-empty strings", _are_strings)
 TOP_K: Rule = ("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31)
 ID_BIASES: Rule = ("a mapping of ids to numbers below inf", lambda v: _are_biases(v, _is_id, _is_below_infinity))
 SEQUENCE_BIASES: Rule = (
-    "a mapping of tuples of ids to finite numbers",
-    lambda v: _are_biases(v, lambda key: _are_ids(key) and len(key) > 0, is_finite),
+    "a mapping of tuples of ids to numbers below inf",
+    lambda v: _are_biases(v, lambda key: _are_ids(key) and len(key) > 0, _is_below_infinity),
 )
 DECAY: Rule = ("a pair of an integer >= 0 and a finite number > 0", _is_decay)
 EARLY_STOPPING: Rule = ("True, False or 'never'", lambda v: isinstance(v, bool) or (isinstance(v, str) and v == "never"))
