@@ -494,3 +494,24 @@ def test_a_float64_model(model):
     double, ids = copy.deepcopy(model).double(), prompt()
     stock = double.generate(ids, max_new_tokens=5)
     assert torch.equal(double.generate(ids, max_new_tokens=5, custom_generate=sampling()), stock)
+
+
+def test_processes_that_share_weights_pass_on_until_all_have_ended(model, monkeypatch):
+    """As with FSDP: otherwise those that have not ended would wait for ever."""
+    monkeypatch.setattr(model, "_is_fsdp_managed_module", True, raising=False)
+    monkeypatch.setattr("transformers.generation.utils._get_torch_distributed_world_size", lambda: 2)
+    passes, forward = [], model.forward
+    monkeypatch.setattr(model, "forward", lambda *args, **options: (passes.append(1), forward(*args, **options))[1])
+    made = []
+    for options in ({}, {"custom_generate": sampling()}):
+        flags = []
+
+        def with_another_that_takes_9(flag, op, flags=flags):
+            flags.append(flag.item())
+            flag += len(flags) <= 9
+
+        monkeypatch.setattr(torch.distributed, "all_reduce", with_another_that_takes_9)
+        made.append((model.generate(prompt(2), max_new_tokens=5, **options).tolist(), flags, len(passes)))
+        passes.clear()
+    assert made[0] == made[1]
+    assert made[1][2] == 9

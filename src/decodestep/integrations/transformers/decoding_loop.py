@@ -39,6 +39,8 @@ class DecodingLoop:
         self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
         # Without an end token, transformers continues rows that criteria have ended until all have ended.
         self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
+        # Processes that share the weights, as with FSDP, pass on together until all have ended. `generate` does not say so.
+        self.synced = model._extract_generation_mode_kwargs(None, {}, None, None, None)["synced_gpus"]
         self.params = self._params(seed)
 
     def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
@@ -50,9 +52,12 @@ class DecodingLoop:
         done = torch.zeros(len(self.ids), dtype=torch.bool)
         outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
         with self.model._optimize_model_for_decode():
-            while self.model._has_unfinished_sequences(ended, synced_gpus=False, device=self.ids.device):
+            while self.model._has_unfinished_sequences(ended, synced_gpus=self.synced, device=self.ids.device):
                 outputs = outputs or self._forward()
                 self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
+                if ended:  # another process has not
+                    outputs = None
+                    continue
                 logits = outputs.logits[:, -1].to(self.ids.device)
                 logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
                 if sampler is None:
