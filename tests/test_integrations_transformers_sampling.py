@@ -253,15 +253,21 @@ def test_a_model_with_a_loop_of_its_own_is_refused(model):
 
 
 class AfterFour(StoppingCriteria):
+    """Whether each row has ended: a tensor, or what else transformers takes."""
+
+    def __init__(self, form):
+        self.form = form
+
     def __call__(self, input_ids, scores, **kwargs):
-        return torch.tensor([input_ids.shape[1] >= 10 + 2 * row for row in range(len(input_ids))])
+        return self.form(torch.tensor([input_ids.shape[1] >= 10 + 2 * row for row in range(len(input_ids))]))
 
 
+@pytest.mark.parametrize("form", [torch.clone, torch.Tensor.long, lambda ended: bool(ended.all())])
 @pytest.mark.parametrize("ends", [2, None])
-def test_stopping_criteria_of_the_users_own(model, ends):
+def test_stopping_criteria_of_the_users_own(model, ends, form):
     """Without an end token, rows that have ended go on until all have: as in stock."""
     ids = prompt()
-    options = {"max_new_tokens": 12, "stopping_criteria": [AfterFour()]}
+    options = {"max_new_tokens": 12, "stopping_criteria": [AfterFour(form)]}
     before = model.generation_config.eos_token_id
     model.generation_config.eos_token_id = ends
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import EosTokenCriteria, MaxLengthCriteria
+from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
 
@@ -31,7 +31,7 @@ class DecodingLoop:
     ) -> None:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
         self.own_chain = not _is_default(chain, _default_chain(model, ids, config))
-        self.criteria = [each for each in criteria if not _is_in_sampler(each, config)]
+        self.criteria = StoppingCriteriaList(each for each in criteria if not _is_in_sampler(each, config))
         # A custom criterion replaces the config's criterion of the same type.
         self.ends = {type(each) for each in criteria if _is_in_sampler(each, config)}
         if config.forced_eos_token_id is not None and MaxLengthCriteria not in self.ends:
@@ -97,9 +97,7 @@ class DecodingLoop:
         if self.pad is not None:
             tokens = tokens.where(tokens >= 0, self.pad)
         self.ids = torch.cat([self.ids, tokens[:, None]], -1)
-        done = done | torch.from_numpy(result.done)
-        for criterion in self.criteria:
-            done = done | criterion(self.ids, reported).cpu()
+        done = done | torch.from_numpy(result.done) | self.criteria(self.ids, reported).cpu()
         if self.criteria and self.rows_end:
             for row, ended in zip(sampler.rows, done.tolist(), strict=True):
                 if ended and not row.reason:
