@@ -145,7 +145,7 @@ LARGE = {"hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 
 @pytest.mark.parametrize(
     ("change", "lines"),
     [
-        (lambda model: with_lora(model), ["on the latents", "on expanded keys, kv_b_proj is Lora"]),
+        (lambda model: with_lora(model), ["on the latents", "on expanded keys, kv_b_proj is elsewhere.Linear"]),
         (lambda model: with_a_hook(model), ["on expanded keys, kv_b_proj is a Linear with hooks", "on the latents"]),
         (lambda model: model.half(), ["on expanded keys, kv_b_proj's weight is a Parameter of torch.float16"] * 2),
     ],
@@ -198,8 +198,15 @@ def test_the_report_counts_the_linears_that_are_served(deepseek):
 
 
 class Lora(torch.nn.Linear):
+    """Its name is that of PEFT's class too."""
+
+    __module__ = "elsewhere"
+
     def forward(self, x):
         return super().forward(x) + 1
+
+
+Lora.__name__ = "Linear"
 
 
 def with_lora(model):
@@ -235,7 +242,7 @@ def with_another_map(model):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (with_lora, r"layers.1.self_attn.kv_b_proj must be a Linear without bias and hooks; got Lora"),
+        (with_lora, r"layers.1.self_attn.kv_b_proj must be a Linear without bias and hooks; got elsewhere.Linear"),
         (with_bias, r"layers.0.self_attn.kv_b_proj must be a Linear without bias and hooks; got a Linear with a bias"),
         (with_a_hook, r"kv_b_proj must be a Linear without bias and hooks; got a Linear with hooks"),
         (with_a_forward_of_its_own, r"must be a Linear without bias and hooks; got a Linear with an overridden forward"),

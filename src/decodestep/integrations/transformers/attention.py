@@ -167,8 +167,9 @@ def why_expanded(module: Any) -> str | None:
 
 def more_than_weight(projection: Any) -> str | None:
     """What a module is besides its weight; None for a torch Linear without bias, hooks or an overridden `forward`."""
-    if type(projection) is not nn.Linear:
-        return type(projection).__name__
+    kind = type(projection)
+    if kind is not nn.Linear:
+        return f"{kind.__module__}.{kind.__name__}"  # PEFT and torch have other classes of the name Linear
     if projection.bias is not None:
         return "a Linear with a bias"
     if "forward" in vars(projection):
