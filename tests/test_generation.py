@@ -241,7 +241,9 @@ def test_the_context_ends_a_row(tiny_file):
     assert len(filled.token_ids) == 4
 
 
-@pytest.mark.parametrize("prompt", ["", [], [300], [-1], [0.5], ["a"], [True], [0] * 64, "\ud800", b"a", np.array(3), 5, None])
+@pytest.mark.parametrize(
+    "prompt", ["", [], [300], [-1], [0.5], ["a"], [True], [0] * 64, "\ud800", b"a", np.array(3), 5, None, {3, 4}]
+)
 def test_refuses_a_prompt(tiny_file, prompt):
     with pytest.raises(ValueError, match="^generate: prompt must be"):
         run(ds.load(tiny_file()), [prompt], SamplingParams())
@@ -278,7 +280,7 @@ def test_refuses_what_is_no_function(tiny_file, name):
         ds.generate(ds.load(tiny_file()), [[1]], **{name: True})
 
 
-@pytest.mark.parametrize("ids", ["ab", None, 5, [300], [[1]], [1.0], b"a"])
+@pytest.mark.parametrize("ids", ["ab", None, 5, [300], [[1]], [1.0], b"a", {3, 4}])
 def test_a_sequence_refuses_what_are_no_token_ids(tiny_file, ids):
     with pytest.raises(ValueError, match=r"^sequence: token_ids must be token ids in \[0, "):
         ds.load(tiny_file()).sequence(ids)

@@ -489,6 +489,7 @@ def test_all_or_none_are_admitted():
         (lambda s, _: s.expect(2.5), "length must be an integer >= 0; got 2.5"),
         (lambda s, _: run(s._pool, (s, [])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
         (lambda s, _: run(s._pool, (s, [3])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
+        (lambda s, _: run(s._pool, (s, {0, 1})), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
         (lambda s, _: run(s._pool, s), "forward: batch must be of pairs of a sequence and its new token ids"),
         (lambda s, _: forward(Recall(), s._pool, None, every=True), "forward: batch must be of pairs of .*; got None"),
         (

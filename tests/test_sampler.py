@@ -289,7 +289,7 @@ def test_every_way_of_ending(params, tokens, reason):
 def test_a_row_may_have_end_tokens_of_its_own():
     assert row(do_sample=False, eos_token_id=7).step(peak(7)).reason == ("eos",)
     assert row(do_sample=False, eos_token_id=7).step(peak(EOS)).reason == ("",)
-    for end in (7, np.array(7), torch.tensor(7), torch.tensor([7])):
+    for end in (7, {7}, np.array(7), torch.tensor(7), torch.tensor([7])):
         sampler = Sampler(SamplingParams(do_sample=False), vocab_size=VOCAB, eos_token_id=end)
         assert sampler.step(peak(7)).reason == ("eos",)
     held = row(do_sample=False, eos_token_id=(7, 8), min_new_tokens=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Set
 from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
@@ -95,9 +95,10 @@ def is_int(value: object) -> TypeGuard[int]:
 
 
 def ids_below(bound: int, values: object) -> list[int] | None:
-    """The values of an iterable or an array as ints; None unless all are integers in [0, bound)."""
+    """The values of an ordered iterable or an array as ints; None unless all are integers in [0, bound)."""
     plain = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(plain, Iterable) or isinstance(plain, (bytes, bytearray)):  # bytes are text, whatever they iterate over
+    # Bytes are text, whatever they iterate over; a set iterates in an order that is nobody's.
+    if not isinstance(plain, Iterable) or isinstance(plain, (bytes, bytearray, Set)):
         return None
     ids = list(plain)
     if not {int}.issuperset(map(type, ids)):  # asked first, since it takes no loop in Python: prompts have thousands
@@ -114,7 +115,7 @@ def require_within(op: str, arg: str, values: np.ndarray, end: int, kind: str = 
 
 
 def require_ids(op: str, arg: str, bound: int, values: object, kind: str = "token ids") -> list[int]:
-    """The values of an iterable or an array as ints; ValueError unless all are integers in [0, bound)."""
+    """The values of an ordered iterable or an array as ints; ValueError unless all are integers in [0, bound)."""
     ids = ids_below(bound, values)
     if ids is None:
         refuse(op, arg, f"{kind} in [0, {bound})", values)

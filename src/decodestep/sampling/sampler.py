@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -385,6 +385,7 @@ def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:
 
 
 def _as_several(ids: Any) -> Any:
-    """No id for None, one for an id, also as an array of rank 0; several as they are."""
+    """No id for None, one for an id, also as an array of rank 0; several as they are, those of a set in any order."""
     plain = ids.tolist() if hasattr(ids, "tolist") else ids
+    plain = list(plain) if isinstance(plain, Set) else plain
     return () if plain is None else [plain] if is_int(plain) else plain
