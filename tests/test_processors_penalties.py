@@ -222,6 +222,16 @@ def test_ids_outside_the_vocabulary():
         ds.EncoderRepetitionPenaltyLogitsProcessor(1.5, ids + 3)(ids, scores)
 
 
+@pytest.mark.parametrize(("rows", "batch"), [(1, 0), (2, 1), (2, 3), (0, 2)])
+def test_rows_that_are_no_multiple_of_the_encoders(rows, batch):
+    encoder = torch.ones((rows, 3), dtype=torch.int64)
+    ids, scores = torch.ones((batch, 2), dtype=torch.int64), torch.zeros(batch, 5)
+    penalty = ds.EncoderRepetitionPenaltyLogitsProcessor(1.5, encoder)
+    for processor in (penalty, ds.EncoderNoRepeatNGramLogitsProcessor(1, encoder)):
+        with pytest.raises(ValueError, match=f"scores must be of a multiple of {rows} rows"):
+            processor(ids, scores)
+
+
 @pytest.mark.parametrize("given", [(1, 4, 2), (0.0, 4, 2), (-1.0, 4, 2), (1.0, 1, 1), (1.0, 4, 1), (1.0, 4, 5), (1.0, 4.0, 2)])
 def test_hamming_refuses(given):
     with pytest.raises(ValueError, match="HammingDiversityLogitsProcessor"):

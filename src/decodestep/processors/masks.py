@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from array_api_compat import device
 
 from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
@@ -23,7 +22,7 @@ from decodestep._base.array_api import (
 )
 from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
 from decodestep._base.checks import Words, refuse, require
-from decodestep.processors.base import LogitsProcessor
+from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 from decodestep.processors.penalties import SequenceBiasLogitsProcessor
 
 
@@ -73,11 +72,9 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         result = copy(xp, scores)
-        beams, rest = divmod(scores.shape[0], self.batch_size)
-        require(beams > 0 and rest == 0, type(self).__name__, "scores", f"of a multiple of {self.batch_size} rows", scores)
+        encoder = rows_of_encoder(type(self).__name__, self.encoder_input_ids, scores)
         if input_ids.shape[-1] < self.ngram_size - 1 or self.encoder_input_ids.shape[-1] < self.ngram_size:
             return result
-        encoder = repeat_rows(xp, xp.asarray(self.encoder_input_ids, device=device(scores)), beams)
         match, last = _completions(encoder, input_ids, self.ngram_size)
         rows, places = xp.nonzero(match)
         result[rows, xp.astype(last[rows, places], xp.int64)] = NEGATIVE_INFINITY  # to torch, uint8 is a mask

@@ -14,7 +14,7 @@ from decodestep._base import arrays
 from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, quiet, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import Words, is_int, require
-from decodestep.processors.base import LogitsProcessor
+from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 
 _REPETITION = "RepetitionPenaltyLogitsProcessor"
 
@@ -83,8 +83,9 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
     penalty: a float > 0 (an int is refused); below 1 it makes them less likely.
     encoder_input_ids: [rows, length] within the vocabulary; each row serves batch // rows rows of scores, such as beams.
 
-    Raises ValueError for an id outside the vocabulary.
-    Source: transformers 5.23's class of this name, where an id outside the vocabulary is a RuntimeError.
+    Raises ValueError for an id outside the vocabulary, and for scores whose rows are no multiple of the encoder's.
+    Source: transformers 5.23's class of this name, where an id outside the vocabulary is a RuntimeError and rows beyond the
+    multiple are left alone.
     """
 
     supports_continuous_batching = False
@@ -95,9 +96,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
-        ids = xp.asarray(self.encoder_input_ids, device=device(scores))
-        if scores.shape[0] > ids.shape[0]:
-            ids = repeat_rows(xp, ids, scores.shape[0] // ids.shape[0])
+        ids = rows_of_encoder(type(self).__name__, self.encoder_input_ids, scores)
         if math.prod(ids.shape):
             ends = int(xp.min(ids)), int(xp.max(ids))
             ok = ends[0] >= 0 and ends[1] < scores.shape[-1]
