@@ -59,6 +59,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=2048, help="the hidden size of the random model")
     parser.add_argument("--plot", help="write a plot to this file")
     chosen = parser.parse_args()
+    if min(*chosen.contexts, chosen.hidden) < 1:
+        parser.error("--contexts and --hidden must be at least 1")
     model = AutoModelForCausalLM.from_pretrained(chosen.model).eval() if chosen.model else random_model(chosen.hidden)
 
     rows = []
