@@ -22,7 +22,7 @@ class ModelFile:
         self,
         path: Path,
         architecture: str,
-        keys: Mapping[str, bool | int | float | str | None],
+        keys: Mapping[str, bool | int | float | str | list[int] | None],
         kind: str,
         alignment: int | None = None,
     ) -> None:
@@ -35,6 +35,7 @@ class ModelFile:
             int: self.writer.add_uint32,
             float: self.writer.add_float32,
             str: self.writer.add_string,
+            list: self.writer.add_array,
         }
         for key, value in keys.items():
             if value is not None:

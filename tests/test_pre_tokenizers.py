@@ -101,6 +101,9 @@ WORDS = {
     "tekken": by_pattern(by_case(UPPER, LOWER, "/", 1).replace(SUFFIX, "")),
     "kimi-k2": by_pattern(r"\p{Han}+|" + by_case(not_han(UPPER), not_han(LOWER), "")),
     "glm4": by_pattern(LLAMA3),
+    "falcon3": by_pattern(LLAMA3),
+    "dbrx": by_pattern(LLAMA3),
+    "deepseek-r1-qwen": by_pattern(QWEN2),
     # From llama.cpp: no package has them.
     "deepseek-v3": by_pattern(
         r"\p{N}{1,3}",
@@ -111,6 +114,14 @@ WORDS = {
         "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
         by_case(UPPER, LOWER, "/", 1),
     ),
+    # From their tokenizer.json, as llama.cpp quotes it.
+    "seed-coder": by_pattern(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
+    "minicpm5": by_pattern(
+        r"\p{N}{1,3}",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
     "deepseek-coder": by_pattern(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\u0800-\u9fa5\uac00-\ud7ff]+", r"\p{N}"),
     "gpt-2": words_of_gpt2,
     "smollm": lambda text: [word for piece in regex.split(r"(\p{N})", text) if piece for word in words_of_gpt2(piece)],
@@ -120,16 +131,19 @@ WORDS = {
     # From llama.cpp, whose default it is: no package has it.
     "default": by_pattern(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
+# Those that take a word that is a token as it is.
+TAKEN = ("llama-bpe", "falcon3", "tekken", "glm4", "minicpm5", "youtu")
 
 
 @cache
-def ours(pre: str) -> GgufTokenizer:
+def ours(pre: str, *more: str) -> GgufTokenizer:
+    """more: tokens that no merges make."""
     tokens, merges = trained()
     return GgufTokenizer(
         {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": pre,
-            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.tokens": [*tokens, *more],
             "tokenizer.ggml.merges": merges,
             "tokenizer.ggml.add_bos_token": False,
         }
@@ -143,8 +157,7 @@ def expected(pre: str, text: str) -> list[int]:
     result: list[int] = []
     for word in WORDS[pre](text):
         whole = "".join(CHARACTERS[byte] for byte in word.encode())
-        # Llama 3, Mistral and Youtu take a word that is a token as it is.
-        taken = pre in ("llama-bpe", "tekken", "youtu") and whole in ids
+        taken = pre in TAKEN and whole in ids
         result += [ids[whole]] if taken else [ids[part] for part in merged(word, ranks)]
     return result
 
@@ -175,6 +188,12 @@ def test_ids_of_whole_texts(pre):
     assert len(ids) < len(text)  # merges are made
     back = ours(pre).decode(ids)
     assert back == (unicodedata.normalize("NFC", text) if pre == "qwen2" else text)
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_a_word_that_is_a_token_but_no_merge(pre):
+    ids = ours(pre, "zyzzyva").encode("zyzzyva")
+    assert (ids == [len(trained()[0])]) == (pre in TAKEN)
 
 
 def test_the_patterns_differ():

@@ -38,14 +38,12 @@ _EAST_ASIAN = _class("4E00-9FA5 800-4E00 AC00-D7FF")
 # The patterns are applied in order, each to the pieces that those before it leave.
 PRE_TOKENIZERS = {
     "smollm": (r"\p{N}", GPT2),
-    "refact": (r"\p{N}", GPT2),  # Granite's
     "tekken": (_by_case("", "/", 1, ""),),  # Mistral's
     "gpt-2": (GPT2,),
-    "gigachat": (GPT2,),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
     "llama-bpe": (_LLAMA3 % 3,),
-    "glm4": (_LLAMA3 % 3,),
-    "chatglm-bpe": (_LLAMA3 % 3,),
+    "seed-coder": ((_LLAMA3 % 1).replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),),
+    "minicpm5": (r"\p{N}{1,3}", _LLAMA3 % 3),
     "qwen2": (_LLAMA3 % 1,),
     "deepseek-llm": (r"[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_MARKS}]+", r"\s+$", f"[{_EAST_ASIAN}]+", r"\p{N}+"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"[{_EAST_ASIAN}]+", r"\p{N}"),
@@ -57,7 +55,6 @@ PRE_TOKENIZERS = {
     ),
     "kimi-k2": (r"[\p{Han}]+|" + _by_case(r"&&[^\p{Han}]", ""),),
     "gpt-4o": (_by_case("", "/"),),
-    "kanana2": (_by_case("", "/"),),
     "youtu": (
         "|".join(
             f"[{_class(ranges)}]+"
@@ -71,9 +68,20 @@ PRE_TOKENIZERS = {
         _by_case("", "/", 1),
     ),
 }
+# Other names of the same patterns, as in llama.cpp. Granite 3 has refact, Granite 4 dbrx.
+_SAME = {
+    "smollm": ("refact", "starcoder", "minerva-7b"),
+    "gpt-2": ("gigachat", "mellum", "trillion", "a.x-4.0"),
+    "llama-bpe": ("glm4", "chatglm-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "smaug-bpe", "dbrx"),
+    "qwen2": ("deepseek-r1-qwen", "megrez"),
+    "deepseek-v3": ("joyai-llm",),
+    "gpt-4o": ("kanana2",),
+}
+PRE_TOKENIZERS |= {name: PRE_TOKENIZERS[usual] for usual, names in _SAME.items() for name in names}
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")
 # Those whose models have read text in Unicode's normal form C alone; the file does not say so.
 COMPOSED = ("qwen2",)
 # Those that take a word that is a token as it is.
-WHOLE_WORDS = ("llama-bpe", "tekken", "youtu")
+WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken", "glm4", "minicpm5", "youtu")
 # Those that put the beginning token first where the file does not say whether to, as in llama.cpp.
-BEGINNING = ("llama-bpe", "tekken")
+BEGINNING = (*_LLAMA3_NAMES, "tekken")

@@ -125,7 +125,7 @@ def _deepseek2(keys: GgufKeys) -> Config:
     whole = "attention.key_length_mla" not in keys  # an older file: the true head sizes have the plain names
     head, value = (keys.size(f"attention.{name}_length{'' if whole else '_mla'}") for name in ("key", "value"))
     latent = _latent(keys, common, head, value, query_rank=_query_rank(keys))
-    return Config(**latent, feed_forward=keys.size("feed_forward_length"), experts=experts_of(keys, common))
+    return Config(**latent, feed_forward=keys.size_of_layers("feed_forward_length"), experts=experts_of(keys, common))
 
 
 def _minicpm3(keys: GgufKeys) -> Config:
@@ -135,7 +135,7 @@ def _minicpm3(keys: GgufKeys) -> Config:
     latent = _latent(keys, common, head, hidden // heads, query_rank=_query_rank(keys))
     return Config(
         **latent,
-        feed_forward=keys.size("feed_forward_length"),
+        feed_forward=keys.size_of_layers("feed_forward_length"),
         rope_half_split=True,
         # Of MiniCPM3-4B; the file has no keys for them.
         embedding_scale=12.0,
@@ -148,7 +148,7 @@ def _plm(keys: GgufKeys) -> Config:
     common = keys.common()
     head, value = keys.size("attention.key_length"), keys.size("attention.value_length")
     latent = _latent(keys, common, head, value, query_rank=None)
-    return Config(**latent, feed_forward=keys.size("feed_forward_length"), activation="relu_squared")
+    return Config(**latent, feed_forward=keys.size_of_layers("feed_forward_length"), activation="relu_squared")
 
 
 _CONFIGS: dict[str, Callable[[GgufKeys], Config]] = {

@@ -42,10 +42,10 @@ def experts_of(keys: GgufKeys, common: dict[str, Any], gating: Gating | None = N
     if not count or dense >= layers:
         return None
     gating = gating or _stored_gating(keys, common)
-    width = keys.size("expert_feed_forward_length")
+    width = keys.size_of_layers("expert_feed_forward_length")
     groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
     rule = RouterRule(
-        used=keys.size("expert_used_count", most=MAX_WIDTH),
+        used=keys.size_of_layers("expert_used_count", most=MAX_WIDTH),
         scores=gating.scores,
         groups=groups,
         kept_groups=(keys.size("expert_group_used_count", groups, least=0) or groups) if groups > 1 else 1,

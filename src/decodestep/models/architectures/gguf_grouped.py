@@ -35,7 +35,7 @@ def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict
     """The fields that all have. window: whether the sliding window applies to all layers. more: further fields."""
     common = keys.common()
     hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
-    kv_heads = keys.size("attention.head_count_kv", heads, most=MAX_HEADS)
+    kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS)
     head_dim = keys.size("attention.key_length", hidden // heads)
     values = keys.size("attention.value_length", head_dim)
     rotated = keys.size("rope.dimension_count", head_dim)
@@ -59,9 +59,8 @@ def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict
 def _dense(keys: GgufKeys, *, rope_half_split: bool, **more: Any) -> Config:
     if keys.size("expert_count", 0, least=0):
         raise keys.refusal("experts are not supported")
-    return Config(
-        **_grouped_fields(keys, **more), feed_forward=keys.size("feed_forward_length"), rope_half_split=rope_half_split
-    )
+    width = keys.size_of_layers("feed_forward_length")
+    return Config(**_grouped_fields(keys, **more), feed_forward=width, rope_half_split=rope_half_split)
 
 
 def _llama(keys: GgufKeys) -> Config:
@@ -79,7 +78,7 @@ def _qwen3(keys: GgufKeys) -> Config:
 def _qwen3moe(keys: GgufKeys) -> Config:
     sizes = _grouped_fields(keys, head_norms=True)
     experts = experts_of(keys, sizes, SOFTMAX)  # whatever the keys say, which llama.cpp does not read here
-    width = keys.size("feed_forward_length", None if experts is None else experts.width)
+    width = keys.size_of_layers("feed_forward_length", None if experts is None else experts.width)
     return Config(**sizes, feed_forward=width, rope_half_split=True, experts=experts)
 
 
@@ -117,7 +116,7 @@ def _gemma3(keys: GgufKeys) -> Config:
     )
     return Config(
         **sizes,
-        feed_forward=keys.size("feed_forward_length"),
+        feed_forward=keys.size_of_layers("feed_forward_length"),
         rope_half_split=True,
         activation="gelu_gated",
         post_norms=True,

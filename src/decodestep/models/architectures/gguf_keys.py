@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from decodestep.models import metadata as md
 from decodestep.models.architectures import names
 from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
@@ -44,6 +46,17 @@ class GgufKeys:
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
         return md.integer(self.file.metadata, self._key(key), default, least=least, most=most)
 
+    def size_of_layers(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
+        """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
+        value, blocks = self.file.metadata.get(self._key(key)), self.size("block_count", most=MAX_LAYERS)
+        if not isinstance(value, np.ndarray):
+            return self.size(key, default, least=least, most=most)
+        sizes = md.numbers(self.file.metadata, self._key(key), blocks, integers=True)
+        assert sizes is not None
+        if (sizes != sizes[0]).any():
+            raise self.refusal(f"{self._key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
+        return md.integer({self._key(key): sizes[0]}, self._key(key), least=least, most=most)
+
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self.file.metadata, self._key(key), default, least=least, most=most)
 
@@ -69,7 +82,7 @@ class GgufKeys:
             "hidden": self.size("embedding_length"),
             "layers": layers,
             "skipped_layers": skipped,
-            "heads": self.size("attention.head_count", most=MAX_HEADS),
+            "heads": self.size_of_layers("attention.head_count", most=MAX_HEADS),
             "context": self.size("context_length", most=MAX_CONTEXT),
             "norm_eps": self.number("attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
             "tied": names.GGUF["output"] not in self.file.tensors,
