@@ -169,6 +169,39 @@ def test_token_ids_equal_those_of_transformers(copy, adds):
         assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), skip_special_tokens=True)
 
 
+_FLAGS = {"lstrip": True, "rstrip": True, "normalized": False, "single_word": False, "special": True}
+# What tokenizer_config.json and special_tokens_map.json say of tokens that are not special in tokenizer.json.
+ROLES = {
+    "a role": ({"eos_token": "<eos>"}, None),
+    "a role, as an object": ({"eos_token": {"__type": "AddedToken", "content": "<eos>", **_FLAGS}}, None),
+    "a role of a word": ({"pad_token": "ab"}, None),
+    "flags": ({"added_tokens_decoder": {"298": {"content": "<eos>", **_FLAGS}}}, None),
+    "another file": ({}, {"bos_token": "<bos>", "eos_token": {"content": "<eos>", **_FLAGS}, "pad_token": "<pad>"}),
+    "another file for another token": ({"bos_token": "<pad>"}, {"bos_token": "<bos>"}),
+    "another file beside all tokens": (
+        {"bos_token": "<pad>", "added_tokens_decoder": {"299": {"content": "<pad>", **_FLAGS}}},
+        {"bos_token": "<bos>"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "special"), ROLES.values(), ids=ROLES)
+def test_special_tokens_are_those_of_transformers(copy, settings, special):
+    data = json.loads((copy / "tokenizer.json").read_text())
+    data["added_tokens"] = [token | {"special": False} for token in data["added_tokens"]]
+    (copy / "tokenizer.json").write_text(json.dumps(data))
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    if special is not None:
+        (copy / "special_tokens_map.json").write_text(json.dumps(special))
+    theirs, ours = PreTrainedTokenizerFast.from_pretrained(copy), ds.load(copy).tokenizer
+    roles = {name: getattr(theirs, f"{name}_token_id") for name in ("bos", "eos", "pad", "unk")}
+    assert ours.named_ids == {name: i for name, i in roles.items() if i is not None}
+    for text in ("a <eos> <bos>b", "abab <pad>"):
+        ids = ours.encode(text)
+        assert ids == theirs(text)["input_ids"]
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("place", ["tokenizer.json", "tokenizer_config.json"])
 def test_added_tokens_that_the_model_has_no_row_for_are_text(copy, place):
     """As Gemma 3 1B is published, with one for images, and finetunes of Llama 2 with one to pad with."""

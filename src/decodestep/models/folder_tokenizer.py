@@ -147,17 +147,22 @@ def _without_added_beyond(data: dict[str, Any], vocab_size: int) -> bool:
 
 
 def _add_tokens(engine: Engine, settings: Mapping[str, Any], vocab_size: int) -> None:
-    """Adds tokens that only tokenizer_config.json names, as transformers does, if the model has rows for them."""
+    """Adds the tokens of tokenizer_config.json that the model has rows for, as transformers does: those that tokenizer.json has
+    too get the flags that they have here, and those with a role are special."""
     given = settings.get("added_tokens_decoder")
     found: dict[str, Any] = given if isinstance(given, dict) else {}
     added: dict[str, AddedToken] = {}  # at once: each call costs the time of all that are there
     for number in sorted((key for key in found if key.isdecimal() and len(key) < 20 and int(key) < vocab_size), key=int):
         token = found[number]
         content = _content(token)
-        if isinstance(token, dict) and content and content not in added and engine.token_to_id(content) is None:
+        if isinstance(token, dict) and content and content not in added:
             flags = {name: token.get(name) is True for name in ("lstrip", "rstrip", "normalized", "single_word", "special")}
             added[content] = AddedToken(content, **flags)
     engine.add_tokens(list(added.values()))
+    known = {token.content: token for token in engine.get_added_tokens_decoder().values()}
+    roles = dict.fromkeys(_content(settings.get(f"{name}_token")) for name in _NAMES)
+    special = [content for content in roles if content and engine.token_to_id(content) is not None]
+    engine.add_special_tokens([known.get(content) or AddedToken(content, normalized=False) for content in special])
 
 
 def _content(token: Any) -> str | None:

@@ -34,8 +34,11 @@ class ModelFolder:
 
     @property
     def tokenizer_config(self) -> dict[str, Any]:
-        """tokenizer_config.json; {} if there is none."""
-        return read_object_if_there(self.path / "tokenizer_config.json")
+        """tokenizer_config.json; {} if there is none. As in transformers, the special tokens of an older one, without
+        added_tokens_decoder, are those of special_tokens_map.json."""
+        found = read_object_if_there(self.path / "tokenizer_config.json")
+        older = "added_tokens_decoder" not in found
+        return found | (read_object_if_there(self.path / "special_tokens_map.json") if older else {})
 
     @property
     def tiktoken(self) -> Path:
