@@ -378,16 +378,20 @@ def test_float8_with_scales_of_blocks(tmp_path, ids):
     assert families.relative(ds.load(tmp_path).logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
-def test_prediction_layers_are_left_out_and_said_so(folder, ids, tmp_path):
+@pytest.mark.parametrize(("key", "count"), [("num_nextn_predict_layers", 1), ("num_mtp_layers", 2)])
+def test_prediction_layers_are_left_out_and_said_so(folder, ids, tmp_path, key, count):
     _, path = folder("deepseek_v3", 0)
     tensors = safetensors.torch.load_file(path / "model.safetensors")
-    for name in ("eh_proj.weight", "self_attn.o_proj.weight", "shared_head.head.weight"):
-        tensors[f"model.layers.3.{name}"] = torch.zeros(2, 2)
+    for i in range(3, 3 + count):
+        for name in ("eh_proj.weight", "self_attn.o_proj.weight", "shared_head.head.weight"):
+            tensors[f"model.layers.{i}.{name}"] = torch.zeros(2, 2)
     families.write_tokenizer(tmp_path)
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    config = json.loads((path / "config.json").read_text())
+    config.pop("num_nextn_predict_layers", None)
+    (tmp_path / "config.json").write_text(json.dumps(config | {key: count}))
     mine = ds.load(tmp_path)
-    assert mine.config.skipped_layers == 1 and "next-token prediction" in mine.decoder.description
+    assert mine.config.skipped_layers == count and "next-token prediction" in mine.decoder.description
     np.testing.assert_array_equal(mine.logits(ids[:20]), ds.load(path).logits(ids[:20]))
 
 

@@ -15,10 +15,12 @@ from decodestep.models.model_folder import ModelFolder
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _ROUTER = {"used": "num_experts_per_tok", "groups": "n_group", "kept_groups": "topk_group"}
+_V3 = {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
 # Keys that transformers' classes read as another one, which they replace, by family.
 _SYNONYMS = {
     "deepseek_v2": {"num_experts": "n_routed_experts"},
-    **{kind: {"num_local_experts": "n_routed_experts"} for kind in ("deepseek_v3", "kimi_k2")},
+    "deepseek_v3": _V3,
+    "kimi_k2": _V3,
     "glm4_moe_lite": {"num_local_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
     "qwen3_moe": {"num_local_experts": "num_experts"},  # which is what it saves
 }
