@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import signal
 import struct
+import sys
 
 import gguf
 import numpy as np
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 import families
+import processes
 from decodestep import cli
 from decodestep.models import DEFAULT_MODEL, ModelError
 from decodestep.models.gguf_file import GgufFile
@@ -172,6 +175,23 @@ def test_the_source_and_other_files_stay(tmp_path, capsys):
         assert "OUT must be another file than those of IN" in capsys.readouterr().err and (folder / name).read_bytes() == before
     for _ in range(2):  # a file that it wrote there itself may be written again
         assert cli.main(["quantize", str(folder), str(folder / "out.gguf"), "--type", "f16"]) == 0
+
+
+ENDED = """
+import os, signal, sys
+from decodestep import cli
+from decodestep.models import requantise
+
+requantise._convert = lambda *_: os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+cli.main(["quantize", sys.argv[1], sys.argv[2], "--type", "f16"])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_that_ends_it_leaves_no_file(source, tmp_path, name):
+    run = processes.run([sys.executable, "-c", ENDED, str(source), str(tmp_path / "b.gguf"), name])
+    assert (run.returncode, run.stdout, run.stderr) == (128 + getattr(signal, name), "", "")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_is_full_is_said_with_the_name_of_the_file(source, tmp_path, capsys):

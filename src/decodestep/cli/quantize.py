@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from decodestep._base.checks import require
 from decodestep.cli.progress import progress_line
@@ -26,8 +30,25 @@ def run(options: argparse.Namespace) -> int:
     require(options.source != "", "quantize", "IN", "a name or a path", options.source)
     began = time.monotonic()
     source, target = path_of(options.source), Path(options.target)
-    with progress_line(after=0.0) as show:
+    with _unwinding(), progress_line(after=0.0) as show:
         before = requantise(source, target, options.type.lower(), lambda done, count, name: show(f"{done}/{count} {name}"))
     after = target.stat().st_size
     print(f"{target}: {after / 2**20:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")
     return 0
+
+
+@contextmanager
+def _unwinding() -> Iterator[None]:
+    """Inside the block, the signals that end a process raise SystemExit, so that a file half written is removed."""
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)  # as a shell reports it
+
+    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ending:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)
