@@ -57,6 +57,20 @@ def test_files_of_other_formats_are_refused(tmp_path, content):
         GgufFile(path)
 
 
+@pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
+def test_files_made_for_a_model_are_refused_by_what_they_are(tmp_path, kind):
+    """An adapter has its model's architecture, a file of mmproj "clip", one of importances none."""
+    writer = gguf.GGUFWriter(tmp_path / "made.gguf", "llama")
+    writer.add_type(kind)
+    writer.add_tensor("blk.0.attn_q.weight.lora_a", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=f"general.type is '{kind}': the file is no model, but made for one"):
+        ds.load(tmp_path / "made.gguf")
+
+
 def test_every_truncation_is_noticed(tiny_file):
     path = tiny_file()
     data = path.read_bytes()

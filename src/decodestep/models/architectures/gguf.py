@@ -23,6 +23,9 @@ from decodestep.models.rope import Rope
 
 def config_of(file: Described) -> Config:
     """A model's sizes from a file's metadata. Raises ModelError for an unsupported architecture or size."""
+    purpose = file.metadata.get("general.type", "model")
+    if purpose != "model":  # "adapter", "mmproj", "imatrix"
+        raise ModelError(f"{file.path}: general.type is {purpose!r}: the file is no model, but made for one")
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _CONFIGS:
         supported = ", ".join(map(repr, _CONFIGS))
