@@ -525,6 +525,16 @@ def test_what_config_json_says_is_what_transformers_reads(ids, tmp_path, family,
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
 
 
+def test_a_name_with_another_prefix_is_said(folder, tmp_path):
+    _, path = folder("llama", 0)
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    (changed(path, tmp_path) / "model.safetensors").unlink()
+    prefixed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    safetensors.torch.save_file(prefixed, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="tensor (.*) is missing; there is language_model.\\1$"):
+        ds.load(tmp_path)
+
+
 SCALE, BIAS = "0.self_attn.o_proj.weight_scale_inv", "1.mlp.gate.e_score_correction_bias"
 SCALES = {
     "scale": (SCALE, lambda scale: scale.fill_(float("nan")), "must hold finite numbers"),

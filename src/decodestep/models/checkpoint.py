@@ -98,7 +98,8 @@ class Checkpoint:
         """Raises ModelError for a tensor that is missing, of another shape or of an unsupported type."""
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise ModelError(f"{self.path}: tensor {name} is missing")
+            other = next((other for other in self._tensors if f".{other}".endswith(f".{name}")), None)
+            raise ModelError(f"{self.path}: tensor {name} is missing" + (f"; there is {other}" if other else ""))
         if tensor.shape != shape:
             raise ModelError(f"{self.path}: tensor {name} has shape {tensor.shape}, not {shape}")
         if isinstance(tensor, SafeTensor) and tensor.type not in _DENSE and (tensor.type != _FLOAT8 or len(shape) != 2):
