@@ -73,6 +73,14 @@ def test_ends_of_turns_that_only_the_template_tells(changes, ends):
     assert GgufTokenizer(ids | template).end_token_ids == {tokens.index(end) for end in ends}
 
 
+def test_ends_of_texts_are_known_by_their_spelling():
+    """The file of an instruct model names the end of a turn alone, as Llama 3's and Qwen's do, whose folders name all three."""
+    tokens = ["a", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>", "<|endoftext|>", "<|begin_of_text|>"]
+    keys = {"model": "gpt2", "tokens": tokens, "merges": [], "token_type": [1, 3, 3, 3, 1, 3], "eos_token_id": 1}
+    tokenizer = GgufTokenizer({f"tokenizer.ggml.{name}": value for name, value in keys.items()})
+    assert tokenizer.end_token_ids == {1, 2, 3}  # the fourth is a word
+
+
 def test_ids_outside_the_vocabulary_add_nothing(model):
     assert model.tokenizer.token_bytes(len(model.tokenizer)) == b""
     assert model.tokenizer.token_bytes(-1) == b""

@@ -19,6 +19,7 @@ from decodestep.models.vocabulary import SPACE, Vocabulary, ids_of
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _NAMES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+_ENDS_OF_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 _ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]")
 
 
@@ -28,8 +29,9 @@ class GgufTokenizer(Tokenizer):
     metadata: the file's. tokenizer.ggml.model "gpt2" is byte-level BPE, with the file's merges and the pre-tokenizer that it
         names; "qwen2" reads a text in Unicode's normal form C, as its models have. "llama" is SentencePiece BPE: the pair whose
         union has the highest score merges first, and characters without a token become byte tokens.
-    end_token_ids: the file's eos, eot and eom tokens. Older files name no eot token; in these it is the control token that the
-        file's chat template writes after a message, found by its spelling as in llama.cpp.
+    end_token_ids: the file's eos, eot and eom tokens, and control tokens that by their spelling end a text, as in llama.cpp: an
+        instruct model's file names the end of a turn alone. Older files name no eot token; in these it is the control token
+        that the file's chat template writes after a message, found by its spelling too.
 
     Raises ModelError for a tokenizer that is not supported, or whose parts do not fit together.
     """
@@ -59,6 +61,7 @@ class GgufTokenizer(Tokenizer):
 
 def _ends(metadata: md.Metadata, tokens: list[str], special: frozenset[int]) -> frozenset[int]:
     found = {_special_id(metadata, name, len(tokens)) for name in ("eos_token_id", "eot_token_id", "eom_token_id")}
+    found |= {i for i in special if tokens[i] in _ENDS_OF_TEXTS}
     if "tokenizer.ggml.eot_token_id" not in metadata:
         template = str(metadata.get("tokenizer.chat_template", ""))
         found |= {i for i in special if tokens[i] in _ENDS_OF_TURNS and tokens[i] in template}
