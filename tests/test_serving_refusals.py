@@ -227,6 +227,8 @@ def test_requests_need_one_of_the_keys(tiny_file):
         assert server.send("/metrics", None, "GET")[0] == 401 and server.send("/health", None, "GET")[0] == 200
         for given, status in (("bearer alpha", 200), ("Bearer  alpha ", 200), ("Basic alpha", 401), ("alpha", 401)):
             assert server.send("/v1/models", None, "GET", authorization=given)[0] == status
+        for host in ("x/?", "x/health?", "x/health#"):  # which early releases of Starlette read as the path
+            assert server.send("/v1/models", None, "GET", host=host)[0] == 401
 
 
 def test_a_page_that_dns_leads_here_is_refused(tiny_file):

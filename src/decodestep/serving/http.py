@@ -109,7 +109,7 @@ class Server:
         async def answer(request: Request) -> Response:
             self._loop = asyncio.get_running_loop()
             try:
-                self._admit(request)
+                self._admit(request, path)
                 response = await handler(request)
             except Exception as error:
                 response = self._error_response(error)
@@ -118,9 +118,12 @@ class Server:
 
         return Route(path, answer, methods=[method])
 
-    def _admit(self, request: Request) -> None:
-        """Refuses requests by a wrong name, those without a valid key, and those from pages of other origins."""
-        path, headers = request.url.path, request.headers
+    def _admit(self, request: Request, path: str) -> None:
+        """Refuses requests by a wrong name, those without a valid key, and those from pages of other origins.
+
+        path: the route's. `request.url` is made from the Host header too, whose sender must not choose what needs no key.
+        """
+        headers = request.headers
         host = headers.get("host", "")  # which a browser always sends
         if self._hosts is not None and host and not (_is_local(host) or _host_name(host) in self._hosts):
             raise HttpError(403, f"this server may not be called {host} (--allowed-host)", code="host")
@@ -148,7 +151,7 @@ class Server:
     async def _routing_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         self._metrics.requests.labels("other", str(error.status_code)).inc()  # not the path: clients would make the labels
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method} {request.scope['path']}: {error.detail}"
         return self._error_response(HttpError(error.status_code, message, **(error.headers or {})))
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -180,7 +183,7 @@ class Server:
 
     async def _complete(self, job_of: JobOf, request: Request) -> Response:
         body = await self._body(request)
-        answer = await self._in_worker(self._begin, job_of, body, request.url.path)
+        answer = await self._in_worker(self._begin, job_of, body, request.scope["path"])
         if body.get("stream"):
             return EventStream(answer.events(), answer.close)
         done, left = asyncio.ensure_future(answer.whole()), asyncio.ensure_future(until_left(request.receive))
