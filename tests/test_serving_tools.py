@@ -7,7 +7,8 @@ import json
 import pytest
 
 import decodestep as ds
-from servers import HELLO, TEMPLATE, LocalServer, allowed_tools, byte_vocabulary, tool, wait_until
+from decodestep.serving.requests import chat_job
+from servers import HELLO, TEMPLATE, LocalServer, allowed_tools, byte_vocabulary, load, tool, wait_until
 
 SCHEMA = {
     "type": "object",
@@ -124,6 +125,37 @@ def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
         [row] = server.engine.submit([1], ds.SamplingParams(seed=1, max_new_tokens=2, logit_bias={299: 100.0})).rows
         wait_until(lambda: row.reason)
         assert row.text.text == ""  # nobody else sees it
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [tool("f")], "tool_choice": "none"}])
+def test_calls_and_results_stay_in_the_prompt_without_tools(tiny_file, more):
+    """A template that knows neither would drop the arguments of a call."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"city": "Bonn"}'}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
+    model = load(tiny_file(kind="Q8_0", context=400))
+    written = '<tool_call>\n{"name": "f", "arguments": {"city": "Bonn"}}\n</tool_call>'
+    text = f"user:hello;assistant:{written};user:<tool_response>\nsunny\n</tool_response>;assistant:"
+    assert chat_job(model, {"messages": messages, **more}, 10**6).prompts == [model.tokenizer.encode(text)]
+
+
+READS_ALL = """<tool_call>{% for t in tools %}{{ t.type + t.function.name + t.function.description }}{{ t.function | length }}
+{%- for name in t.function.parameters.properties %}{{ name }}{% endfor %}{% endfor %};{% for m in messages %}{{ m.content }}
+{%- for call in m.tool_calls or [] %}{% for k in call.function.arguments.keys() %}{{ k }}{% endfor %}{% endfor %}{% endfor %}"""
+
+
+def test_what_a_client_leaves_out_is_there_for_templates(tiny_file):
+    """Descriptions and parameters of tools, and arguments of calls: templates of Hermes, gpt-oss or GLM read them unasked."""
+    model = ds.load(tiny_file(kind="Q8_0", context=400), chat_template=READS_ALL)
+    given = {"name": "f", "parameters": {"properties": {"a": {}}}}
+    for tools, text in (
+        ([{"type": None, "function": {**given, "description": None, "strict": None}}], "functionf3a"),
+        ([{"function": {"name": "f", "parameters": None}}], "functionf3"),
+        ([tool("f", description="g")], "functionfg3"),
+    ):
+        for arguments in ({}, {"arguments": None}, {"arguments": "null"}, {"arguments": ""}, {"arguments": "{}"}):
+            answer = {"role": "assistant", "tool_calls": [{"function": {"name": "f", **arguments}}]}
+            body = {"messages": [*HELLO, answer], "tools": tools}
+            assert chat_job(model, body, 10**6).prompts == [model.tokenizer.encode(f"<tool_call>{text};hello")]
 
 
 def test_half_a_surrogate_pair_in_a_call_is_answered(shared_server):

@@ -21,7 +21,7 @@ from decodestep.serving.engine_request import Delta
 from decodestep.serving.responses import ChatChoice
 from decodestep.serving.tool_grammar import one_call
 from decodestep.serving.tool_json import UnreadableError
-from decodestep.serving.tools import ToolFormat
+from decodestep.serving.tools import ToolFormat, in_turns
 from test_constraint import END, VOCAB, run
 
 STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
@@ -85,7 +85,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "template", "text", "visible", "names"), CASES)
 def test_calls_are_read(kind, template, text, visible, names):
     assert not template or formats.kind_of(template) is kind
-    format_ = ToolFormat(kind(FUNCTIONS), False, True, False, ())
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     found, calls = format_.read(text)
     given = {"stay": ARGUMENTS, "time": {}}
     assert found == visible
@@ -101,7 +101,7 @@ def test_calls_are_read(kind, template, text, visible, names):
 def test_one_call_alone_where_no_more_are_asked_for():
     text = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("time", "stay"))
     for several, names in ((True, ["time", "stay"]), (False, ["time"])):
-        _, calls = ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, False, (), several).read(text)
+        _, calls = ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, (), several).read(text)
         assert [call["function"]["name"] for call in calls] == names
 
 
@@ -109,12 +109,11 @@ def test_results_are_one_turn_of_a_template_without_tools():
     """Gemma 3's refuses two messages of a user in a row."""
     source = (Path(__file__).parent / "chat_templates" / "formats" / "gemma3.jinja").read_text()
     assert formats.kind_of(source) is None
-    format_ = ToolFormat(formats.TaggedJson(FUNCTIONS), False, False, True, ())
     calls = [{"function": {"name": name, "arguments": {}}} for name in FUNCTIONS]
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": calls},
                 {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "noon"}]  # fmt: skip
     for more in ([], [{"role": "user", "content": "Which?"}]):
-        conversation = format_.describe_tools([*messages, *more])
+        conversation = in_turns([*messages, *more])
         text = ChatTemplate({}, source).render(conversation, None, None, {"add_generation_prompt": True}, {"bos_token": "<s>"})
         expected = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
         assert "\n".join([expected, *(message["content"] for message in more)]) in text
@@ -128,7 +127,7 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
     source = (Path(__file__).parent / "chat_templates" / "formats" / PUBLISHED[kind]).read_text()
     assert formats.kind_of(source) is kind
     [_, _, text, *_] = next(case for case in CASES if case[0] is kind)
-    _, calls = ToolFormat(kind(FUNCTIONS), False, True, False, (), earlier=3).read(text)
+    _, calls = ToolFormat(kind(FUNCTIONS), False, True, (), earlier=3).read(text)
     assert len({call["id"] for call in calls}) == 2
     given = [{**call, "function": {**call["function"], "arguments": {}}} for call in calls]
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": given},
@@ -149,7 +148,7 @@ def test_arguments_are_an_object(kind, written, read):
     begin = "" if kind is formats.BareJson else kind.marks[0]
     key = "tool_name" if kind is formats.CohereActions else "name"
     text = f'{begin}{{"{key}": "time", "parameters": {written}}}'
-    _, calls = ToolFormat(kind(FUNCTIONS), False, True, False, ()).read(text)
+    _, calls = ToolFormat(kind(FUNCTIONS), False, True, ()).read(text)
     assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if read is None else [read])
 
 
@@ -164,7 +163,7 @@ def test_gemmas_values():
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_what_is_no_call_is_text(kind):
-    format_ = ToolFormat(kind(FUNCTIONS), False, True, False, ())
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     begun = kind.marks[0] if kind.marks else "<|channel|>commentary to=functions.stay<|message|>"
     others = ("", "Hello {", '{"answer": 3}', '{"name": "king", "parameters": {}}', "[1, 2]")
     for text in (*others, begun + "{", begun + "[" * 9000):
@@ -217,7 +216,7 @@ def test_a_required_call_is_one_that_is_read(kind):
 def test_only_allowed_functions_are_called(kind):
     """Text stays free; a call that begins with a mark can only be of an allowed function, and no other is read as a call."""
     both = [{"type": "function", "function": {"name": name}} for name in FUNCTIONS]
-    format_ = ToolFormat(kind({"stay": STAY}), False, True, False, tuple(both))
+    format_ = ToolFormat(kind({"stay": STAY}), False, True, tuple(both))
     grammar = format_.grammar(TOKENIZER, None)
     other = CALLS_OF_TIME.get(kind) or "".join(map(str, kind(FUNCTIONS).call("time", {})))
     assert format_.read(f"Well. {other}")[1] == [] == format_.read(other)[1]
@@ -237,19 +236,19 @@ def test_only_allowed_functions_are_called(kind):
     assert not accepted_prefix(grammar, text + other)[1]
     alone = dataclasses.replace(format_, several=False).grammar(TOKENIZER, None)
     assert accepted_prefix(alone, text + one) == (text + one, True) and accepted_prefix(alone, one + one) == (one, True)
-    assert ToolFormat(kind(FUNCTIONS), False, True, False, tuple(both)).grammar(TOKENIZER, None) is None
+    assert ToolFormat(kind(FUNCTIONS), False, True, tuple(both)).grammar(TOKENIZER, None) is None
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_an_answer_of_a_schema_or_calls(kind):
     """A response_format is that of an answer: the functions may be called instead."""
-    format_ = ToolFormat(kind({"stay": STAY}), False, True, False, ({"type": "function", "function": {"name": "stay"}},))
+    format_ = ToolFormat(kind({"stay": STAY}), False, True, ({"type": "function", "function": {"name": "stay"}},))
     grammar = format_.grammar(TOKENIZER, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     one = "".join(fill_in(kind))
     for good in ('{"a": 3}', one, *([f"{one}\n{one}\n"] if kind.always_marked else [])):
         assert accepted_prefix(grammar, good) == (good, True)
     assert accepted_prefix(grammar, "Well.") == ("", False)
-    required = ToolFormat(kind({"stay": STAY}), True, True, False, format_.definitions).grammar(TOKENIZER, {})
+    required = ToolFormat(kind({"stay": STAY}), True, True, format_.definitions).grammar(TOKENIZER, {})
     assert accepted_prefix(required, one) == (one, True) and accepted_prefix(required, '{"a": 3}')[1] is False
 
 
@@ -324,7 +323,7 @@ class _Silent:
     "text", ['Sure: {"name": "time", "parameters": {}}', '{"name": "time", "parameters": {}}', "Hi \n", "a { b"]
 )
 def test_whole_and_streamed_answers_have_the_same_calls(text):
-    format_ = ToolFormat(formats.BareJson(FUNCTIONS), False, True, False, ())
+    format_ = ToolFormat(formats.BareJson(FUNCTIONS), False, True, ())
     whole, streamed = (ChatChoice(0, _Silent(), False, format_) for _ in range(2))
     parts = []
     for i, character in enumerate(text):

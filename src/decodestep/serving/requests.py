@@ -13,6 +13,7 @@ from decodestep.sampling.spellings import SAME
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.responses import TEXT, Form, chat_form
+from decodestep.serving.tool_formats import kind_of
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -92,8 +93,10 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job
     require_short([json.dumps(body.get("tools"))], most_characters, "tools")
     given = _template_variables(body)
     format_ = tools.read(model, body, conversation)
-    asked = body.get("tools") if format_ and format_.of_template else None
-    if format_ and not format_.of_template:
+    asked = format_.definitions if format_ and format_.of_template else None
+    if asked is None and kind_of(model.template.text()) is None:
+        conversation = tools.in_turns(conversation)
+    if format_ and asked is None:
         conversation = format_.describe_tools(conversation)
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
@@ -248,12 +251,13 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         _refuse_calls(name)
     arguments = function.get("arguments")
-    if isinstance(arguments, str):
+    if isinstance(arguments, str) and arguments:
         try:
-            arguments = json.loads(arguments or "{}")  # may be empty for a function without parameters
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             _refuse_calls(name)
-    return {**call, "function": {**function, "arguments": arguments}}
+    given = {} if arguments in (None, "") else arguments  # as clients write the call of a function without parameters
+    return {**call, "function": {**function, "arguments": given}}
 
 
 def _refuse_calls(name: str) -> NoReturn:

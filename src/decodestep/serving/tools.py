@@ -36,15 +36,13 @@ class ToolFormat:
     """A request's tools, and how their calls are read.
 
     call_format: that of a call, with the functions that may be called. required: whether one must be. of_template: whether the
-    chat template describes the tools to the model; otherwise a system message does. as_text: whether calls and results in the
-    conversation are written as text, for a template that supports neither. definitions: of all functions, as the request gave
-    them. several: whether a message may have more than one call. earlier: the number of calls in the conversation.
+    chat template describes the tools to the model; otherwise a system message does. definitions: of all functions. several:
+    whether a message may have more than one call. earlier: the number of calls in the conversation.
     """
 
     call_format: CallFormat
     required: bool
     of_template: bool
-    as_text: bool
     definitions: tuple[Any, ...]
     several: bool = True
     earlier: int = 0
@@ -53,10 +51,10 @@ class ToolFormat:
         """The conversation with the functions described in its system message."""
         tools = "\n".join(json.dumps(tool) for tool in self.definitions)
         text = _DESCRIPTION.format(tools=tools, example=_example(self.call_format.call("<name>", {}), "<arguments>"))
-        usual = self._in_turns(conversation) if self.as_text else conversation
-        if usual and usual[0]["role"] == "system":
-            return [{**usual[0], "content": f"{usual[0]['content']}\n\n{text}"}, *usual[1:]]
-        return [{"role": "system", "content": text}, *usual]
+        first, *rest = conversation
+        if first["role"] == "system":
+            return [{**first, "content": f"{first['content']}\n\n{text}"}, *rest]
+        return [{"role": "system", "content": text}, *conversation]
 
     def read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """The visible text and the calls in the response's form; everything is text if a call cannot be parsed."""
@@ -90,29 +88,6 @@ class ToolFormat:
         hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.call_format.spelled)
         return text_or_calls(texts, marks, sorted(hidden), several=self.several)
 
-    def _in_turns(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation for templates without tools. Some want users and assistants to take turns: results that follow each
-        other, and a user's message after them, are one message."""
-        found: list[dict[str, Any]] = []
-        result = False  # whether the last message is one
-        for message in conversation:
-            text = self._as_text(message)
-            if result and text["role"] == "user":
-                found[-1] = {**text, "content": f"{found[-1]['content']}\n{text['content']}"}
-            else:
-                found.append(text)
-            result = message["role"] == "tool"
-        return found
-
-    def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message in a form for templates without tools."""
-        if message["role"] == "tool":
-            return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        calls = message.get("tool_calls") or ()
-        texts = [_call_text(call["function"]) for call in calls]
-        kept = {key: value for key, value in message.items() if key != "tool_calls"}
-        return {**kept, "content": "\n".join(filter(None, (message["content"], *texts)))}
-
 
 def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any]]) -> ToolFormat | None:
     """The format of a request's tools; None without tools, or if none may be called. conversation: its parsed messages."""
@@ -134,7 +109,26 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     described = kind is not None and _DESCRIBES.search(template) is not None
     several = body.get("parallel_tool_calls") is not False
     earlier = sum(len(message.get("tool_calls") or ()) for message in conversation)
-    return ToolFormat((kind or TaggedJson)(schemas), required, described, kind is None, tuple(definitions), several, earlier)
+    usual = tuple(map(_definition, definitions))
+    return ToolFormat((kind or TaggedJson)(schemas), required, described, usual, several, earlier)
+
+
+def in_turns(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation for a template without tools: calls and results are written as text.
+
+    Some templates want users and assistants to take turns: results that follow each other, and a user's message after them, are
+    one message.
+    """
+    found: list[dict[str, Any]] = []
+    result = False  # whether the last message is one
+    for message in conversation:
+        text = _as_text(message)
+        if result and text["role"] == "user":
+            found[-1] = {**text, "content": f"{found[-1]['content']}\n{text['content']}"}
+        else:
+            found.append(text)
+        result = message["role"] == "tool"
+    return found
 
 
 def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
@@ -188,12 +182,33 @@ def _arguments(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
 
 def _function(tool: Any) -> Mapping[str, Any]:
     """The function of a tool or of a choice; {} if it is something else."""
-    found = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+    found = tool.get("function") if isinstance(tool, dict) and tool.get("type") in (None, "function") else None
     return found if isinstance(found, dict) else {}
 
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _definition(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool without fields that are null, and with those that are optional in a request but that some templates read."""
+    given, function = _without_nulls(tool), _without_nulls(tool["function"])
+    optional = {"description": "", "parameters": _NO_PARAMETERS}
+    return {"type": "function", **given, "function": function | optional | function}  # in the order of the request
+
+
+def _without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message in a form for templates without tools."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = message.get("tool_calls") or ()
+    texts = [_call_text(call["function"]) for call in calls]
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": "\n".join(filter(None, (message["content"], *texts)))}
 
 
 def _call_text(function: Mapping[str, Any]) -> str:
