@@ -123,7 +123,8 @@ def test_openai_bodies():
     assert SamplingParams.from_openai({"logprobs": True}).logprobs == 0
     assert SamplingParams.from_openai({"n": 3}) == SamplingParams(num_return_sequences=3)
     assert SamplingParams.from_openai({"seed": -1}).seed == 2**64 - 1
-    nothing = {"best_of": 1, "echo": False, "response_format": {"type": "text"}, "prompt_cache_key": "k"}
+    nothing = {"best_of": 1, "echo": False, "response_format": {"type": "text"}, "prompt_cache_key": "k", "suffix": ""}
+    nothing |= {"use_beam_search": False, "skip_special_tokens": True, "include_stop_str_in_output": False}  # as vLLM's clients
     assert SamplingParams.from_openai(nothing) == SamplingParams()
     assert SamplingParams.from_openai({"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5
     assert SamplingParams.from_openai({"logprobs": False, "stop": None}) == SamplingParams()
@@ -135,6 +136,7 @@ def test_openai_bodies():
         {"best_of": 2},
         {"response_format": {}},
         {"echo": True},
+        {"skip_special_tokens": False},
         {"max_tokens": 5, "max_completion_tokens": 6},
         {"max_tokens": 5, "max_new_tokens": 6},
         {"num_return_sequences": 2, "n": 3},

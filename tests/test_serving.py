@@ -66,6 +66,25 @@ def test_a_stream_that_tells_its_usage_has_null_before(shared_server, asked):
         assert last["usage"] and all(("usage" in chunk) == bool(asked) and not chunk.get("usage") for chunk in others)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_may_tell_its_usage_in_every_chunk(shared_server, n):
+    for path, prompt in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": HELLO})):
+        asked = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": None}
+        data = {**prompt, "n": n, "max_tokens": 5, "ignore_eos": True, "stream": True, "stream_options": asked}
+        events = shared_server.send(path, json.dumps(data).encode())[1].split(b"\n\n")[:-2]
+        counts = [json.loads(event[6:])["usage"] for event in events]
+        tokens = [count["completion_tokens"] for count in counts]
+        assert tokens == sorted(tokens) and tokens[-1] == 5 * n
+        assert "messages" in prompt or tokens == [*range(1, 5 * n + 1), 5 * n]  # part of a character has no chunk in a chat
+        assert len({count["prompt_tokens"] for count in counts}) == 1
+
+
+def test_defaults_of_what_only_generate_does_are_taken(shared_server):
+    """As vLLM's clients send them."""
+    given = {"length_penalty": 1.0, "early_stopping": False, "num_beams": 1, "skip_special_tokens": True}
+    assert shared_server.send_json("/v1/completions", {"prompt": "a", "max_tokens": 1, **given})[0] == 200
+
+
 def test_messages_as_clients_send_them_back(tiny_file):
     """A refusal in parts or in place of a content, and an empty list of calls, which templates would begin to write."""
     template = "{% for m in messages %}{{ m.content }}{% if m.tool_calls is defined %}[CALLS]{% endif %};{% endfor %}"

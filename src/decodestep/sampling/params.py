@@ -342,8 +342,9 @@ class SamplingParams:
             left to the caller.
         changes: fields of SamplingParams that replace those of the request.
 
-        Raises ValueError for every other field, for best_of above 1, for a response that is not text, for two fields that
-        contradict each other, and outside the intervals of the interface.
+        Raises ValueError for every other field, for two fields that contradict each other, and outside the intervals of the
+        interface. Of best_of, echo, suffix, modalities and verbosity, and of vLLM's fields about control tokens in the text,
+        only the value that changes nothing is accepted.
         """
         names = _DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})

@@ -56,8 +56,20 @@ _NOT_ABOUT_SAMPLING_IN_OPENAI = {
     "prompt_cache_key",
     "prompt_cache_retention",
 }
-# Fields of an OpenAI request that are not supported, and the one value that is accepted because it means the default.
-_OPENAI_DEFAULTS = {"best_of": 1, "echo": False, "modalities": ["text"], "response_format": {"type": "text"}}
+# Fields of an OpenAI request, or one to vLLM, that are not supported, and the one value that is accepted because it means the
+# default. No text has control tokens, or the stop string that ended it.
+_OPENAI_DEFAULTS = {
+    "best_of": 1,
+    "echo": False,
+    "modalities": ["text"],
+    "response_format": {"type": "text"},
+    "verbosity": "medium",
+    "suffix": "",
+    "use_beam_search": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "include_stop_str_in_output": False,
+}
 
 
 def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:

@@ -131,7 +131,11 @@ class Answer:
 
     def _event(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> bytes:
         chunk = self._envelope.chunk(choices)
-        return _event({**chunk, "usage": used} if self._job.usage else chunk)  # null in all but the last, as in OpenAI's API
+        if not self._job.usage:
+            return _event(chunk)
+        if used is None and self._job.running_usage:
+            used = self._usage()
+        return _event({**chunk, "usage": used})  # else null in all but the last, as in OpenAI's API
 
     def _usage(self) -> dict[str, int]:
         return usage(sum(len(request.prompt_ids) for request in self._requests), sum(choice.tokens for choice in self._choices))

@@ -30,7 +30,7 @@ _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_
 _OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
 # Where a constraint comes from that is not given as such.
 _SOURCES = {"json_schema": "response_format", "grammar": "tools"}
-# Fields of SamplingParams that need `generate`, or whose results do not fit in a response.
+# Fields of SamplingParams that need `generate`, or whose results do not fit in a response: only their defaults are accepted.
 _LIBRARY_ONLY = ("num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "prompt_logprobs")
 
 
@@ -39,8 +39,9 @@ class Job:
     """A parsed request.
 
     prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
-    stream ends with the token counts. spelled: names of control tokens that appear in the text. field_of: the request's field
-    for each field of params that it has under another name, or that was made from another one.
+    stream ends with the token counts. running_usage: whether each chunk before has those so far. spelled: names of control
+    tokens that appear in the text. field_of: the request's field for each field of params that it has under another name, or
+    that was made from another one.
     """
 
     prompts: list[Any]
@@ -48,6 +49,7 @@ class Job:
     form: Form
     stream: bool
     usage: bool
+    running_usage: bool
     spelled: Collection[str]
     field_of: Mapping[str, str]
 
@@ -135,10 +137,10 @@ def _job(
     default_tokens: its max_new_tokens if the request has none. changes: its constraint, as a field of SamplingParams.
     """
     for name in _LIBRARY_ONLY:
-        if body.get(name) is not None:
+        if body.get(name) not in (None, getattr(SamplingParams, name)):
             raise HttpError(400, f"{name} is for `decodestep.generate`, not for requests", param=name, code="unknown_field")
     _require_types(body)
-    stream, usage = _stream_options(body)
+    stream, usage, running_usage = _stream_options(body)
     given = {name: value for name, value in body.items() if name not in _OURS and value is not None}
     names = _names(given)
     try:
@@ -153,7 +155,8 @@ def _job(
         if constrained:
             raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
-    return Job(prompts, params, form, stream, usage, spelled, {**names, **{name: _SOURCES[name] for name in changes}})
+    field_of = {**names, **{name: _SOURCES[name] for name in changes}}
+    return Job(prompts, params, form, stream, usage, running_usage, spelled, field_of)
 
 
 def _names(given: Collection[str]) -> dict[str, str]:
@@ -173,16 +176,18 @@ def _require_types(body: Mapping[str, Any]) -> None:
     _object_field(body, "metadata")
 
 
-def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether to stream, and whether the stream ends with the token counts."""
+def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """Whether to stream, whether the stream ends with the token counts, and whether each chunk before has those so far."""
     stream, options = body.get("stream"), _object_field(body, "stream_options")
     if not isinstance(stream, bool | None):
         raise refusal("stream", "a bool")
     if options and not stream:
         raise refusal("stream_options", "omitted without stream")
-    if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(v, bool) for v in options.values()):
-        raise refusal("stream_options", '{"include_usage": a bool}')
-    return bool(stream), options.get("include_usage", False)
+    known = {"include_usage", "continuous_usage_stats", "include_obfuscation"}
+    if options.keys() - known or not all(isinstance(value, bool | None) for value in options.values()):
+        raise refusal("stream_options", '{"include_usage": a bool, "continuous_usage_stats": a bool}')
+    usage = bool(options.get("include_usage"))
+    return bool(stream), usage, usage and bool(options.get("continuous_usage_stats"))  # which is vLLM's, and part of the first
 
 
 def _require_affordable(params: SamplingParams) -> None:
@@ -221,6 +226,9 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refusal(f"{name}.role", f"one of {', '.join(_ROLES)}")
+    for field in ("function_call", "audio"):  # templates would drop what the message says there
+        if message.get(field) is not None:
+            raise refusal(f"{name}.{field}", "omitted; calls are in tool_calls, and a content is text")
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list):
         content = "".join(_part(name, part) for part in content)

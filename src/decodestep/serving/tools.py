@@ -160,15 +160,18 @@ def _name(tool: Any, names: list[str], field: str, rule: str) -> str:
 def _names(definitions: Any) -> list[str]:
     rule = 'a list of {"type": "function", "function": {"name", "description": a string, "parameters": a JSON schema}}'
     functions = [_function(tool) for tool in _as_list(definitions)]
-    names = [function.get("name") for function in functions]
-    if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+    names: list[Any] = [function.get("name") for function in functions]
+    if not names or not all(isinstance(name, str) for name in names):
         raise refusal("tools", rule)
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise refusal("tools", f"named with 1 to 64 letters, digits, _ and -, unlike {name[:200]!r}")
     for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         if not all(isinstance(function.get(field), kind | None) for function in functions):
             raise refusal("tools", rule)
     if len(set(names)) < len(names):
         raise refusal("tools", "a list of functions with different names")
-    return [str(name) for name in names]
+    return names
 
 
 def _arguments(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
