@@ -240,6 +240,20 @@ def test_only_allowed_functions_are_called(kind):
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_a_strict_function_is_called_with_arguments_of_its_schema(kind):
+    tools = [{"type": "function", "function": {"name": name, "strict": name == "stay"}} for name in FUNCTIONS]
+    grammar = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools)).grammar(TOKENIZER, None)
+    one = "".join(fill_in(kind))
+    if not kind.always_marked:
+        assert grammar is None
+        return
+    for good in ("", "Well.", one, f"Well. {one}"):
+        assert accepted_prefix(grammar, good) == (good, True)
+    wrong = f"Well. {one.replace('2', 'two')}"
+    assert accepted_prefix(grammar, wrong) == (wrong[: wrong.index("two")], False)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_an_answer_of_a_schema_or_calls(kind):
     """A response_format is that of an answer: the functions may be called instead."""
     format_ = ToolFormat(kind({"stay": STAY}), False, True, ({"type": "function", "function": {"name": "stay"}},))

@@ -73,12 +73,11 @@ class ToolFormat:
     def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
         """The grammar of the response; None if it is any text.
 
-        answer: the JSON schema of a response that is no call. If only some of the functions may be called, and the format's
-        calls do not always begin with a mark, any text is left to `read`.
+        answer: the JSON schema of a response that is no call. If only some of the functions may be called, or one is strict,
+        and the format's calls do not always begin with a mark, any text is left to `read`.
         """
         marks = self.call_format.marks if self.call_format.always_marked else ()
-        excluding = len(self.call_format.functions) < len({tool["function"]["name"] for tool in self.definitions})
-        if not (self.required or answer is not None or (excluding and marks)):
+        if not (self.required or answer is not None or (self._restricted and marks)):
             return None
         texts = [self.call_format.call(name, dict(schema)) for name, schema in self.call_format.functions.items()]
         if self.required:
@@ -87,6 +86,13 @@ class ToolFormat:
             return answer_or_calls(texts, answer, several=bool(marks) and self.several)
         hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.call_format.spelled)
         return text_or_calls(texts, marks, sorted(hidden), several=self.several)
+
+    @property
+    def _restricted(self) -> bool:
+        """Whether calls are restricted where none is required: to some of the functions, or to the schema of a strict one."""
+        callable_ = self.call_format.functions
+        functions = [tool["function"] for tool in self.definitions]
+        return any(each["name"] not in callable_ or each.get("strict") for each in functions)
 
 
 def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any]]) -> ToolFormat | None:
