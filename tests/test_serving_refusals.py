@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
 import pickle
 import sys
@@ -215,6 +216,8 @@ def test_other_methods_types_and_sites_are_refused(shared_server):
     status, _, headers = shared_server.send("/v1/completions", None, "GET")
     assert status == 405 and headers["allow"] == "POST"
     assert shared_server.send("/v1/completions", b"{}", content_type="text/plain")[0] == 415
+    status, body, headers = shared_server.send("/v1/completions", gzip.compress(b"{}"), content_encoding="gzip")
+    assert status == 415 and b"content-encoding" in body and headers["accept-encoding"] == "identity"
     assert shared_server.send("/v1/completions", b'{"prompt": "a"}', origin="http://evil.example")[0] == 403
     assert shared_server.send("/v1/completions", b'{"prompt": "a"}', origin=f"http://127.0.0.1:{shared_server.port}")[0] == 200
     _, body, headers = shared_server.send("/", None, "GET", origin="http://evil.example")

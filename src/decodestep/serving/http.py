@@ -141,6 +141,8 @@ class Server:
             raise HttpError(403, f"pages from {origin} may not call this server (--cors-origin)", code="origin")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpError(415, "content-type must be application/json", code="content_type")
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise HttpError(415, "content-encoding must be identity", code="content_encoding", Accept_Encoding="identity")
 
     def _error_response(self, error: Exception) -> Response:
         failure = http_error(error)
