@@ -71,6 +71,24 @@ def test_a_client_that_vanishes_while_it_sends_is_no_failure_of_the_server(serve
     assert answered % 500 not in server.metrics() and "a request failed" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [("completions", {"content_type": "text/plain"}), ("completions", {"origin": "http://evil.example"}), ("embeddings", {})],
+)
+def test_a_refusal_reaches_a_client_that_sends_all_before_it_reads(server, path, wrong):
+    """On a connection that is closed with bytes unread, it may get a reset in place of the response."""
+    data = request(b" " * 3_000_000, connection="close", **wrong).replace(b"completions", path.encode(), 1)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(data)
+        received = b"".join(iter(lambda: client.recv(2**16), b""))
+    assert received.startswith(b"HTTP/1.1 4") and received.endswith(b"}}")
+
+
+def test_a_client_that_asks_whether_to_send_is_told_at_once(server):
+    with post(server.port, b"", content_length=9, content_type="text/plain", expect="100-continue") as client:
+        assert client.recv(99).startswith(b"HTTP/1.1 415")
+
+
 COSTLY = "[ab]{3}(a{1000}){1000}"  # not at its first token, with which it would be refused
 
 

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from importlib import resources
 from ipaddress import ip_address
@@ -110,13 +111,28 @@ class Server:
             self._loop = asyncio.get_running_loop()
             try:
                 self._admit(request, path)
-                response = await handler(request)
             except Exception as error:
-                response = self._error_response(error)
+                response = await self._refused(request, error)
+            else:
+                response = await self._answered(request, handler)
             self._metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
         return Route(path, answer, methods=[method])
+
+    async def _answered(self, request: Request, handler: Callable[[Request], Awaitable[Response]]) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:
+            return self._error_response(error)
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        """The response to a request whose body has not been read. It is read now: a client may read nothing before it has sent
+        all, unless it asks first whether it should send."""
+        if "expect" not in request.headers:
+            with suppress(HttpError):
+                await self._received(request, 0)
+        return self._error_response(error)
 
     def _admit(self, request: Request, path: str) -> None:
         """Refuses requests by a wrong name, those without a valid key, and those from pages of other origins.
@@ -154,9 +170,16 @@ class Server:
         assert isinstance(error, HTTPException)
         self._metrics.requests.labels("other", str(error.status_code)).inc()  # not the path: clients would make the labels
         message = f"{request.method} {request.scope['path']}: {error.detail}"
-        return self._error_response(HttpError(error.status_code, message, **(error.headers or {})))
+        return await self._refused(request, HttpError(error.status_code, message, **(error.headers or {})))
 
     async def _body(self, request: Request) -> dict[str, Any]:
+        data, size = await self._received(request, self._max_body)
+        if size > self._max_body:
+            raise HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large")
+        return await self._in_worker(parse_body, data) if size > _LARGE else parse_body(data)
+
+    async def _received(self, request: Request, most: int) -> tuple[bytes, int]:
+        """A body, or the beginning of one that has more than `most` bytes, and its size."""
         data = bytearray()
         size = 0
 
@@ -164,7 +187,7 @@ class Server:
             nonlocal size
             async for piece in request.stream():
                 size += len(piece)
-                if size <= self._max_body:
+                if size <= most:
                     data.extend(piece)
                 elif size > _MAX_DISCARDED:  # a smaller body is read to its end, so that the client reads the response
                     break
@@ -175,9 +198,7 @@ class Server:
             raise HttpError(499, "the client has disconnected", code="cancelled") from None
         except asyncio.TimeoutError:
             raise HttpError(408, f"the body was not received within {BODY_SECONDS:.0f} s", code="timeout") from None
-        if size > self._max_body:
-            raise HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large")
-        return await self._in_worker(parse_body, bytes(data)) if size > _LARGE else parse_body(bytes(data))
+        return bytes(data), size
 
     async def _in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         """The result of a slow function, run on a worker thread."""
