@@ -113,6 +113,15 @@ def test_offsets_are_those_of_the_text(shared_server):
     assert choice.text == "x🦒y" and choice.logprobs.text_offset[:6] == [0, 1, 1, 1, 1, 2]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x1c", "\x85", "\u2028", "\u2029"])
+def test_an_event_is_a_line_whatever_ends_lines_in_its_text(shared_server, end):
+    """To httpx's iter_lines, for example, whose lines are those of str.splitlines."""
+    asked = {"prompt": "a", "regex": f"a{end}b", "max_tokens": 9, "stream": True}
+    lines = shared_server.send("/v1/completions", json.dumps(asked).encode())[1].decode().splitlines()
+    *events, done = [line.removeprefix("data: ") for line in lines if line]
+    assert done == "[DONE]" and "".join(json.loads(event)["choices"][0]["text"] for event in events) == f"a{end}b"
+
+
 def test_parts_of_characters_have_names_of_their_own(shared_server):
     """A vocabulary of bytes: the most likely tokens are as many as asked, and none hides another."""
     asked = {"model": "", "prompt": "a", "logprobs": 90, "max_tokens": 99, "extra_body": {"regex": "x🦒"}}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # OpenAI's finish_reason: "stop" tells clients that the text is complete, as they parse JSON then; others are cut, which is
 # "length". The additional field `ended_by` has the library's own.
 _REASONS = {"eos": "stop", "stop": "stop"}
+# What JSON does not escape, and Unicode ends a line with: clients that read a stream line by line would cut an event there.
+_LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 class Choice(ABC):
@@ -223,6 +225,8 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 def json_bytes(data: Any, *, allow_nan: bool = True) -> bytes:
     """JSON in UTF-8; a lone surrogate, from a client or a model, becomes a question mark."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
+    for character, escape in _LINE_ENDS.items():
+        text = text.replace(character, escape)
     return text.encode("utf-8", "replace")
 
 
