@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import socket
+import time
 from contextlib import suppress
 
 import pytest
@@ -43,6 +44,16 @@ def test_a_request_that_offers_http_2_is_answered(port):
     client = post(port, b'{"prompt": "a", "max_tokens": 2}', connection="Upgrade, HTTP2-Settings", upgrade="h2c")
     assert client.recv(99).startswith(b"HTTP/1.1 200")
     client.close()
+
+
+def test_a_connection_is_kept_for_as_long_as_by_clients(port):
+    """The openai package keeps one for five seconds, nginx for sixty: on one that the server closes, a request is lost."""
+    with post(port, b'{"prompt": "a", "max_tokens": 1}') as client:
+        while not client.recv(2**16).endswith(b"}}"):
+            pass
+        time.sleep(6)
+        client.sendall(servers.request(b'{"prompt": "a", "max_tokens": 1}'))
+        assert client.recv(99).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /"])

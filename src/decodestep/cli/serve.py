@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _GRACE = 10.0  # seconds for completions to finish after SIGTERM
 _READING = 5.0  # seconds for clients to read what was written for them after that
+# A connection without requests is closed after these seconds: later than by clients and proxies, which keep one for 60 at most
+# as a rule, since what is sent on a connection while it is being closed gets no answer.
+_IDLE = 75
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,7 +136,10 @@ def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
 
     # h11 limits request heads to 64 KiB, and reads the body of a request that also offers HTTP/2, as Java's do. httptools,
     # which uvicorn takes if it is installed, does neither.
-    return Stopping(uvicorn.Config(server.app, http="h11", log_level="warning", access_log=False, lifespan="off"))
+    config = uvicorn.Config(
+        server.app, http="h11", log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_IDLE
+    )
+    return Stopping(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:
