@@ -124,6 +124,7 @@ def test_openai_bodies():
     assert SamplingParams.from_openai({"n": 3}) == SamplingParams(num_return_sequences=3)
     assert SamplingParams.from_openai({"seed": -1}).seed == 2**64 - 1
     nothing = {"best_of": 1, "echo": False, "response_format": {"type": "text"}, "prompt_cache_key": "k", "suffix": ""}
+    nothing |= {"prompt_cache_options": {"ttl": "30m"}, "prediction": {"type": "content", "content": "a"}}
     nothing |= {"use_beam_search": False, "skip_special_tokens": True, "include_stop_str_in_output": False}  # as vLLM's clients
     assert SamplingParams.from_openai(nothing) == SamplingParams()
     assert SamplingParams.from_openai({"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5

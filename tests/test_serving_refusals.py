@@ -54,6 +54,7 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", {**CHAT, "service_tier": ["auto"]}, 400, "service_tier"),
         ("/v1/chat/completions", {**CHAT, "store": "no"}, 400, "store"),
         ("/v1/completions", {"prompt": "a", "metadata": "x"}, 400, "metadata"),
+        ("/v1/chat/completions", {**CHAT, "prediction": "x"}, 400, "prediction"),
         ("/v1/chat/completions", {**CHAT, "n": 10**6}, 400, "n"),
         ("/v1/chat/completions", {**CHAT, "n": 0}, 400, "n"),
         ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, 400, "max_tokens"),

@@ -41,7 +41,7 @@ _NOT_ABOUT_SAMPLING = {
     "target_lookbehind",
     "assistant_ensemble_weight",
 }
-# Fields of an OpenAI request that are about the prompt or the transport.
+# Fields of an OpenAI request that are about the prompt, the transport or the speed.
 _NOT_ABOUT_SAMPLING_IN_OPENAI = {
     "model",
     "messages",
@@ -54,7 +54,9 @@ _NOT_ABOUT_SAMPLING_IN_OPENAI = {
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
+    "prompt_cache_options",
     "prompt_cache_retention",
+    "prediction",
 }
 # Fields of an OpenAI request, or one to vLLM, that are not supported, and the one value that is accepted because it means the
 # default. No text has control tokens, or the stop string that ended it.

@@ -26,6 +26,7 @@ _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; the
 _MAX_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
+_OBJECTS = ("metadata", "prompt_cache_options", "prediction")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
 _OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
 # Where a constraint comes from that is not given as such.
@@ -173,7 +174,8 @@ def _require_types(body: Mapping[str, Any]) -> None:
             raise refusal(name, "a string")
     if not isinstance(body.get("store"), bool | None):
         raise refusal("store", "a bool")
-    _object_field(body, "metadata")
+    for name in _OBJECTS:
+        _object_field(body, name)
 
 
 def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
