@@ -180,11 +180,16 @@ def test_errors_name_the_field_and_the_kind(error, param, code, message):
         assert (found.status, found.param, found.code, str(found)) == (400, param, code, message)
 
 
-@pytest.mark.parametrize("capacity", [2000, 100])  # of the context; of the cache
-def test_a_prompt_that_is_too_long_has_a_code(shared_server, capacity, monkeypatch):
+@pytest.mark.parametrize(
+    ("capacity", "prompt"),
+    [(2000, [1] * 2000), (100, [1] * 100), (2000, "a" * 2_000_000)],  # of the context; of the cache; of any text that fits
+)
+def test_clients_know_a_prompt_that_is_too_long(shared_server, capacity, prompt, monkeypatch):
+    """By its code, or, as litellm, by OpenAI's words."""
     monkeypatch.setattr(Engine, "capacity", capacity)
-    status, body = shared_server.send_json("/v1/completions", {"prompt": [1] * capacity})
+    status, body = shared_server.send_json("/v1/completions", {"prompt": prompt})
     assert (status, body["error"]["param"], body["error"]["code"]) == (400, "prompt", "context_length_exceeded")
+    assert "this model's maximum context length is" in body["error"]["message"]
 
 
 def test_what_is_not_installed_is_named(shared_server, monkeypatch):

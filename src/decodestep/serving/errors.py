@@ -37,6 +37,12 @@ def unknown_field(name: str) -> HttpError:
     return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
 
 
+def too_long(param: str, message: str) -> HttpError:
+    """The error of a prompt that does not fit, in the words by which clients such as litellm know it."""
+    words = f"{message}: this model's maximum context length is exceeded"
+    return HttpError(400, words, param=param, code="context_length_exceeded")
+
+
 def http_error(error: BaseException, field_of: Mapping[str, str] | None = None) -> HttpError:
     """The response to an exception. field_of: the request's field for each argument that it has under another name."""
     spelled = field_of or {}
@@ -64,4 +70,6 @@ def _bad_request(error: RequestError, spelled: Mapping[str, str]) -> HttpError:
         return unknown_field(error.got)
     param = spelled.get(error.arg, error.arg)
     message = f"{param} must be {error.rule}; got {error.got}"
+    if error.code == "context_length_exceeded":
+        return too_long(param, message)
     return HttpError(400, message, param=param, code=error.code or "invalid_value")

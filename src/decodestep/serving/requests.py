@@ -11,7 +11,7 @@ from decodestep._base.checks import RequestError, Words, require
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.spellings import SAME
 from decodestep.serving import tools
-from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
+from decodestep.serving.errors import HttpError, http_error, refusal, too_long, unknown_field
 from decodestep.serving.responses import TEXT, Form, chat_form
 from decodestep.serving.tool_formats import kind_of
 
@@ -314,7 +314,7 @@ def _refuse_others(given: Mapping[str, Any], known: set[str], name: str) -> None
 def require_short(texts: Sequence[str], most: int, name: str) -> None:
     """Refuses texts that cannot fit the context, before they are tokenized."""
     if sum(map(len, texts)) > most:
-        raise HttpError(400, f"{name} must be shorter than the context", param=name, code="context_length_exceeded")
+        raise too_long(name, f"{name} must be shorter than the context")
 
 
 def _object_field(body: Mapping[str, Any], name: str) -> dict[str, Any]:
