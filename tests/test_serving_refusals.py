@@ -192,6 +192,14 @@ def test_clients_know_a_prompt_that_is_too_long(shared_server, capacity, prompt,
     assert "this model's maximum context length is" in body["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "name"), [(FORM, "response_format"), ({"tools": [tool("f", strict=True)]}, "tools")], ids=["answer", "call"]
+)
+def test_ignore_eos_is_refused_beside_what_the_request_has(shared_server, asked, name):
+    status, body = shared_server.send_json("/v1/chat/completions", {**CHAT, **asked, "ignore_eos": True})
+    assert status == 400 and body["error"]["param"] == "ignore_eos" and name in body["error"]["message"]
+
+
 def test_what_is_not_installed_is_named(shared_server, monkeypatch):
     """The extra `serve` has no torch, which watermarks need."""
     monkeypatch.setitem(sys.modules, "torch", None)

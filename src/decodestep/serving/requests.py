@@ -155,6 +155,9 @@ def _job(
         constrained = languages_of(params)
         if constrained:
             raise refusal(constrained[0], "omitted with response_format or a required tool")
+        if params.ignore_eos:
+            [source] = map(_SOURCES.__getitem__, changes)
+            raise refusal("ignore_eos", f"false beside {source}, which ends the row")
         params = replace(params, **changes)
     field_of = {**names, **{name: _SOURCES[name] for name in changes}}
     return Job(prompts, params, form, stream, usage, running_usage, spelled, field_of)
