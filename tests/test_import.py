@@ -137,6 +137,22 @@ print(*tokens)
     assert python(program) == "0 0 0 0"
 
 
+def test_a_thread_in_a_kernel_does_not_stop_the_interpreter_from_ending():
+    program = """
+import threading, time
+import numpy as np, decodestep as ds
+x, w = np.ones((64, 2048), np.float32), np.ones((2048, 2048), np.float32)
+def call():
+    while True:
+        ds.linear(x, w)
+for _ in range(3): threading.Thread(target=call, daemon=True).start()
+time.sleep(0.5)
+print("end")
+"""
+    ended = processes.run([sys.executable, "-c", program])
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "end\n", "")
+
+
 def test_rows_are_made_while_another_thread_imports_torch():
     """As a server does for the first watermark; until its end, the module of an import has only some of its names."""
     params = "ds.SamplingParams(repetition_penalty=1.5, do_sample=False)"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/released_gil.h"
 #include "linear/linear.h"
 #include "linear/linear_panels.h"
 #include "mla_prolog/prolog_panels.h"

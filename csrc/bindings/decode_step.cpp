@@ -53,7 +53,7 @@ nb::object decode_step_of(nb::handle logits, nb::handle steps, nb::handle greedy
     args.tokens = static_cast<int64_t*>(NumpyArray(tokens.ptr()).data());
     if (need_processed) args.processed = static_cast<float*>(NumpyArray(processed.ptr()).data());
     {
-        nb::gil_scoped_release release;
+        const ReleasedGil released;
         decode_step(args);
     }
     return nb::make_tuple(tokens, processed, logprobs_of(rows, args.tokens));

@@ -326,7 +326,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .threads = thread_count(threads),
                               .costs = costs ? reinterpret_cast<StepCost*>(costs->data()) : nullptr};
     if (tokens == 0) return;
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     decoder_forward(args);
 }
 

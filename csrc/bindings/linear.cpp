@@ -18,7 +18,7 @@ void call_linear(Array<const float, 2> x, Bytes w, int format, Array<float, 2> y
                       .y = y.data(),
                       .y_stride = row_stride(y),
                       .threads = thread_count(threads)};
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     linear(args);
 }
 
@@ -45,7 +45,7 @@ void call_head_products(Array<const float, 3> x, Bytes w, int format, size_t inp
                             .transposed = transposed,
                             .y = y.data(),
                             .threads = thread_count(threads)};
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     head_products(args);
 }
 
@@ -61,7 +61,7 @@ void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values, int
                           .count = rows.size(),
                           .values = values.data(),
                           .threads = thread_count(threads)};
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     gather_rows(args);
 }
 
@@ -73,7 +73,7 @@ void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t,
             "panels must be in the format of the rows, in q8_0 or in bf16");
     const PackLinearPanels args{
         .rows = rows, .format = packed.format, .panels = panels.data(), .threads = thread_count(threads)};
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     pack_linear_panels(args);
 }
 
@@ -111,7 +111,7 @@ nb::object call_read_file_rows(Packed<const int64_t, 2> parts, int format, size_
     }
     std::optional<FileRowsProblem> problem;
     {
-        nb::gil_scoped_release release;
+        const ReleasedGil released;
         problem = read_file_rows(args);
     }
     if (!problem) return nb::none();
@@ -129,7 +129,7 @@ void call_linear_panels(Array<const float, 2> x, Packed<const uint8_t, 1> panels
                             .y = y.data(),
                             .y_stride = row_stride(y),
                             .threads = thread_count(threads)};
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     linear_panels(args);
 }
 

@@ -79,7 +79,7 @@ void call_expert_router(Array<const float, 2> logits, const std::optional<Vector
                             .experts = experts.data(),
                             .weights = weights.data(),
                             .threads = thread_count(threads)};
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     expert_router(args);
 }
 
@@ -108,7 +108,7 @@ void call_mixture_of_experts(Array<const float, 2> x, Packed<const int64_t, 2> e
                                 .shared = of_all,
                                 .y = y.data(),
                                 .threads = thread_count(threads)};
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     mixture_of_experts(args);
 }
 

@@ -75,7 +75,7 @@ void bind_mla_attention(nb::module_& m) {
                                     .out = out.data(),
                                     .threads = thread_count(threads)};
             if (out.size() == 0) return;
-            nb::gil_scoped_release release;
+            const ReleasedGil released;
             mla_attention(args);
         },
         nb::arg("query").none().noconvert(), nb::arg("query_rope").noconvert(), nb::arg("kv_cache").noconvert(),

@@ -223,7 +223,7 @@ void bind_mla_prolog(nb::module_& m) {
         MlaProlog call{};
         CallReader reader(given, call);
         reader.read();
-        nb::gil_scoped_release release;
+        const ReleasedGil released;
         mla_prolog(call);
     });
 }

@@ -65,7 +65,7 @@ void bind_panels(nb::module_& m) {
             require(reinterpret_cast<uintptr_t>(to.data()) % kGroupBytes == 0, "`to` must be aligned to groups");
             const ptrdiff_t stride = count ? w.stride(0) * static_cast<ptrdiff_t>(value_bytes(from.value)) : 0;
             thread_count(threads);
-            nb::gil_scoped_release release;
+            const ReleasedGil released;
             for (size_t i = 0; i < batch; ++i) {
                 pack_panels({from, to.data() + i * bytes, threads});
                 from.data = static_cast<const uint8_t*>(from.data) + stride;

@@ -17,7 +17,7 @@ void bind(nb::module_& m, const char* name, void (*fill)(const Records&, T*, siz
                 require(length == n || length == 1, "a column must have one item, or as many as out");
             const Records records{seed.data(),   position.data(),   token.data(),
                                   seed.shape(0), position.shape(0), token.shape(0)};
-            nb::gil_scoped_release release;
+            const ReleasedGil released;
             fill(records, out.data(), n);
         },
         nb::arg("seed").noconvert(), nb::arg("position").noconvert(), nb::arg("token").noconvert(),

@@ -22,7 +22,7 @@ void bind_rms_norm(nb::module_& m) {
                                .y = y.data(),
                                .y_stride = row_stride(y),
                                .threads = thread_count(threads)};
-            nb::gil_scoped_release release;
+            const ReleasedGil released;
             rms_norm(args);
         },
         nb::arg("x").noconvert(), nb::arg("gamma").none().noconvert(), nb::arg("eps"), nb::arg("alpha"),

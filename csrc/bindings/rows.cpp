@@ -266,7 +266,7 @@ nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
     const nb::object tokens = new_int64(given.batch);
     args.tokens = static_cast<int64_t*>(NumpyArray(tokens.ptr()).data());
     {
-        nb::gil_scoped_release release;
+        const ReleasedGil released;
         decode_step(args);
     }
     const nb::object ends = locked.accept(args.tokens);

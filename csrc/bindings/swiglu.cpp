@@ -20,7 +20,7 @@ void bind_swiglu(nb::module_& m) {
                               .y = y.data(),
                               .y_stride = row_stride(y),
                               .threads = thread_count(threads)};
-            nb::gil_scoped_release release;
+            const ReleasedGil released;
             swiglu(args);
         },
         nb::arg("gate").noconvert(), nb::arg("up").noconvert(), nb::arg("y").noconvert(), nb::arg("threads"));

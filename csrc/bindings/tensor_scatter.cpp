@@ -31,7 +31,7 @@ void bind_tensor_scatter(nb::module_& m) {
                                      .update_batch_stride = update.stride(0),
                                      .update_outer_stride = update.stride(1),
                                      .update_row_stride = update.stride(2)};
-            nb::gil_scoped_release release;
+            const ReleasedGil released;
             tensor_scatter(args);
         },
         nb::arg("cache").noconvert(), nb::arg("update").noconvert(), nb::arg("start").noconvert());

@@ -93,7 +93,7 @@ void sample(Logits logits, int dtype, Column<int32_t> k, Column<float> p, std::o
     args.ids = matrix_of(ids, args.batch, args.vocab);
     args.values = matrix_of(values, args.batch, args.vocab);
     args.threads = thread_count(threads);
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     if (args.batch > 0) top_k_top_p_sample(args);
 }
 
@@ -111,7 +111,7 @@ void apply(Logits logits, int dtype, std::optional<Column<int32_t>> k, std::opti
             "an array must be aligned to its items");
     args.out = out.data();
     args.threads = thread_count(threads);
-    nb::gil_scoped_release release;
+    const ReleasedGil released;
     if (args.batch > 0) apply_top_k_top_p(args);
 }
 
