@@ -68,8 +68,8 @@ class AttentionPlan {
     const AttentionUnit& unit(size_t number) const { return units_[number]; }
 
     // The units of bands that are in pieces, and the numbers of their queries and states.
-    const std::vector<AttentionUnit>& cut_units() const { return cut_units_; }
-    size_t cut_queries() const { return cut_queries_; }
+    const std::vector<AttentionUnit>& units_in_pieces() const { return units_in_pieces_; }
+    size_t queries_in_pieces() const { return queries_in_pieces_; }
     size_t states() const { return states_; }
 
     const std::vector<AttentionTask>& tasks() const { return tasks_; }  // in descending order of cost
@@ -157,8 +157,8 @@ class AttentionPlan {
         for (size_t i = band.unit; i < band.unit + band.units; ++i) {
             units_[i].first_state = states_;
             states_ += units_[i].splits() * units_[i].queries();
-            cut_units_.push_back(units_[i]);
-            cut_queries_ += units_[i].queries();
+            units_in_pieces_.push_back(units_[i]);
+            queries_in_pieces_ += units_[i].queries();
         }
     }
 
@@ -169,8 +169,8 @@ class AttentionPlan {
     std::vector<AttentionUnit> units_;
     std::vector<AttentionBand> bands_;
     std::vector<AttentionTask> tasks_;
-    std::vector<AttentionUnit> cut_units_;
-    size_t cut_queries_ = 0, states_ = 0;
+    std::vector<AttentionUnit> units_in_pieces_;
+    size_t queries_in_pieces_ = 0, states_ = 0;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

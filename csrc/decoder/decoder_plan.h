@@ -85,7 +85,7 @@ class DecoderPlan {
 
     // Whether the states of units in pieces are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
-        return !plan.cut_units().empty() &&
+        return !plan.units_in_pieces().empty() &&
                (!replicated_rows || plan.states() * decoder.head_dim > kMaxReplicatedMerge);
     }
 

@@ -13,12 +13,12 @@ class GroupedStates : public StageMember {
     // The attention's outputs; the states of units in pieces are merged here unless a stage has merged them.
     auto attended() const {
         const float* rows = plan_.attended;
-        const auto& cut_units = groups_.cut_units();
-        if (!cut_units.empty() && !plan_.merges_apart(groups_)) {
+        const auto& units_in_pieces = groups_.units_in_pieces();
+        if (!units_in_pieces.empty() && !plan_.merges_apart(groups_)) {
             const size_t values = step_.tokens * plan_.attended_width;
             float* own = thread_scratch(values + SoftmaxState::floats(decoder_.head_dim));
             std::memcpy(own, plan_.attended, values * sizeof(float));
-            for (const AttentionUnit& unit : cut_units)
+            for (const AttentionUnit& unit : units_in_pieces)
                 for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
             rows = own;
         }
@@ -27,9 +27,9 @@ class GroupedStates : public StageMember {
 
     void merge_states() const {
         const SoftmaxState merged{thread_scratch(SoftmaxState::floats(decoder_.head_dim)), decoder_.head_dim};
-        const Range part = share_.of(groups_.cut_queries());
+        const Range part = share_.of(groups_.queries_in_pieces());
         size_t first = 0;  // query of the unit
-        for (const AttentionUnit& unit : groups_.cut_units()) {
+        for (const AttentionUnit& unit : groups_.units_in_pieces()) {
             for (size_t q = 0; q < unit.queries(); ++q)
                 if (first + q >= part.first && first + q < part.end) merge(unit, q, merged, plan_.attended);
             first += unit.queries();
