@@ -76,19 +76,13 @@ class Answer:
         if not self._running:
             return
         self.cancel()
-        while self._running:
-            index, delta = await self._next()
-            self._choices[index].take(delta)
-        self._record()
+        await self._take_all()
         with suppress(HttpError):
             self._raise_failure()
 
     async def whole(self) -> dict[str, Any]:
         """The response, once all rows have ended. Raises HttpError if a row has failed."""
-        while self._running:
-            index, delta = await self._next()
-            self._choices[index].take(delta)
-        self._record()
+        await self._take_all()
         self._raise_failure()
         return self._envelope.whole([choice.whole(self._seed(choice.index)) for choice in self._choices], self._usage())
 
@@ -115,15 +109,22 @@ class Answer:
             return
         yield (self._event([], self._usage()) if self._job.usage else b"") + _DONE
 
+    async def _take_all(self) -> None:
+        """Takes what comes until all rows have ended."""
+        while self._running:
+            index, delta = await self._next()
+            self._choices[index].take(delta)
+        self._record()
+
     async def _next(self) -> tuple[int, Delta]:
-        found = await self._deltas.get()
-        if self._first_token_s is None and found[1].token is not None:
+        index, delta = await self._deltas.get()
+        if self._first_token_s is None and delta.token is not None:
             self._first_token_s = time.monotonic() - self._started
             self._metrics.first_token_seconds.observe(self._first_token_s)
-        if found[1].reason:
+        if delta.reason:
             self._running -= 1
-            self._metrics.ended.labels(found[1].reason).inc()
-        return found
+            self._metrics.ended.labels(delta.reason).inc()
+        return index, delta
 
     def _seed(self, index: int) -> int | None:
         prompt, sample = divmod(index, self._job.params.num_return_sequences)
