@@ -116,7 +116,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: Prompt | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         listener: Listener | None = None,

@@ -109,16 +109,15 @@ class DeepSeek(CallFormat):
             yield found[1], first_json(piece[found.end() :])[0]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        begin, end = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-        return [f"{begin}{name}<｜tool▁sep｜>", schema, end]
+        return [f"{''.join(self.marks)}{name}<｜tool▁sep｜>", schema, "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"]
 
 
 class DeepSeekFenced(DeepSeek):
     """DeepSeek V3 and R1: function<sep>name, and the arguments in a Markdown code block."""
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        begin, [_, *rest] = f"function<｜tool▁sep｜>{name}\n```json\n", super().call(name, schema)
-        return ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>" + begin, rest[0], f"\n```{rest[1]}"]
+        _, arguments, end = super().call(name, schema)
+        return [f"{''.join(self.marks)}function<｜tool▁sep｜>{name}\n```json\n", arguments, f"\n```{end}"]
 
 
 class KimiSection(DeepSeek):
