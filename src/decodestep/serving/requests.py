@@ -13,7 +13,7 @@ from decodestep.sampling.spellings import SAME
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, too_long, unknown_field
 from decodestep.serving.responses import TEXT, Form, chat_form
-from decodestep.serving.tool_formats import kind_of
+from decodestep.serving.tool_json import UnreadableError, read_arguments
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -97,10 +97,8 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job
     given = _template_variables(body)
     format_ = tools.read(model, body, conversation)
     asked = format_.definitions if format_ and format_.of_template else None
-    if asked is None and kind_of(model.template.text()) is None:
-        conversation = tools.in_turns(conversation)
-    if format_ and asked is None:
-        conversation = format_.describe_tools(conversation)
+    if asked is None:
+        conversation = tools.with_tools_as_text(model, conversation, format_)
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
@@ -130,18 +128,19 @@ def _job(
     prompts: list[Any],
     form: Form,
     default_tokens: int | None,
-    changes: dict[str, Any],
+    constraint: dict[str, Any],
     spelled: Collection[str] = (),
 ) -> Job:
     """The job of these prompts.
 
-    default_tokens: its max_new_tokens if the request has none. changes: its constraint, as a field of SamplingParams.
+    default_tokens: its max_new_tokens if the request has none. constraint: that of its response_format or tools,
+    as a field of SamplingParams; {} without.
     """
     for name in _LIBRARY_ONLY:
         if body.get(name) not in (None, getattr(SamplingParams, name)):
             raise HttpError(400, f"{name} is for `decodestep.generate`, not for requests", param=name, code="unknown_field")
     _require_types(body)
-    stream, usage, running_usage = _stream_options(body)
+    streaming = _stream_options(body)
     given = {name: value for name, value in body.items() if name not in _OURS and value is not None}
     names = _names(given)
     try:
@@ -151,16 +150,20 @@ def _job(
         raise http_error(error, names) from None
     if names["max_new_tokens"] not in given:
         params = replace(params, max_new_tokens=default_tokens)
-    if changes:
-        constrained = languages_of(params)
-        if constrained:
-            raise refusal(constrained[0], "omitted with response_format or a required tool")
-        if params.ignore_eos:
-            [source] = map(_SOURCES.__getitem__, changes)
-            raise refusal("ignore_eos", f"false beside {source}, which ends the row")
-        params = replace(params, **changes)
-    field_of = {**names, **{name: _SOURCES[name] for name in changes}}
-    return Job(prompts, params, form, stream, usage, running_usage, spelled, field_of)
+    for name, value in constraint.items():
+        names[name] = _SOURCES[name]
+        params = _constrained(params, name, value)
+    return Job(prompts, params, form, **streaming, spelled=spelled, field_of=names)
+
+
+def _constrained(params: SamplingParams, language: str, constraint: Any) -> SamplingParams:
+    """The params with the constraint of response_format or tools. language: the field that it becomes."""
+    given = languages_of(params)
+    if given:
+        raise refusal(given[0], "omitted with response_format or a required tool")
+    if params.ignore_eos:
+        raise refusal("ignore_eos", f"false beside {_SOURCES[language]}, which ends the row")
+    return replace(params, **{language: constraint})
 
 
 def _names(given: Collection[str]) -> dict[str, str]:
@@ -181,8 +184,8 @@ def _require_types(body: Mapping[str, Any]) -> None:
         _object_field(body, name)
 
 
-def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """Whether to stream, whether the stream ends with the token counts, and whether each chunk before has those so far."""
+def _stream_options(body: Mapping[str, Any]) -> dict[str, bool]:
+    """The fields of a `Job` that are about its stream."""
     stream, options = body.get("stream"), _object_field(body, "stream_options")
     if not isinstance(stream, bool | None):
         raise refusal("stream", "a bool")
@@ -192,7 +195,8 @@ def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool, bool]:
     if options.keys() - known or not all(isinstance(value, bool | None) for value in options.values()):
         raise refusal("stream_options", '{"include_usage": a bool, "continuous_usage_stats": a bool}')
     usage = bool(options.get("include_usage"))
-    return bool(stream), usage, usage and bool(options.get("continuous_usage_stats"))  # which is vLLM's, and part of the first
+    running_usage = usage and bool(options.get("continuous_usage_stats"))  # which is vLLM's, and part of the first
+    return {"stream": bool(stream), "usage": usage, "running_usage": running_usage}
 
 
 def _require_affordable(params: SamplingParams) -> None:
@@ -263,14 +267,11 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         _refuse_calls(name)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str) and arguments:
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            _refuse_calls(name)
-    given = {} if arguments in (None, "") else arguments  # as clients write the call of a function without parameters
-    return {**call, "function": {**function, "arguments": given}}
+    try:
+        arguments = read_arguments(function.get("arguments"))
+    except UnreadableError:
+        _refuse_calls(name)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _refuse_calls(name: str) -> NoReturn:

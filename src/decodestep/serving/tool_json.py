@@ -37,10 +37,14 @@ def call_in(found: Any) -> tuple[str, Any]:
 
 
 def arguments_in(found: Mapping[str, Any]) -> Any:
-    """The arguments of a call that is written as one JSON object; {} if it has none."""
-    arguments = found.get("arguments", found.get("parameters"))
-    if isinstance(arguments, str) and arguments:  # some models write them as in OpenAI's responses
-        arguments = parse(arguments)
+    """The arguments of a call that is written as one JSON object."""
+    return read_arguments(found.get("arguments", found.get("parameters")))
+
+
+def read_arguments(given: Any) -> Any:
+    """A call's arguments, also from JSON as text, which OpenAI's interface has and some models write. {} for null and an empty
+    text, as a call of a function without parameters may have them."""
+    arguments = parse(given) if isinstance(given, str) and given else given
     return {} if arguments in (None, "") else arguments
 
 
@@ -68,6 +72,7 @@ def tagged_form(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
     """The form of a value between tags: a string without quotes, anything else as JSON."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        # Within the slashes of a Lark expression, on one line: re.escape leaves a slash, and a line's end behind a backslash.
         return re.compile("|".join(re.escape(value).replace("/", r"\/").replace("\n", "n") for value in values))
     return re.compile(r"[^<]+") if schema.get("type") == "string" else schema
 

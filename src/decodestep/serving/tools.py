@@ -119,6 +119,12 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     return ToolFormat((kind or TaggedJson)(schemas), required, described, usual, several, earlier)
 
 
+def with_tools_as_text(model: Model, conversation: list[dict[str, Any]], format_: ToolFormat | None) -> list[dict[str, Any]]:
+    """The conversation for a chat template that is not given the tools. format_: as `read` returns it."""
+    usual = conversation if kind_of(model.template.text()) else in_turns(conversation)
+    return usual if format_ is None else format_.describe_tools(usual)
+
+
 def in_turns(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation for a template without tools: calls and results are written as text.
 
