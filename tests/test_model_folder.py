@@ -189,6 +189,7 @@ ROLES = {
 def test_special_tokens_are_those_of_transformers(copy, settings, special):
     data = json.loads((copy / "tokenizer.json").read_text())
     data["added_tokens"] = [token | {"special": False} for token in data["added_tokens"]]
+    data["model"]["vocab"][""] = data["model"]["vocab"].pop("<270>")  # which is no role that has no token
     (copy / "tokenizer.json").write_text(json.dumps(data))
     (copy / "tokenizer_config.json").write_text(json.dumps(settings))
     if special is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenizers import AddedToken
@@ -45,7 +45,9 @@ class FolderTokenizer(Tokenizer):
         if _growth(data.get("normalizer")) > _MAX_GROWTH:  # before the engine normalises its own tokens
             raise ModelError(f"{where}: its normalizer may make a text more than {_MAX_GROWTH} times as long")
         engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
+        roles = _roles(settings)
         _add_tokens(engine, settings, vocab_size)
+        _make_special(engine, roles.values())
         ids = engine.get_vocab(with_added_tokens=True)
         highest = max(ids.values(), default=-1)
         if highest >= min(vocab_size, _MAX_IDS):
@@ -54,8 +56,7 @@ class FolderTokenizer(Tokenizer):
         self._prefix, self._suffix = _template(engine, where)
         if any(i >= vocab_size for i in (*self._prefix, *self._suffix)):
             raise ModelError(f"{where}: its template has ids beyond the model's {vocab_size}")
-        named = ((name, ids.get(_content(settings.get(f"{name}_token")) or "")) for name in _NAMES)
-        named_ids = {name: i for name, i in named if i is not None}
+        named_ids = {name: ids[content] for name, content in roles.items() if content in ids}
         super().__init__(
             engine,
             _vocabulary(engine, ids, highest + 1, self.kinds),
@@ -148,7 +149,7 @@ def _without_added_beyond(data: dict[str, Any], vocab_size: int) -> bool:
 
 def _add_tokens(engine: Engine, settings: Mapping[str, Any], vocab_size: int) -> None:
     """Adds the tokens of tokenizer_config.json that the model has rows for, as transformers does: those that tokenizer.json has
-    too get the flags that they have here, and those with a role are special."""
+    too get the flags that they have here."""
     given = settings.get("added_tokens_decoder")
     found: dict[str, Any] = given if isinstance(given, dict) else {}
     added: dict[str, AddedToken] = {}  # at once: each call costs the time of all that are there
@@ -159,10 +160,19 @@ def _add_tokens(engine: Engine, settings: Mapping[str, Any], vocab_size: int) ->
             flags = {name: token.get(name) is True for name in ("lstrip", "rstrip", "normalized", "single_word", "special")}
             added[content] = AddedToken(content, **flags)
     engine.add_tokens(list(added.values()))
+
+
+def _make_special(engine: Engine, contents: Iterable[str]) -> None:
+    """Makes the tokens that have a role special, as transformers does; they keep their other flags."""
     known = {token.content: token for token in engine.get_added_tokens_decoder().values()}
-    roles = dict.fromkeys(_content(settings.get(f"{name}_token")) for name in _NAMES)
-    special = [content for content in roles if content and engine.token_to_id(content) is not None]
+    special = [content for content in dict.fromkeys(contents) if content and engine.token_to_id(content) is not None]
     engine.add_special_tokens([known.get(content) or AddedToken(content, normalized=False) for content in special])
+
+
+def _roles(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that tokenizer_config.json names, by their role."""
+    found = ((name, _content(settings.get(f"{name}_token"))) for name in _NAMES)
+    return {name: content for name, content in found if content is not None}
 
 
 def _content(token: Any) -> str | None:
