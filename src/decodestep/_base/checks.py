@@ -122,6 +122,11 @@ def require_ids(op: str, arg: str, bound: int, values: object, kind: str = "toke
     return ids
 
 
+def require_id_set(op: str, arg: str, bound: int, values: object, kind: str = "token ids") -> frozenset[int]:
+    """`require_ids` for values that need no order, so that they may be a set."""
+    return frozenset(require_ids(op, arg, bound, list(values) if isinstance(values, Set) else values, kind))
+
+
 def is_real(value: object) -> TypeGuard[float]:
     """An integer or a float, NaN and infinities included; not a bool."""
     return is_int(value) or isinstance(value, (float, np.floating))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from decodestep._base.checks import (
     refuse,
     require,
     require_dtype,
+    require_id_set,
     require_ids,
     require_shape,
     shape_text,
@@ -106,8 +107,7 @@ def beam_search(
     """
     _check_sizes(num_beams, num_beam_groups, num_return_sequences, vocab_size, max_new_tokens)
     start = require_ids(_OP, "prompt", vocab_size, prompt, "integers")
-    several = list(eos_token_ids) if isinstance(eos_token_ids, Set) else eos_token_ids  # ends need no order
-    end_token_ids = frozenset(require_ids(_OP, "eos_token_ids", vocab_size, several, "integers"))
+    end_token_ids = require_id_set(_OP, "eos_token_ids", vocab_size, eos_token_ids, "integers")
     process = _check_functions(next_logits, processors, stop, num_beams)
     _check_scoring(num_beam_groups, diversity_penalty, length_penalty, early_stopping)
     _check_draw(num_beam_groups, do_sample, seed, top_logprobs)

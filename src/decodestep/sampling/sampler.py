@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Words, is_int, refuse, require, require_choice, require_dtype, require_ids
+from decodestep._base.checks import (
+    Words,
+    is_int,
+    refuse,
+    require,
+    require_choice,
+    require_dtype,
+    require_id_set,
+    require_ids,
+)
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import DTYPES, ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
@@ -96,7 +105,7 @@ class Sampler:
         require(is_int(vocab_size) and 1 <= vocab_size < 2**31, _OP, "vocab_size", "an integer in [1, 2^31)", vocab_size)
         require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
         self.vocab_size, self._backend = int(vocab_size), backend
-        self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))
+        self._ends = require_id_set(_OP, "eos_token_id", self.vocab_size, _as_several(eos_token_id))
         self._processors = RowProcessors(_OP, processors)
         self._added = 0
         require(token_bytes is None or callable(token_bytes), _OP, "token_bytes", "a function or None", token_bytes)
@@ -385,7 +394,6 @@ def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:
 
 
 def _as_several(ids: Any) -> Any:
-    """No id for None, one for an id, also as an array of rank 0; several as they are, those of a set in any order."""
+    """No id for None, one for an id, also as an array of rank 0; several as they are."""
     plain = ids.tolist() if hasattr(ids, "tolist") else ids
-    plain = list(plain) if isinstance(plain, Set) else plain
     return () if plain is None else [plain] if is_int(plain) else plain
