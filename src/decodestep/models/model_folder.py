@@ -37,8 +37,9 @@ class ModelFolder:
         """tokenizer_config.json; {} if there is none. As in transformers, the special tokens of an older one, without
         added_tokens_decoder, are those of special_tokens_map.json."""
         found = read_object_if_there(self.path / "tokenizer_config.json")
-        older = "added_tokens_decoder" not in found
-        return found | (read_object_if_there(self.path / "special_tokens_map.json") if older else {})
+        if "added_tokens_decoder" in found:
+            return found
+        return found | read_object_if_there(self.path / "special_tokens_map.json")
 
     @property
     def tiktoken(self) -> Path:

@@ -68,20 +68,20 @@ PRE_TOKENIZERS = {
         _by_case("", "/", 1),
     ),
 }
+_LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")  # besides llama-bpe, whose rules they share
 # Other names of the same patterns, as in llama.cpp. Granite 3 has refact, Granite 4 dbrx.
 _SAME = {
     "smollm": ("refact", "starcoder", "minerva-7b"),
     "gpt-2": ("gigachat", "mellum", "trillion", "a.x-4.0"),
-    "llama-bpe": ("glm4", "chatglm-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "smaug-bpe", "dbrx"),
+    "llama-bpe": (*_LLAMA3_NAMES, "glm4", "chatglm-bpe", "smaug-bpe", "dbrx"),
     "qwen2": ("deepseek-r1-qwen", "megrez"),
     "deepseek-v3": ("joyai-llm",),
     "gpt-4o": ("kanana2",),
 }
 PRE_TOKENIZERS |= {name: PRE_TOKENIZERS[usual] for usual, names in _SAME.items() for name in names}
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")
 # Those whose models have read text in Unicode's normal form C alone; the file does not say so.
 COMPOSED = ("qwen2",)
 # Those that take a word that is a token as it is.
-WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken", "glm4", "minicpm5", "youtu")
+WHOLE_WORDS = ("llama-bpe", *_LLAMA3_NAMES, "tekken", "glm4", "minicpm5", "youtu")
 # Those that put the beginning token first where the file does not say whether to, as in llama.cpp.
-BEGINNING = (*_LLAMA3_NAMES, "tekken")
+BEGINNING = ("llama-bpe", *_LLAMA3_NAMES, "tekken")

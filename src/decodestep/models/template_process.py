@@ -23,6 +23,7 @@ MEMORY = 128 << 20  # bytes that a worker may add to what it has after its impor
 CPU_SECONDS = 1.0  # of processor time for one request
 WALL_SECONDS = 1.5  # for one request, waiting included
 START_SECONDS = 60.0  # for a worker's start, on however busy a machine
+_OUT_OF_MEMORY = f"it needs more than {MEMORY >> 20} MiB of memory"
 
 # Workers without a request. Taking one and putting one back are single operations, so threads need no lock.
 _idle: list[_Worker] = []
@@ -175,9 +176,6 @@ class _Worker:
         if code == -getattr(signal, "SIGKILL", 0):
             return _OUT_OF_MEMORY
         return f"the process that rendered it crashed with code {code}"
-
-
-_OUT_OF_MEMORY = f"it needs more than {MEMORY >> 20} MiB of memory"
 
 
 def _folders() -> list[str]:

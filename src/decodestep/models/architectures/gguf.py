@@ -11,11 +11,7 @@ from decodestep.models import rope
 from decodestep.models.architectures import gguf_grouped, names
 from decodestep.models.architectures.gguf_experts import experts_of
 from decodestep.models.architectures.gguf_keys import Described, GgufKeys
-from decodestep.models.architectures.limits import (
-    LEAST_FACTOR,
-    MAX_CONTEXT,
-    MOST_FACTOR,
-)
+from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 from decodestep.models.config import Config, LatentConfig
 from decodestep.models.errors import ModelError
 from decodestep.models.rope import Rope

@@ -48,10 +48,9 @@ class GgufKeys:
 
     def size_of_layers(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
         """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
-        value, blocks = self.file.metadata.get(self._key(key)), self.size("block_count", most=MAX_LAYERS)
-        if not isinstance(value, np.ndarray):
+        if not isinstance(self.file.metadata.get(self._key(key)), np.ndarray):
             return self.size(key, default, least=least, most=most)
-        sizes = md.numbers(self.file.metadata, self._key(key), blocks, integers=True)
+        sizes = md.numbers(self.file.metadata, self._key(key), self.size("block_count", most=MAX_LAYERS), integers=True)
         assert sizes is not None
         if (sizes != sizes[0]).any():
             raise self.refusal(f"{self._key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
@@ -69,12 +68,12 @@ class GgufKeys:
     def common(self) -> dict[str, Any]:
         """The sizes that all architectures have."""
         data = self.file.metadata
-        if not md.flag(data, self._key("attention.causal"), True):
+        if not self.flag("attention.causal", True):
             raise self.refusal(f"{self._key('attention.causal')} false, bidirectional attention, is not supported")
         skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
         layers = self.size("block_count", most=MAX_LAYERS) - skipped
         if layers < 1:
-            raise ModelError(f"{self.file.path}: {self._key('nextn_predict_layers')} {skipped} leaves no layers")
+            raise self.refusal(f"{self._key('nextn_predict_layers')} {skipped} leaves no layers")
         return {
             "architecture": self.architecture,
             "name": md.text(data, "general.name", self.file.path.stem),
@@ -90,8 +89,8 @@ class GgufKeys:
 
     def router(self, rule: RouterRule, experts: int) -> RouterRule:
         """The rule, if it is valid for this number of experts."""
-        names = {field: f"metadata {self._key(key)}" for field, key in _ROUTER.items()}
-        return checked(rule, experts, str(self.file.path), names)
+        spelled = {field: f"metadata {self._key(key)}" for field, key in _ROUTER.items()}
+        return checked(rule, experts, str(self.file.path), spelled)
 
     def refusal(self, what: str) -> ModelError:
         """The error to raise."""
