@@ -18,13 +18,14 @@ class Completion:
     token_ids: all generated tokens, including the one that ended the row. prompt_token_ids: the tokens of the prompt.
     finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens reached or the context
         full), "time" (max_time has passed), "cancelled" (by the caller), "no_candidate" (every token was at -inf, for the row
-        or for all its beams), or "error" (the row's own code raised).
+        or for all its beams), or "error" (the exception is in `error`).
     logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
     prompt_logprobs: a `TokenLogprobs` for each of prompt_token_ids given the tokens before it, None for the first; `processed`
         equals `raw`. None if params.prompt_logprobs is None; shorter if the row ended within its prompt.
     seed: the seed of the draws, whether given or chosen: with it the same prompt and params give the same text again. None for
         a greedy row without a given seed.
-    error: the exception raised by a processor of the row or by token_bytes; None if there was none.
+    error: the exception that ended the row: of its own code (a processor or token_bytes), or a CacheFullError where others
+        keep the pages of the cache; None if there was none.
     row: the index of its prompt. Ignored by comparisons.
     """
 

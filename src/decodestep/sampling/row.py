@@ -74,7 +74,7 @@ class Row:
         return self.text.finish() if self.text else ""
 
     def fail(self, error: BaseException) -> str:
-        """Ends the row with an exception of its own code; returns the text that it had held back."""
+        """Ends the row with an exception; returns the text that it had held back."""
         self.error = error
         return self.end("error")
 
