@@ -57,13 +57,8 @@ def run(options: argparse.Namespace) -> int:
         require(Path(name).suffix in _DRAWN, "schedule", "out", f"a file name in {', '.join(_DRAWN)}", name)
         require_writable(name)
     cost = _cost(options.cost)
-    require(
-        options.cubes > 0 and options.group > 0,
-        "schedule",
-        "cubes and group",
-        "> 0",
-        Words(f"{options.cubes} and {options.group}"),
-    )
+    cores = Words(f"{options.cubes} and {options.group}")
+    require(options.cubes > 0 and options.group > 0, "schedule", "cubes and group", "> 0", cores)
     plan = mla_prolog_plan(
         options.tokens,
         options.heads,
@@ -75,12 +70,12 @@ def run(options: argparse.Namespace) -> int:
         aiv=options.cubes * options.group,
     )
     require(bool(plan.steps), "schedule", "tokens", "an integer >= 1", options.tokens)
+    found: Found | None = None
     if options.search:
         require(not options.published, "schedule", "published", "left out of a search", Words("--published"))
-        found: Found | None = search(plan, cost, group=options.group)
-        shown = found.best  # type: ignore[union-attr]
+        found = search(plan, cost, group=options.group)
+        shown = found.best
     else:
-        found = None
         design = Design(join="none") if options.published else Design()
         shown = timeline(mla_prolog_schedule(plan, design, group=options.group), cost)
     require(math.isfinite(shown.makespan * 1e6), "schedule", "cost", "such that the schedule takes a finite time", options.cost)

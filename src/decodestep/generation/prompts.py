@@ -40,13 +40,8 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
     require(len(ids) > 0, _OP, "prompt", "at least one token long", Words("an empty prompt"))
     if len(ids) >= context:
-        refuse(
-            _OP,
-            "prompt",
-            f"shorter than the context of {context} tokens",
-            Words(f"{len(ids)} tokens"),
-            "context_length_exceeded",
-        )
+        rule = f"shorter than the context of {context} tokens"
+        refuse(_OP, "prompt", rule, Words(f"{len(ids)} tokens"), "context_length_exceeded")
     return ids
 
 
