@@ -263,6 +263,6 @@ def test_the_example_runs():
     script = Path(__file__).parent.parent / "examples" / "transformers_mla.py"
     ran = processes.run([sys.executable, str(script), "--hidden", "64", "--contexts", "30", "2"], timeout=300)
     assert ran.returncode == 0, ran.stderr
+    assert "context     30" in ran.stdout and "context      2" in ran.stdout and "with our sampling: [5, 6, 7, " in ran.stdout
     refused = processes.run([sys.executable, str(script), "--contexts", "0"], timeout=300)
     assert refused.stderr.endswith("error: --contexts and --hidden must be at least 1\n")
-    assert "context     30" in ran.stdout and "context      2" in ran.stdout and "with our sampling: [5, 6, 7, " in ran.stdout
