@@ -90,7 +90,7 @@ def _run(arguments: list[str]) -> int:
             if verb in arguments[:1]:
                 import_module(f"decodestep.cli.{verb}").add_arguments(sub)
         options, unknown = parser.parse_known_args(arguments)
-        if unknown:
+        if unknown:  # an error of the verb's: `parse_args` would name the program alone
             verbs.choices[options.verb].error(f"unrecognized arguments: {' '.join(unknown)}")
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show must not end the answer
