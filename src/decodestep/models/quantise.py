@@ -43,9 +43,9 @@ def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     block, size = GGML_QUANT_SIZES[kind]
     made = np.empty((rows, width // block * size), np.uint8)
     step = max(1, _PIECE // max(width, 1))
+    own = _K_QUANTS.get(kind)
     for first in range(0, rows, step):
         part = np.ascontiguousarray(values[first : first + step], np.float32)
-        own = _K_QUANTS.get(kind)
         with np.errstate(over="ignore", invalid="ignore"):  # a scale that is not finite
             blocks = quantize(part, kind).view(np.uint8) if own is None else own(part.reshape(-1, _SUPER))
         made[first : first + step] = blocks.reshape(len(part), -1)
@@ -116,7 +116,7 @@ def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray
 
 def _super_scale(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float16 scale of a block, and the integers of six bits by which its sub-blocks' numbers are multiples of it."""
-    top = (parts.max(axis=-1) / 63).astype(np.float16).astype(np.float32)
+    top = _as_f16(parts.max(axis=-1) / 63)
     integers = np.rint(parts / np.where(top > 0, top, 1)[:, None]).clip(0, 63)
     return top, np.where(top[:, None] > 0, integers, 0)
 
@@ -151,9 +151,7 @@ def _refit(
     alone = (dd == 0) & (uu > 0)
     new_d = np.where(alone, ux / np.where(uu > 0, uu, 1), new_d)
     ok = (ok & (new_d > 0) & (new_m >= 0)) | (alone & (new_d > 0))
-    halves = (np.where(ok, new, old).astype(np.float16).astype(np.float32) for new, old in ((new_d, d), (new_m, dmin)))
-    made_d, made_m = halves
-    return made_d, np.where(alone, dmin, made_m)
+    return _as_f16(np.where(ok, new_d, d)), np.where(alone, dmin, _as_f16(np.where(ok, new_m, dmin)))
 
 
 def _scale_bytes(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
@@ -161,6 +159,11 @@ def _scale_bytes(scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
     first = (scales[:, :4] & 63) | (scales[:, 4:] >> 4 << 6)
     second = (minima[:, :4] & 63) | (minima[:, 4:] >> 4 << 6)
     return np.concatenate([first, second, (scales[:, 4:] & 15) | ((minima[:, 4:] & 15) << 4)], axis=1)
+
+
+def _as_f16(values: np.ndarray) -> np.ndarray:
+    """The values as float16 holds them."""
+    return values.astype(np.float16).astype(np.float32)
 
 
 def _f16_bytes(values: np.ndarray) -> np.ndarray:
@@ -198,7 +201,7 @@ def _q6_k(x: np.ndarray) -> np.ndarray:
         best, scale = np.where(better, gain, best), np.where(better, sum_qx / np.where(sum_qq > 0, sum_qq, 1), scale)
     index = np.abs(scale).argmax(axis=-1)
     top = np.take_along_axis(scale, index[:, None], axis=-1)[:, 0]
-    d = (-top / 128).astype(np.float16).astype(np.float32)
+    d = _as_f16(-top / 128)
     scales = np.rint(scale / np.where(d == 0, 1, d)[:, None]).clip(-128, 127)
     for last in (False, True):
         a = d[:, None] * scales
@@ -207,7 +210,7 @@ def _q6_k(x: np.ndarray) -> np.ndarray:
         if not last:
             up = q * scales[..., None]
             uu, ux = (weight * up * up).sum(axis=(1, 2)), (weight * up * x).sum(axis=(1, 2))
-            d = np.where(uu > 0, ux / np.where(uu > 0, uu, 1), d).astype(np.float16).astype(np.float32)
+            d = _as_f16(np.where(uu > 0, ux / np.where(uu > 0, uu, 1), d))
     bits = (q + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # halves of a block, quarters of these
     low = np.concatenate([bits[:, :, i] & 15 | (bits[:, :, i + 2] & 15) << 4 for i in (0, 1)], axis=2)
     high = ((bits >> 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]).sum(axis=2, dtype=np.uint8)
