@@ -66,6 +66,13 @@ _LOCAL = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
 _GEMMA = {**_FOUR, "layer_types": _TYPES, "sliding_window": 20, "rope_parameters": _LOCAL, "tie_word_embeddings": True}
+_DENSE_HYBRID = {
+    **_FOUR,
+    "layer_types": ["attention"] * 3,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 72,
+    "mamba_n_heads": 2,  # which has to divide the width, though there are no such layers
+}
 # Windows below and above the 16 positions of a page; heads of 24 values, which the native step pads, and of 10.
 GROUPED: dict[str, list[dict[str, Any]]] = {
     "qwen2": [
@@ -127,6 +134,31 @@ GROUPED: dict[str, list[dict[str, Any]]] = {
         {**_FOUR, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.4, "tie_word_embeddings": True},
         {**_FOUR, "attention_bias": True, "hidden_size": 96, "intermediate_size": 64, "attention_multiplier": 0.2},
     ],
+    "granitemoehybrid": [
+        {
+            **_DENSE_HYBRID,
+            "hidden_size": 64,
+            "shared_intermediate_size": 96,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 7.0,
+            "rope_parameters": yarn(None, None),
+            "tie_word_embeddings": True,
+        },
+        {**_DENSE_HYBRID, "attention_bias": True, "attention_multiplier": 0.4, "position_embedding_type": "nope"},
+        {
+            **_DENSE_HYBRID,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "hidden_size": 120,
+            "attention_bias": True,
+            "position_embedding_type": "rope",
+            "attention_multiplier": 0.2,
+            "residual_multiplier": 0.7,
+        },
+    ],
     "gemma3_text": [
         {**_GEMMA, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "query_pre_attn_scalar": 32},
         {**_GEMMA, "head_dim": 24, "query_pre_attn_scalar": 50, "attention_bias": True, "sliding_window": 9},
@@ -158,6 +190,7 @@ CLASSES = {
     "ministral": "Ministral",
     "smollm3": "SmolLM3",
     "granite": "Granite",
+    "granitemoehybrid": "GraniteMoeHybrid",
     "gemma3_text": "Gemma3",
 }
 _FOLDERS = {"gemma3_text": "gemma3"}

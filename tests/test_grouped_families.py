@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 # By family the sizes that the native step takes, and those for which GGUF has keys.
 NATIVE = [("qwen2", 2), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 2), ("ministral", 2), ("smollm3", 0), ("granite", 0)]
-NATIVE += [("granite", 2), ("gemma3_text", 0), ("gemma3_text", 2)]
+NATIVE += [("granite", 2), ("granitemoehybrid", 0), ("gemma3_text", 0), ("gemma3_text", 2)]
 IN_GGUF = [("qwen2", 0), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 0), ("mistral", 1), ("smollm3", 0), ("granite", 0)]
 IN_GGUF += [("granite", 2), ("gemma3_text", 0), ("gemma3_text", 2)]
 
@@ -186,6 +186,11 @@ REFUSED = {
     "layers of lists": ("ministral", {"layer_types": [["full_attention"]] * 3}, "layer_types must have"),
     "rotations that are lists": ("smollm3", {"no_rope_layers": [[1]] * 5}, "no_rope_layers must have"),
     "rotations of another number": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must have"),
+    "experts of Granite 4": ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts 4, experts, is not supported"),
+    "Mamba layers": ("granitemoehybrid", {"layer_types": ["attention", "mamba", "attention"]}, "'mamba' is not supported"),
+    "Mamba layers by their older key": ("granitemoehybrid", {"layers_block_type": ["mamba"] * 3}, "'mamba' is not supported"),
+    "layers of the default, Mamba": ("granitemoehybrid", {"layer_types": None}, "layer_types with 'mamba' is not supported"),
+    "a Granite 4 of other layers": ("granitemoehybrid", {"layer_types": ["attention"]}, "layer_types must have one for each"),
     "a window of none": ("mistral", {"sliding_window": 0}, "sliding_window must be an integer in"),
 }
 

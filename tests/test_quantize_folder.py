@@ -15,7 +15,7 @@ import families
 from decodestep import cli
 from decodestep.models import ModelError
 from decodestep.models.architectures.gguf_of_folder import ARCHITECTURES
-from decodestep.models.architectures.names import FOLDER, FOLDER_WITH_POST_NORMS, GGUF
+from decodestep.models.architectures.names import FOLDER, FOLDERS, GGUF
 from decodestep.models.gguf_file import GgufFile
 from tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
@@ -30,6 +30,7 @@ CASES = {
     "ministral": (1, {"rope_parameters": families.yarn(None, None)}),
     "smollm3": (0, {}),
     "granite": (2, {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    "granitemoehybrid": (1, {}),
     "gemma3_text": (0, {}),
     "deepseek_v2": (1, {}),
     "deepseek_v3": (0, {}),
@@ -86,9 +87,8 @@ def test_names_are_those_of_the_gguf_package(family):
     """Of each part the package's name for what transformers calls it, where its tables have it."""
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[family])
     known = gguf.get_tensor_name_map(architecture, 2)
-    table = FOLDER_WITH_POST_NORMS if family == "gemma3_text" else FOLDER
     found = 0
-    for part, name in table.items():
+    for part, name in FOLDERS.get(family, FOLDER).items():
         theirs = known.get_name(name.format(i=1, e=0).replace("experts.0.", "experts."), (".weight", ".bias"))
         if theirs is not None and part in GGUF:
             assert GGUF[part].format(i=1) == theirs, part
@@ -115,6 +115,7 @@ def test_types_padding_and_facts(tmp_path):
 EXPRESSED = {
     "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
     "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
+    "Granite 4 that is rotated": ("granitemoehybrid", {}),
     "mscale of a llama": ("llama", {"rope_parameters": families.yarn(1.0, 1.0)}),
     "two of them": ("qwen3", {"rope_parameters": families.yarn(1.0, 0.7)}),
     "attention_factor": ("granite", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}),

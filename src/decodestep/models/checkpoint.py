@@ -55,7 +55,7 @@ class Checkpoint:
         self.file, self.path = file, file.path
         self.config: Config = gguf.config_of(file) if isinstance(file, GgufFile) else folder.config_of(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
-        of_folder = names.FOLDER_WITH_POST_NORMS if self.config.post_norms else names.FOLDER
+        of_folder = names.FOLDERS.get(self.config.architecture, names.FOLDER)
         self._table = names.GGUF if isinstance(file, GgufFile) else of_folder
         self._parts: dict[tuple[str, int], list[Part]] = {}
 

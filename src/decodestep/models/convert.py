@@ -223,13 +223,18 @@ def _up_projections(checkpoint: Checkpoint, i: int, sizes: LatentConfig) -> tupl
 
 
 def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> FeedForward:
-    activation = checkpoint.config.activation
+    if checkpoint.has(f"{prefix}gate_up", i):
+        stored = _halves(checkpoint.weight(f"{prefix}gate_up", i), 1)
+    else:
+        parts = [f"{prefix}{part}" for part in ("gate", "up")]
+        stored = [checkpoint.weight(part, i) for part in parts if checkpoint.has(part, i)]
+    *gate, up = (_weight_of(pack, one) for one in stored)
     return FeedForward(
-        _weight_of(pack, checkpoint.weight(f"{prefix}gate", i)) if activation != "relu_squared" else None,
-        _weight_of(pack, checkpoint.weight(f"{prefix}up", i)),
+        gate[0] if gate else None,
+        up,
         _weight_of(pack, checkpoint.weight(f"{prefix}down", i)),
         1,
-        activation == "gelu_gated",
+        checkpoint.config.activation == "gelu_gated",
         *(checkpoint.optional_vector(f"{prefix}{part}_bias", i) for part in ("gate", "up", "down")),
     )
 
@@ -238,12 +243,8 @@ def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertWeights:
     experts, router = checkpoint.config.experts, _whole(checkpoint.weight("router", i)[0])
     assert experts is not None
     if checkpoint.has("experts_gate_up", i):
-        stored, widened = checkpoint.stack("experts_gate_up", i)
-        both = _whole(stored)
-        rows = both.rows.reshape(experts.count, 2, experts.width, -1)
-        halves = [replace(both, rows=np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3])) for k in (0, 1)]
-        del both, rows
-        gate, up = (_weight_of(pack, (half, widened)) for half in halves)
+        halves = _halves(checkpoint.stack("experts_gate_up", i), experts.count)
+        gate, up = (_weight_of(pack, half) for half in halves)
     else:
         gate, up = (_weight_of(pack, checkpoint.stack(f"experts_{part}", i)) for part in ("gate", "up"))
     return ExpertWeights(
@@ -252,6 +253,14 @@ def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertWeights:
         routed=FeedForward(gate, up, _weight_of(pack, checkpoint.stack("experts_down", i)), experts.count),
         shared=_dense(checkpoint, i, pack, "shared_") if experts.shared else None,
     )
+
+
+def _halves(stored: Stored, blocks: int) -> list[Stored]:
+    """The first halves of `blocks` blocks of rows, one after the other, and the second halves."""
+    weight, widened = _whole(stored[0]), stored[1]
+    rows = weight.rows.reshape(blocks, 2, -1, weight.rows.shape[1])
+    first, second = (np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3]) for k in (0, 1))
+    return [(replace(weight, rows=half), widened) for half in (first, second)]
 
 
 def neighbour_order(heads: int, start: int, width: int) -> np.ndarray:

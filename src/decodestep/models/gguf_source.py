@@ -111,6 +111,9 @@ def _values(checkpoint: Checkpoint, half_split: bool, part: Part, i: int) -> Ite
         (both,) = checkpoint.values("keys_values_up", i)
         rows = both.reshape(config.heads, latent.nope_dim + latent.value_dim, -1)
         yield rows[:, : latent.nope_dim].swapaxes(1, 2) if part.part == "keys_up" else rows[:, latent.nope_dim :]
+    elif part.part in ("gate", "up") and checkpoint.has("gate_up", i):
+        (both,) = checkpoint.values("gate_up", i)
+        yield both.reshape(2, *part.shape)[int(part.part == "up")]
     else:
         turned = config.rope_half_split and not half_split and part.part in _TURNED
         order = _order(checkpoint, part) if turned else slice(None)

@@ -23,6 +23,7 @@ _SYNONYMS = {
     "kimi_k2": _V3,
     "glm4_moe_lite": {"num_local_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
     "qwen3_moe": {"num_local_experts": "num_experts"},  # which is what it saves
+    "granitemoehybrid": {"layers_block_type": "layer_types"},
 }
 
 

@@ -22,6 +22,7 @@ from decodestep.models.model_folder import ModelFolder
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _ACTIVATIONS = {"gemma3_text": ("hidden_activation", ("gelu_pytorch_tanh",), "gelu_gated")}
+_WIDTHS = {"granitemoehybrid": "shared_intermediate_size"}  # of a dense block; intermediate_size is that of experts
 _WITH_EXPERTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 _WITH_MLP_BIAS = ("deepseek_v2", "minicpm3", "llama", "smollm3", "granite")  # the other classes do not read the key
 
@@ -45,7 +46,7 @@ def config_of(folder: ModelFolder) -> Config:
         "hidden": hidden,
         "layers": layers,
         "heads": heads,
-        "feed_forward": keys.size("intermediate_size"),
+        "feed_forward": keys.size(_WIDTHS.get(keys.kind, "intermediate_size")),
         "context": keys.size("max_position_embeddings", most=MAX_CONTEXT),
         "norm_eps": keys.number("rms_norm_eps", least=1e-30, most=1.0),
         # A head of its own counts, as in transformers, which ties nothing where the two differ.

@@ -139,6 +139,19 @@ def _granite_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _granite_hybrid_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    """Granite 4's class has Mamba layers and experts, of which its dense models have none."""
+    if keys.size("num_local_experts", least=0):
+        raise keys.refusal(f"num_local_experts {keys.get('num_local_experts')}, experts, is not supported for {keys.kind}")
+    kinds, layers = keys.get("layer_types"), common["layers"]
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
+        raise keys.refusal(f"layer_types must have one for each of {layers} layers")
+    other = next((kind for kind in kinds or ["mamba"] if kind not in ("attention", "full_attention")), None)
+    if other is not None:
+        raise keys.refusal(f"layer_types with {other!r} is not supported for {keys.kind} ('attention' is)")
+    return _granite_more(keys, common)
+
+
 def _gemma3_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
         if keys.get(key):
@@ -166,6 +179,7 @@ GROUPED: dict[str, Callable[[Keys, int], tuple[int, ...]]] = {
     "qwen3_moe": _qwen3_moe,
     "smollm3": _smollm3,
     "granite": _no_windows,
+    "granitemoehybrid": _no_windows,
     "gemma3_text": _gemma3,
 }
 _MORE: dict[str, Callable[[Keys, dict[str, Any]], dict[str, Any]]] = {
@@ -173,6 +187,7 @@ _MORE: dict[str, Callable[[Keys, dict[str, Any]], dict[str, Any]]] = {
     "qwen3_moe": _qwen3_moe_more,
     "smollm3": _smollm3_more,
     "granite": _granite_more,
+    "granitemoehybrid": _granite_hybrid_more,
     "gemma3_text": _gemma3_more,
 }
-_WITH_BIAS_KEY = ("llama", "qwen3", "qwen3_moe", "smollm3", "granite", "gemma3_text")
+_WITH_BIAS_KEY = ("llama", "qwen3", "qwen3_moe", "smollm3", "granite", "granitemoehybrid", "gemma3_text")

@@ -15,6 +15,8 @@ from decodestep.models.rope import Rope
 def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     """The rotary embedding of config.json, and a second one if `config.grouped.ropes` refers to it."""
     keys = Keys(folder)
+    if keys.kind == "granitemoehybrid" and keys.get("position_embedding_type") != "rope":
+        return (rope.none(config.head_dim),)
     if keys.kind == "gemma3_text":
         full, sliding = (_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
         if sliding.long_frequencies is not None:

@@ -21,6 +21,7 @@ from decodestep.models.rope import Rope
 ARCHITECTURES = {
     **{kind: kind for kind in ("llama", "qwen2", "qwen3", "smollm3", "granite", "minicpm3")},
     **{kind: "llama" for kind in ("mistral", "ministral")},
+    "granitemoehybrid": "granite",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     **{kind: "deepseek2" for kind in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu")},
@@ -175,6 +176,8 @@ def _rope(
     keys: Keys, config: Config, architecture: str, ropes: tuple[Rope, ...]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """The keys of the rotation, and its tensors."""
+    if not ropes[0].inverse_frequencies.any():
+        return {"rope.scaling.finetuned": False}, {}  # what says in files of granite that positions are not rotated
     gemma = architecture == "gemma3"
     p = RopeParameters(keys, "full_attention" if gemma else None)
     made: dict[str, Any] = {"rope.freq_base": p.theta}

@@ -23,6 +23,12 @@ _MISTRAL = _COMMON | {
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
+_GRANITE = _COMMON | {
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+}
 _QWEN = _COMMON | {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -63,13 +69,8 @@ GROUPED_DEFAULTS: dict[str, dict[str, Any]] = {
         "use_sliding_window": False,
         "tie_word_embeddings": True,
     },
-    "granite": _COMMON
-    | {
-        "embedding_multiplier": 1.0,
-        "logits_scaling": 1.0,
-        "residual_multiplier": 1.0,
-        "attention_multiplier": 1.0,
-    },
+    "granite": _GRANITE,
+    "granitemoehybrid": _GRANITE | {"num_local_experts": 8, "shared_intermediate_size": 1024},
     "gemma3_text": _COMMON
     | {
         "vocab_size": 262208,

@@ -85,11 +85,20 @@ FOLDER = {
     "output": "lm_head.weight",
     **{part: f"model.layers.{{i}}.{name}" for part, name in _FOLDER_LAYER.items()},
 }
-# Of a model with norms after its blocks, where the name of the one before the feed-forward block stands for another.
-FOLDER_WITH_POST_NORMS = FOLDER | {
-    "attention_post_norm": "model.layers.{i}.post_attention_layernorm.weight",
-    "ffn_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
-    "ffn_post_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+# The tables of families with other names, by model_type.
+FOLDERS = {
+    # The name of the norm before the feed-forward block stands for another.
+    "gemma3_text": FOLDER
+    | {
+        "attention_post_norm": "model.layers.{i}.post_attention_layernorm.weight",
+        "ffn_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
+        "ffn_post_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+    },
+    "granitemoehybrid": FOLDER
+    | {
+        "gate_up": "model.layers.{i}.shared_mlp.input_linear.weight",
+        "down": "model.layers.{i}.shared_mlp.output_linear.weight",
+    },
 }
 
 
@@ -119,7 +128,7 @@ def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], boo
     norms = ("attention_norm", "ffn_norm", *(("attention_post_norm", "ffn_post_norm") if config.post_norms else ()))
     shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
     shapes |= _grouped_shapes(config) if latent is None else _latent(config, latent, has, table, i)
-    shapes |= _experts(config, has, table, i) if config.has_experts(i) else _dense(config, "", config.feed_forward)
+    shapes |= _experts(config, has, table, i) if config.has_experts(i) else _dense(config, table, "", config.feed_forward)
     for part, shape in shapes.items():
         if "{e}" in table[part]:
             for e in range(shape[0]):
@@ -160,9 +169,12 @@ def _latent(config: Config, a: LatentConfig, has: Callable[[str], bool], table: 
     return {**shapes, "attention_output": (hidden, heads * a.value_dim)}
 
 
-def _dense(config: Config, prefix: str, width: int) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {"gate": (width, config.hidden)} if config.activation != "relu_squared" else {}
-    shapes |= {"up": (width, config.hidden), "down": (config.hidden, width)}
+def _dense(config: Config, table: dict[str, str], prefix: str, width: int) -> dict[str, Shape]:
+    if f"{prefix}gate_up" in table:
+        shapes: dict[str, Shape] = {"gate_up": (2 * width, config.hidden)}
+    else:
+        shapes = {part: (width, config.hidden) for part in ("gate", "up")[config.activation == "relu_squared" :]}
+    shapes["down"] = (config.hidden, width)
     if config.biases:
         shapes |= {f"{part}_bias": shape[:1] for part, shape in shapes.items()}
     return {prefix + part: shape for part, shape in shapes.items()}
@@ -179,4 +191,4 @@ def _experts(config: Config, has: Callable[[str], bool], table: dict[str, str], 
     else:
         shapes |= {"experts_gate": (e.count, e.width, hidden), "experts_up": (e.count, e.width, hidden)}
     shapes["experts_down"] = (e.count, hidden, e.width)
-    return shapes | (_dense(config, "shared_", e.shared) if e.shared else {})
+    return shapes | (_dense(config, table, "shared_", e.shared) if e.shared else {})
