@@ -62,6 +62,7 @@ def test_a_byte_that_the_vocabulary_lacks_is_left_out(model):
         ({"chat_template": "{{ m }}<|eot_id|>"}, ["</s>", "<|eot_id|>"]),
         ({"chat_template": "{{ m }}</s>"}, ["</s>"]),
         ({"chat_template": "{{ m }}<|eot_id|>", "eot_token_id": 0}, ["</s>", "a"]),
+        ({"chat_template": "{{ m }}<|eot_id|>", "eot_token_id": 4}, ["</s>", "<|eot_id|>"]),
     ],
     ids=str,
 )
@@ -79,6 +80,17 @@ def test_ends_of_texts_are_known_by_their_spelling():
     keys = {"model": "gpt2", "tokens": tokens, "merges": [], "token_type": [1, 3, 3, 3, 1, 3], "eos_token_id": 1}
     tokenizer = GgufTokenizer({f"tokenizer.ggml.{name}": value for name, value in keys.items()})
     assert tokenizer.end_token_ids == {1, 2, 3}  # the fourth is a word
+
+
+@pytest.mark.parametrize("name", ["padding", "unknown", "eot", "eom"])
+@pytest.mark.parametrize("beyond", [98, 2**32 - 1])
+def test_an_id_beyond_the_vocabulary_names_no_token(name, beyond):
+    """As in llama.cpp. Without its end or its beginning a model would not run as it is meant to."""
+    tokenizer, plain = GgufTokenizer(metadata(**{f"{name}_token_id": beyond})), GgufTokenizer(metadata())
+    assert tokenizer.named_ids == plain.named_ids and tokenizer.end_token_ids == plain.end_token_ids
+    for key in ("eos_token_id", "bos_token_id"):
+        with pytest.raises(ModelError, match=rf"{key} must be an integer in \[0, 97\]"):
+            GgufTokenizer(metadata(**{key: beyond}))
 
 
 def test_ids_outside_the_vocabulary_add_nothing(model):
@@ -159,6 +171,7 @@ def test_every_pre_tokenizer_keeps_the_text(pre):
         {"eos_token_id": True},
         {"bos_token_id": "x"},
         {"padding_token_id": [1]},
+        {"padding_token_id": -1},
         {"add_bos_token": 1},
         {"add_bos_token": np.ones(2, bool)},
     ],

@@ -19,6 +19,8 @@ from decodestep.models.vocabulary import SPACE, Vocabulary, ids_of
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _NAMES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+_NEEDED = ("bos_token_id", "eos_token_id")
+_MAX_ID = (1 << 32) - 1  # which old converters wrote for -1, none
 _ENDS_OF_TEXTS = ("<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 _ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]")
 
@@ -60,17 +62,21 @@ class GgufTokenizer(Tokenizer):
 
 
 def _ends(metadata: md.Metadata, tokens: list[str], special: frozenset[int]) -> frozenset[int]:
-    found = {_special_id(metadata, name, len(tokens)) for name in ("eos_token_id", "eot_token_id", "eom_token_id")}
-    found |= {i for i in special if tokens[i] in _ENDS_OF_TEXTS}
-    if "tokenizer.ggml.eot_token_id" not in metadata:
+    eos, eot, eom = (_special_id(metadata, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom"))
+    found = {eos, eot, eom} | {i for i in special if tokens[i] in _ENDS_OF_TEXTS}
+    if eot is None:
         template = str(metadata.get("tokenizer.chat_template", ""))
         found |= {i for i in special if tokens[i] in _ENDS_OF_TURNS and tokens[i] in template}
     return frozenset(i for i in found if i is not None)
 
 
 def _special_id(metadata: md.Metadata, name: str, vocab_size: int) -> int | None:
+    """None for an id beyond the vocabulary, as in llama.cpp; a beginning or an end there is refused."""
     key = f"tokenizer.ggml.{name}"
-    return md.integer(metadata, key, least=0, most=vocab_size - 1) if key in metadata else None
+    if key not in metadata:
+        return None
+    found = md.integer(metadata, key, least=0, most=vocab_size - 1 if name in _NEEDED else _MAX_ID)
+    return found if found < vocab_size else None
 
 
 def _byte_level(metadata: md.Metadata, tokens: list[str], kinds: list[int], ids: dict[str, int]) -> Engine:
