@@ -94,6 +94,15 @@ def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, ke
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.02
 
 
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_the_attention_factor_of_a_file_is_that_of_transformers(ids, tmp_path, factor):
+    """Where llama.cpp's converter writes it; llama.cpp does not read it for these architectures."""
+    theirs = families.model_of("llama", 0, rope_parameters=families.yarn(None, None, attention_factor=factor))
+    scaling = {"type": "yarn", "factor": 8.0, "original_context_length": 64, "yarn_attn_factor": factor}
+    path = write_gguf(theirs, tmp_path / "a.gguf", **{f"rope.scaling.{name}": value for name, value in scaling.items()})
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
+
+
 @pytest.mark.parametrize("key", ["expert_weights_scale", "expert_gating_func", "expert_weights_norm"])
 def test_the_router_of_qwen3moe_is_that_of_the_architecture(model, ids, tmp_path, key):
     """Neither transformers nor llama.cpp has another one, and llama.cpp does not read the keys."""

@@ -56,7 +56,10 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
         # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
         strength = _yarn_strength(keys)
         frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0)
-        return Rope(frequencies, rope.yarn_factor(factor, strength, strength) * given)
+        usual = rope.yarn_factor(factor, strength, strength)
+        # transformers' attention_factor, where llama.cpp's converter writes it
+        growth = keys.number("rope.scaling.yarn_attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)
+        return Rope(frequencies, growth * given)
     if by_length:
         short, long = (_factors(file, f"rope_factors_{name}.weight", width, vector) for name in ("short", "long"))
         original = keys.size("rope.scaling.original_context_length", config.context, most=MAX_CONTEXT)
