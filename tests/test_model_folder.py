@@ -332,6 +332,21 @@ def test_many_keys_and_tokens_cost_no_square_of_time(tmp_path):
     assert time.process_time() - began < 10
 
 
+def test_the_error_of_a_folder_that_is_no_model_says_what_it_holds(copy, tmp_path):
+    """The folder of a hub's cache has a model's in snapshots/; folders of GGUF files have a config.json or none."""
+    with pytest.raises(ModelError, match="config.json is missing in this folder$"):
+        ds.load(tmp_path)
+    cache = tmp_path / "models--org--name"
+    snapshot = cache / "snapshots" / "0a1b"
+    shutil.copytree(copy, snapshot)
+    with pytest.raises(ModelError, match=f"config.json is missing in this folder; there is {snapshot}$"):
+        ds.load(cache)
+    (snapshot / "model.safetensors").rename(snapshot / "b.gguf")
+    shutil.copy(snapshot / "b.gguf", snapshot / "a.gguf")
+    with pytest.raises(ModelError, match=f"there is neither .* in this folder; there is {snapshot / 'a.gguf'}$"):
+        ds.load(snapshot)
+
+
 def test_templates_and_ends_of_the_folder(copy):
     (copy / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}!")
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [298, 5], "do_sample": True, "temperature": 0.5}))
