@@ -219,6 +219,16 @@ console.log(JSON.stringify(cases.map(([token, settings]) => whatIf(token, settin
     assert all(exact[80:120]) and any(exact[120:]) and 0.4 < np.mean(exact[:40]) < 1 and not all(exact[40:80])
 
 
+@pytest.mark.skipif(NODE is None, reason="needs node")
+def test_the_page_names_characters_that_cannot_be_seen_and_keeps_sentences_in_order():
+    """Families and Persian words are written with joiners, which stay; the isolates around a token end what it has of them."""
+    words = {" a\n": "␣a⏎", "\u202eevil\u2069": "‹U+202E›evil‹U+2069›", "\x1b[31m": "‹U+001B›[31m", " א": "␣א"}
+    words |= {"\U000e0001": "‹U+E0001›", "👨\u200d👩": "👨\u200d👩", "می\u200cخواهم": "می\u200cخواهم"}
+    script = "console.log(JSON.stringify(JSON.parse(require('fs').readFileSync(0)).map(visible)))"
+    ran = processes.run([NODE, "-e", (HERE / "panel.js").read_text() + script], input=json.dumps(list(words)))
+    assert ran.stderr == "" and json.loads(ran.stdout) == [f"\u2068{word}\u2069" for word in words.values()]
+
+
 def test_characters_of_several_tokens(model):
     ids = model.tokenizer.encode("春天")
     found = pieces(model.tokenizer, ids)

@@ -4,17 +4,17 @@ const most = Math.max(...data.runs.map(r => r.tokens.length)), texts = [];
 const panels = data.runs.map((run, i) => new Panel(run, i, data));
 let at = 0;
 
-$('about').textContent = `${data.model} after “${data.prompt}”`;
+$('about').append(`${data.model} after “`, make('bdi', {}, coded(data.prompt)), '”');
 data.runs.forEach((run, r) => {
   const other = data.runs.length > 1 ? data.runs[1 - r] : null, letter = data.runs.length > 1 ? 'AB'[r] : '';
   const parts = other ? run.tokens.findIndex((token, i) => other.tokens[i]?.token !== token.token) : -1;  // where the texts diverge
-  const prompt = make('span', {class: 'prompt'}, ...run.prompt.map((id, i) => make('span', {'data-at': i}, run.pieces[i])));
+  const prompt = make('span', {class: 'prompt'}, ...run.prompt.map((id, i) => make('span', {'data-at': i}, coded(run.pieces[i]))));
   const shown = run.tokens.map((token, i) => run.pieces[run.prompt.length + i] ?? '∅');
   const tokens = run.tokens.map((token, i) => make('button', {
     class: 'token' + (i === parts ? ' other' : ''), 'data-at': run.prompt.length + i,
     style: `--rare:${Math.min(1, -(token.raw ?? -9) / 7).toFixed(2)}`, tabindex: -1, onclick: () => go(i),
     'aria-label': `token ${i + 1}: ${visible(data.words[token.token] ?? 'none')}` + (token.raw === null ? '' : `, ${percent(Math.exp(token.raw))} by the model`),
-  }, shown[i].replace(/^$/, '·').replace(/\n/g, '⏎')));
+  }, coded(shown[i]).replace(/^$/, '·').replace(/\n/g, '⏎')));
   const box = make('div', {class: `text ${'ab'[r]}`, role: 'group', 'aria-label': `text${letter && ' ' + letter}`},
     letter && make('span', {class: 'who'}, letter), prompt,
     ...tokens.flatMap((token, i) => shown[i].endsWith('\n') ? [token, make('br')] : [token]));

@@ -10,8 +10,12 @@ const percent = p => p === 0 ? '0%' : p < 0.0001 ? '<0.01%' : (100 * p).toFixed(
 const number = v => v === null ? '' : Math.abs(v) >= 3.4e38 ? '∞' : Math.abs(v) >= 1e5 ? v.toExponential(2) : v.toFixed(2);
 const logarithm = v => v < -3.4e38 ? '−∞' : v.toFixed(3);
 const tokens = n => n === 1 ? '1 token' : `${n.toLocaleString('en')} tokens`;
-// A token with visible marks for leading and trailing spaces, newlines and tabs.
-const visible = text => text.replace(/^ +| +$/g, m => '␣'.repeat(m.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥').replace(/\r/g, '␍');
+// A text whose control and format characters, which cannot be seen or turn the order of what is beside them, are code points:
+// ‹U+202E›. The two joiners stay: words and emoji are written with them.
+const coded = text => text.replace(/[^\P{C}\n\t\u200c\u200d]/gu, c => `‹U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, '0')}›`);
+// A token with visible marks for leading and trailing spaces, newlines and tabs; isolated (U+2068, U+2069), so that one that is
+// written from right to left leaves the sentence around it in order.
+const visible = text => `\u2068${coded(text.replace(/^ +| +$/g, m => '␣'.repeat(m.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥').replace(/\r/g, '␍'))}\u2069`;
 const SHOWN = 15;
 
 class Panel {
@@ -192,7 +196,7 @@ class Panel {
     return said.flatMap((s, n) => n ? [', ', s] : [s]);
   }
 }
-const settingsOf = run => [...Object.entries(run.settings).filter(([n]) => n !== 'do_sample').map(([n, v]) => `${n} ${v}`),
+const settingsOf = run => [...Object.entries(run.settings).filter(([n]) => n !== 'do_sample').map(([n, v]) => `${n} ${coded(v)}`),
   run.greedy ? 'greedy' : `seed ${run.seed}`].join(', ');
 const thresholdWords = ([quantity, value]) => ({
   score: `The bound: a score of ${value.toFixed(3)}.`, probability: `The bound: a probability of ${percent(value)}.`,
