@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import socket
 import time
@@ -14,6 +15,7 @@ import pytest
 import decodestep as ds
 import servers
 import tiny_files
+from decodestep import cli
 from decodestep.cli import serve
 from servers import HELLO, TEMPLATE, post, post_stream
 
@@ -29,6 +31,15 @@ def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0 and err.splitlines()[-1] == "decodestep: stopped" and "hello" not in err
+
+
+@pytest.mark.parametrize(
+    ("template", "wrong"), [("{% for", "unexpected"), ("", "it renders nothing"), ("{{ raise_exception('no') }}", "no")]
+)
+def test_a_template_that_renders_no_message_is_refused(template, wrong, tiny_file, tmp_path, capsys):
+    (tmp_path / "template").write_text(template)
+    assert cli.main(["serve", str(tiny_file()), "--port", "0", "--chat-template", str(tmp_path / "template")]) == 2
+    assert re.search(rf"^decodestep: serve: chat-template must be .*; got .*template: .*{wrong}", capsys.readouterr().err, re.M)
 
 
 @pytest.fixture(scope="module")

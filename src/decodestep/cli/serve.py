@@ -15,14 +15,16 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.options import add_named_model, load, name_model, text_of
+from decodestep.models.errors import ModelError
 from decodestep.models.kv_cache import PAGE
 
 if TYPE_CHECKING:
     import uvicorn
 
+    from decodestep.models import Model
     from decodestep.serving.http import Server
 
 _GRACE = 10.0  # seconds for completions to finish after SIGTERM
@@ -65,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
     _say(f"loading {options.model} ...")
     model = load(options)
     name = _name_of(options.model)
+    _check_template(options, model)
     _say(f"{name} ({model.config.name}): {model.decoder.description}, loaded in {time.monotonic() - started:.1f} s")
     _say(f"cache: {model.cache.pages * PAGE} tokens, of all completions together")
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
@@ -99,6 +102,17 @@ def _check(options: argparse.Namespace) -> None:
         require(_is_origin(origin), "serve", "cors-origin", "*, null, or an origin such as https://example.org:8000", origin)
     for name in options.allowed_host:
         require(_is_allowed_host(name), "serve", "allowed-host", "*, or a name without a port such as example.org", name)
+
+
+def _check_template(options: argparse.Namespace, model: Model) -> None:
+    """Refuses a template that renders no message: every request for a chat would be told so."""
+    if options.chat_template is None:
+        return
+    try:
+        wrong = "" if model.chat_prompt([{"role": "user", "content": "Hello"}]) else "it renders nothing"
+    except ModelError as error:
+        wrong = str(error)
+    require(not wrong, "serve", "chat-template", "a template of messages", Words(f"{options.chat_template}: {wrong}"))
 
 
 def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
