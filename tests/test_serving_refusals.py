@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from decodestep._base.checks import RequestError
+from decodestep.models import template_process
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import Engine
 from decodestep.serving.errors import HttpError, http_error
@@ -266,3 +267,14 @@ def test_a_page_that_dns_leads_here_is_refused(tiny_file):
                 status, body, _ = server.send(path, data, "POST" if data else "GET", **named)
                 assert status == (200 if name in own else 403)
                 assert status == 200 or json.loads(body)["error"]["code"] == "host"
+
+
+def test_a_process_for_templates_that_does_not_start_is_no_fault_of_the_request(tiny_file, monkeypatch, caplog):
+    """A client repeats a request after 500, and gives one up after 400."""
+    with LocalServer(load(tiny_file(kind="Q8_0", context=400))) as server:
+        template_process._end_all()
+        monkeypatch.setattr(template_process.sys, "executable", "/no/such/program")
+        status, answer = server.send_json("/v1/chat/completions", CHAT)
+        monkeypatch.undo()
+        assert status == 500 and answer["error"]["type"] == "server_error" and "no process could be started" in caplog.text
+        assert server.send_json("/v1/chat/completions", CHAT)[0] == 200

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.options import add_named_model, load, name_model, text_of
-from decodestep.models.errors import ModelError
+from decodestep.models.errors import ModelError, TemplateProcessError
 from decodestep.models.kv_cache import PAGE
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def _check_template(options: argparse.Namespace, model: Model) -> None:
         return
     try:
         wrong = "" if model.chat_prompt([{"role": "user", "content": "Hello"}]) else "it renders nothing"
+    except TemplateProcessError:
+        raise
     except ModelError as error:
         wrong = str(error)
     require(not wrong, "serve", "chat-template", "a template of messages", Words(f"{options.chat_template}: {wrong}"))

@@ -12,6 +12,11 @@ class ModelError(RuntimeError):
     """A model could not be found, fetched or read; the message says which file and why."""
 
 
+class TemplateProcessError(ModelError):
+    """No process could be started to render a chat template, as for want of memory: neither the template is wrong nor what it
+    was given."""
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Puts the path before the message of a ModelError that names no file in it: of metadata, a tokenizer or a template."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from decodestep.models import template_worker
-from decodestep.models.errors import ModelError
+from decodestep.models.errors import ModelError, TemplateProcessError
 
 MAX_TEMPLATE = 1 << 18  # characters of a template; real ones have up to 30 thousand
 MAX_PROMPT = 1 << 23  # characters of a rendered prompt
@@ -103,7 +103,7 @@ class _Worker:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=os.path.abspath(os.sep)
             )
         except OSError as error:
-            raise ModelError(f"no process could be started to render the chat template: {error}") from error
+            raise TemplateProcessError(f"no process could be started to render the chat template: {error}") from error
         self._expired = False
         self._ready = False
 
@@ -130,7 +130,7 @@ class _Worker:
         if not self._ready:
             if self._exchange(None, START_SECONDS) is None:
                 self.end()  # it may have closed its pipes and not be gone yet
-                raise ModelError("the process that renders chat templates did not start")
+                raise TemplateProcessError("the process that renders chat templates did not start")
             self._ready = True
         reply = self._exchange(request, WALL_SECONDS)
         if reply is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from decodestep._base.checks import RequestError
-from decodestep.models.errors import ModelError
+from decodestep.models.errors import ModelError, TemplateProcessError
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import EngineClosedError, QueueFullError
 
@@ -57,7 +57,7 @@ def http_error(error: BaseException, field_of: Mapping[str, str] | None = None) 
             return _bad_request(error, spelled)
         case ConstraintError():
             return HttpError(400, str(error), param=spelled.get(error.language, error.language), code="constraint")
-        case ModelError():
+        case ModelError() if not isinstance(error, TemplateProcessError):
             return HttpError(400, str(error), param="messages", code="chat_template")
         case ModuleNotFoundError():
             return HttpError(400, str(error), code="not_installed")
