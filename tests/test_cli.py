@@ -17,6 +17,7 @@ import pytest
 import processes
 from builds import TIERS
 from decodestep import SamplingParams, cli
+from decodestep.cli.failure import failure
 from decodestep.cli.options import add_params, params_of
 from decodestep.models import DEFAULT_MODEL
 
@@ -261,6 +262,11 @@ def test_the_defaults_are_those_of_sampling_params():
     for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
         option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].split(" --")[0]
         assert option.endswith(f"[{getattr(params, name)}]")
+
+
+def test_python_s_own_lack_of_memory_is_said_without_more():
+    assert failure(MemoryError()) == (1, "out of memory")
+    assert failure(MemoryError("a cache of 9 bytes")) == (1, "out of memory: a cache of 9 bytes")
 
 
 def test_an_internal_error_is_not_blamed_on_the_request(monkeypatch, capsys):

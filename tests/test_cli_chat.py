@@ -68,6 +68,11 @@ def test_a_pipe_ends_at_an_error(line, code, message):
     assert message in run.stderr
 
 
+def test_a_pipe_may_begin_with_a_byte_order_mark():
+    run = chat("\ufeff/exit\n")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
 def test_a_file_without_a_template_is_an_error_at_the_start(tiny_file):
     run = chat("Hello\n", tiny_file())
     assert (run.returncode, run.stdout) == (1, "")

@@ -310,8 +310,9 @@ def test_the_command_writes_a_page(tmp_path, capsys):
     assert second["tokens"][0]["steps"][0]["dropped"] == 4
 
 
-def test_a_page_names_the_prompt_that_was_piped(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.StringIO("Name a river."))
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_page_names_the_prompt_that_was_piped(mark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{mark}Name a river."))
     assert cli.main(["explain", "-", "--system", "Be brief.", "--steps", "1", "--html", str(tmp_path / "page.html")]) == 0
     assert document_in((tmp_path / "page.html").read_text(encoding="utf-8"))["prompt"] == "Name a river."
 

@@ -15,7 +15,7 @@ def failure(error: BaseException) -> tuple[int, str]:
         case KeyboardInterrupt():
             return 1, "interrupted"
         case MemoryError():
-            return 1, f"out of memory: {error}"
+            return 1, f"out of memory: {error}".removesuffix(": ")  # Python's own says no more
         case OSError(filename=str(path), strerror=str(reason)):
             return 1, f"{path}: {reason}"
         case ImportError() | OSError() | RuntimeError():
