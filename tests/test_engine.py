@@ -14,6 +14,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import decodestep as ds
 import processes
@@ -392,6 +394,30 @@ def test_pieces_allow_for_the_keys_that_they_and_the_rows_attend_to(monkeypatch)
                 shares.append(more / seconds)
     limit = ChunkedPrefill.MAX_SLOWDOWN
     assert max(shares) < 1.1 * limit and sorted(shares)[len(shares) // 10] > 0.6 * limit
+
+
+def test_rows_are_measured_alone_now_and_then_and_prompts_alone_never_wait_for_it(monkeypatch):
+    machine, every = Machine(monkeypatch), ChunkedPrefill.MEASURE_EVERY
+    without = [turn for turn in range(3 * every) if not machine.run(1, prompts=1)[0]]
+    assert without == [every - 1, 2 * every - 1, 3 * every - 1]
+    for _ in range(every - 1):
+        machine.run(1, prompts=1)
+    assert machine.schedule.room(Work(1, 0, 1)) is None and machine.schedule.room(Work(0, 0, 1)) is not None
+
+
+@given(
+    st.integers(1, 600), st.floats(0, 1e3), st.floats(1e-3, 1), st.floats(0, 1e-2), st.integers(0, 10_000), st.floats(0.25, 1)
+)
+def test_as_many_tokens_fit_as_their_keys_allow(tokens, cost, token, key, position, share):
+    def costs(count):
+        return token * count + key * sum(range(position + 1, position + count + 1))
+
+    room = Room(tokens, cost, token, key)
+    count, most = room.fitting(position, share), math.ceil(tokens * share)
+    assert costs(count) <= cost * share * (1 + 1e-9)
+    assert count == most or (count < most and costs(count + 1) >= cost * share * (1 - 1e-9))
+    room.use(position, count)
+    assert room.tokens == tokens - count and room.cost == pytest.approx(cost - costs(count), abs=1e-6)
 
 
 def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from decodestep.sampling.text_stream import TextStream
@@ -108,15 +108,19 @@ PIECES = st.lists(
 )
 
 
+@example(["ab", "bc"], [b"abc"])  # one string's end begins another that comes later
 @given(STOPS, PIECES)
 def test_the_automaton_finds_what_ends_at_each_byte(stops, pieces):
     automaton, seen = StopAutomaton(stops), b""
+    (following, final), state = automaton.table(), 0
     for piece in pieces:
         want = []
         for byte in piece:
             seen += bytes([byte])
             ending = [len(stop.encode()) for stop in stops if seen.endswith(stop.encode())]
             want += [(len(seen) - max(ending), len(seen))] if ending else []
+            state = following[state, byte]
+            assert final[state] == bool(ending)
         assert automaton.feed(piece) == want
         starts = {stop.encode()[:n] for stop in stops for n in range(len(stop.encode()) + 1)} | {b""}
         assert automaton.possible == max(n for n in range(len(seen) + 1) if seen[len(seen) - n :] in starts)

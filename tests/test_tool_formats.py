@@ -77,6 +77,8 @@ CASES = [
      []),
     (formats.TaggedArguments, "<tool_call> <arg_key>", "<tool_call>stay\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n"
      "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call><tool_call>time</tool_call>", "", ["stay", "time"]),
+    (formats.TaggedArguments, "", "<tool_call>stay<arg_key>\ncity </arg_key><arg_value>Bonn</arg_value>"
+     "<arg_key> days\n</arg_key><arg_value>2</arg_value></tool_call>", "", ["stay"]),
     (formats.TaggedFunctions, "<tool_call> <function=", "<tool_call>\n<function=stay>\n<parameter=city>\nBonn\n</parameter>\n"
      "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>", "", ["stay"]),
 ]  # fmt: skip
