@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.utils import parametrize
 from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, few_experts, few_rows, huge_pages
@@ -103,7 +104,7 @@ def test_a_linear_of_few_rows_follows_its_weight(few_rows_calls):
     twin.module.weight.data.zero_()
     with torch.no_grad():
         assert torch.equal(twin(row)[0], twin.module.bias) and not torch.equal(served(row)[0], module.bias)
-    torch.nn.utils.parametrize.register_parametrization(module, "bias", torch.nn.Tanh())
+    parametrize.register_parametrization(module, "bias", torch.nn.Tanh())
     few_rows_calls.clear()
     with torch.no_grad():
         assert_close(served(row), torch.nn.functional.linear(row, module.weight, module.bias))
@@ -206,6 +207,18 @@ def test_experts_of_another_dtype_later_go_the_stock_way(few_experts_calls):
         expected = copy.deepcopy(model).half()(ids).logits
         with accelerate(model):
             assert torch.equal(model.half()(ids).logits, expected)
+
+
+@pytest.mark.parametrize("name", ["gate_up_proj", "down_proj"])
+def test_parametrised_experts_go_the_stock_way(few_experts_calls, name):
+    """As those to which PEFT adds LoRA; the module keeps its `forward`, but no longer has the parameter."""
+    model, ids = model_of("deepseek_v3"), prompt()
+    module = next(m for m in model.modules() if type(m).__name__.endswith("Experts"))
+    with accelerate(model) as handle:
+        parametrize.register_parametrization(module, name, torch.nn.Tanh())
+        actual = decode(model, ids, holes(ids), 3)
+        assert not few_experts_calls and "Experts): kept" in handle.report()
+    assert_close(actual, decode(model, ids, holes(ids), 3))
 
 
 def test_what_others_have_wrapped_since_is_undone(few_rows_calls, few_experts_calls):

@@ -54,6 +54,8 @@ class FewExperts:
 
     def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
         module = self.module
+        if up is None or down is None:  # parametrisations remove the parameter
+            return False
         if not is_few_plain_rows(x, up, down) or module._is_expert_parallel or x.dim() != 2 or x.shape[1] != up.shape[2]:
             return False
         if not self.in_use or not (up.is_contiguous() and down.is_contiguous()):
