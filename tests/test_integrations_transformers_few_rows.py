@@ -237,6 +237,21 @@ def test_what_others_have_wrapped_since_is_undone(few_rows_calls, few_experts_ca
     assert [module for module in model.modules() if "forward" in vars(module)] == wrapped[::-1]
 
 
+def test_modules_whose_wrapper_was_removed_are_served(few_rows_calls, few_experts_calls):
+    """The library accelerate removes a hook by setting `forward` to the class's method."""
+    model, ids = model_of("deepseek_v3"), prompt()
+    expected = decode(model, ids, holes(ids), 3)
+    with accelerate(copy.deepcopy(model)) as handle:
+        report = handle.report()
+    for module in model.modules():
+        module.forward = module.forward
+    with accelerate(model) as handle:
+        assert handle.report() == report
+        assert_close(decode(model, ids, holes(ids), 3), expected)
+        assert few_rows_calls and few_experts_calls
+    assert torch.equal(decode(model, ids, holes(ids), 3), expected)
+
+
 def test_experts_by_name(deepseek):
     before = deepseek.get_experts_implementation()
     with accelerate(deepseek, experts="eager") as handle:

@@ -228,6 +228,14 @@ def with_a_forward_of_its_own(model):
     projection.forward = lambda x, forward=projection.forward: 2 * forward(x)
 
 
+def with_a_weight_of_another_class(model):
+    class Marked(torch.nn.Parameter):
+        """As torchao's, whose dtype is that of what they stand for."""
+
+    projection = model.model.layers[0].self_attn.kv_b_proj
+    projection.weight = Marked(projection.weight.data)
+
+
 def with_another_expansion(model):
     attention = model.model.layers[1].self_attn
     attention.expand_kv = lambda *given: type(attention).expand_kv(attention, *given)
@@ -248,7 +256,8 @@ def with_another_map(model):
         (with_a_forward_of_its_own, r"must be a Linear without bias and hooks; got a Linear with an overridden forward"),
         (with_another_expansion, r"layers.1.self_attn.expand_kv must be that of its class, in one handle; got another one"),
         (with_another_map, r"layers.0.self_attn.expand_kv must be the map of kv_b_proj's weight; got another one, of Scaled"),
-        (lambda model: model.double(), r"kv_b_proj must be float32 or bfloat16; got torch.float64"),
+        (with_a_weight_of_another_class, r"must be a Parameter of float32 or bfloat16; got Marked of torch.float32"),
+        (lambda model: model.double(), r"kv_b_proj must be a Parameter of float32 or bfloat16; got Parameter of torch.float64"),
         (lambda model: model.to("meta"), r"kv_b_proj must be on the CPU or a CUDA device; got a weight on meta"),
     ],
 )

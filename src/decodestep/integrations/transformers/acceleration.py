@@ -254,7 +254,9 @@ def _check(name: str, module: Any, backend: str) -> None:
     require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", Words(f"a weight on {weight.device}"))
     if devices.goes_to_triton(backend, weight):
         devices.choose_triton(_OP, backend, weight)
-    require(weight.dtype in DTYPES and type(weight) is nn.Parameter, _OP, f"{name}.kv_b_proj", "float32 or bfloat16", weight)
+    plain = weight.dtype in DTYPES and type(weight) is nn.Parameter
+    got = Words(f"{type(weight).__name__} of {weight.dtype}")  # torchao's tensors have the dtype of what they stand for
+    require(plain, _OP, f"{name}.kv_b_proj", "a Parameter of float32 or bfloat16", got)
     require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", Words(type(module).__name__))
     if not _expands_by_its_weight(module):
         refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", Words(f"another one, of {type(module).__name__}"))

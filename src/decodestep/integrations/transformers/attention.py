@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 from decodestep._base.checks import Words, refuse
 from decodestep.integrations.transformers import visible_keys
 from decodestep.integrations.transformers.absorbed import attend_absorbed
-from decodestep.integrations.transformers.few_rows import is_plain_tensor, is_watched
+from decodestep.integrations.transformers.few_rows import has_own_forward, is_plain_tensor, is_watched
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 
 NAME = "decodestep"
@@ -172,7 +172,7 @@ def more_than_weight(projection: Any) -> str | None:
         return f"{kind.__module__}.{kind.__name__}"  # PEFT and torch have other classes of the name Linear
     if projection.bias is not None:
         return "a Linear with a bias"
-    if "forward" in vars(projection):
+    if not has_own_forward(projection):
         return "a Linear with an overridden forward"
     hooks = projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks, projection._backward_pre_hooks
     return "a Linear with hooks" if any(hooks) else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from decodestep._base.profiling import run
 from decodestep.integrations.transformers.borrowed import borrow, borrow_rows
-from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, is_few_plain_rows
+from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, has_own_forward, is_few_plain_rows
 from decodestep.ops.linear import Format
 from decodestep.ops.linear.cpu import linear_rows
 
@@ -75,7 +75,7 @@ def _product(x: np.ndarray, weights: np.ndarray, format_: Format, expert: int, o
 def are_served(module: Any) -> bool:
     """Whether a module is transformers' experts with a selectable implementation, gated, without biases, on the CPU, and with
     weights large enough to gain from it."""
-    if "forward" in vars(module) or not hasattr(type(module), "_apply_gate"):
+    if not hasattr(type(module), "_apply_gate") or not has_own_forward(module):
         return False
     if any(vars(module).get(name) is not value for name, value in _SHAPE.items()):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import TypeGuard
 
 import torch
@@ -37,6 +38,12 @@ def is_watched() -> bool:
 def is_plain_tensor(tensor: Tensor) -> bool:
     """Whether a tensor is only its memory, unlike a quantised, distributed or lazily negated one."""
     return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_neg()
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a module runs its class's `forward`. The hooks of the library accelerate leave that method in it when removed."""
+    found = module.__dict__.get("forward")
+    return found is None or bool(found == MethodType(type(module).forward, module))
 
 
 def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
@@ -100,7 +107,7 @@ def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a plain torch Linear whose weight a `FewRows` can read, and large enough to gain from it."""
-    return type(module) is nn.Linear and "forward" not in vars(module) and _is_large_plain(module.weight)
+    return type(module) is nn.Linear and has_own_forward(module) and _is_large_plain(module.weight)
 
 
 def _is_large_plain(weight: Tensor) -> bool:
