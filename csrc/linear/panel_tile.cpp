@@ -60,7 +60,9 @@ void panel_streams(const PanelStreams& a) {
             if constexpr (quantises_activations(F)) {
                 const size_t groups = ceil_div(a.tokens, kRegisterTokens);
                 with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() {
-                    groups == 1 ? stream_bytes<F, T, 1>(a) : stream_bytes<F, T, ceil_div(kStreamedTokens, T)>(a);
+                    if constexpr (2 * T > kRegisterTokens)  // others are a single group
+                        if (groups > 1) return stream_bytes<F, T, ceil_div(kStreamedTokens, T)>(a);
+                    stream_bytes<F, T, 1>(a);
                 });
             } else {
                 stream_floats<F>(a);

@@ -12,7 +12,16 @@ from contextlib import suppress
 from decodestep._base.checks import RequestError, refuse
 from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.failure import failure
-from decodestep.cli.options import MARK, add_beams, add_named_model, add_params, load, name_model, params_of, write_text
+from decodestep.cli.options import (
+    BYTE_ORDER_MARK,
+    add_beams,
+    add_named_model,
+    add_params,
+    load,
+    name_model,
+    params_of,
+    write_text,
+)
 from decodestep.generation.generate import generate
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
@@ -76,7 +85,7 @@ def _read_terminal() -> Iterator[str]:
 
 
 def _read_pipe() -> Iterator[str]:
-    mark = MARK
+    mark = BYTE_ORDER_MARK
     for line in sys.stdin:
         yield line.removeprefix(mark).removesuffix("\n").removesuffix("\r")
         mark = ""

@@ -16,7 +16,7 @@ from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.sampling.params import SAMPLERS, SamplingParams
 
-MARK = "\ufeff"  # the byte order mark, with which some editors begin a file; "utf-8-sig" reads files without it
+BYTE_ORDER_MARK = "\ufeff"  # with which some editors begin a file; "utf-8-sig" reads files without it
 # Options for fields of SamplingParams, with its defaults: type, placeholder and help of each.
 _NUMBERS: dict[str, tuple[type, str, str]] = {
     "max_new_tokens": (int, "N", "at most N new tokens"),
@@ -188,7 +188,7 @@ def prompt_of(options: argparse.Namespace) -> Prompt:
     """The prompt for `generate`: a conversation, or with --raw the text itself."""
     if options.prompt == "-" and hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: what is not UTF-8 is refused as a prompt
-    text: str = sys.stdin.read().removeprefix(MARK) if options.prompt == "-" else options.prompt
+    text: str = sys.stdin.read().removeprefix(BYTE_ORDER_MARK) if options.prompt == "-" else options.prompt
     if not text.strip() and not (options.raw and text):
         refuse(options.verb, "prompt", "at least one token long", Words("an empty prompt"))
     if options.raw:

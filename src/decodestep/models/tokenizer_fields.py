@@ -28,8 +28,13 @@ _TEXTS = (
 )
 _RANDOM_TEXTS = 100
 # The name that a family's files have, of several that cut alike.
-_USUAL = {"glm4_moe_lite": "glm4", "granite": "refact", "granitemoehybrid": "dbrx", "smollm3": "llama-bpe"}
-_USUAL |= {"gemma3_text": "default"}
+_USUAL = {
+    "glm4_moe_lite": "glm4",
+    "granite": "refact",
+    "granitemoehybrid": "dbrx",
+    "smollm3": "llama-bpe",
+    "gemma3_text": "default",
+}
 
 
 def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, where: str) -> dict[str, Any]:
