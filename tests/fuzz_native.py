@@ -26,6 +26,7 @@ from native_source import Arguments, Source, built
 # Every entry point that takes arguments, and what it may be called with.
 CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear": model.linear,
+    "grouped_products": model.grouped_products,
     "head_products": model.head_products,
     "pack_linear_panels": model.pack_linear_panels,
     "read_file_rows": model.read_file_rows,

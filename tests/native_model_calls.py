@@ -25,6 +25,14 @@ def linear(s: Source) -> Arguments:
     return {"x": x, "w": w, "format": number, "y": y, "threads": s.threads()}
 
 
+def grouped_products(s: Source) -> Arguments:
+    tokens, inputs, groups, outputs = s.size(9), s.width(), s.size(4), s.size(40)
+    w, number = s.weight(inputs, groups * outputs)
+    of_tokens = np.sort(s.rng.integers(-s.one_of(*[0] * 9, 1), max(groups, 1), tokens))
+    x, y = s.rows(s.array(tokens, inputs)), s.array(tokens, outputs)
+    return {"x": x, "w": w, "format": number, "groups": of_tokens, "y": y, "threads": s.threads()}
+
+
 def head_products(s: Source) -> Arguments:
     tokens, inputs, heads, of_head = s.size(9), s.width(), s.one_of(1, 2, 5), s.size(70)
     w, number = s.weight(inputs, heads * of_head)

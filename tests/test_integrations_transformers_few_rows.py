@@ -20,19 +20,19 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 @pytest.fixture
 def few_rows_calls(monkeypatch):
     """The shapes of what `FewRows` served, with weights of any size."""
-    return record_calls(monkeypatch, few_rows)
+    return record_calls(monkeypatch, few_rows, "linear_rows")
 
 
 @pytest.fixture
 def few_experts_calls(monkeypatch):
     """As `few_rows_calls`, of `FewExperts`."""
-    return record_calls(monkeypatch, few_experts)
+    return record_calls(monkeypatch, few_experts, "grouped_products")
 
 
-def record_calls(monkeypatch, module):
-    calls, multiply = [], module.linear_rows
+def record_calls(monkeypatch, module, product):
+    calls, multiply = [], getattr(module, product)
     monkeypatch.setattr(module, "LEAST_BYTES", 0)
-    monkeypatch.setattr(module, "linear_rows", lambda x, *weights: calls.append(tuple(x.shape)) or multiply(x, *weights))
+    monkeypatch.setattr(module, product, lambda x, *weights: calls.append(tuple(x.shape)) or multiply(x, *weights))
     return calls
 
 

@@ -156,6 +156,29 @@ def test_a_rows_bits_are_its_own(format_, rng):
     assert np.array_equal(ds.linear(x, part).view(np.uint32), alone[:, 7:200:3])
 
 
+@pytest.mark.parametrize("format_", [Format.F32, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
+def test_grouped_products(format_, rng):
+    """Each token has the bits of `linear` with its group alone: in groups of one, few and many tokens, and without any."""
+    inputs, outputs = whole(format_, 37) + 512, 83
+    w = weight(format_, inputs, 5 * outputs, rng)
+    for groups in ([3], [0, 1, 1, 4], [0] * 9 + [2] * 3 + [4], []):
+        x = rng.normal(size=(len(groups), 5 + inputs)).astype(np.float32)[:, 5:]
+        for threads in (1, 2):
+            with ds.use_threads(threads):
+                actual = cpu.grouped_products(x, w.rows, w.format, np.array(groups, np.int64), outputs)
+            for t, group in enumerate(groups):
+                alone = ds.linear(x[t : t + 1], PackedWeight(w.rows[group * outputs : (group + 1) * outputs], format_, inputs))
+                assert np.array_equal(alone[0].view(np.uint32), actual[t].view(np.uint32))
+            assert actual.shape == (len(groups), outputs)
+
+
+@pytest.mark.parametrize("groups", [[1, 0], [-1, 0], [0, 2], [0], [0, 0, 0]])
+def test_refused_groups(groups, rng):
+    w = weight(Format.F32, 33, 10, rng)
+    with pytest.raises(ValueError, match="group"):
+        cpu.grouped_products(np.ones((2, 33), np.float32), w.rows, w.format, np.array(groups), 5)
+
+
 @pytest.mark.parametrize("format_", [Format.F32, Format.F16, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_of_heads(format_, transposed, rng):

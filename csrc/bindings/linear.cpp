@@ -1,5 +1,6 @@
 #include "linear/linear.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "bindings/bindings.h"
@@ -20,6 +21,28 @@ void call_linear(Array<const float, 2> x, Bytes w, int format, Array<float, 2> y
                       .threads = thread_count(threads)};
     const ReleasedGil released;
     linear(args);
+}
+
+void call_grouped_products(Array<const float, 2> x, Bytes w, int format, Ids groups, Packed<float, 2> y, int threads) {
+    const RowWeight weight = row_weight_of(w, format, x.shape(1));
+    const size_t tokens = x.shape(0), outputs = y.shape(1);
+    require_aligned(x, groups, y);
+    require(y.shape(0) == tokens && groups.shape(0) == tokens, "groups or y has the wrong shape");
+    if (y.size() == 0) return;
+    const std::vector<int64_t> of_tokens = copy_of(groups);
+    require(std::is_sorted(of_tokens.begin(), of_tokens.end()), "groups must ascend");
+    require(of_tokens.front() >= 0 && static_cast<size_t>(of_tokens.back()) < weight.out / outputs,
+            "a group is out of range");
+    const GroupedProducts args{.x = x.data(),
+                               .x_stride = row_stride(x),
+                               .tokens = tokens,
+                               .w = weight,
+                               .groups = of_tokens.data(),
+                               .outputs = outputs,
+                               .y = y.data(),
+                               .threads = thread_count(threads)};
+    const ReleasedGil released;
+    grouped_products(args);
 }
 
 void call_head_products(Array<const float, 3> x, Bytes w, int format, size_t inputs, size_t first, size_t count,
@@ -138,6 +161,8 @@ void call_linear_panels(Array<const float, 2> x, Packed<const uint8_t, 1> panels
 void bind_linear(nb::module_& m) {
     m.def("linear", &call_linear, nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("y").noconvert(), nb::arg("threads"));
+    m.def("grouped_products", &call_grouped_products, nb::arg("x").noconvert(), nb::arg("w").noconvert(),
+          nb::arg("format"), nb::arg("groups").noconvert(), nb::arg("y").noconvert(), nb::arg("threads"));
     m.def("head_products", &call_head_products, nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("inputs"), nb::arg("first"), nb::arg("count"), nb::arg("transposed"), nb::arg("y").noconvert(),
           nb::arg("threads"));

@@ -48,25 +48,21 @@ struct BlockedTokens {
     }
 };
 
-// Copies of the tokens of one product, or of one for each head. Tokens a power of two apart would evict each other from
-// the first-level cache.
+// A copy of the tokens of a product. Tokens a power of two apart would evict each other from the first-level cache.
 class CopiedTokens {
   public:
-    CopiedTokens(const float* x, ptrdiff_t x_stride, size_t tokens, size_t in, int threads, size_t heads = 1,
-                 ptrdiff_t head_stride = 0)
-        : first_{nullptr, tokens, in},
-          memory_(std::make_unique_for_overwrite<CacheLine[]>(cache_lines(heads * first_.floats()))) {
-        first_.values = memory_[0].floats;
-        const size_t blocks = first_.blocks();
-        parallel_rows(heads * blocks, tokens * kInputBlock, threads, [&](size_t i) {
-            of(i / blocks).copy(i % blocks, x + static_cast<ptrdiff_t>(i / blocks) * head_stride, x_stride);
-        });
+    CopiedTokens(const float* x, ptrdiff_t x_stride, size_t count, size_t in, int threads)
+        : tokens_{nullptr, count, in},
+          memory_(std::make_unique_for_overwrite<CacheLine[]>(cache_lines(tokens_.floats()))) {
+        tokens_.values = memory_[0].floats;
+        parallel_rows(tokens_.blocks(), count * kInputBlock, threads,
+                      [&](size_t block) { tokens_.copy(block, x, x_stride); });
     }
 
-    BlockedTokens of(size_t head) const { return {first_.values + head * first_.floats(), first_.count, first_.in}; }
+    const BlockedTokens& tokens() const { return tokens_; }
 
   private:
-    BlockedTokens first_;
+    BlockedTokens tokens_;
     std::unique_ptr<CacheLine[]> memory_;
 };
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "core/division.h"
 #include "core/parallel.h"
@@ -160,53 +162,70 @@ void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, cons
         std::memcpy(y + static_cast<ptrdiff_t>(t) * y_stride + first, sums + t * width, (last - first) * sizeof(float));
 }
 
-}  // namespace
-
-void linear(const Linear& a) {
+// Several products with as many rows of one format, as one.
+void multiply_all(std::span<const Linear> products, int threads) {
+    const auto fewer = [](const Linear& a, const Linear& b) { return a.tokens < b.tokens; };
+    const size_t tokens = std::max_element(products.begin(), products.end(), fewer)->tokens;
+    const RowWeight& w = products[0].w;
+    std::vector<std::optional<CopiedTokens>> copies(products.size());
+    for (size_t i = 0; i < products.size(); ++i)
+        if (const Linear& a = products[i]; are_many(w.format, a.tokens))
+            copies[i].emplace(a.x, a.x_stride, a.tokens, w.in, threads);
     // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
-    const size_t most = (size_t{1} << 17) / (a.w.in * a.tokens + 1);
-    const auto in_tasks = [&](size_t rows, const auto& body) {
-        parallel_for(ceil_div(a.w.out, rows), a.threads,
-                     [&](size_t task) { body(task * rows, std::min(task * rows + rows, a.w.out)); });
-    };
-    if (are_many(a.w.format, a.tokens)) {
-        const CopiedTokens x(a.x, a.x_stride, a.tokens, a.w.in, a.threads);
-        const size_t rows = std::max(kLeastGroups * kGroupRows, most / kGroupRows * kGroupRows);
-        return with_format(a.w.format, [&]<Format F>() {
-            in_tasks(rows, [&](size_t first, size_t last) {
-                multiply_blocked_rows<F>(a.w, first, last, x.of(0), a.y, a.y_stride);
-            });
-        });
-    }
     // Streams of fewer than four rows would end before the prefetcher catches up.
-    const size_t least = a.tokens == 1 ? 4 * kRowStreams : kRowTileOutputs;
-    const size_t rows = std::max(least, most / kRowTileOutputs * kRowTileOutputs);
-    with_format(a.w.format, [&]<Format F>() {
-        in_tasks(rows, [&](size_t first, size_t last) { multiply_rows<F>(a, first, last); });
+    const size_t unit = are_many(w.format, tokens) ? kGroupRows : kRowTileOutputs;
+    const size_t least = are_many(w.format, tokens) ? kLeastGroups * kGroupRows : tokens == 1 ? 4 * kRowStreams : unit;
+    const size_t rows = std::max(least, (size_t{1} << 17) / (w.in * tokens + 1) / unit * unit);
+    const size_t tasks = ceil_div(w.out, rows);
+    with_format(w.format, [&]<Format F>() {
+        parallel_for(products.size() * tasks, threads, [&](size_t task) {
+            const Linear& a = products[task / tasks];
+            const size_t first = task % tasks * rows, last = std::min(first + rows, w.out);
+            if (const auto& copied = copies[task / tasks])
+                multiply_blocked_rows<F>(a.w, first, last, copied->tokens(), a.y, a.y_stride);
+            else
+                multiply_rows<F>(a, first, last);
+        });
     });
 }
 
+}  // namespace
+
+void linear(const Linear& a) { multiply_all({&a, 1}, a.threads); }
+
+void grouped_products(const GroupedProducts& a) {
+    std::vector<Linear> products;
+    for (size_t first = 0, end; first < a.tokens; first = end) {
+        for (end = first; end < a.tokens && a.groups[end] == a.groups[first];) ++end;
+        const RowWeight rows{a.w.row(static_cast<size_t>(a.groups[first]) * a.outputs), a.w.stride, a.w.in, a.outputs,
+                             a.w.format};
+        products.push_back({a.x + static_cast<ptrdiff_t>(first) * a.x_stride, a.x_stride, end - first, rows,
+                            a.y + first * a.outputs, static_cast<ptrdiff_t>(a.outputs), a.threads});
+    }
+    if (!products.empty()) multiply_all(products, a.threads);
+}
+
 void head_products(const HeadProducts& a) {
-    constexpr size_t kTaskRows = 64, kTaskColumns = 512;  // of one head: about as much memory either way
-    const size_t outputs = a.transposed ? a.w.in : a.count, in_task = a.transposed ? kTaskColumns : kTaskRows,
-                 tasks = ceil_div(outputs, in_task);
+    const auto rows_of = [&](size_t head) {
+        return RowWeight{a.w.row(head * (a.w.out / a.heads) + a.first), a.w.stride, a.w.in, a.count, a.w.format};
+    };
+    const size_t outputs = a.transposed ? a.w.in : a.count;
+    const auto x_of = [&](size_t head) { return a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride; };
     const auto y_stride = static_cast<ptrdiff_t>(a.heads * outputs);
-    std::optional<CopiedTokens> many;
-    if (!a.transposed && are_many(a.w.format, a.tokens))
-        many.emplace(a.x, a.x_stride, a.tokens, a.w.in, a.threads, a.heads, a.x_head_stride);
+    if (!a.transposed) {
+        std::vector<Linear> products;
+        for (size_t head = 0; head < a.heads; ++head)
+            products.push_back(
+                {x_of(head), a.x_stride, a.tokens, rows_of(head), a.y + head * outputs, y_stride, a.threads});
+        return multiply_all(products, a.threads);
+    }
+    constexpr size_t kTaskColumns = 512;
+    const size_t tasks = ceil_div(outputs, kTaskColumns);
     with_format(a.w.format, [&]<Format F>() {
         parallel_for(a.heads * tasks, a.threads, [&](size_t task) {
-            const size_t head = task / tasks, first = task % tasks * in_task, last = std::min(first + in_task, outputs);
-            const RowWeight rows{a.w.row(head * (a.w.out / a.heads) + a.first), a.w.stride, a.w.in, a.count,
-                                 a.w.format};
-            const float* x = a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride;
-            float* y = a.y + head * outputs;
-            if (a.transposed)
-                multiply_transposed<F>(x, a.x_stride, a.tokens, rows, first, last, y, y_stride);
-            else if (many)
-                multiply_blocked_rows<F>(rows, first, last, many->of(head), y, y_stride);
-            else
-                multiply_rows<F>({x, a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first, last);
+            const size_t head = task / tasks, first = task % tasks * kTaskColumns;
+            multiply_transposed<F>(x_of(head), a.x_stride, a.tokens, rows_of(head), first,
+                                   std::min(first + kTaskColumns, outputs), a.y + head * outputs, y_stride);
         });
     });
 }

@@ -92,6 +92,24 @@ struct Linear {
 
 DECODESTEP_VECTOR_KERNEL(linear, Linear)
 
+// Products of each token with one of the groups of rows that a weight consists of, such as the experts of a mixture:
+//   y[t, n] = sum over k of x[t, k] * w[groups[t], n, k]
+//
+// Shapes: x [tokens, w.in], rows contiguous; y [tokens, outputs], contiguous; group g has rows [g, g + 1) * outputs.
+// groups ascend, so that the rows of a group are read once. Bits: those of Linear.
+struct GroupedProducts {
+    const float* x;
+    ptrdiff_t x_stride;
+    size_t tokens;
+    RowWeight w;
+    const int64_t* groups;  // [tokens], each in [0, w.out / outputs)
+    size_t outputs;
+    float* y;
+    int threads;
+};
+
+DECODESTEP_VECTOR_KERNEL(grouped_products, GroupedProducts)
+
 // Products of each head with its own rows. Of the w.out / heads rows of a head, rows [first, first + count) are used:
 //   y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k],
 //   or transposed: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]

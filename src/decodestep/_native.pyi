@@ -22,6 +22,14 @@ def linear(x: NDArray[np.float32], w: NDArray[np.uint8], format: int, y: NDArray
 def linear_panels(
     x: NDArray[np.float32], panels: NDArray[np.uint8], format: int, y: NDArray[np.float32], threads: int
 ) -> None: ...
+def grouped_products(
+    x: NDArray[np.float32],
+    w: NDArray[np.uint8],
+    format: int,
+    groups: NDArray[np.int64],
+    y: NDArray[np.float32],
+    threads: int,
+) -> None: ...
 def head_products(
     x: NDArray[np.float32],
     w: NDArray[np.uint8],

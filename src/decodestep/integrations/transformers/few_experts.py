@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from decodestep._base.profiling import run
 from decodestep.integrations.transformers.borrowed import borrow, borrow_rows
 from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, has_own_forward, is_few_plain_rows
-from decodestep.ops.linear import Format
-from decodestep.ops.linear.cpu import linear_rows
+from decodestep.ops.linear.cpu import grouped_products
 
 _SHAPE = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
 
@@ -38,11 +37,14 @@ class FewExperts:
             return type(module).forward(module, hidden_states, top_k_index, top_k_weights)
         ups, downs, format_ = borrow_rows(up.flatten(0, 1)), borrow_rows(down.flatten(0, 1)), FORMATS[up.dtype]
         x, index = borrow(hidden_states.float()), borrow(top_k_index.long())
-        products = np.empty((*index.shape, down.shape[1]), np.float32)
-        for e in np.unique(index):
-            token, choice = np.nonzero(index == e)
-            gated = module._apply_gate(torch.from_numpy(_product(x[token], ups, format_, e, up.shape[1])))
-            products[token, choice] = _product(gated.numpy(), downs, format_, e, down.shape[1])
+        order = np.argsort(index, axis=None, kind="stable")  # of the products, so that those of an expert read its weights once
+        experts = index.reshape(-1)[order]
+        rows = x[order // index.shape[1]]
+        gate_up = run("linear", "cpu", grouped_products, rows, ups, format_, experts, up.shape[1])
+        gated = module._apply_gate(torch.from_numpy(gate_up)).numpy()
+        products = np.empty((index.size, down.shape[1]), np.float32)
+        products[order] = run("linear", "cpu", grouped_products, gated, downs, format_, experts, down.shape[1])
+        products = products.reshape(*index.shape, -1)
         weighted = torch.from_numpy(products) * top_k_weights.detach().float().unsqueeze(-1)
         return weighted.sum(1).to(hidden_states.dtype)
 
@@ -65,11 +67,6 @@ class FewExperts:
         if torch.is_grad_enabled() and weights.requires_grad:
             return False
         return bool(index.min() >= 0 and index.max() < up.shape[0])
-
-
-def _product(x: np.ndarray, weights: np.ndarray, format_: Format, expert: int, outputs: int) -> np.ndarray:
-    rows = weights[expert * outputs : (expert + 1) * outputs]
-    return run("linear", "cpu", linear_rows, x, rows, format_)
 
 
 def are_served(module: Any) -> bool:

@@ -27,6 +27,20 @@ def linear_rows(x: np.ndarray, weight: np.ndarray, format_: Format) -> np.ndarra
     return y
 
 
+def grouped_products(x: np.ndarray, weight: np.ndarray, format_: Format, groups: np.ndarray, outputs: int) -> np.ndarray:
+    """Each token times one of the groups of `outputs` rows that a weight consists of, such as the experts of a mixture.
+
+        y[t, n] = sum over k of x[t, k] * w[groups[t], n, k]    in the order of `linear`
+
+    x: float32 (T, K). weight, format_: the rows of a `PackedWeight` and their format. groups: int64 (T,), ascending, so that
+    the rows of a group are read once; each in [0, N / outputs). Returns a new array (T, outputs).
+    """
+    y = np.empty((x.shape[0], outputs), np.float32)
+    rows = arrays.contiguous_rows(x)
+    _native.grouped_products(x=rows, w=weight, format=int(format_), groups=groups, y=y, threads=threads())
+    return y
+
+
 def head_products(
     x: np.ndarray, weight: np.ndarray, format_: Format, inputs: int, first: int, count: int, *, transposed: bool
 ) -> np.ndarray:
