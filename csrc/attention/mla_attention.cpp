@@ -36,22 +36,26 @@ MlaAttentionTasks::MlaAttentionTasks(const MlaAttention& call)
 }
 
 void MlaAttentionTasks::list_splits() {
-    std::vector<size_t> first;  // state of each tile
-    size_t count = 0, most = 0;
+    size_t most = 0;
     for (const AttentionRows& rows : tiles_) {
         const int64_t* lengths = call_.lengths + rows.token;
         splits_.push_back(key_splits(*std::max_element(lengths, lengths + rows.tokens)));
-        first.push_back(count);
-        count += splits_.back() * rows.count();
         most = std::max(most, splits_.back());
-        for (size_t row = 0; row < rows.count(); ++row) merges_.push_back({splits_.size() - 1, row});
+    }
+    if (most <= 1) return;
+    std::vector<size_t> first;  // state of each tile
+    size_t count = 0;
+    for (size_t i = 0; i < tiles_.size(); ++i) {
+        first.push_back(count);
+        count += splits_[i] * tiles_[i].count();
+        for (size_t row = 0; row < tiles_[i].count(); ++row) merges_.push_back({i, row});
     }
     records_ = std::make_unique_for_overwrite<float[]>(SoftmaxStates::floats(count, width_));
     for (const size_t i : first) states_.push_back(SoftmaxStates{records_.get(), width_}.from(i));
     // A task's splits are adjacent, so that a thread prefetches the next one. All tiles take the same splits one after
     // another, because they may read the same pages.
     const size_t in_task =
-        std::max<size_t>(1, most * tiles_.size() / (2 * kTasksAThread * static_cast<size_t>(call_.threads)));
+        std::max<size_t>(1, most * tiles_.size() / (kTasksAThread * static_cast<size_t>(call_.threads)));
     for (size_t split = 0; split < most; split += in_task)
         for (size_t i = 0; i < tiles_.size(); ++i)
             if (split < splits_[i]) tasks_.push_back({i, split, std::min(in_task, splits_[i] - split)});

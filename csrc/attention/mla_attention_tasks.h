@@ -12,9 +12,9 @@ namespace decodestep::DECODESTEP_BUILD {
 
 class MlaAttentionTasks {
   public:
-    // Divides the call into tiles of rows. If there are at least four tiles per thread, or one thread, a task is a
-    // whole tile and nothing needs merging; otherwise a task is a few splits of a tile, so that even one token keeps
-    // every thread busy. call: must outlive the tasks.
+    // Divides the call into tiles of rows. If there are at least four tiles per thread, one thread, or no tile of
+    // several splits, a task is a whole tile and nothing needs merging; otherwise a task is a few splits of a tile, so
+    // that even one token keeps every thread busy. call: must outlive the tasks.
     explicit MlaAttentionTasks(const MlaAttention& call);
 
     size_t attend_count() const { return tasks_.empty() ? tiles_.size() : tasks_.size(); }

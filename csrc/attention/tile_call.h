@@ -52,8 +52,10 @@ struct TileCall {
     void gather_query(size_t r, float* out) const {
         const size_t place = rows.place_of(r, a.groups, a.heads / a.groups);
         const auto copy = [&](const float* from, const PagedRows& cache, size_t first, size_t count) {
-            for (size_t c = 0; c < count; ++c)
-                *out++ = cache.scale ? from[first + c] / cache.scale[first + c] : from[first + c];
+            std::copy_n(from + first, count, out);
+            if (cache.scale)
+                for (size_t c = 0; c < count; ++c) out[c] /= cache.scale[first + c];
+            out += count;
         };
         if (latents) copy(a.query + place * a.kv.width, a.kv, 0, latents);
         for (const size_t half : {0, 1})
