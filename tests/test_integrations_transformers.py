@@ -208,9 +208,9 @@ def test_an_argument_that_is_not_known_is_refused(deepseek):
     latents, rope = torch.zeros(1, 1, 8, 24), torch.zeros(1, 1, 8, 8)
     module = deepseek.model.layers[0].self_attn
     with accelerate(deepseek):
-        assert serve(module, query, latents, rope, None, scaling=1.0, s_aux=None, position_ids=torch.zeros(1, 1))[0].shape
+        assert serve(module, query, rope, latents, None, scaling=1.0, s_aux=None, position_ids=torch.zeros(1, 1))[0].shape
         with pytest.raises(ValueError, match=r"known ones; got new_thing, s_aux of DeepseekV3Attention"):
-            serve(module, query, latents, rope, None, scaling=1.0, s_aux=torch.zeros(4), new_thing=1)
+            serve(module, query, rope, latents, None, scaling=1.0, s_aux=torch.zeros(4), new_thing=1)
     with pytest.raises(ValueError, match=r"got s_aux of DeepseekV3Attention"):
         serve(module, query, query, query, None, scaling=1.0, s_aux=torch.zeros(4))
 

@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, few_experts, few_rows, huge_pages
+from decodestep.integrations.transformers.switch import Switch
 from latent_models import assert_close, decode, holes, model_of, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -58,7 +59,7 @@ def test_a_linear_of_few_rows(few_rows_calls, dtype, bias):
     """Any shape of rows, strides of input and weight; what it does not serve goes to torch."""
     module = torch.nn.Linear(40, 24, bias=bias, dtype=dtype)
     module.weight.data = torch.randn(24, 64).to(dtype)[:, 8:48]
-    served = few_rows.FewRows(module)
+    served = few_rows.FewRows(module, Switch(on=True))
     with torch.no_grad():
         for x in (torch.randn(40), torch.randn(1, 1, 40), torch.randn(2, 4, 80)[..., ::2], torch.randn(40, 5).T):
             x = x.to(dtype)
@@ -89,7 +90,7 @@ def test_a_linear_of_few_rows(few_rows_calls, dtype, bias):
 def test_a_linear_of_few_rows_follows_its_weight(few_rows_calls):
     """Nothing is remembered of a weight: it may get other memory and another shape, and a copy has its own."""
     module, row = torch.nn.Linear(40, 24), torch.randn(1, 40)
-    served = few_rows.FewRows(module)
+    served = few_rows.FewRows(module, Switch(on=True))
     memory = torch.randn(24, 40)
     for weight in (memory, memory.clone(), memory[::2], memory[:20], memory):
         module.weight.data, module.bias.data = weight, torch.randn(len(weight))
@@ -142,7 +143,7 @@ def test_a_weight_outside_its_storage_is_refused(few_rows_calls):
         module.weight.data = weight
         flat.untyped_storage().resize_(0)
         with torch.no_grad(), pytest.raises(ValueError, match="within their storage"):
-            few_rows.FewRows(module)(torch.randn(1, 40))
+            few_rows.FewRows(module, Switch(on=True))(torch.randn(1, 40))
         flat.untyped_storage().resize_(4 * 64 * 40)
 
 
@@ -235,6 +236,14 @@ def test_what_others_have_wrapped_since_is_undone(few_rows_calls, few_experts_ca
             assert not torch.equal(model(ids).logits, expected) and few_rows_calls
         assert torch.equal(model(ids).logits, expected)
     assert [module for module in model.modules() if "forward" in vars(module)] == wrapped[::-1]
+    for module in wrapped:
+        module.forward = module.forward.__kwdefaults__["forward"]  # as such hooks do when they are removed
+    few_rows_calls.clear()
+    with torch.no_grad(), accelerate(model) as handle:
+        assert handle.report() == report
+        model(ids)
+        assert few_rows_calls
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_modules_whose_wrapper_was_removed_are_served(few_rows_calls, few_experts_calls):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention
+from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention, few_experts, few_rows
 from latent_models import assert_close, decode, holes, model_of, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -106,6 +106,98 @@ def test_copies_are_accelerated_and_have_handles_of_their_own(absorbed):
         assert torch.equal(decode(each, ids, holes(ids), 3), expected)
         assert not absorbed
         assert not each.model._forward_pre_hooks
+
+
+def test_a_copy_of_a_part_is_stock(absorbed, monkeypatch):
+    """In the model, as PEFT's modules_to_save, and outside of it, where no handle could undo it."""
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model, ids = model_of("deepseek_v3"), prompt()
+    expected = decode(model, ids, holes(ids), 3)
+    hidden = decode(model.model, ids, holes(ids), 3)
+    with accelerate(model) as handle:
+        copies = copy.deepcopy(model.model), pickle.loads(pickle.dumps(model.model))
+        for name in ("self_attn", "mlp"):
+            setattr(model.model.layers[1], name, copy.deepcopy(getattr(model.model.layers[1], name)))
+        model.lm_head = copy.deepcopy(model.lm_head)
+        assert handle.report().splitlines()[1].endswith("on expanded keys, a copy of another module")
+        assert_close(decode(model, ids, holes(ids), 3), expected)
+        assert len(absorbed) == 3
+    assert torch.equal(decode(model, ids, holes(ids), 3), expected)
+    assert not any({"expand_kv", "forward"} & vars(module).keys() for module in model.modules())
+    absorbed.clear()
+    for each in copies:
+        assert torch.equal(decode(each, ids, holes(ids), 3), hidden)
+        assert not absorbed
+        with accelerate(each):
+            assert_close(decode(each, ids, holes(ids), 3), hidden)
+            assert absorbed
+        absorbed.clear()
+        assert torch.equal(decode(each, ids, holes(ids), 3), hidden)
+
+
+class Halved(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) / 2
+
+
+@pytest.mark.parametrize("part", ["lm_head", "model.layers.1.mlp.experts", "model.layers.0.self_attn"])
+def test_another_class_is_seen(part, monkeypatch):
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model, ids = model_of("deepseek_v3"), prompt()
+    module = model.get_submodule(part)
+    kind = type(module)
+    with accelerate(model) as handle:
+        module.__class__ = {
+            "lm_head": Halved,
+            "experts": type("Halved", (kind,), {"forward": lambda self, *given: kind.forward(self, *given) / 2}),
+            "self_attn": type("Doubled", (kind,), {"expand_kv": lambda self, kv, kr: kind.expand_kv(self, 2 * kv, kr)}),
+        }[part.rpartition(".")[2]]
+        actual, report = decode(model, ids, holes(ids), 3), handle.report()
+    assert_close(actual, decode(model, ids, holes(ids), 3))
+    module.__class__ = kind
+    with accelerate(model) as handle:
+        assert report != handle.report()
+        with pytest.raises(AssertionError):
+            assert_close(actual, decode(model, ids, holes(ids), 3))
+
+
+def test_an_expansion_that_is_wrapped_later_is_stock(deepseek):
+    attention, ids = deepseek.model.layers[0].self_attn, prompt()
+    with accelerate(deepseek) as handle:
+        attention.expand_kv = lambda kv, kr, expand=attention.expand_kv: expand(2 * kv, kr)
+        actual = decode(deepseek, ids, holes(ids), 3)
+        assert handle.report().splitlines()[0].endswith("on expanded keys, expand_kv is another one")
+    assert_close(actual, decode(deepseek, ids, holes(ids), 3))
+    del attention.expand_kv
+
+
+@pytest.mark.parametrize("sizes", [{}, {"kv_lora_rank": 20, "v_head_dim": 8}, {"num_attention_heads": 1, "kv_lora_rank": 20}])
+def test_a_switch_in_the_middle_of_a_pass(sizes, monkeypatch):
+    """As of another thread, between the two places where a layer reads its attention implementation. With the second sizes sdpa
+    would take latents for keys."""
+    model, ids = model_of("deepseek_v3", **sizes), prompt()
+    expected = decode(model, ids, holes(ids), 3)
+
+    def after_the_third_call(owner, name, switch):
+        calls, method = [], getattr(owner, name)
+
+        def counted(*given):
+            calls.append(method(*given))
+            if len(calls) == 3:  # the first layer of the first step
+                monkeypatch.undo()
+                switch()
+            return calls[-1]
+
+        monkeypatch.setattr(owner, name, counted)
+
+    after_the_third_call(type(model.model.layers[0].self_attn), "expand_kv", lambda: accelerate(model))
+    assert_close(decode(model, ids, holes(ids), 3), expected)
+    after_the_third_call(attention.Latents, "__call__", lambda: accelerate(model).undo())
+    with pytest.raises(RuntimeError):
+        decode(model, ids, holes(ids), 3)
+    assert torch.equal(decode(model, ids, holes(ids), 3), expected)
 
 
 def test_attention_and_cache_can_be_left_out(deepseek, absorbed):

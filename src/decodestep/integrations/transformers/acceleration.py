@@ -17,6 +17,7 @@ from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents
 from decodestep.integrations.transformers.few_experts import FewExperts, are_served
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
+from decodestep.integrations.transformers.switch import Switch, is_off
 
 _OP = "accelerate"
 _HANDLE = "_decodestep_acceleration"  # the attribute of a model that holds its handle
@@ -65,7 +66,9 @@ def accelerate(
         copied to the host once per step.
 
     Returns the handle; for a model that is already accelerated, the existing one with its options. state_dict, save_pretrained
-    and the saved config do not change. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has its own handle.
+    and the saved config do not change. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has its own handle; a
+    copy of a part of it is not accelerated. Call `undo` between forward passes: one that another thread is in the middle
+    of fails.
     Raises ValueError, and changes nothing, for a model without such modules; for a kv_b_proj that is not a plain Linear without
     bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; attention sinks; tensors of
     another dtype or device. While accelerated, an unknown argument of the attention raises.
@@ -105,7 +108,8 @@ class Acceleration:
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._attentions: list[nn.Module] = []
+        self._switch = Switch(on=True)
+        self._changed: list[nn.Module] = []  # modules with a method of ours
         self._forwards: list[FewRows | FewExperts] = []  # of the Linears and the experts
         self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with its previous attention implementation
@@ -120,9 +124,9 @@ class Acceleration:
         self._experts = before, self.model.get_experts_implementation()
 
     def _read_latents(self, attentions: dict[str, nn.Module], absorb_up_to: int, backend: str) -> None:
-        self._attentions = list(attentions.values())
-        for module in self._attentions:
-            module.expand_kv = Latents(module, absorb_up_to, backend)
+        for module in attentions.values():
+            module.expand_kv = Latents(module, self._switch, absorb_up_to, backend)
+        self._changed += attentions.values()
         for decoder in _owners(self.model, attentions):
             self._configs.append((decoder.config, decoder.config._attn_implementation))
             decoder.set_attn_implementation(NAME)  # only warns if the model's code does not support it
@@ -133,13 +137,14 @@ class Acceleration:
         projections = [module.kv_b_proj for module in attentions.values()]  # `attend_absorbed` reads their weights itself
         taken = {id(projection) for projection in projections}
         linears = [module for module in self.model.modules() if is_served(module) and id(module) not in taken]
-        self._forwards += [FewRows(linear) for linear in linears]
+        self._forwards += [FewRows(linear, self._switch) for linear in linears]
         if linears:
             self._huge = huge_pages.collapse(linear.weight for linear in (*linears, *projections))
         if experts:
-            self._forwards += [FewExperts(module) for module in self.model.modules() if are_served(module)]
+            self._forwards += [FewExperts(module, self._switch) for module in self.model.modules() if are_served(module)]
         for forward in self._forwards:
             forward.module.__dict__["forward"] = forward
+        self._changed += [forward.module for forward in self._forwards]
 
     def _grow_caches(self, attentions: dict[str, nn.Module]) -> None:
         decoders = _owners(self.model, attentions)
@@ -151,13 +156,11 @@ class Acceleration:
         if not self._in_force:
             return
         delattr(self.model, _HANDLE)
-        for module in self._attentions:
-            if latents_of(module):
-                del module.expand_kv
-        for forward in self._forwards:
-            forward.undone = True
-            if forward.module.__dict__.get("forward") is forward:
-                del forward.module.__dict__["forward"]
+        self._switch.on = False
+        for module in (*self._changed, *self.model.modules()):  # those of the model may be copies of its parts
+            for name in ("expand_kv", "forward"):
+                if is_off(module.__dict__.get(name), module):
+                    del module.__dict__[name]
         for config, before in self._configs:
             if config._attn_implementation == NAME:
                 config._attn_implementation_internal = before
@@ -180,8 +183,13 @@ class Acceleration:
         if not self._blocks:
             self.undo()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_blocks": 0}  # a copy is in no block
+    def __getstate__(self) -> tuple[dict[str, Any], bool]:
+        return {**vars(self), "_blocks": 0}, self._switch.on  # a copy is in no block
+
+    def __setstate__(self, state: tuple[dict[str, Any], bool]) -> None:
+        attributes, on = state
+        vars(self).update(attributes)
+        self._switch.on = on
 
     def report(self) -> str:
         """What is replaced, what is not, and why: a line for each attention and experts module, the Linears and the cache."""
@@ -205,12 +213,14 @@ class Acceleration:
                 return f'"{in_use}", selected since: on expanded keys'
             if latents.absorb_up_to == 0:
                 return "on expanded keys, absorb_up_to=0"
-            if why := why_expanded(module):
+            if not latents.switch.on:
+                return "on expanded keys, a copy of another module"
+            if why := "expand_kv is another class's" if not latents.in_use else why_expanded(module):
                 return f"on expanded keys, {why}"
             triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
             return "on the latents, in Triton" if triton else "on the latents"
         if _is_latent_attention(module):
-            return "kept, attention=False"
+            return "on expanded keys, expand_kv is another one" if "expand_kv" in vars(module) else "kept, attention=False"
         if kind.endswith("Attention") and not any(below.endswith("Attention") for below in _kinds_below(module)):
             return "kept, it caches no latents"
         if kind.endswith("Experts"):
@@ -246,7 +256,8 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
 
 def _check(name: str, module: Any, backend: str) -> None:
     projection = module.kv_b_proj
-    require("expand_kv" not in vars(module), _OP, f"{name}.expand_kv", "that of its class, in one handle", Words("another one"))
+    own = "expand_kv" not in vars(module) or is_off(module.expand_kv, module)
+    require(own, _OP, f"{name}.expand_kv", "that of its class, in one handle", Words("another one"))
     if more := more_than_weight(projection):
         refuse(_OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", Words(more))
     weight = projection.weight

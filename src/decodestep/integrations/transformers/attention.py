@@ -15,6 +15,7 @@ from decodestep._base.checks import Words, refuse
 from decodestep.integrations.transformers import visible_keys
 from decodestep.integrations.transformers.absorbed import attend_absorbed
 from decodestep.integrations.transformers.few_rows import has_own_forward, is_plain_tensor, is_watched
+from decodestep.integrations.transformers.switch import Replacement, Switch
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 
 NAME = "decodestep"
@@ -53,19 +54,28 @@ _KNOWN = {"is_causal", "indices"} | _WITHOUT_EFFECT | _LEFT_IF_SET | _LEFT_IF_GI
 _CHANGE_THE_RESULT = {"s_aux", "sinks", "block_indices"}
 
 
-class Latents:
-    """Replaces the method `expand_kv` of an accelerated module: passes the cached latents to `attention`.
+class Latents(Replacement):
+    """Replaces the method `expand_kv` of an accelerated module: passes the cached latents to `attention`, after the rope keys.
 
-    module: the attention module. absorb_up_to: the largest number of queries that `attention` absorbs. backend: that of
-    `mla_attention`.
-    With any other attention implementation, to which a user may switch at any time, keys and values are expanded as usual.
+    module: the attention module. switch: that of the acceleration. absorb_up_to: the largest number of queries that `attention`
+    absorbs. backend: that of `mla_attention`.
+    With any other attention implementation, to which a user may switch at any time, keys and values are expanded as usual. The
+    rope keys come first because they are narrower than a query: an implementation that is selected between the two calls fails.
     """
 
-    def __init__(self, module: Any, absorb_up_to: int, backend: str = "auto") -> None:
-        self.module, self.absorb_up_to, self.backend = module, absorb_up_to, backend
+    def __init__(self, module: Any, switch: Switch, absorb_up_to: int, backend: str = "auto") -> None:
+        super().__init__(module, switch)
+        self._kind, self.absorb_up_to, self.backend = type(module), absorb_up_to, backend
 
     def __call__(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-        return (kv_nope, k_rot) if self.module.config._attn_implementation == NAME else self.expand(kv_nope, k_rot)
+        read = self.in_use and self.module.config._attn_implementation == NAME
+        return (k_rot, kv_nope) if read else self.expand(kv_nope, k_rot)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether the acceleration is active, and `expand_kv` has been neither wrapped nor replaced by another class's."""
+        own = type(self.module).expand_kv is self._kind.expand_kv
+        return self.switch.on and own and latents_of(self.module) is self
 
     def expand(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values by the module's own class."""
@@ -89,8 +99,8 @@ def attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The registered function. For an accelerated module, key and value are the cached latents (B, 1, T, kv_lora_rank) and rope
-    keys (B, 1, T, qk_rope_head_dim); for any other module they are as for sdpa.
+    """The registered function. From an accelerated module, key and value are the cached rope keys (B, 1, T, qk_rope_head_dim)
+    and latents (B, 1, T, kv_lora_rank); from any other module they are as for sdpa.
 
     Raises ValueError for an unknown argument that would change the result.
     """
@@ -102,12 +112,12 @@ def attention(
         got = Words(f"{', '.join(sorted(unknown))} of {type(module).__name__}")
         refuse("decodestep attention", "arguments", "known ones", got)
     chosen = options.pop("indices", None)
-    if latents is not None:
-        if not _is_left_to_sdpa(options) and _can_absorb(module, latents, query, key, value, dropout, scaling):
+    if latents is not None and key.shape[-1] < query.shape[-1]:  # else expanded, as in a pass during which this was switched on
+        if not _is_left_to_sdpa(options) and _can_absorb(module, latents, query, value, key, dropout, scaling):
             keys = _visible(module, attention_mask, chosen, query, key, _is_causal(module, options))
             if keys is not None:
-                return attend_absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend), None
-        key, value = latents.expand(key, value)
+                return attend_absorbed(module, query, value, key, keys, float(scaling or 0.0), latents.backend), None
+        key, value = latents.expand(value, key)
     if chosen is not None:
         attention_mask = _only(attention_mask, chosen, query, key)
     out: tuple[Tensor, None] = sdpa_attention_forward(
@@ -132,10 +142,10 @@ def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
 
 
 def _can_absorb(
-    module: Any, latents: Latents, query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None
+    module: Any, latents: Latents, query: Tensor, kv_nope: Tensor, k_rot: Tensor, dropout: float, scaling: float | None
 ) -> bool:
     """Whether a call can be served on the latents: few queries, plain tensors, plain weights, and no gradients."""
-    queries, keys = query.shape[2], key.shape[2]
+    queries, keys = query.shape[2], k_rot.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
     # `is_watched` before the weight's checks, because torch.compile cannot trace `is_neg`.
@@ -144,12 +154,12 @@ def _can_absorb(
     if torch.is_autocast_enabled(query.device.type):
         return False
     weight = module.kv_b_proj.weight
-    tensors = (query, key, value, weight)
+    tensors = (query, kv_nope, k_rot, weight)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
     if type(query) is not Tensor:
         return False
-    if query.is_neg() or key.is_neg() or value.is_neg() or not (query.is_cpu or query.is_cuda):
+    if query.is_neg() or kv_nope.is_neg() or k_rot.is_neg() or not (query.is_cpu or query.is_cuda):
         return False
     alike = all(t.device == query.device and t.layout == torch.strided and t.dtype == query.dtype for t in tensors)
     return alike and weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)

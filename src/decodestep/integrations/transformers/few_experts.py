@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from decodestep._base.profiling import run
 from decodestep.integrations.transformers.borrowed import borrow, borrow_rows
 from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, has_own_forward, is_few_plain_rows
+from decodestep.integrations.transformers.switch import Replacement, Switch
 from decodestep.ops.linear.cpu import grouped_products
 
 _SHAPE = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
 
 
-class FewExperts:
+class FewExperts(Replacement):
     """Replaces the method `forward` of an experts module of an accelerated model.
 
         y[t] = sum over i of weight[t, i] * down[e](gate(gate_up[e](x[t]))),  e = index[t, i]
@@ -25,10 +26,9 @@ class FewExperts:
     rounded once. Calls with more rows, or after a later `set_experts_implementation`, use transformers' own code.
     """
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self._choice = module.config._experts_implementation
-        self.undone = False  # as in `FewRows`
+    def __init__(self, module: Any, switch: Switch) -> None:
+        super().__init__(module, switch)
+        self._kind, self._choice = type(module), module.config._experts_implementation
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         module = self.module
@@ -50,9 +50,10 @@ class FewExperts:
 
     @property
     def in_use(self) -> bool:
-        """Whether the acceleration is active, and the implementation and the kind of weights have not been changed since."""
+        """Whether the acceleration is active, and the forward, the implementation and the kind of weights are as they were."""
         chosen = bool(self.module.config._experts_implementation == self._choice)
-        return not self.undone and chosen and _are_large_plain(self.module)
+        own = type(self.module).forward is self._kind.forward
+        return self.switch.on and own and chosen and _are_large_plain(self.module)
 
     def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
         module = self.module

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from decodestep._base.profiling import run
 from decodestep.integrations.transformers.borrowed import borrow, borrow_rows
+from decodestep.integrations.transformers.switch import Replacement, is_off
 from decodestep.ops.linear import Format
 from decodestep.ops.linear.cpu import linear_rows
 
@@ -41,9 +42,10 @@ def is_plain_tensor(tensor: Tensor) -> bool:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Whether a module runs its class's `forward`. The hooks of the library accelerate leave that method in it when removed."""
+    """Whether a module runs its class's `forward`. The hooks of the library accelerate leave the method that they have found in
+    it when removed: the class's, or ours, which runs the class's when it is off."""
     found = module.__dict__.get("forward")
-    return found is None or bool(found == MethodType(type(module).forward, module))
+    return found is None or is_off(found, module) or bool(found == MethodType(type(module).forward, module))
 
 
 def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
@@ -66,23 +68,20 @@ def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
     return 0 < x.numel() <= MOST_ROWS * x.shape[-1]
 
 
-class FewRows:
+class FewRows(Replacement):
     """Replaces the method `forward` of a plain Linear of an accelerated model.
 
     torch multiplies one row in float32 on a single thread, and several rows at a third of that speed. Here up to `MOST_ROWS`
     rows read the weight once. Sums are float32; in bfloat16 the result is rounded once.
     """
 
-    def __init__(self, module: nn.Linear) -> None:
-        self.module = module
-        self.undone = False  # if `forward` has been wrapped since, this object stays in place after the acceleration ends
-
     def __call__(self, x: Tensor) -> Tensor:
         parameters = self.module._parameters  # each access to a module's attribute takes a microsecond
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        plain = not self.undone and weight is not None and "bias" in parameters  # parametrisations remove the parameter
-        if not plain or not _is_served_now(x, weight, bias):
-            return nn.Linear.forward(self.module, x)
+        forward = type(self.module).forward  # others may have changed the class, as parametrisations do
+        plain = forward is nn.Linear.forward and weight is not None and "bias" in parameters  # which remove the parameter
+        if not self.switch.on or not plain or not _is_served_now(x, weight, bias):
+            return forward(self.module, x)
         *axes, inputs = x.shape
         rows = borrow(x if x.dtype == torch.float32 else x.float()).reshape(-1, inputs)
         product = run("linear", "cpu", linear_rows, rows, borrow_rows(weight), FORMATS[weight.dtype])
@@ -95,7 +94,8 @@ class FewRows:
     def in_use(self) -> bool:
         """Whether the acceleration is active and the module still has a weight that can be read."""
         weight = self.module._parameters.get("weight")
-        return not self.undone and weight is not None and _is_large_plain(weight)
+        linear = type(self.module).forward is nn.Linear.forward
+        return self.switch.on and linear and weight is not None and _is_large_plain(weight)
 
 
 def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

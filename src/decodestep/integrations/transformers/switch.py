@@ -1,0 +1,32 @@
+"""What an acceleration puts in place of a module's method, and what tells it whether the acceleration is in force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Switch:
+    """On from `accelerate` to `undo`, for everything that one acceleration has replaced.
+
+    A copy is off, so that a part that is copied or pickled alone computes as its class does: no handle would ever undo it. The
+    copy of a handle turns its own switch on.
+    """
+
+    def __init__(self, on: bool = False) -> None:
+        self.on = on
+
+    def __reduce__(self) -> tuple[type[Switch], tuple[()]]:
+        return Switch, ()
+
+
+class Replacement:
+    """In place of a method of a module. One that is off does what the module's class does: it can stay where others hold it, as
+    in a wrapper."""
+
+    def __init__(self, module: Any, switch: Switch) -> None:
+        self.module, self.switch = module, switch
+
+
+def is_off(method: Any, module: Any) -> bool:
+    """Whether a method of a module is a `Replacement` of its own that is off."""
+    return isinstance(method, Replacement) and method.module is module and not method.switch.on
