@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from decodestep.models import CachedSequence, CacheFullError
 from decodestep.models.forward import forward
 from decodestep.models.kv_cache import PAGE, Pages
-from decodestep.models.page_pool import LOCK, PagePool, new_pool
+from decodestep.models.page_pool import LOCK, MOST_KEPT_BYTES, PagePool, new_pool
 from decodestep.models.sequence import admit
 
 VOCAB = 3
@@ -227,6 +227,10 @@ def test_a_prompt_is_found_again_but_for_its_last_token():
     with CachedSequence(pool) as sequence:
         assert sequence.reuse([1, 0] * 8 + [0] * 30) == 16
         assert sequence.reuse([1, 0, 0]) == 2 and len(sequence._pages) == 2
+    started(pool, [1, 2] * 24).close()
+    for other, expected in ((0, 1), (2, 3)):  # of two pages that begin alike the last is copied
+        with CachedSequence(pool) as sequence:
+            assert sequence.reuse([1, other, 1, 1]) == expected
 
 
 def test_a_prompt_that_waits_takes_the_page_that_another_fills_in_place_of_its_own():
@@ -235,6 +239,7 @@ def test_a_prompt_that_waits_takes_the_page_that_another_fills_in_place_of_its_o
     with CachedSequence(pool) as one, CachedSequence(pool) as two:
         prompt = [1] * 8 + [0] * 32
         assert one.reuse(prompt) == two.reuse(prompt) == 8 and one.next_page(prompt[8:]) == two.next_page(prompt[8:])
+        assert one.next_page(prompt[8:]) == two.next_page([*prompt[8:30], 2])  # what fills other pages
         run(pool, (one, prompt[8:]))
         assert two.reuse(prompt[8:]) == 24 and two._pages[0] is one._pages[0] and pool.held == 3
         assert run(pool, (two, prompt[32:])) == [prompt]
@@ -372,6 +377,8 @@ def test_a_promise_is_kept():
     assert run(pool, (first, [0] * 48)) == [[0] * 48]
     with pytest.raises(CacheFullError):
         run(pool, (first, [0]))
+    with LOCK, pytest.raises(CacheFullError):
+        pool.take_locked()
     first.close()
     assert pool.kept == 3
     CachedSequence(pool, 48)
@@ -409,13 +416,48 @@ def test_a_page_of_a_sequence_alone_is_truncated_where_there_is_no_other():
             assert len(first) == 16 and run(first._pool, (second, [1])) == [[0] * 17 + [1]]
 
 
+def test_a_copy_takes_what_is_reserved_for_it_or_changes_nothing():
+    pool = pool_of(4)
+    source = started(pool, [0] * 20)
+    with source.fork(20) as copied, CachedSequence(pool) as other:
+        run(pool, (other, [1]))
+        with CachedSequence(pool) as empty, pytest.raises(CacheFullError):
+            empty.assign(source)
+        assert empty.tokens == [] and run(pool, (copied, [1])) == [[0] * 20 + [1]]
+    pool = pool_of(9)
+    source, ones = started(pool, [0] * 20), started(pool, [1] * 48)
+    with CachedSequence(pool, 64) as shared:
+        assert shared.reuse([*ones.tokens, 2]) == 48 and shared.reserved == 1
+        with CachedSequence(pool, 48), pytest.raises(CacheFullError):
+            shared.assign(source)
+        assert run(pool, (shared, [2])) == [[1] * 48 + [2]]
+
+
+def test_a_copy_is_rotated_as_its_source_and_not_as_what_it_was():
+    pool = pool_of(20, long_after=30)
+    sequence = started(pool, [1] * 40)
+    sequence.assign(started(pool, [0] * 16))
+    assert run(pool, (sequence, [0] * 20)) == [[0] * 16 + [LONG] * 20]
+    with started(pool, [0] * 30) as short:
+        assert run(pool, (short, [0])) == [[0] * 30 + [LONG]]
+
+
+def test_memory_is_prepared_beyond_the_pages_in_use(monkeypatch):
+    pool, asked = pool_of(4), []
+    monkeypatch.setattr(pool.storage, "prepare", lambda *given: asked.append(given))
+    pool.prepare()
+    started(pool, [0] * 20)
+    pool.prepare(3)
+    assert asked == [(0, 1), (2, 3)]
+
+
 def test_what_is_garbage_collected_comes_back():
     pool = pool_of(4)
     sequence = started(pool, [0] * 40, capacity=64)
     sequence.cycle = sequence
     del sequence
     gc.collect()
-    assert (pool.held, pool.kept, pool._reserved) == (0, 2, 0)
+    assert (pool.kept, pool.held, pool._reserved) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("change", [lambda sequence, source: sequence.assign(source), lambda sequence, _: sequence.close()])
@@ -445,11 +487,17 @@ def test_waiting_for_pages(monkeypatch):
     with pytest.raises(CacheFullError):
         admit(pool, 1, 1)
     pool.wait_for(4)  # comes back without them: the caller may look around
-    thread = threading.Thread(target=first.close)
-    thread.start()
-    while pool.pages - pool._reserved < 2:
+    thread, woken, wait = threading.Thread(target=first.close), [], pool._freed.wait
+
+    def wait_long(seconds):
+        thread.start()  # it needs the lock, which to wait releases
+        woken.append(wait(300 * seconds))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool._freed, "wait", wait_long)
         pool.wait_for(2)
-    thread.join()
+        thread.join()
+    assert woken == [True] and pool.pages - pool._reserved == 2
     own = CachedSequence(pool, 32)  # of a caller that may never close it
     del second  # the last that was admitted is garbage collected: an error instead of waiting for ever
     while pool._sequences - {own}:
@@ -457,6 +505,22 @@ def test_waiting_for_pages(monkeypatch):
     with pytest.raises(CacheFullError):
         pool.wait_for(4)
     assert own.reserved == pool._reserved == 2
+
+
+def test_nothing_waits_for_pages_that_are_free(monkeypatch):
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    pool = pool_of(4)
+    admitted = admit(pool, 1, 32)
+    monkeypatch.setattr(pool, "_freed", None)
+    pool.wait_for(2)
+    assert admitted[0].reserved == 2
+
+
+def test_a_request_may_need_all_pages_and_no_more():
+    pool = pool_of(4)
+    pool.require_total(4, "a row")
+    with pytest.raises(CacheFullError, match="a row may need 5 pages, and the cache has 4: load the model"):
+        pool.require_total(5, "a row")
 
 
 def test_a_thread_that_is_alone_does_not_wait_for_itself(monkeypatch):
@@ -503,6 +567,7 @@ def test_all_or_none_are_admitted():
         (lambda s, other: run(s._pool, (s, [0]), (other, [0])), "of sequences of this model"),
         (lambda s, _: (s.close(), run(s._pool, (s, [0]))), "open and used by one thread at a time; got a closed one"),
         (lambda s, _: (s.close(), s.fork()), "got a closed one"),
+        (lambda s, _: (source := s.fork(), s.close(), s.assign(source)), "got a closed one"),
         (lambda s, _: (setattr(s, "_runner", 0), run(s._pool, (s, [0]))), "got a running one"),
     ],
 )
@@ -522,7 +587,14 @@ def test_pages_have_one_owner(copied):
         copied(sequence._pool)
 
 
-def test_a_pool_of_no_more_than_the_bytes_asked_for():
+def test_a_pool_of_no_more_than_the_bytes_asked_for(monkeypatch):
+    monkeypatch.setattr("decodestep.models.page_pool.memory_limit", lambda: 43_999)
+    assert new_pool(TokenPages, 1000, None).pages == 10
+    assert new_pool(TokenPages, 50_000, None).pages == 1
+    monkeypatch.undo()
+    kept = new_pool(TokenPages, MOST_KEPT_BYTES // 2, 4 * MOST_KEPT_BYTES)
+    started(kept, [0] * 49).close()
+    assert kept.kept == 2
     assert new_pool(TokenPages, 1000, 5999).pages == 5
     assert new_pool(TokenPages, 1000, 1000).pages == 1
     with pytest.raises(ValueError, match="^load: cache_bytes must be at least 1000, which a page of 16 tokens takes; got 999$"):

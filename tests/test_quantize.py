@@ -24,7 +24,7 @@ import processes
 from decodestep import cli
 from decodestep.models import DEFAULT_MODEL, ModelError
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.quantise import quantise
+from decodestep.models.quantise import has_finite_scales, quantise
 from grouped_files import write_gguf
 
 # Root mean squares of the error that values of a normal distribution have, relative to the values'.
@@ -72,6 +72,20 @@ def test_values_on_one_side_of_zero_are_as_near_as_llama_cpp_has_them(kind, offs
     x = (rng.normal(size=(64, 512)) * 0.01 + offset).astype(np.float32)
     mine, theirs = (np.square(dequantize(made(x, kind), kind) - x).mean() for made in (quantise, llama_cpp_quantise))
     assert mine < 1.03 * theirs
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4"])
+@pytest.mark.parametrize("value", [6e4, -7e4, 1e6, -5e6, -1e7, 1e10, -1e30, 3.39e38])
+@pytest.mark.parametrize("count", [1, 256])
+def test_scales_are_finite_where_the_values_can_be_read_back(kind, value, count, rng):
+    x = rng.normal(size=(1, 256)).astype(np.float32)
+    x[0, :count] = value
+    blocks = quantise(x, Type[kind])
+    with np.errstate(over="ignore", invalid="ignore"):
+        back = dequantize(blocks, Type[kind])
+    finite = has_finite_scales(blocks, Type[kind])
+    assert finite == np.isfinite(back).all()
+    assert not finite or np.abs(back / value - x / np.float32(value)).max() < 0.3
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import gc
 import threading
@@ -166,6 +167,21 @@ def test_the_event_loop_goes_on_while_the_model_works(model, passes):
         assert asked.is_set()
 
     asyncio.run(main())
+
+
+def test_what_runs_in_the_thread_has_the_context_of_the_task(tiny_file):
+    of_task, seen = contextvars.ContextVar("of_task", default="none"), set()
+
+    def look(ids, scores):
+        seen.add(of_task.get())
+        return scores
+
+    async def main():
+        of_task.set("set")
+        await read(ds.astream(ds.load(tiny_file()), [1, 2], GREEDY, processors=[look]))
+
+    asyncio.run(main())
+    assert seen == {"set"}
 
 
 def test_leaving_an_async_loop_ends_the_thread(model, passes):
