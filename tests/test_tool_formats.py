@@ -168,7 +168,7 @@ def test_what_is_no_call_is_text(kind):
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     begun = kind.marks[0] if kind.marks else "<|channel|>commentary to=functions.stay<|message|>"
     others = ("", "Hello {", '{"answer": 3}', '{"name": "king", "parameters": {}}', "[1, 2]")
-    for text in (*others, begun + "{", begun + "[" * 9000):
+    for text in (*others, begun + "{", begun + "[" * 9000, begun + "3", begun + "[3]"):
         assert format_.read(text) == (text, [])
 
 
