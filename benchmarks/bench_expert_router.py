@@ -1,4 +1,4 @@
-"""expert_router against the routers of transformers: `python benchmarks/bench_expert_router.py [--rounds 15] [--threads 1]`."""
+"""expert_router against the routers of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""rms_norm against NumPy and torch: `python benchmarks/bench_rms_norm.py [--rounds 15] [--threads 1]`."""
+"""rms_norm against NumPy and torch."""
 
 from __future__ import annotations
 

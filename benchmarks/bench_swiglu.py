@@ -1,4 +1,4 @@
-"""swiglu against NumPy and torch: `python benchmarks/bench_swiglu.py [--rounds 15] [--threads 1]`."""
+"""swiglu against NumPy and torch."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def options(
         several = isinstance(default, tuple)
         kind = type(default[0] if several else default)
         legal = (choices or {}).get(name)
-        usual = f"default: {' '.join(map(str, default)) if several else default}"
+        usual = f"default: {(' '.join(map(str, default)) if several else str(default)) or 'none'}"
         parser.add_argument(
             f"--{name}",
             type=_whole(smallest.get(name, 1)) if kind is int else kind,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from argparse import ArgumentParser
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 import processes
 from builds import TIERS
 from decodestep import SamplingParams, cli
+from decodestep.cli import bench
 from decodestep.cli.failure import failure
 from decodestep.cli.options import add_params, params_of
 from decodestep.models import DEFAULT_MODEL
@@ -286,7 +289,7 @@ def test_no_verb_exits_with_2():
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["dance"], "decodestep: argument VERB: invalid choice: 'dance'"),
+        (["dance"], "decodestep: argument COMMAND: invalid choice: 'dance'"),
         (["generate"], "decodestep: generate: the following arguments are required: prompt (decodestep generate --help lists"),
         (["generate", "Hi", "--top-k", "x"], "decodestep: generate: argument --top-k: invalid int value: 'x'"),
         (["chat", "--steps", "2"], "decodestep: chat: unrecognized arguments: --steps"),
@@ -365,6 +368,24 @@ def test_env_describes_the_default_model_by_its_name(model, capsys):
         assert cli.main(["env", "--json", "--model", name]) == 0
         described.append(json.loads(capsys.readouterr().out)["model"]["file"])
     assert described[0] == described[1]
+
+
+def test_env_tells_a_models_numbers_with_their_units(model, capsys):
+    assert cli.main(["env", "--model", str(model.path)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"Q4_1 [\d.]+ MiB, Q8_0", text) and f"bfloat16, {model.cache.page_bytes / 2**14:.1f} KiB per token" in text
+    assert re.search(r"at most [\d.]+ tokens/s of one sequence: a token reads [\d.]+ MiB of weights, memory [\d.]+ GB/s", text)
+    assert "_bytes" not in text and "a_second" not in text
+
+
+@pytest.mark.parametrize("verb", sorted(cli._VERBS))
+def test_help_fits_a_terminal(verb, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "_folder", lambda: Path(__file__).parent.parent / "benchmarks")
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"usage: decodestep {verb}") and max(map(len, lines)) < 80
 
 
 def test_an_instruction_set_that_is_none_exits_with_1():

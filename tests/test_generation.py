@@ -250,8 +250,14 @@ def test_refuses_a_prompt(tiny_file, prompt):
 
 
 def test_refuses_params_that_do_not_fit(tiny_file):
-    with pytest.raises(ValueError, match="^generate: params must be one or 2"):
+    words = "^generate: params must be a SamplingParams for all prompts, or 2, one for each; got a list of 1$"
+    with pytest.raises(ValueError, match=words):
         ds.generate(ds.load(tiny_file()), [[1], [2]], [SamplingParams()])
+
+
+def test_says_where_the_ids_of_one_prompt_belong(tiny_file):
+    with pytest.raises(ValueError, match=r"got 1: the ids of one prompt are a list in the list of prompts$"):
+        ds.generate(ds.load(tiny_file()), [1, 2, 3])
 
 
 @pytest.mark.parametrize("params", ["x", 0, 5, [None], {"top_k": 3}])

@@ -31,7 +31,7 @@ _EPILOG = "exit codes: 0 success (also if ended by Ctrl-C), 1 failure, 2 invalid
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0 success, 1 failure, 2 invalid request.
 
-    An error is one line on stderr; `--traceback` after the verb also prints where it was raised.
+    An error is one line on stderr; `--traceback` after the command also prints where it was raised.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_streams()
@@ -82,7 +82,7 @@ def _run(arguments: list[str]) -> int:
     about = (decodestep.__doc__ or "").partition("\n")[0]  # None under python -OO
     parser = _Parser(prog="decodestep", description=about, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"decodestep {decodestep.__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     with extra("generate"):
         for verb, summary in _VERBS.items():
             sub = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=_EPILOG)

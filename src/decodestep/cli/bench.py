@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import shutil
 import subprocess
 import sys
+import textwrap
 from importlib import util
 from pathlib import Path
 
@@ -44,8 +46,12 @@ def benchmarks() -> dict[str, str]:
 
 
 def _listing() -> list[str]:
-    lines = [f"  {name:<20}{summary}" for name, summary in benchmarks().items()]
-    return [*lines, *(f"  {short:<20}short for {name}" for short, name in _SHORT_NAMES.items())]
+    """A paragraph for each benchmark, as wide as argparse's."""
+    words = benchmarks() | {short: f"short for {name}" for short, name in _SHORT_NAMES.items()}
+    width = max(shutil.get_terminal_size().columns - 2, 40)
+    return [
+        textwrap.fill(text, width, initial_indent=f"  {name:<20}", subsequent_indent=" " * 22) for name, text in words.items()
+    ]
 
 
 def _folder() -> Path:

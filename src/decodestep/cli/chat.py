@@ -30,6 +30,9 @@ from decodestep.models.page_pool import CacheFullError
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.sampling.params import SamplingParams
 
+_ABOUT = """\
+In a terminal it prompts for messages; from a pipe it reads one message per
+line and prints only the answers. A line that begins with a slash is a command:"""
 _HELP = """\
 /reset        forget the conversation, except for the system message
 /save FILE    write the conversation to FILE, a JSON list of messages
@@ -41,10 +44,7 @@ Ctrl-C ends an answer; the conversation keeps its beginning."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = (
-        f"{parser.description}\n\nIn a terminal it prompts for messages; from a pipe it reads one message per line and prints "
-        f"only the answers.\nA line that begins with a slash is a command:\n\n{_HELP}"
-    )
+    parser.description = f"{parser.description}\n\n{_ABOUT}\n\n{_HELP}"
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     add_params(parser)
     add_beams(parser)

@@ -50,6 +50,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(facts))
         return 0
+    if options.model is not None:
+        facts["model"] = _in_words(facts["model"])
     for name, value in facts.items():
         if isinstance(value, dict):
             lines = [f"{key:<24}{item}" for key, item in value.items()]
@@ -85,6 +87,17 @@ def model(path: Path) -> dict[str, Any]:
         facts = summary(open_checkpoint(path))
     rate = read_rate(threads())
     return facts | {"memory_bytes_a_second": round(rate), "tokens_a_second_at_most": round(rate / facts["weight_bytes"], 2)}
+
+
+def _in_words(facts: dict[str, Any]) -> dict[str, str]:
+    """A model's facts for a reader: its numbers with their units, and what each of them is per."""
+    words = {name: fact for name, fact in facts.items() if isinstance(fact, str)}
+    words["cache"] += f", {facts['cache_bytes'] / 2**10:.1f} KiB per token"
+    words["decoding"] = (
+        f"at most {facts['tokens_a_second_at_most']:.4g} tokens/s of one sequence: a token reads "
+        f"{facts['weight_bytes'] / 2**20:.1f} MiB of weights, memory {facts['memory_bytes_a_second'] / 1e9:.1f} GB/s"
+    )
+    return words
 
 
 def read_rate(threads: int) -> float:

@@ -32,7 +32,7 @@ _NUMBERS: dict[str, tuple[type, str, str]] = {
     "top_n_sigma": (float, "N", ">= 0: keep scores within N standard deviations of the largest; 0 keeps all"),
     "xtc_probability": (float, "P", "in [0, 1]: how often the most likely tokens are excluded; 0 is off"),
     "xtc_threshold": (float, "P", "in [0, 1]: the probability from which XTC excludes a token"),
-    "repetition_penalty": (float, "R", "> 0: divides the scores of tokens that occurred; 1 is off"),
+    "repetition_penalty": (float, "R", "> 0: more than 1 makes tokens that occurred less likely; 1 is off"),
     "presence_penalty": (float, "R", "subtracted from the score of every generated token; 0 is off"),
     "frequency_penalty": (float, "R", "subtracted from a token's score for each time it was generated; 0 is off"),
     "dry_multiplier": (float, "R", ">= 0: penalty for continuing a repetition; 0 is off"),
@@ -40,7 +40,7 @@ _NUMBERS: dict[str, tuple[type, str, str]] = {
     "max_time": (float, "SECONDS", "end after this many seconds"),
 }
 _BEAMS: dict[str, tuple[type, str, str]] = {
-    "num_beams": (int, "N", "beam search with N beams, greedy; 1 is off"),
+    "num_beams": (int, "N", "beam search with N beams, without sampling; 1 is off"),
     "num_beam_groups": (int, "N", "diverse beam search with N groups of beams"),
     "diversity_penalty": (float, "R", "> 0 with groups: subtracted from the scores of tokens that earlier groups took"),
     "length_penalty": (float, "R", "of beams: > 0 prefers longer, < 0 shorter texts"),
@@ -81,7 +81,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 def add_params(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "sampling",
-        "The fields of decodestep.SamplingParams, with its defaults in brackets.",
+        "Fields of decodestep.SamplingParams, with their defaults in brackets.",
     )
     add = group.add_argument
     add("--greedy", action="store_true", help="take the most likely token at every step")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import require
+from decodestep._base.checks import Words, require
 from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, completion_of
@@ -113,7 +113,8 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, ro
     each = list(given) if isinstance(given, Iterable) else [SamplingParams() if given is None else given] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
-    require(len(each) == rows, _OP, "params", f"one or {rows}", len(each))
+    rule = f"a SamplingParams for all prompts, or {rows}, one for each"
+    require(len(each) == rows, _OP, "params", rule, Words(f"a list of {len(each)}"))
     return each
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import Words, ids_below, refuse, require
+from decodestep._base.checks import Words, ids_below, is_int, refuse, require
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -22,7 +22,7 @@ Prompts = str | Sequence[Prompt | Mapping[str, Any]]
 
 def prompts_of(prompts: Prompts) -> Sequence[Prompt]:
     """The prompts of a call: one string or one conversation alone is one prompt."""
-    require(isinstance(prompts, Sequence), _OP, "prompts", "one prompt or a sequence of prompts", prompts)
+    require(isinstance(prompts, Sequence), _OP, "prompts", "one string, one conversation or a sequence of prompts", prompts)
     alone = isinstance(prompts, str) or _is_conversation(prompts)
     return [prompts] if alone else prompts  # type: ignore[list-item, return-value]
 
@@ -37,7 +37,8 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     elif (found := ids_below(vocab, prompt)) is not None:
         ids = found
     else:
-        refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
+        got = Words(f"{prompt}: the ids of one prompt are a list in the list of prompts") if is_int(prompt) else prompt
+        refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", got)
     require(len(ids) > 0, _OP, "prompt", "at least one token long", Words("an empty prompt"))
     if len(ids) >= context:
         rule = f"shorter than the context of {context} tokens"

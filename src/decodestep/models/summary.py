@@ -33,10 +33,10 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "file": _file(checkpoint),
         "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "
         f"context {config.context}",
-        "attention": f"{config.heads} heads on {config.kv_heads} of {config.head_dim}",
+        "attention": f"{config.heads} query heads, {config.kv_heads} key-value heads of width {config.head_dim}",
         "feed-forward": f"{config.activation}, {config.feed_forward} wide",
         "runs": "one native call a step" if why is None else f"layer by layer, float32: {why}",
-        "weights": " ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
+        "weights": ", ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
         "weight_bytes": checkpoint.token_bytes(),
         "cache": cache,
         "cache_bytes": layout.page_bytes // PAGE,
