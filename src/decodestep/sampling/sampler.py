@@ -127,7 +127,7 @@ class Sampler:
     def add(self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None) -> int:
         """Appends a row and returns its index, which is also its place in the logits of the next step.
 
-        params: of one beam and one sample (`generate` supports several). If its seed is None, the row gets a new one, 64 bits
+        params: of one beam and one sample (`generate` supports several). If its seed is None, the row gets a new one, 53 bits
             of the system's entropy: `Row.seed`. prompt_ids: token ids in [0, V).
         number: the argument of the factory of `processors`; None for the number of rows that have been added before.
 
