@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
 import decodestep as ds
@@ -154,3 +156,58 @@ def test_health_and_metrics(shared_server):
     for status in (404, 405):
         assert metrics[f'decodestep_requests_total{{route="other",status="{status}"}}'] >= 1
     assert metrics["decodestep_completion_tokens_total"] >= 3 and metrics["decodestep_cache_pages_held"] == 0
+
+
+def score(model, ids):
+    """The log-probability of each token, and of the most likely one in its place; float64, from the library's logits."""
+    logits = model.logits(ids).astype(np.float64)
+    every = logits - logits.max(-1, keepdims=True)
+    every -= np.log(np.exp(every).sum(-1, keepdims=True))
+    return every[np.arange(len(ids) - 1), ids[1:]], every[:-1].max(-1)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+def test_echo_scores_the_prompts_whatever_runs_beside_them(server, max_tokens):
+    """As clients such as lm-evaluation-harness ask: several prompts as ids, of which one is long and two begin alike."""
+    prompts = [list(range(5, 200)), list(range(5, 60)), [7]]
+    asked = {"model": "", "prompt": prompts, "temperature": 0, "logprobs": 1, "seed": 1234, "max_tokens": max_tokens}
+    with ThreadPoolExecutor() as others:
+        beside = others.submit(server.send_json, "/v1/completions", {"prompt": "ab", "max_tokens": 300, "ignore_eos": True})
+        answers = [server.client().completions.create(**asked, echo=True) for _ in range(2)]
+        assert beside.result()[0] == 200
+    assert answers[0].choices == answers[1].choices
+    plain = ds.generate(server.model, prompts, ds.SamplingParams(do_sample=False, max_new_tokens=max(1, max_tokens)))
+    for choice, ids, alone in zip(answers[0].choices, prompts, plain, strict=True):
+        found, length = choice.logprobs, len(ids)
+        assert choice.finish_reason == "length" and choice.text.endswith(alone.text if max_tokens else "")
+        assert found.token_logprobs[0] is None and found.top_logprobs[0] is None
+        assert {len(values) for values in (found.tokens, found.token_logprobs, found.top_logprobs)} == {length + max_tokens}
+        expected, most = score(server.model, ids)
+        np.testing.assert_allclose(found.token_logprobs[1:length], expected, rtol=1e-6)
+        np.testing.assert_allclose([max(top.values()) for top in found.top_logprobs[1:length]], most, rtol=1e-6)
+        assert len(found.text_offset) == length + max_tokens
+    usage = answers[0].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (sum(map(len, prompts)), max_tokens * len(prompts))
+
+
+def test_echo_begins_with_the_prompt_as_it_was_sent(shared_server):
+    """Each token's offset is where its text is, also where the tokenizer reads a name as a control token."""
+    tokenizer = shared_server.model.tokenizer
+    control = tokenizer.token(min(tokenizer.special))
+    for prompt in (f"x🦒{control}yz", tokenizer.encode(f"x🦒{control}yz")):
+        asked = {"model": "", "prompt": prompt, "max_tokens": 9, "n": 2, "echo": True, "extra_body": {"regex": "ab"}}
+        whole = shared_server.client().completions.create(**asked, logprobs=0)
+        assert [choice.text for choice in whole.choices] == [f"x🦒{control}yzab"] * 2
+        found = whole.choices[0].logprobs
+        assert found.tokens == whole.choices[1].logprobs.tokens and found.tokens[0] == "x" and control in found.tokens
+        for token, offset in zip(found.tokens, found.text_offset, strict=True):
+            assert token.startswith("bytes:") or whole.choices[0].text[offset:].startswith(token) or token == "<eos>"
+        texts, entries = ["", ""], [[], []]
+        for chunk in shared_server.client().completions.create(**asked, logprobs=0, stream=True):
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+                entries[choice.index] += choice.logprobs.token_logprobs
+        assert texts == [choice.text for choice in whole.choices]
+        assert entries == [choice.logprobs.token_logprobs for choice in whole.choices]
+        [without, _] = shared_server.client().completions.create(**asked).choices
+        assert without.logprobs is None and without.text == texts[0]

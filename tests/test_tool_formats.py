@@ -335,17 +335,20 @@ class _Silent:
         return ""
 
 
+_ROW = ds.Sampler([], vocab_size=1).new_row(ds.SamplingParams())
+
+
 @pytest.mark.parametrize(
     "text", ['Sure: {"name": "time", "parameters": {}}', '{"name": "time", "parameters": {}}', "Hi \n", "a { b"]
 )
 def test_whole_and_streamed_answers_have_the_same_calls(text):
     format_ = ToolFormat(formats.BareJson(FUNCTIONS), False, True, ())
-    whole, streamed = (ChatChoice(0, _Silent(), False, format_) for _ in range(2))
+    whole, streamed = (ChatChoice(0, _Silent(), _ROW, format_) for _ in range(2))
     parts = []
     for i, character in enumerate(text):
         delta = Delta(0, character, 1, None, "eos" if i == len(text) - 1 else "")
         whole.take(delta)
-        parts += streamed.chunk(delta, None)
-    told = whole.whole(None)
+        parts += streamed.chunk(delta)
+    told = whole.whole()
     assert (told["message"]["content"] or "") == "".join(part["delta"].get("content", "") for part in parts)
     assert told["finish_reason"] == parts[-1]["finish_reason"]

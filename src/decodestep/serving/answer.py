@@ -47,7 +47,7 @@ class Answer:
     def begin(self) -> None:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
         HttpError for its ValueErrors."""
-        params, began = self._job.params, time.thread_time()
+        params, tokenizer, began = self._job.params, self._engine.model.tokenizer, time.thread_time()
         count, constrained = params.num_return_sequences, bool(languages_of(params))
         try:
             self._engine.require_possible(count * len(self._job.prompts))
@@ -62,8 +62,8 @@ class Answer:
         except BaseException:
             self.cancel()
             raise
-        tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
-        self._choices = [self._job.form.choice(i, tokenizer, logprobs) for i in range(count * len(self._requests))]
+        rows = [row for request in self._requests for row in request.rows]
+        self._choices = [self._job.form.choice(i, tokenizer, row) for i, row in enumerate(rows)]
         self._running = len(self._choices)
 
     def cancel(self) -> None:
@@ -84,7 +84,7 @@ class Answer:
         """The response, once all rows have ended. Raises HttpError if a row has failed."""
         await self._take_all()
         self._raise_failure()
-        return self._envelope.whole([choice.whole(self._seed(choice.index)) for choice in self._choices], self._usage())
+        return self._envelope.whole([choice.whole() for choice in self._choices], self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
         """The server-sent events; deltas that are already queued are sent together."""
@@ -96,8 +96,7 @@ class Answer:
                 deltas.append(await self._next())
             parts = []
             for index, delta in deltas:
-                choices = self._choices[index].chunk(delta, self._seed(index) if delta.reason else None)
-                parts += [self._event([choice]) for choice in choices]
+                parts += [self._event([choice]) for choice in self._choices[index].chunk(delta)]
             if not self._running:
                 self._record()
             if parts:
@@ -125,10 +124,6 @@ class Answer:
             self._running -= 1
             self._metrics.ended.labels(delta.reason).inc()
         return index, delta
-
-    def _seed(self, index: int) -> int | None:
-        prompt, sample = divmod(index, self._job.params.num_return_sequences)
-        return self._requests[prompt].rows[sample].seed
 
     def _event(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> bytes:
         chunk = self._envelope.chunk(choices)
@@ -165,8 +160,7 @@ class Answer:
             "ended_by": [row.reason for request in self._requests for row in request.rows],
         }
         if self._texts is not None:
-            completions = [done.text for request in self._requests for done in request.completions()]
-            entry |= {"request": self._texts, "completions": completions}
+            entry |= {"request": self._texts, "completions": [choice.text for choice in self._choices]}
         _LOG.info(json.dumps(entry, ensure_ascii=False))
 
 

@@ -31,7 +31,7 @@ from decodestep.serving.errors import HttpError, http_error, refusal, unknown_fi
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
 from decodestep.serving.requests import Job, chat_job, completion_job, max_characters, parse_body, require_short
-from decodestep.serving.responses import json_bytes
+from decodestep.serving.responses import json_bytes, text_of
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -312,8 +312,5 @@ def _ids(model: Model, text: str) -> list[int]:
 
 
 def _text_response(model: Model, ids: list[int]) -> Response:
-    """The text that /tokenize turns into these ids: with the names of control tokens."""
-    tokenizer = model.tokenizer
-    pieces = (tokenizer.token(i).encode() if i in tokenizer.special else tokenizer.token_bytes(i) for i in ids)
-    text = b"".join(pieces).decode("utf-8", "replace")
+    text = text_of(model.tokenizer, ids)
     return _Json({"content": text, "prompt": text})

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from decodestep._base.checks import RequestError, Words, require
+from decodestep._base.checks import RequestError, Words, is_int, require
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.spellings import SAME
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, too_long, unknown_field
-from decodestep.serving.responses import TEXT, Form, chat_form
+from decodestep.serving.responses import TEXT, Form, chat_form, echo_form
 from decodestep.serving.tool_json import UnreadableError, read_arguments
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _OP = "serve"
 _MAX_DEPTH = 256  # of lists and objects in each other: schemas need a few dozen, Python's recursion ends at about a thousand
-_MAX_LOGPROBS = 100
+_MAX_LOGPROBS, _MAX_ECHO_LOGPROBS = 100, 20  # of a token; of a prompt's token, of which there are many at once
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
 # The time and memory for a token grow with each of these fields, and with keys times the vocabulary.
 _MAX_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
@@ -116,7 +116,25 @@ def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
     for item in prompts:
         require_short([item] if isinstance(item, str) else [], most_characters, "prompt")
     _refuse_fields(body, _OURS - {"response_format"} | {"messages"})
-    return _job(body, prompts, TEXT, 16, _response_format(body))
+    echo = body.get("echo")
+    if not isinstance(echo, bool | None):
+        raise refusal("echo", "a bool")
+    return _echo_job(body, prompts) if echo else _job(body, prompts, TEXT, 16, _response_format(body))
+
+
+def _echo_job(body: Mapping[str, Any], prompts: list[Any]) -> Job:
+    """The job of completions that begin with their prompts, or with max_tokens 0 are these alone."""
+    completes = not (is_int(body.get("max_tokens")) and body["max_tokens"] == 0)
+    asked = body if completes else {**body, "max_tokens": 1}
+    job = _job({**asked, "echo": None}, prompts, TEXT, 16, _response_format(body))
+    params, count, logprobs = job.params, job.params.num_return_sequences, job.params.logprobs
+    if (logprobs or 0) > _MAX_ECHO_LOGPROBS:
+        raise refusal("logprobs", f"at most {_MAX_ECHO_LOGPROBS} with echo")
+    if not completes:  # a token is drawn all the same, and left out of the response
+        kept = {name: getattr(params, name) for name in ("num_return_sequences", "logprobs", "max_time", "seed")}
+        params = SamplingParams(max_new_tokens=1, do_sample=False, ignore_eos=True, **kept)
+    form = echo_form([prompt for prompt in prompts for _ in range(count)], completes)
+    return replace(job, params=replace(params, prompt_logprobs=logprobs), form=form)
 
 
 def _are_ids(prompt: Any) -> bool:

@@ -16,6 +16,7 @@ from decodestep.serving.tools import ToolFormat
 if TYPE_CHECKING:
     from decodestep.models.tokenizer import Tokenizer
     from decodestep.ops.decode_step import TokenLogprobs
+    from decodestep.sampling.row import Row
     from decodestep.serving.engine_request import Delta
 
 # OpenAI's finish_reason: "stop" tells clients that the text is complete, as they parse JSON then; others are cut, which is
@@ -28,19 +29,20 @@ _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 class Choice(ABC):
     """One sample of a response, while it is generated. index: among the choices of the response.
 
-    logprobs: whether the request asks for log-probabilities: the model's own, before the request's parameters change them.
+    text: so far. tokens: how many have been generated. Log-probabilities are the model's own, before the request's parameters
+    change them.
     """
 
-    def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, row: Row) -> None:
         self.index = index
+        self.text = ""
         self.tokens = 0
-        self._tokenizer, self._wants_logprobs = tokenizer, logprobs
-        self._written = ""  # the text so far
-        self._logprobs: list[tuple[int, TokenLogprobs]] = []  # those not sent yet
+        self._tokenizer, self._row = tokenizer, row
+        self._logprobs: list[tuple[int, TokenLogprobs | None]] = []  # those not sent yet; None for a prompt's first token
         self._ended_by = ""
 
     def take(self, delta: Delta) -> None:
-        self._written += delta.text
+        self.text += delta.text
         self._ended_by = delta.reason
         if delta.token is not None:
             self.tokens += 1
@@ -48,7 +50,7 @@ class Choice(ABC):
                 self._logprobs.append((delta.token, delta.logprobs))
 
     @abstractmethod
-    def whole(self, seed: int | None) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         """The choice in a response that is not streamed."""
 
     @abstractmethod
@@ -56,53 +58,58 @@ class Choice(ABC):
         """The choices of the chunks before the first token."""
 
     @abstractmethod
-    def chunk(self, delta: Delta, seed: int | None) -> list[dict[str, Any]]:
+    def chunk(self, delta: Delta) -> list[dict[str, Any]]:
         """The choices of the chunks for a delta."""
 
-    def _end(self, calls: Sequence[Any], seed: int | None) -> dict[str, Any]:
+    def _end(self, calls: Sequence[Any] = ()) -> dict[str, Any]:
         reason = _REASONS.get(self._ended_by, "length")
-        return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by, "seed": seed}
+        return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by, "seed": self._row.seed}
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         """The log-probabilities not sent yet."""
         new, self._logprobs = self._logprobs, []
-        return self._as_json(new) if self._wants_logprobs else None
+        return None if self._row.params.logprobs is None else self._as_json(new)
 
     @abstractmethod
-    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         """The log-probabilities of tokens, in the form of OpenAI's API."""
 
 
 class TextChoice(Choice):
     """A choice of a completion."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool) -> None:
-        super().__init__(index, tokenizer, logprobs)
+    def __init__(self, index: int, tokenizer: Tokenizer, row: Row) -> None:
+        super().__init__(index, tokenizer, row)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # of the next token in the text
 
-    def whole(self, seed: int | None) -> dict[str, Any]:
-        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end((), seed), "text": self._written}
+    def whole(self) -> dict[str, Any]:
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(), "text": self.text}
 
     def opening(self) -> list[dict[str, Any]]:
         return []
 
-    def chunk(self, delta: Delta, seed: int | None) -> list[dict[str, Any]]:
+    def chunk(self, delta: Delta) -> list[dict[str, Any]]:
+        start = len(self.text)
         self.take(delta)
-        end = self._end((), seed) if delta.reason else {"finish_reason": None}
-        return [{"index": self.index, "text": delta.text, "logprobs": self._take_logprobs(), **end}]
+        end = self._end() if delta.reason else {"finish_reason": None}
+        return [{"index": self.index, "text": self.text[start:], "logprobs": self._take_logprobs(), **end}]
 
-    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         offsets = []
         for token, _ in logprobs:
-            offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+            offsets.append(max(0, self._offset))
+            self._offset += len(self._decoder.decode(self._next_bytes(token)))
         return {
             "tokens": [self._name(token) for token, _ in logprobs],
-            "token_logprobs": [_finite(found.raw) for _, found in logprobs],
-            "top_logprobs": [self._by_name(found) for _, found in logprobs],
+            "token_logprobs": [found and _finite(found.raw) for _, found in logprobs],
+            "top_logprobs": [found and self._by_name(found) for _, found in logprobs],
             "text_offset": offsets,
         }
+
+    def _next_bytes(self, token: int) -> bytes:
+        """The bytes of the text's next token."""
+        return self._tokenizer.token_bytes(token)
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens; of two with one name, the likelier."""
@@ -120,25 +127,53 @@ class TextChoice(Choice):
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+class EchoChoice(TextChoice):
+    """A choice of a completion that begins with its prompt, which comes with the first token.
+
+    prompts: those of all choices, as in the request. completes: False if the text is the prompt alone.
+    """
+
+    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, prompts: Sequence[str | list[int]], completes: bool) -> None:
+        super().__init__(index, tokenizer, row)
+        self._completes = completes
+        self._ids = row.history.tokens[: row.history.prompt_length]
+        self._begun = False
+        self._read = 0  # tokens whose offsets are known
+        prompt, spelled = prompts[index], text_of(tokenizer, self._ids)
+        self._prompt = prompt if isinstance(prompt, str) else spelled
+        self._offset = len(self._prompt) - len(spelled)  # below 0 if the tokenizer has put something before the prompt
+
+    def take(self, delta: Delta) -> None:
+        if not self._begun:
+            self._begun = True
+            self.text = self._prompt
+            self._logprobs += zip(self._ids, self._row.prompt_logprobs, strict=False)  # fewer if the row ended in its prompt
+        super().take(delta if self._completes else delta._replace(text="", token=None, logprobs=None))
+
+    def _next_bytes(self, token: int) -> bytes:
+        self._read += 1
+        return bytes_of(self._tokenizer, token) if self._read <= len(self._ids) else super()._next_bytes(token)
+
+
 class ChatChoice(Choice):
     """A choice of a chat. format_: how its calls are read from the text; None without tools."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool, format_: ToolFormat | None) -> None:
-        super().__init__(index, tokenizer, logprobs)
+    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: ToolFormat | None) -> None:
+        super().__init__(index, tokenizer, row)
         self._format = format_
         self._released = 0  # how many characters of the text have been sent: the rest may be the start of a call
 
-    def whole(self, seed: int | None) -> dict[str, Any]:
-        text, calls = self._read()
+    def whole(self) -> dict[str, Any]:
+        text, calls = self._parsed()
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
         if calls:
             message["tool_calls"] = calls
-        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(calls, seed), "message": message}
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(calls), "message": message}
 
     def opening(self) -> list[dict[str, Any]]:
         return [{"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
 
-    def chunk(self, delta: Delta, seed: int | None) -> list[dict[str, Any]]:
+    def chunk(self, delta: Delta) -> list[dict[str, Any]]:
         """Text that may be part of a call is held back until the end.
 
         The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
@@ -146,9 +181,9 @@ class ChatChoice(Choice):
         """
         self.take(delta)
         start, calls = self._released, list[dict[str, Any]]()
-        text = self._written
+        text = self.text
         if delta.reason:
-            text, calls = self._read()
+            text, calls = self._parsed()
             self._released = len(text)
         elif self._format is None:
             self._released = len(text)
@@ -162,14 +197,14 @@ class ChatChoice(Choice):
             logprobs = self._take_logprobs()
             choices.append({"index": self.index, "delta": message, "logprobs": logprobs, "finish_reason": None})
         if delta.reason:
-            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(calls, seed)})
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(calls)})
         return choices
 
-    def _read(self) -> tuple[str, list[dict[str, Any]]]:
-        return (self._written, []) if self._format is None else self._format.read(self._written)
+    def _parsed(self) -> tuple[str, list[dict[str, Any]]]:
+        return (self.text, []) if self._format is None else self._format.read(self.text)
 
-    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        return {"content": [self._with_top(token, found) for token, found in logprobs], "refusal": None}
+    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
+        return {"content": [self._with_top(token, found) for token, found in logprobs if found], "refusal": None}
 
     def _with_top(self, token: int, found: TokenLogprobs) -> dict[str, Any]:
         return {**self._entry(token, found.raw), "top_logprobs": [self._entry(i, value) for i, value in found.top_raw]}
@@ -190,10 +225,15 @@ class Form(NamedTuple):
     prefix: str
     whole: str
     chunk: str
-    choice: Callable[[int, Tokenizer, bool], Choice]
+    choice: Callable[[int, Tokenizer, Row], Choice]
 
 
 TEXT = Form("cmpl", "text_completion", "text_completion", TextChoice)
+
+
+def echo_form(prompts: Sequence[str | list[int]], completes: bool) -> Form:
+    """The form of completions that begin with their prompts. For the arguments, see `EchoChoice`."""
+    return TEXT._replace(choice=partial(EchoChoice, prompts=prompts, completes=completes))
 
 
 def chat_form(format_: ToolFormat | None) -> Form:
@@ -228,6 +268,16 @@ def json_bytes(data: Any, *, allow_nan: bool = True) -> bytes:
     for character, escape in _LINE_ENDS.items():
         text = text.replace(character, escape)
     return text.encode("utf-8", "replace")
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text that the tokenizer reads as these ids: with the names of control tokens."""
+    return b"".join(bytes_of(tokenizer, token) for token in ids).decode("utf-8", "replace")
+
+
+def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
+    """A token's bytes in `text_of`."""
+    return tokenizer.token(token).encode() if token in tokenizer.special else tokenizer.token_bytes(token)
 
 
 def _finite(value: float) -> float:
