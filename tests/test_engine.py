@@ -144,14 +144,15 @@ def test_a_row_for_which_open_sequences_leave_no_pages_ends_alone(tiny):
     assert model.cache.held == 0
 
 
-def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
+@pytest.mark.parametrize("scored", [None, 1])
+def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch, scored):
     monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
     order, came = [], threading.Event()
 
     def deliver(deltas):
         order.extend(request.number for request, _ in deltas)
         if len(order) == 1:
-            engine.submit(list(range(120)), ds.SamplingParams(max_new_tokens=1))
+            engine.submit(list(range(120)), ds.SamplingParams(max_new_tokens=1, prompt_logprobs=scored))
             came.set()
 
     engine = Engine(tiny, deliver=deliver)
@@ -162,12 +163,13 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
     assert order.index(1) in (40, 41, 42) and len(order) == 61  # 120 tokens, 3 a pass, beside as many of the first
 
 
-def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch):
+@pytest.mark.parametrize("scored", [None, 1])
+def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch, scored):
     monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(4))
     done = []
     engine = Engine(tiny, deliver=lambda deltas: done.extend(request.number for request, delta in deltas if delta.reason))
     with engine:
-        one = ds.SamplingParams(max_new_tokens=1)
+        one = ds.SamplingParams(max_new_tokens=1, prompt_logprobs=scored)
         engine.submit(list(range(200)), one)
         for number in range(90):
             engine.submit([number, 5, 6], one)
@@ -451,7 +453,13 @@ def test_logits_of_some_sequences(tiny):
         assert (tiny.forward([(one, [1, 2, 3]), (two, [4, 5])], wanted=[False, True]) == both[1:]).all()
         with pytest.raises(ValueError, match="wanted must be a flag for each of 1"):
             tiny.forward([(one, [1])], wanted=[True, True])
+        with pytest.raises(ValueError, match="every must be a flag for each of 1"):
+            tiny.forward([(one, [1])], every=[])
         assert len(one) == 3
+    with tiny.sequence() as one, tiny.sequence() as two, tiny.sequence() as three:
+        batch = [(one, [1, 2, 3]), (two, [4, 5]), (three, [6])]
+        found = tiny.forward(batch, every=[False, True, False], wanted=[True, False, False])
+    assert (found == [both[0], *tiny.logits([4, 5])]).all()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc_trim is glibc's")

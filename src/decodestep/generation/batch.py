@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 class _Pass(NamedTuple):
     """The input of a forward pass.
 
-    decoding: the keys of the rows that draw after it, whose pieces come first. wanted: whose logits are needed.
+    decoding: the keys of the rows that draw after it, whose pieces come first. wanted: whose logits are needed. scored: whether
+    the last piece is of a prompt that is scored, so that those of all its tokens are.
     """
 
     decoding: list[int]
     pieces: Sequence[tuple[CachedSequence, Sequence[int]]]
     wanted: list[bool]
     work: Work
+    scored: bool = False
 
 
 class Batch:
@@ -44,7 +46,7 @@ class Batch:
             run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done
             draw the next token of each of them
 
-    A prompt that is scored (`params.prompt_logprobs`) runs in passes of its own: every second one beside others, if chunked.
+    A prompt that is scored (`params.prompt_logprobs`) takes the place of a block of the others, in every second such pass.
 
     sampler: empty; the batch adds the rows that are being sampled. schedule: see `Schedule`.
 
@@ -62,8 +64,8 @@ class Batch:
         self._waiting: deque[int] = deque()  # keys, as in all that follows
         self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted, in that order
         self._prefill: Prefill[int] = Prefill(model, fair=self._schedule.chunked)
-        self._scoring = PromptScoring(model)  # the prompts that are reported on
-        self._scored = False  # whether the last pass was of one of them
+        self._scoring = PromptScoring()  # the prompts that are reported on
+        self._scored = False  # whether the last pass with a prompt was with one of them
         self._sampled: list[int] = []  # the rows of the sampler
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
 
@@ -192,20 +194,15 @@ class Batch:
         return row.history.tokens[: self._model.cache.last_length_like(row.history.prompt_length)]
 
     def _next_logits(self) -> np.ndarray | None:
-        """Runs one forward pass: a block of a prompt that is scored, or what `_compose` puts together.
+        """Runs one forward pass.
 
         Returns the logits of the last token of every row of the sampler; None if not all of them have been run, or if there are
         prompts that run first.
         """
-        beside = self._schedule.chunked and (self._sampled or self._prefill)
-        self._scored = bool(self._scoring) and not (self._scored and beside)  # beside others, every second pass
-        if self._scored:
-            self._start_sampling(self._scoring.run())
-        else:
-            decoding, logits = self._run_composed()
-            if decoding and not self._logits:  # all rows of the sampler: most passes need no copy
-                return logits
-            self._logits.update(zip(decoding, logits, strict=True))
+        decoding, logits = self._run_composed()
+        if decoding and not self._logits:  # all rows of the sampler: most passes need no copy
+            return logits
+        self._logits.update(zip(decoding, logits, strict=True))
         if self._prompts_first or not self._sampled or len(self._logits) < len(self._sampled):
             return None
         logits = np.stack([self._logits[key] for key in self._sampled])
@@ -226,27 +223,32 @@ class Batch:
                 return [], np.zeros((0, self._model.config.vocab_size), np.float32)
             try:
                 with self._schedule.measure(composed.work):
-                    logits = self._model.forward(composed.pieces, wanted=composed.wanted)
+                    every = [False] * (len(composed.pieces) - 1) + [composed.scored]
+                    logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=every)
                 break
             except CacheFullError:
                 self._preempt_last()
         if len(composed.pieces) > count:
-            self._start_sampling(self._prefill.finish(logits[count:]))
+            self._scored = composed.scored
+            self._start_sampling((self._scoring if composed.scored else self._prefill).finish(logits[count:]))
         return composed.decoding, logits[:count]
 
     def _compose(self) -> _Pass:
         """The next pass: the last tokens of the rows that draw, pieces of prompts, or both."""
         decoding = [] if self._prompts_first else [key for key in self._sampled if key not in self._logits]
         sequences = [self._sequences[key] for key in decoding]
-        work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), len(self._prefill))
+        waiting = len(self._prefill) + len(self._scoring)
+        work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         rows = [(one, self._rows[key].history.tokens[len(one) :]) for key, one in zip(decoding, sequences, strict=True)]
-        room = self._schedule.room(work) if self._prefill else None
+        room = self._schedule.room(work) if waiting else None
         if room is None:
             return _Pass(decoding, rows, [True] * len(rows), work)
-        prompts = self._prefill.take(room)
+        scored = bool(self._scoring) and not (self._scored and self._prefill)
+        prompts = [self._scoring.take(room)] if scored else self._prefill.take(room)
+        wanted = [True] * len(rows) + ([True] if scored else self._prefill.completing())
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
         work = work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
-        return _Pass(decoding, [*rows, *prompts], [True] * len(rows) + self._prefill.completing(), work)
+        return _Pass(decoding, [*rows, *prompts], wanted, work, scored)
 
     def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decodestep.models.prefill import Piece, Room
 from decodestep.models.sequence import CachedSequence
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, steps
 from decodestep.sampling.row import Row
 
-if TYPE_CHECKING:
-    from decodestep.models import Model
-
 _BLOCK = 64  # tokens of a forward pass whose logits are all wanted: 37 MiB of them with a vocabulary of 150,000
+_Entry = tuple[int, Row, CachedSequence, list[int]]
 
 
 class PromptScoring:
-    """Runs the prompts of rows with params.prompt_logprobs.
+    """A queue of the prompts of rows with params.prompt_logprobs.
 
-    Like `Prefill`, but prompt by prompt, in smaller blocks, and without reusing the cache, because the logits of every token
-    are needed. Each block extends the row's `prompt_logprobs`. Equal prompts with equal prompt_logprobs run once.
+    Like `Prefill`, but a piece of one prompt at a time, and without reusing the cache, because the logits of every token are
+    needed. The oldest prompt and the one with the fewest tokens left take turns. Each piece extends the row's
+    `prompt_logprobs`. Equal prompts with equal prompt_logprobs run once.
     """
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._waiting: deque[tuple[int, Row, CachedSequence, list[int]]] = deque()
+    def __init__(self) -> None:
+        self._waiting: list[_Entry] = []
+        self._taken = -1  # the key of the prompt that has the turn
+        self._oldest = False  # whether that was the oldest's turn
 
     def __len__(self) -> int:
         """The number of unfinished prompts."""
@@ -40,14 +39,23 @@ class PromptScoring:
 
     def remove(self, key: int) -> None:
         """Drops a prompt that need not be finished."""
-        self._waiting = deque(entry for entry in self._waiting if entry[0] != key)
+        self._waiting = [entry for entry in self._waiting if entry[0] != key]
 
-    def run(self) -> dict[int, np.ndarray]:
-        """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""
-        _, row, sequence, tokens = self._waiting[0]
+    def take(self, room: Room) -> Piece:
+        """The next piece for `Model.forward`, all of whose logits are wanted: as much as the room allows, at least a token."""
+        self._oldest = not self._oldest
+        self._taken, _, sequence, tokens = self._waiting[0] if self._oldest else min(self._waiting, key=_tokens_left)
         start = len(sequence)
-        logits = self._model.forward([(sequence, tokens[start : start + _BLOCK])], every=True)
-        following = tokens[start + 1 : start + 1 + _BLOCK]
+        return sequence, tuple(tokens[start : start + max(1, min(_BLOCK, room.fitting(start)))])
+
+    def finish(self, logits: np.ndarray) -> dict[int, np.ndarray]:
+        """After the piece has been run: returns the logits (V,) of the last token of every prompt that it completes.
+
+        logits: of each of its tokens.
+        """
+        row, sequence, tokens = next(entry[1:] for entry in self._waiting if entry[0] == self._taken)
+        start = len(sequence) - len(logits)
+        following = tokens[start + 1 : len(sequence) + 1]
         row.prompt_logprobs += [] if start else [None]
         row.prompt_logprobs += _logprobs(logits[: len(following)], following, row.params.prompt_logprobs or 0)
         if len(sequence) < len(tokens):
@@ -59,6 +67,10 @@ class PromptScoring:
             other.prompt_logprobs = list(row.prompt_logprobs)
             self.remove(key)
         return {key: logits[-1] for key, *_ in done}
+
+
+def _tokens_left(entry: _Entry) -> int:
+    return len(entry[3]) - len(entry[2])
 
 
 def _logprobs(logits: np.ndarray, tokens: Sequence[int], top: int) -> list[TokenLogprobs | None]:

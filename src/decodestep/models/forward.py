@@ -25,7 +25,7 @@ def forward(
     pool: PagePool,
     batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]],
     *,
-    every: bool,
+    every: bool | Sequence[bool],
     wanted: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """See `Model.forward`."""
@@ -33,10 +33,12 @@ def forward(
     checked = [_check(decoder, pool, pair) for pair in batch]
     twice = len(checked) - len({id(sequence) for sequence, _ in checked})
     require(not twice, _OP, "batch", "of different sequences", Words(f"one sequence {twice + 1} times"))
-    require(wanted is None or not every, _OP, "wanted", "None with `every`", wanted)
-    asked = _asked(wanted, len(checked))
+    several = isinstance(every, Iterable)
+    require(wanted is None or several or not every, _OP, "wanted", "None with `every`", wanted)
+    whole = _flags("every", every, len(checked)) if several else [bool(every)] * len(checked)
+    asked = [True] * len(checked) if wanted is None else _flags("wanted", wanted, len(checked))
     with _running(pool, checked):
-        blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, every, asked)]
+        blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, whole, asked)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
 
 
@@ -55,13 +57,11 @@ def _check(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence,
     return sequence, tokens
 
 
-def _asked(wanted: Sequence[bool] | None, count: int) -> list[bool]:
-    if wanted is None:
-        return [True] * count
-    asked = [bool(flag) for flag in wanted] if isinstance(wanted, Iterable) else None
-    if asked is None or len(asked) != count:
-        refuse(_OP, "wanted", f"a flag for each of {count}", wanted)
-    return asked
+def _flags(name: str, given: Any, count: int) -> list[bool]:
+    flags = [bool(flag) for flag in given] if isinstance(given, Iterable) else None
+    if flags is None or len(flags) != count:
+        refuse(_OP, name, f"a flag for each of {count}", given)
+    return flags
 
 
 @contextmanager
@@ -80,18 +80,18 @@ def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
             sequence.end_pass()
 
 
-def _blocks(batch: Batch, every: bool, asked: Sequence[bool]) -> Iterator[tuple[Batch, list[int]]]:
+def _blocks(batch: Batch, every: Sequence[bool], asked: Sequence[bool]) -> Iterator[tuple[Batch, list[int]]]:
     """The batch in blocks of up to BLOCK tokens, each with the indices of the tokens in it whose logits are wanted."""
     block: Batch = []
     wanted: list[int] = []
     size = 0
-    for (sequence, tokens), flag in zip(batch, asked, strict=True):
+    for (sequence, tokens), whole, flag in zip(batch, every, asked, strict=True):
         start = 0
         while start < len(tokens):
             piece = tokens[start : start + BLOCK - size]
             start += len(piece)
             block.append((sequence, piece))
-            if every:
+            if whole:
                 wanted += range(size, size + len(piece))
             elif flag and start == len(tokens):
                 wanted.append(size + len(piece) - 1)

@@ -150,7 +150,7 @@ class Model:
         self,
         batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]],
         *,
-        every: bool = False,
+        every: bool | Sequence[bool] = False,
         wanted: Sequence[bool] | None = None,
     ) -> np.ndarray:
         """Appends new tokens to sequences, all in the same passes over the weights, and returns logits.
@@ -160,11 +160,11 @@ class Model:
 
         batch: pairs of a sequence, made by `sequence` or its `fork`, all different, and one or more token ids in [0, V);
             prompts and single tokens may be mixed. More than 512 tokens run in several passes.
-        every: whether the logits of all new tokens are returned.
+        every: whether the logits of all new tokens are returned; or a bool for each sequence.
         wanted: without `every`, for which sequences logits are returned, a bool each; None for all. The logits of a piece that
             ends within a prompt are useless, and cost a fifth of a token of a small model.
 
-        Returns float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for the T new tokens in order. A token's
+        Returns float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for its T new tokens in order. A token's
         logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into calls
         (with long-rope, of a prompt whose length the sequence knows: `CachedSequence.expect`), or on what was reused.
         Raises ValueError, before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
