@@ -97,20 +97,49 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch, hol
 
 
 def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypatch, hold_passes):
-    """Two rows of 3 pages that grow to 7, in a cache of 9."""
-    prompts = [list(range(47)), list(range(100, 147))]
+    """Three rows of 3 pages that grow to 7, in a cache of 9: the latest is suspended, and resumes before later ones."""
+    prompts = [list(range(47)), list(range(100, 147)), list(range(200, 247))]
     params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
     expected = [ds.generate(tiny, [prompt], params)[0] for prompt in prompts]
     model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
     monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 1)
     preempted, preempt = [], Batch._preempt_last
-    monkeypatch.setattr(Batch, "_preempt_last", lambda batch: (preempted.append(1), preempt(batch)))
+
+    def preempt_and_tell(batch):
+        latest = max(batch._sequences)
+        preempt(batch)
+        preempted.append(batch._waiting[0] == latest and sorted(batch._waiting) == list(batch._waiting))
+
+    monkeypatch.setattr(Batch, "_preempt_last", preempt_and_tell)
     both_here = hold_passes(model)
     with Engine(model) as engine:
         submitted = [engine.submit(prompt, params) for prompt in prompts]
         both_here.set()
         assert [read_all(request)[0][1] for request in submitted] == [one.token_ids for one in expected]
-    assert preempted and model.cache.held == 0
+    assert len(preempted) > 1 and all(preempted) and model.cache.held == 0
+
+
+def test_no_more_than_max_rows_run_together(tiny, hold_passes):
+    all_here, running = hold_passes(tiny), []
+    engine = Engine(tiny, max_rows=2, deliver=lambda deltas: running.append(engine.running))
+    with engine:
+        for n in range(5):
+            engine.submit([n], ds.SamplingParams(max_new_tokens=9, **FREE))
+        all_here.set()
+        engine.close(60)
+    assert max(running) == 2
+
+
+def test_a_prompt_does_not_wait_for_one_that_is_scored(tiny, monkeypatch, hold_passes):
+    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(4))
+    both_here, done = hold_passes(tiny), []
+    engine = Engine(tiny, deliver=lambda deltas: done.extend(request.number for request, delta in deltas if delta.reason))
+    with engine:
+        engine.submit(list(range(200)), ds.SamplingParams(max_new_tokens=1, prompt_logprobs=0))
+        engine.submit([3, 5, 6], ds.SamplingParams(max_new_tokens=1))
+        both_here.set()
+        engine.close(60)
+    assert done == [1, 0]
 
 
 def test_a_row_that_is_alone_waits_for_pages_of_another_engine(tiny, monkeypatch, hold_passes):
