@@ -1,7 +1,7 @@
 """Calls the native core while another thread changes the arrays of the call: `python tests/fuzz_changes.py --seconds 10`.
 
-The kernels run without the GIL. Whatever a thread does to ids, positions, tables and steps meanwhile, a call
-returns or raises ValueError, and reads and writes inside its arrays. `--core` names a build with the address sanitizer.
+The kernels run without the GIL. Whatever a thread does to ids, positions, tables, steps and a sampler's logits meanwhile, a
+call returns or raises ValueError, and reads and writes inside its arrays. `--core` names a build with the address sanitizer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import native_model_calls as model
 from native_source import Arguments, Held, Source, built
 
 OUTPUTS = {"logits", "values", "keys", "cache", "kv_cache", "kr_cache", "query", "query_norm", "out", "chosen"}
+SAMPLERS = {"decode_step", "step_rows", "top_k_top_p_sample", "apply_top_k_top_p"}  # their logits are read several times
 WILD = (-1, 2**31 - 1, 2**40, -(2**62))
+WILD_LOGITS = (np.nan, -np.inf, np.inf, -3e38)
 
 
 class Big(Source):
@@ -75,15 +77,29 @@ def step_rows(s: Source) -> Arguments:
     return {"logits": s.array(2, vocab), "rows": [Held("Row", row)] * 2, "threads": 2, "changing": made}
 
 
+SOME_P = np.array([0, 0.5, 0.9, 0.9999, 1], np.float32)
+
+
+def some_k(s: Source, batch: int) -> np.ndarray:
+    """None for every other row."""
+    return (s.ids(batch, end=900) * (np.arange(batch) % 2)).astype(np.int32)
+
+
 def top_k_top_p_sample(s: Source) -> Arguments:
-    batch, vocab = 20, 20000
+    batch, vocab = 20, 2000
     return {
-        "logits": s.array(batch, vocab), "dtype": 0, "k": s.ids(batch, end=900).astype(np.int32),
-        "p": np.full(batch, 0.9, np.float32), "m": None, "largest_k": 1024, "input_is_logits": True, "kernel_exact": False,
-        "guess": 32, "q": None,
+        "logits": s.array(batch, vocab), "dtype": 0, "k": some_k(s, batch),
+        "p": np.resize(SOME_P, batch), "m": np.repeat([0, 0.1, 1, 1], 5).astype(np.float32), "largest_k": 1024,
+        "input_is_logits": True, "kernel_exact": False, "guess": 32, "q": None,
         "seed": s.array(batch, dtype=np.uint64), "position": s.array(batch, dtype=np.uint32), "eps": 1e-8,
         "chosen": np.zeros(batch, np.int64), "masked": None, "ids": None, "values": None, "threads": 2,
     }  # fmt: skip
+
+
+def apply_top_k_top_p(s: Source) -> Arguments:
+    batch, vocab = 10, 2000
+    return {"logits": s.array(batch, vocab), "dtype": 0, "k": some_k(s, batch), "p": np.repeat(SOME_P, 2),
+            "out": s.array(batch, vocab), "threads": 2}  # fmt: skip
 
 
 CALLS: dict[str, Callable[[Source], Arguments]] = {
@@ -95,6 +111,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "decode_step": decode_step,
     "step_rows": step_rows,
     "top_k_top_p_sample": top_k_top_p_sample,
+    "apply_top_k_top_p": apply_top_k_top_p,
 }
 
 
@@ -114,11 +131,12 @@ def changing(arrays: list[np.ndarray]) -> Iterator[None]:
 
     def change() -> None:
         right = [array.copy() for array in arrays]
-        for wild in cycle(WILD):
+        for wild, wild_logit in cycle(zip(WILD, WILD_LOGITS, strict=True)):
             if over.is_set():
                 break
             for array in arrays:
-                array[...] = max(min(wild, np.iinfo(array.dtype).max), np.iinfo(array.dtype).min)
+                integer = array.dtype.kind == "i"
+                array[...] = max(min(wild, np.iinfo(array.dtype).max), np.iinfo(array.dtype).min) if integer else wild_logit
             for array, values in zip(arrays, right, strict=True):
                 array[...] = values
 
@@ -138,6 +156,7 @@ def run(native: ModuleType, seconds: float, seed: int = 0) -> Counter[str]:
     for number, (name, arguments_of) in enumerate(CALLS.items()):
         given = arguments_of(Big(seed, number))
         arrays = list(integers([value for key, value in given.items() if key not in OUTPUTS]))
+        arrays += [given["logits"]] if name in SAMPLERS else []
         given.pop("changing", None)
         arguments = {key: built(native, value) for key, value in given.items()}
         end = monotonic() + seconds / len(CALLS)

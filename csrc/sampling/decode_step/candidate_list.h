@@ -70,10 +70,14 @@ DECODESTEP_INLINE double folded(double (&parts)[kLanes]) {
     return parts[0];
 }
 
-// Gives each candidate a key for `visit_by_key`.
+// Gives each candidate a key for `visit_by_key`. NaN, which has no place in an order, goes last; keys are NaN only
+// where another thread has changed the logits between two passes over them.
 template <class Key>
 void CandidateList::set_sort_keys(Key&& key) {
-    for (size_t i = 0; i < n; ++i) work.ranking[i] = {key(i), static_cast<uint32_t>(i)};
+    for (size_t i = 0; i < n; ++i) {
+        const double own = key(i);
+        work.ranking[i] = {own == own ? own : std::numeric_limits<double>::infinity(), static_cast<uint32_t>(i)};
+    }
 }
 
 // visit(index) in the order of the keys, lowest first, and of the ids among equals, until it returns false. No more is

@@ -50,7 +50,7 @@ class RowFilter {
         if (list_.max_input == kMinusInfinity) return keep_last_of_minus_infinity();
         if (limit >= kUnits) {
             list_.list_from(list_.max_input);
-            list_.ids[0] = list_.ids[list_.n - 1];
+            list_.ids[0] = list_.id_at(list_.n - 1);
             list_.n = 1;
             return write();
         }
@@ -67,8 +67,8 @@ class RowFilter {
         list_.find_values(weights);
         double above = 0;
         size_t kept = 0;
-        do above += static_cast<double>(units(list_.values[kept++]));
-        while (kept < list_.n && whole - above > limit);
+        while (kept < list_.n && (kept == 0 || whole - above > limit))
+            above += static_cast<double>(units(list_.values[kept++]));
         list_.n = kept;
         write();
     }

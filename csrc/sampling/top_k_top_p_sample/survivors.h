@@ -31,6 +31,10 @@ class Survivors {
     size_t n = 0;
     float max_input = kMinusInfinity;  // after `sweep`
 
+    // The id at a place of the list; 0 where that is empty, as no pass leaves it unless another thread changes the
+    // logits meanwhile.
+    int32_t id_at(size_t place) const { return place < n ? ids[place] : 0; }
+
     // A logit as float32, NaN too.
     float input(size_t id) const {
         float lanes[kLanes];

@@ -121,9 +121,9 @@ class RowSampler {
         if (list_.max_input == kMinusInfinity) return 0;
         list_.list_from(std::isinf(list_.max_input) ? list_.max_input : list_.max_input - 0x1p-20f);
         if (std::all_of(list_.inputs, list_.inputs + list_.n, [&](float x) { return x == list_.max_input; }))
-            return list_.ids[0];
+            return list_.id_at(0);
         list_.find_values(weights_of_row());
-        return list_.ids[index_of_best()];
+        return list_.id_at(index_of_best());
     }
 
     Noise noise() const { return args_.q ? Noise::given : args_.seed ? Noise::seeded : Noise::none; }
@@ -144,7 +144,7 @@ class RowSampler {
             for (size_t i = 0; i < list_.n; i += kLanes)
                 race.enter(load(list_.values + i), list_.lanes_of(i, list_.n), i, ListedIds{list_.ids + i});
         });
-        return list_.ids[place];
+        return list_.id_at(static_cast<size_t>(place));
     }
 
     void write() {
