@@ -13,6 +13,7 @@ import torch
 
 import decodestep as ds
 from builds import TIERS, printed_under
+from decodestep import _native
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, cpu, reference
 from decodestep.weights.blocks import BLOCKS
 from tolerances import assert_close
@@ -557,3 +558,15 @@ def test_empty_panels(format_, backend, rng):
         panels = LinearPanels.pack(weight(format_, inputs, outputs, rng))
         y = ds.linear(np.ones((tokens, inputs), np.float32), panels, backend=backend)
         assert y.shape == (tokens, outputs) and not y.any()
+
+
+def test_the_size_of_panels_does_not_wrap_around():
+    wide = np.empty((0, 2**31 - 1), np.float32)  # 2^26 panels of 2^26 blocks of 2^12 bytes
+    with pytest.raises(ValueError, match="panels have the wrong size"):
+        _native.linear_panels(wide, np.empty(0, np.uint8), 0, wide, 1)
+
+
+@pytest.mark.parametrize("form", [lambda w: w, LinearPanels.pack])
+def test_rows_without_values_take_no_time(form):
+    none = form(PackedWeight.from_array(np.empty((0, 0), np.float32)))
+    assert ds.linear(np.empty((2**40, 0), np.float32), none, backend="cpu").shape == (2**40, 0)

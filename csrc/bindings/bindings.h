@@ -89,7 +89,9 @@ LinearPanelWeight panel_weight_of(const Packed<Byte, 1>& bytes, int format_numbe
     require(in < (size_t{1} << 31) && out < (size_t{1} << 31), "a weight is too large");
     require(!quantises_activations(format) || in % panel_block_inputs(format) == 0, "a row must hold whole blocks");
     const LinearPanelWeight panels{bytes.data(), in, out, format};
-    require(bytes.size() == panels.count() * panels.panel_bytes(), "panels have the wrong size");
+    size_t expected;
+    require(!__builtin_mul_overflow(panels.count(), panels.panel_bytes(), &expected) && bytes.size() == expected,
+            "panels have the wrong size");
     return panels;
 }
 

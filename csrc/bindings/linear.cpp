@@ -19,6 +19,7 @@ void call_linear(Array<const float, 2> x, Bytes w, int format, Array<float, 2> y
                       .y = y.data(),
                       .y_stride = row_stride(y),
                       .threads = thread_count(threads)};
+    if (y.size() == 0) return;
     const ReleasedGil released;
     linear(args);
 }
@@ -152,6 +153,7 @@ void call_linear_panels(Array<const float, 2> x, Packed<const uint8_t, 1> panels
                             .y = y.data(),
                             .y_stride = row_stride(y),
                             .threads = thread_count(threads)};
+    if (y.size() == 0) return;
     const ReleasedGil released;
     linear_panels(args);
 }

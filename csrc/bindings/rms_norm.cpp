@@ -22,6 +22,7 @@ void bind_rms_norm(nb::module_& m) {
                                .y = y.data(),
                                .y_stride = row_stride(y),
                                .threads = thread_count(threads)};
+            if (y.size() == 0) return;
             const ReleasedGil released;
             rms_norm(args);
         },

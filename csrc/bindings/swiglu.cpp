@@ -20,6 +20,7 @@ void bind_swiglu(nb::module_& m) {
                               .y = y.data(),
                               .y_stride = row_stride(y),
                               .threads = thread_count(threads)};
+            if (y.size() == 0) return;
             const ReleasedGil released;
             swiglu(args);
         },
