@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -113,3 +116,16 @@ def test_a_part_that_is_wrong_is_named():
         row_of(TokenHistory(), [(s.TopK(0),)])
     with pytest.raises(ValueError, match="part of a row"):
         _native.Row(VOCAB, TokenHistory(), [7], False, 0, None, [], [], None)
+
+
+def test_a_row_that_its_own_part_holds_is_collected():
+    class Part:
+        def __call__(self, history):
+            return ()
+
+    part = Part()
+    part.row = row_of(TokenHistory(), [part])
+    alive = weakref.ref(part)
+    del part
+    gc.collect()
+    assert alive() is None

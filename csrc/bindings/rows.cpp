@@ -4,6 +4,7 @@
 #include <array>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bindings/history.h"
@@ -200,6 +201,29 @@ void make(HeldRow* self, size_t vocab, nb::object history, const nb::list& parts
     new (self) HeldRow(std::move(row));
 }
 
+// For the garbage collector: a part may hold the row that calls it, by way of any other object.
+int visit_parts(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (!nb::inst_ready(self)) return 0;
+    const HeldRow& row = *nb::inst_ptr<HeldRow>(self);
+    Py_VISIT(row.history_object.ptr());
+    for (const Part& part : row.parts) Py_VISIT(part.make.ptr());
+    return 0;
+}
+
+int clear_parts(PyObject* self) {
+    if (!nb::inst_ready(self)) return 0;
+    HeldRow& row = *nb::inst_ptr<HeldRow>(self);
+    row.ended = true;
+    // Taken out before they are destroyed, which may run Python code that finds the row.
+    const std::vector<Part> parts = std::exchange(row.parts, {});
+    return 0;
+}
+
+const PyType_Slot kCollected[] = {{Py_tp_traverse, reinterpret_cast<void*>(visit_parts)},
+                                  {Py_tp_clear, reinterpret_cast<void*>(clear_parts)},
+                                  {0, nullptr}};
+
 // The rows of a call, locked against other calls: until `unlock`, nothing else may step them or append to their
 // histories.
 class LockedRows {
@@ -296,7 +320,7 @@ nb::object accept_tokens(const nb::list& objects, const nb::list& drawn, size_t 
 }  // namespace
 
 void bind_rows(nb::module_& m) {
-    nb::class_<HeldRow>(m, "Row")
+    nb::class_<HeldRow>(m, "Row", nb::type_slots(kCollected))
         .def("__init__", &make, nb::arg("vocab"), nb::arg("history"), nb::arg("parts"), nb::arg("greedy"),
              nb::arg("seed"), nb::arg("top_logprobs").none(), nb::arg("ends"), nb::arg("stops"),
              nb::arg("limit").none())
