@@ -43,6 +43,20 @@ def built(native: ModuleType, value: Any) -> Any:
     return value
 
 
+class Vanishing:
+    """An array that empties a list while it is read, as any Python code may that a conversion calls."""
+
+    def __init__(self, array: np.ndarray, items: list[Any]) -> None:
+        self.array, self.items = array, items
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self.items.clear()
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
 class Source:
     """The random choices of one call."""
 

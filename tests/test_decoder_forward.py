@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import decodestep as ds
+import native_model_calls
 from builds import FUSED, printed_under
 from decoder_cases import Sizes, copied, step, weights
 from decodestep import _native
@@ -20,6 +21,7 @@ from decodestep.models.kv_cache import PAGE
 from decodestep.models.step_decoder import PANEL_FORMATS
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
 from dense_decoder import dense_logits, values_of
+from native_source import Source, Vanishing
 from tolerances import assert_close
 
 NATIVE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0")
@@ -355,3 +357,12 @@ def test_a_rope_table_that_is_too_short_grows(tiny_file, rng):
     whole = model.logits(ids)
     model.decoder._ropes = [tuple(table[:8] for table in rope) for rope in model.decoder._ropes]
     np.testing.assert_array_equal(model.logits(ids), whole)
+
+
+def test_layers_that_vanish_while_they_are_read():
+    made = next(m for seed in range(99) if len((m := native_model_calls.decoder(Source(seed)))["layers"]) == 2)
+    layers = made["layers"]
+    first = layers[0]
+    first["attention_norm"] = Vanishing(first["attention_norm"], layers)
+    _native.Decoder(**made)
+    assert not layers

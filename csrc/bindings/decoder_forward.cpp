@@ -48,7 +48,7 @@ class DecoderReader {
         d_.logits_scale = given.number<float>("logits_scale");
         if (const auto latent = given.array<std::optional<nb::dict>>("latent"))
             d_.latent = latent_sizes({kOp, *latent});
-        for (const nb::handle item : given.array<nb::list>("layers")) {
+        for (const nb::handle item : given.array<nb::tuple>("layers")) {
             require(nb::isinstance<nb::dict>(item), "a layer is a dict");
             d_.layers.push_back(layer({kOp, nb::borrow<nb::dict>(item)}));
         }

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "bindings/bindings.h"
+#include "bindings/frozen.h"
 
 namespace decodestep {
 
@@ -37,10 +38,12 @@ class Keywords {
     template <class V>
     V get(const char* name, bool convert) {
         ++read_;
-        PyObject* value = PyDict_GetItem(given_.ptr(), interned(name));
+        PyObject* const found = PyDict_GetItem(given_.ptr(), interned(name));
+        if (!found) throw nb::type_error(message(name, " is missing").c_str());
+        const nb::object value = frozen(found);
         V result;
-        if (!value || !nb::try_cast<V>(nb::handle(value), result, convert))
-            throw nb::type_error(message(name, value ? " has the wrong type" : " is missing").c_str());
+        if (!nb::try_cast<V>(value, result, convert))
+            throw nb::type_error(message(name, " has the wrong type").c_str());
         return result;
     }
 

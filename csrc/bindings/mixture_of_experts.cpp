@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/frozen.h"
 #include "bindings/mixture_of_experts.h"
 
 namespace decodestep {
@@ -62,6 +63,12 @@ FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t co
 
 namespace {
 
+FeedForwardArgument argument_of(nb::handle given, const char* what) {
+    FeedForwardArgument argument;
+    if (!nb::try_cast(frozen(given), argument, false)) throw nb::type_error(what);
+    return argument;
+}
+
 void call_expert_router(Array<const float, 2> logits, const std::optional<Vector>& bias, Packed<int64_t, 2> experts,
                         Packed<float, 2> weights, size_t used, int scores, size_t groups, size_t kept_groups,
                         int group_score, bool normalise, float scale, int threads) {
@@ -84,8 +91,10 @@ void call_expert_router(Array<const float, 2> logits, const std::optional<Vector
 }
 
 void call_mixture_of_experts(Array<const float, 2> x, Packed<const int64_t, 2> experts, Packed<const float, 2> weights,
-                             const FeedForwardArgument& routed, size_t count, const FeedForwardArgument& shared,
-                             Packed<float, 2> y, int threads) {
+                             nb::handle routed_block, size_t count, nb::handle shared_block, Packed<float, 2> y,
+                             int threads) {
+    const auto routed = argument_of(routed_block, "_native.mixture_of_experts: routed has the wrong type");
+    const auto shared = argument_of(shared_block, "_native.mixture_of_experts: shared has the wrong type");
     const size_t tokens = x.shape(0), used = experts.shape(1);
     require_aligned(x, experts, weights, y);
     require(experts.shape(0) == tokens && weights.shape(0) == tokens && weights.shape(1) == used,
