@@ -438,6 +438,11 @@ CONTRADICTIONS = {
     ),
     "an odd rotation": ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7"),
     "another rotation": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+    "a rotation of a part of a head": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported"),
+    "rope_parameters of a part of a head": (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor is not supported",
+    ),
     "rotations of layer types": (
         {"rope_parameters": {"full_attention": families.yarn(1.0, 1.0)}},
         "rope_parameters by layer type are not supported",
@@ -511,6 +516,12 @@ OVERLOOKED = {
     ),
     "truncate": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED}),
     "truncate null": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED | {"truncate": None}}),
+    "partial_rotary_factor null": (
+        "llama",
+        0,
+        {},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": None}},
+    ),
     "rope_interleave null": ("deepseek_v3", 1, {}, {"rope_interleave": None}),
     "norm_topk_prob null": ("deepseek_v3", 1, {}, {"norm_topk_prob": None}),
 }

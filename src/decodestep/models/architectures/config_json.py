@@ -95,7 +95,7 @@ class RopeParameters:
         self._prefix = f"config.json: {place}."
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
         self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type") or "default")
-        if found.get("partial_rotary_factor", 1.0) != 1.0 or keys.get("partial_rotary_factor") not in (None, 1.0):
+        if any(where.get("partial_rotary_factor") not in (None, 1.0) for where in (found, keys)):
             raise keys.refusal("partial_rotary_factor is not supported")
         theta = keys.get("rope_local_base_freq" if slides else "rope_theta")
         key = f"{self._prefix}truncate"
