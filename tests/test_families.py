@@ -524,6 +524,7 @@ OVERLOOKED = {
     ),
     "rope_interleave null": ("deepseek_v3", 1, {}, {"rope_interleave": None}),
     "norm_topk_prob null": ("deepseek_v3", 1, {}, {"norm_topk_prob": None}),
+    "num_nextn_predict_layers null": ("deepseek_v3", 1, {}, {"num_nextn_predict_layers": None}),
 }
 
 

@@ -135,7 +135,8 @@ def _experts(keys: Keys, layers: int) -> Experts | None:
 
 def _predictors(folder: ModelFolder, layers: int, keys: Keys) -> int:
     """The number of multi-token-prediction layers after the last one that the key announces and the folder has."""
-    announced = keys.size("num_nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
+    key = "num_nextn_predict_layers"
+    announced = 0 if keys.get(key) is None else keys.size(key, least=0, most=MAX_LAYERS)
     return sum(f"model.layers.{i}.eh_proj.weight" in folder.tensors for i in range(layers, layers + announced))
 
 
