@@ -163,6 +163,43 @@ def test_another_class_is_seen(part, monkeypatch):
             assert_close(actual, decode(model, ids, holes(ids), 3))
 
 
+@pytest.mark.parametrize("part", ["lm_head", "model.layers.1.mlp.experts", "model.layers.0.self_attn"])
+def test_another_method_of_the_class_is_seen(part, monkeypatch):
+    """As profilers and quantisers put one into `nn.Linear`; pickled meanwhile, after which the class has its own again."""
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model, ids = model_of("deepseek_v3"), prompt()
+    kind = type(model.get_submodule(part))
+    name = "expand_kv" if part.endswith("attn") else "forward"
+    stock = getattr(kind, name)
+    expected = decode(model, ids, holes(ids), 3)
+    with accelerate(model) as handle:
+        report = handle.report()
+        with monkeypatch.context() as patched:
+            patched.setattr(kind, name, lambda self, x, *given: stock(self, 1.5 * x, *given))
+            assert handle.report() != report
+            actual, twin = decode(model, ids, holes(ids), 3), pickle.loads(pickle.dumps(model))
+        assert handle.report() == report
+        assert_close(decode(model, ids, holes(ids), 3), expected)
+        assert_close(decode(twin, ids, holes(ids), 3), expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, name, lambda self, x, *given: stock(self, 1.5 * x, *given))
+        assert_close(actual, decode(model, ids, holes(ids), 3))
+    with pytest.raises(AssertionError):
+        assert_close(actual, expected)
+
+
+def test_another_forward_of_every_linear_is_kept(monkeypatch):
+    """Put into the class before the acceleration: no Linear is served, and `kv_b_proj` is refused."""
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
+    model = model_of("deepseek_v3")
+    forward = torch.nn.Linear.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: 1.5 * forward(self, x))
+    assert not any(few_rows.is_served(module) for module in model.modules())
+    with pytest.raises(ValueError, match="kv_b_proj must be a Linear without bias and hooks; got a Linear with an overridden"):
+        accelerate(model)
+
+
 def test_an_expansion_that_is_wrapped_later_is_stock(deepseek):
     attention, ids = deepseek.model.layers[0].self_attn, prompt()
     with accelerate(deepseek) as handle:

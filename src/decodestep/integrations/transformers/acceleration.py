@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents
 from decodestep.integrations.transformers.few_experts import FewExperts, are_served
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
-from decodestep.integrations.transformers.switch import Switch, is_off
+from decodestep.integrations.transformers.switch import Replacement, Switch, is_off
 
 _OP = "accelerate"
 _HANDLE = "_decodestep_acceleration"  # the attribute of a model that holds its handle
@@ -109,8 +109,7 @@ class Acceleration:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._switch = Switch(on=True)
-        self._changed: list[nn.Module] = []  # modules with a method of ours
-        self._forwards: list[FewRows | FewExperts] = []  # of the Linears and the experts
+        self._replacements: list[Replacement] = []
         self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with its previous attention implementation
         self._hooks: list[Any] = []
@@ -124,9 +123,7 @@ class Acceleration:
         self._experts = before, self.model.get_experts_implementation()
 
     def _read_latents(self, attentions: dict[str, nn.Module], absorb_up_to: int, backend: str) -> None:
-        for module in attentions.values():
-            module.expand_kv = Latents(module, self._switch, absorb_up_to, backend)
-        self._changed += attentions.values()
+        self._replace(Latents(module, self._switch, absorb_up_to, backend) for module in attentions.values())
         for decoder in _owners(self.model, attentions):
             self._configs.append((decoder.config, decoder.config._attn_implementation))
             decoder.set_attn_implementation(NAME)  # only warns if the model's code does not support it
@@ -137,14 +134,16 @@ class Acceleration:
         projections = [module.kv_b_proj for module in attentions.values()]  # `attend_absorbed` reads their weights itself
         taken = {id(projection) for projection in projections}
         linears = [module for module in self.model.modules() if is_served(module) and id(module) not in taken]
-        self._forwards += [FewRows(linear, self._switch) for linear in linears]
+        self._replace(FewRows(linear, self._switch) for linear in linears)
         if linears:
             self._huge = huge_pages.collapse(linear.weight for linear in (*linears, *projections))
         if experts:
-            self._forwards += [FewExperts(module, self._switch) for module in self.model.modules() if are_served(module)]
-        for forward in self._forwards:
-            forward.module.__dict__["forward"] = forward
-        self._changed += [forward.module for forward in self._forwards]
+            self._replace(FewExperts(module, self._switch) for module in self.model.modules() if are_served(module))
+
+    def _replace(self, replacements: Iterable[Replacement]) -> None:
+        for each in replacements:
+            setattr(each.module, each.method, each)
+            self._replacements.append(each)
 
     def _grow_caches(self, attentions: dict[str, nn.Module]) -> None:
         decoders = _owners(self.model, attentions)
@@ -157,10 +156,11 @@ class Acceleration:
             return
         delattr(self.model, _HANDLE)
         self._switch.on = False
-        for module in (*self._changed, *self.model.modules()):  # those of the model may be copies of its parts
-            for name in ("expand_kv", "forward"):
+        # The model may have copies of its parts by now, and the parts may be elsewhere.
+        for module in (*self.model.modules(), *(each.module for each in self._replacements)):
+            for name in (Latents.method, FewRows.method):
                 if is_off(module.__dict__.get(name), module):
-                    del module.__dict__[name]
+                    delattr(module, name)
         for config, before in self._configs:
             if config._attn_implementation == NAME:
                 config._attn_implementation_internal = before
@@ -198,7 +198,7 @@ class Acceleration:
         states = ((name, module, self._state_of(module)) for name, module in self.model.named_modules())
         lines = [f"{name} ({type(module).__name__}): {state}" for name, module, state in states if state]
         within = set(self.model.modules())
-        count = sum(isinstance(each, FewRows) and each.in_use and each.module in within for each in self._forwards)
+        count = sum(isinstance(each, FewRows) and each.in_use and each.module in within for each in self._replacements)
         rows = f"up to {MOST_ROWS} rows in one pass over the weight, {self._huge >> 20} MiB of them in huge pages"
         lines.append(f"{count} Linear layers: {rows}" if count else "Linear layers: kept")
         growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"
@@ -215,7 +215,7 @@ class Acceleration:
                 return "on expanded keys, absorb_up_to=0"
             if not latents.switch.on:
                 return "on expanded keys, a copy of another module"
-            if why := "expand_kv is another class's" if not latents.in_use else why_expanded(module):
+            if why := why_expanded(module) if latents.in_use else "the class has another expand_kv":
                 return f"on expanded keys, {why}"
             triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
             return "on the latents, in Triton" if triton else "on the latents"
@@ -224,10 +224,9 @@ class Acceleration:
         if kind.endswith("Attention") and not any(below.endswith("Attention") for below in _kinds_below(module)):
             return "kept, it caches no latents"
         if kind.endswith("Experts"):
-            stock = (
-                getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
-            ) or "as it is"
-            served = any(isinstance(each, FewExperts) and each.module is module and each.in_use for each in self._forwards)
+            stock = getattr(getattr(module, "config", None), "_experts_implementation", None) or "as it is"
+            ours = (each for each in self._replacements if isinstance(each, FewExperts) and each.module is module)
+            served = any(each.in_use for each in ours)
             return f"up to {MOST_ROWS} rows in one pass over the weights, else {stock}" if served else f"kept, {stock}"
         return None
 

@@ -14,7 +14,7 @@ from transformers.masking_utils import sdpa_mask
 from decodestep._base.checks import Words, refuse
 from decodestep.integrations.transformers import visible_keys
 from decodestep.integrations.transformers.absorbed import attend_absorbed
-from decodestep.integrations.transformers.few_rows import has_own_forward, is_plain_tensor, is_watched
+from decodestep.integrations.transformers.few_rows import is_plain_linear, is_plain_tensor, is_watched
 from decodestep.integrations.transformers.switch import Replacement, Switch
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 
@@ -63,9 +63,11 @@ class Latents(Replacement):
     rope keys come first because they are narrower than a query: an implementation that is selected between the two calls fails.
     """
 
+    method = "expand_kv"
+
     def __init__(self, module: Any, switch: Switch, absorb_up_to: int, backend: str = "auto") -> None:
         super().__init__(module, switch)
-        self._kind, self.absorb_up_to, self.backend = type(module), absorb_up_to, backend
+        self.absorb_up_to, self.backend = absorb_up_to, backend
 
     def __call__(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         read = self.in_use and self.module.config._attn_implementation == NAME
@@ -73,9 +75,8 @@ class Latents(Replacement):
 
     @property
     def in_use(self) -> bool:
-        """Whether the acceleration is active, and `expand_kv` has been neither wrapped nor replaced by another class's."""
-        own = type(self.module).expand_kv is self._kind.expand_kv
-        return self.switch.on and own and latents_of(self.module) is self
+        """Whether this is in force, and the module's `expand_kv` itself, not in a wrapper."""
+        return self.in_force and latents_of(self.module) is self
 
     def expand(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values by the module's own class."""
@@ -182,7 +183,7 @@ def more_than_weight(projection: Any) -> str | None:
         return f"{kind.__module__}.{kind.__name__}"  # PEFT and torch have other classes of the name Linear
     if projection.bias is not None:
         return "a Linear with a bias"
-    if not has_own_forward(projection):
+    if not is_plain_linear(projection):
         return "a Linear with an overridden forward"
     hooks = projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks, projection._backward_pre_hooks
     return "a Linear with hooks" if any(hooks) else None

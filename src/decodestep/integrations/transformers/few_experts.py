@@ -28,7 +28,7 @@ class FewExperts(Replacement):
 
     def __init__(self, module: Any, switch: Switch) -> None:
         super().__init__(module, switch)
-        self._kind, self._choice = type(module), module.config._experts_implementation
+        self._choice = module.config._experts_implementation
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         module = self.module
@@ -50,10 +50,9 @@ class FewExperts(Replacement):
 
     @property
     def in_use(self) -> bool:
-        """Whether the acceleration is active, and the forward, the implementation and the kind of weights are as they were."""
+        """Whether this is in force, and the implementation and the kind of weights are as they were."""
         chosen = bool(self.module.config._experts_implementation == self._choice)
-        own = type(self.module).forward is self._kind.forward
-        return self.switch.on and own and chosen and _are_large_plain(self.module)
+        return self.in_force and chosen and _are_large_plain(self.module)
 
     def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
         module = self.module

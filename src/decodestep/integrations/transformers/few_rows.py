@@ -21,6 +21,7 @@ from decodestep.ops.linear.cpu import linear_rows
 MOST_ROWS = 8  # with more, torch's matrix products are as fast
 LEAST_BYTES = 1 << 20  # a smaller weight stays in the cache, so the overhead of a call would exceed the gain
 FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
+_FORWARD = nn.Linear.forward  # torch's own, for which others may put another into the class
 
 
 def is_watched() -> bool:
@@ -46,6 +47,11 @@ def has_own_forward(module: nn.Module) -> bool:
     it when removed: the class's, or ours, which runs the class's when it is off."""
     found = module.__dict__.get("forward")
     return found is None or is_off(found, module) or bool(found == MethodType(type(module).forward, module))
+
+
+def is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module computes what torch's Linear does."""
+    return type(module) is nn.Linear and nn.Linear.forward is _FORWARD and has_own_forward(module)
 
 
 def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
@@ -78,10 +84,9 @@ class FewRows(Replacement):
     def __call__(self, x: Tensor) -> Tensor:
         parameters = self.module._parameters  # each access to a module's attribute takes a microsecond
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        forward = type(self.module).forward  # others may have changed the class, as parametrisations do
-        plain = forward is nn.Linear.forward and weight is not None and "bias" in parameters  # which remove the parameter
-        if not self.switch.on or not plain or not _is_served_now(x, weight, bias):
-            return forward(self.module, x)
+        plain = weight is not None and "bias" in parameters  # parametrisations remove the parameter
+        if not self.in_force or not plain or not _is_served_now(x, weight, bias):
+            return type(self.module).forward(self.module, x)
         *axes, inputs = x.shape
         rows = borrow(x if x.dtype == torch.float32 else x.float()).reshape(-1, inputs)
         product = run("linear", "cpu", linear_rows, rows, borrow_rows(weight), FORMATS[weight.dtype])
@@ -92,10 +97,9 @@ class FewRows(Replacement):
 
     @property
     def in_use(self) -> bool:
-        """Whether the acceleration is active and the module still has a weight that can be read."""
+        """Whether this is in force and the module still has a weight that can be read."""
         weight = self.module._parameters.get("weight")
-        linear = type(self.module).forward is nn.Linear.forward
-        return self.switch.on and linear and weight is not None and _is_large_plain(weight)
+        return self.in_force and weight is not None and _is_large_plain(weight)
 
 
 def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -107,7 +111,7 @@ def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a plain torch Linear whose weight a `FewRows` can read, and large enough to gain from it."""
-    return type(module) is nn.Linear and has_own_forward(module) and _is_large_plain(module.weight)
+    return is_plain_linear(module) and _is_large_plain(module.weight)
 
 
 def _is_large_plain(weight: Tensor) -> bool:

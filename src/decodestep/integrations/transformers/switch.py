@@ -23,8 +23,23 @@ class Replacement:
     """In place of a method of a module. One that is off does what the module's class does: it can stay where others hold it, as
     in a wrapper."""
 
+    method = "forward"  # its name
+
     def __init__(self, module: Any, switch: Switch) -> None:
         self.module, self.switch = module, switch
+        self._stock = getattr(type(module), self.method)
+
+    @property
+    def in_force(self) -> bool:
+        """Whether the acceleration is, and the class still has the method that this replaces: others may have given the module
+        another class, as parametrisations do, or the class another method, as profilers do."""
+        return self.switch.on and getattr(type(self.module), self.method) is self._stock
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_stock": None}  # pickle finds functions by name, where there may be another one
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _stock=getattr(type(state["module"]), self.method))
 
 
 def is_off(method: Any, module: Any) -> bool:
