@@ -376,6 +376,10 @@ def with_another_map(model):
     model.model.layers[0].self_attn.__class__ = scaled
 
 
+def with_no_key_but_the_rope(model):
+    model.model.layers[0].self_attn = model_of("deepseek_v3", qk_nope_head_dim=0).model.layers[0].self_attn
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -386,6 +390,7 @@ def with_another_map(model):
         (with_another_expansion, r"layers.1.self_attn.expand_kv must be that of its class, in one handle; got another one"),
         (with_another_map, r"layers.0.self_attn.expand_kv must be the map of kv_b_proj's weight; got another one, of Scaled"),
         (with_a_weight_of_another_class, r"must be a Parameter of float32 or bfloat16; got Marked of torch.float32"),
+        (with_no_key_but_the_rope, r"layers.0.self_attn.qk_nope_head_dim must be > 0; got 0"),
         (lambda model: model.double(), r"kv_b_proj must be a Parameter of float32 or bfloat16; got Parameter of torch.float64"),
         (lambda model: model.to("meta"), r"kv_b_proj must be on the CPU or a CUDA device; got a weight on meta"),
     ],

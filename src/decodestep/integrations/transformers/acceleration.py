@@ -268,6 +268,8 @@ def _check(name: str, module: Any, backend: str) -> None:
     got = Words(f"{type(weight).__name__} of {weight.dtype}")  # torchao's tensors have the dtype of what they stand for
     require(plain, _OP, f"{name}.kv_b_proj", "a Parameter of float32 or bfloat16", got)
     require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", Words(type(module).__name__))
+    nope = module.qk_nope_head_dim
+    require(nope > 0, _OP, f"{name}.qk_nope_head_dim", "> 0", nope)  # else a rope key is as wide as an expanded one
     if not _expands_by_its_weight(module):
         refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", Words(f"another one, of {type(module).__name__}"))
 
