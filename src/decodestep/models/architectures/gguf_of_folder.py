@@ -63,36 +63,53 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
     keys = Keys(folder)
     architecture = ARCHITECTURES[keys.kind]
     config = replace(config, experts=_with_groups_that_count(config.experts))
-    data, vectors = _rope(keys, config, architecture, ropes)
-    strange = _strange(config, architecture, vectors)
-    if strange is not None:
-        raise keys.refusal(f"llama.cpp does not load a file of {architecture} with {strange}")
-    data = {f"{architecture}.{key}": value for key, value in (_sizes(config, architecture) | data).items()}
+    rotation, vectors = _rope_keys(keys, config, architecture, ropes)
+    refused = _refused_by_llama_cpp(config, architecture, vectors)
+    if refused is not None:
+        raise keys.refusal(f"llama.cpp does not load a file of {architecture} with {refused}")
+    data = {f"{architecture}.{key}": value for key, value in (_size_keys(config, architecture) | rotation).items()}
     data = {"general.architecture": architecture, "general.name": config.name, **data}
     expected = replace(
         config, architecture=architecture, rope_half_split=architecture in _HALF_SPLIT, norm_shift=0.0, skipped_layers=0
     )
-    try:
-        # Latents' keys and values apart, as new files of deepseek2 have them.
-        parts = list(names.parts_of(expected, names.GGUF, lambda name: architecture != "deepseek2" and "attn_kv_b" in name))
-    except KeyError as error:
-        raise keys.refusal(f"a GGUF file has no name for {error}") from error
-    empty = next((part.name for _, part in parts if 0 in part.shape), None)
-    if empty is not None:
-        raise keys.refusal(f"a GGUF file cannot have a tensor without values, as {empty} would be")
+    parts = _parts(keys, expected)
     file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
     read = gguf.config_of(file)
-    mine, theirs = _facts(expected), _facts(read)
-    for name, value in mine.items():
-        if not _same(value, theirs.get(name)):
-            raise keys.refusal(f"a GGUF file of {architecture} would be read with {name} {theirs.get(name)}, not {value}")
+    _check_config(keys, expected, read)
     for ours, again in zip(ropes, gguf.ropes_of(file, read, lambda name, _: vectors[name]), strict=True):
         if not _same_rope(ours, again):
             raise keys.refusal(f"a GGUF file of {architecture} cannot say its rotation")
     return Header(folder.path, data, read, parts, vectors)
 
 
-def _strange(config: Config, architecture: str, vectors: dict[str, np.ndarray]) -> str | None:
+def _parts(keys: Keys, config: Config) -> list[tuple[int, Part]]:
+    """The tensors of the file, each with its layer or -1."""
+
+    def has(name: str) -> bool:
+        """Of the two forms that a part may have: new files of deepseek2 have the latents' keys and values apart."""
+        return config.architecture != "deepseek2" and "attn_kv_b" in name
+
+    try:
+        parts = list(names.parts_of(config, names.GGUF, has))
+    except KeyError as error:
+        raise keys.refusal(f"a GGUF file has no name for {error}") from error
+    empty = next((part.name for _, part in parts if 0 in part.shape), None)
+    if empty is not None:
+        raise keys.refusal(f"a GGUF file cannot have a tensor without values, as {empty} would be")
+    return parts
+
+
+def _check_config(keys: Keys, expected: Config, read: Config) -> None:
+    """Refuses a model that the file's keys turn into another one."""
+    theirs = _facts(read)
+    for name, value in _facts(expected).items():
+        if not _same(value, theirs.get(name)):
+            raise keys.refusal(
+                f"a GGUF file of {expected.architecture} would be read with {name} {theirs.get(name)}, not {value}"
+            )
+
+
+def _refused_by_llama_cpp(config: Config, architecture: str, vectors: dict[str, np.ndarray]) -> str | None:
     """What llama.cpp refuses of an architecture, or None."""
     latent = config.latent_attention
     if "attention_output" in config.grouped.biases and architecture in _WITHOUT_OUTPUT_BIAS:
@@ -106,7 +123,7 @@ def _strange(config: Config, architecture: str, vectors: dict[str, np.ndarray]) 
     return "long-rope" if architecture == "deepseek2" and vectors else None
 
 
-def _sizes(config: Config, architecture: str) -> dict[str, Any]:
+def _size_keys(config: Config, architecture: str) -> dict[str, Any]:
     latent = config.latent_attention
     split = architecture == "deepseek2"  # as one latent group
     made: dict[str, Any] = {
@@ -143,7 +160,7 @@ def _sizes(config: Config, architecture: str) -> dict[str, Any]:
     if architecture == "granite":
         made |= {"attention.scale": config.scale, "embedding_scale": config.embedding_scale}
         made |= {"residual_scale": config.residual_scale, "logit_scale": config.logits_divisor}
-    return made | _experts(config)
+    return made | _expert_keys(config)
 
 
 def _with_groups_that_count(experts: Experts | None) -> Experts | None:
@@ -153,7 +170,7 @@ def _with_groups_that_count(experts: Experts | None) -> Experts | None:
     return replace(experts, rule=replace(experts.rule, groups=1, kept_groups=1, group_score="maximum"))
 
 
-def _experts(config: Config) -> dict[str, Any]:
+def _expert_keys(config: Config) -> dict[str, Any]:
     experts = config.experts
     if experts is None:
         return {}
@@ -172,10 +189,10 @@ def _experts(config: Config) -> dict[str, Any]:
     return made
 
 
-def _rope(
+def _rope_keys(
     keys: Keys, config: Config, architecture: str, ropes: tuple[Rope, ...]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The keys of the rotation, and its tensors."""
+    """The keys of the rotation, and its tensors by name."""
     if not ropes[0].inverse_frequencies.any():
         return {"rope.scaling.finetuned": False}, {}  # what says in files of granite that positions are not rotated
     gemma = architecture == "gemma3"

@@ -127,8 +127,11 @@ def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], boo
     latent = config.latent_attention
     norms = ("attention_norm", "ffn_norm", *(("attention_post_norm", "ffn_post_norm") if config.post_norms else ()))
     shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
-    shapes |= _grouped_shapes(config) if latent is None else _latent(config, latent, has, table, i)
-    shapes |= _experts(config, has, table, i) if config.has_experts(i) else _dense(config, table, "", config.feed_forward)
+    shapes |= _grouped_shapes(config) if latent is None else _latent_shapes(config, latent, table, has, i)
+    if config.has_experts(i):
+        shapes |= _expert_shapes(config, table, has, i)
+    else:
+        shapes |= _dense_shapes(config, table, config.feed_forward)
     for part, shape in shapes.items():
         if "{e}" in table[part]:
             for e in range(shape[0]):
@@ -151,7 +154,9 @@ def _grouped_shapes(config: Config) -> dict[str, Shape]:
     return shapes
 
 
-def _latent(config: Config, a: LatentConfig, has: Callable[[str], bool], table: dict[str, str], i: int) -> dict[str, Shape]:
+def _latent_shapes(
+    config: Config, a: LatentConfig, table: dict[str, str], has: Callable[[str], bool], i: int
+) -> dict[str, Shape]:
     hidden, heads, biases = config.hidden, config.heads, a.biases
     queries = heads * (a.nope_dim + a.rope_dim)
     shapes: dict[str, Shape] = {}
@@ -169,7 +174,7 @@ def _latent(config: Config, a: LatentConfig, has: Callable[[str], bool], table: 
     return {**shapes, "attention_output": (hidden, heads * a.value_dim)}
 
 
-def _dense(config: Config, table: dict[str, str], prefix: str, width: int) -> dict[str, Shape]:
+def _dense_shapes(config: Config, table: dict[str, str], width: int, prefix: str = "") -> dict[str, Shape]:
     if f"{prefix}gate_up" in table:
         shapes: dict[str, Shape] = {"gate_up": (2 * width, config.hidden)}
     else:
@@ -180,7 +185,7 @@ def _dense(config: Config, table: dict[str, str], prefix: str, width: int) -> di
     return {prefix + part: shape for part, shape in shapes.items()}
 
 
-def _experts(config: Config, has: Callable[[str], bool], table: dict[str, str], i: int) -> dict[str, Shape]:
+def _expert_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
     e, hidden = config.experts, config.hidden
     assert e is not None
     shapes: dict[str, Shape] = {"router": (e.count, hidden)}
@@ -191,4 +196,4 @@ def _experts(config: Config, has: Callable[[str], bool], table: dict[str, str], 
     else:
         shapes |= {"experts_gate": (e.count, e.width, hidden), "experts_up": (e.count, e.width, hidden)}
     shapes["experts_down"] = (e.count, hidden, e.width)
-    return shapes | (_dense(config, table, "shared_", e.shared) if e.shared else {})
+    return shapes | (_dense_shapes(config, table, e.shared, "shared_") if e.shared else {})
