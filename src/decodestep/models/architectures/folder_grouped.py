@@ -23,7 +23,7 @@ def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
     head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
     if heads % kv_heads or head_dim % 2 or not head_dim:
         raise keys.refusal(f"{heads} query heads on {kv_heads} key heads of {head_dim} values: not supported")
-    windows, more = GROUPED[keys.kind](keys, layers), _MORE.get(keys.kind, _nothing)(keys, common)
+    windows, more = GROUPED[keys.kind](keys, layers), _MORE.get(keys.kind, _no_more)(keys, common)
     biases = (*_QKV, "attention_output") if keys.flag("attention_bias") and keys.kind in _WITH_BIAS_KEY else ()
     options = {"biases": _QKV if keys.kind == "qwen2" else biases, "windows": windows} | more.pop("grouped", {})
     return Config(
@@ -31,20 +31,27 @@ def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
     )  # fmt: skip
 
 
-# How many positions each layer sees
-
-
 def _no_windows(keys: Keys, layers: int) -> tuple[int, ...]:
     return ()
 
 
+def _same_windows(keys: Keys, layers: int) -> tuple[int, ...]:
+    """The same window for all layers, whatever layer_types says."""
+    size = _window_size(keys)
+    return () if size is None else (size,) * layers
+
+
 def _windows(keys: Keys, layers: int, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """Each layer's window by layer_types, or by a rule for the layer's index if config.json has none."""
-    size = None if keys.get("sliding_window") is None else keys.size("sliding_window", most=MAX_CONTEXT)
+    size = _window_size(keys)
     if size is None:
         return ()
     kinds = layer_types(keys, layers, slides)
     return tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _window_size(keys: Keys) -> int | None:
+    return None if keys.get("sliding_window") is None else keys.size("sliding_window", most=MAX_CONTEXT)
 
 
 def layer_types(keys: Keys, layers: int, slides: Callable[[int], bool]) -> list[str]:
@@ -57,33 +64,28 @@ def layer_types(keys: Keys, layers: int, slides: Callable[[int], bool]) -> list[
     return kinds
 
 
-def _all_layers(keys: Keys, layers: int) -> tuple[int, ...]:
-    size = None if keys.get("sliding_window") is None else keys.size("sliding_window", most=MAX_CONTEXT)
-    return () if size is None else (size,) * layers
-
-
-def _ministral(keys: Keys, layers: int) -> tuple[int, ...]:
+def _ministral_windows(keys: Keys, layers: int) -> tuple[int, ...]:
     return _windows(keys, layers, lambda i: True)
 
 
-def _qwen(keys: Keys, layers: int) -> tuple[int, ...]:
+def _qwen_windows(keys: Keys, layers: int) -> tuple[int, ...]:
     if not keys.flag("use_sliding_window"):
         return ()
     first = keys.size("max_window_layers", least=0, most=MAX_LAYERS)
     return _windows(keys, layers, lambda i: i >= first)
 
 
-def _qwen3_moe(keys: Keys, layers: int) -> tuple[int, ...]:
-    return _all_layers(keys, layers) if keys.flag("use_sliding_window") else ()
+def _qwen3_moe_windows(keys: Keys, layers: int) -> tuple[int, ...]:
+    return _same_windows(keys, layers) if keys.flag("use_sliding_window") else ()
 
 
-def _smollm3(keys: Keys, layers: int) -> tuple[int, ...]:
+def _smollm3_windows(keys: Keys, layers: int) -> tuple[int, ...]:
     ropes, used = _smollm3_ropes(keys, layers), keys.flag("use_sliding_window")
     windows = _windows(keys, layers, lambda i: used and bool(ropes[i]))  # layer_types count whatever use_sliding_window is
     return windows if any(windows) else ()
 
 
-def _gemma3(keys: Keys, layers: int) -> tuple[int, ...]:
+def _gemma3_windows(keys: Keys, layers: int) -> tuple[int, ...]:
     return _windows(keys, layers, _gemma3_slides(keys))
 
 
@@ -92,14 +94,11 @@ def _gemma3_slides(keys: Keys) -> Callable[[int], bool]:
     return lambda i: (i + 1) % period != 0
 
 
-# What else a family has: fields of Config, and under "grouped" of GroupedConfig
-
-
-def _nothing(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+def _no_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _head_norms(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+def _head_norms_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     return {"grouped": {"head_norms": True}}
 
 
@@ -110,10 +109,10 @@ def _qwen3_moe_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
         raise keys.refusal("mlp_only_layers must be a list")
     sparse = tuple(count > 0 and i not in dense and (i + 1) % step == 0 for i in range(layers))
     if not any(sparse):
-        return _head_norms(keys, common)
+        return _head_norms_more(keys, common)
     rule = keys.router(RouterRule(keys.size("num_experts_per_tok"), "softmax", normalise=keys.flag("norm_topk_prob")), count)
     experts = Experts(count, keys.size("moe_intermediate_size"), shared=0, rule=rule, corrected=False, layers=sparse)
-    return {"experts": experts, **_head_norms(keys, common)}
+    return {"experts": experts, **_head_norms_more(keys, common)}
 
 
 def _smollm3_ropes(keys: Keys, layers: int) -> tuple[int, ...]:
@@ -169,21 +168,22 @@ def _gemma3_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# By model_type: the windows of its layers, and what else it has.
+# By model_type: how many positions each layer sees; (): all.
 GROUPED: dict[str, Callable[[Keys, int], tuple[int, ...]]] = {
     "llama": _no_windows,
-    "mistral": _all_layers,
-    "ministral": _ministral,
-    "qwen2": _qwen,
-    "qwen3": _qwen,
-    "qwen3_moe": _qwen3_moe,
-    "smollm3": _smollm3,
+    "mistral": _same_windows,
+    "ministral": _ministral_windows,
+    "qwen2": _qwen_windows,
+    "qwen3": _qwen_windows,
+    "qwen3_moe": _qwen3_moe_windows,
+    "smollm3": _smollm3_windows,
     "granite": _no_windows,
     "granitemoehybrid": _no_windows,
-    "gemma3_text": _gemma3,
+    "gemma3_text": _gemma3_windows,
 }
+# By model_type: what else it has, as fields of Config, and under "grouped" of GroupedConfig.
 _MORE: dict[str, Callable[[Keys, dict[str, Any]], dict[str, Any]]] = {
-    "qwen3": _head_norms,
+    "qwen3": _head_norms_more,
     "qwen3_moe": _qwen3_moe_more,
     "smollm3": _smollm3_more,
     "granite": _granite_more,
