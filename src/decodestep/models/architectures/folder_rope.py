@@ -11,6 +11,8 @@ from decodestep.models.config import Config
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.rope import Rope
 
+_STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
+
 
 def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     """The rotary embedding of config.json, and a second one if `config.grouped.ropes` refers to it."""
@@ -29,37 +31,49 @@ def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
 
 def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
-    stretch = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
-    if p.kind == "default":
-        return Rope(rope.plain(p.theta, width))
-    if p.kind == "linear":
-        return Rope(rope.plain(p.theta, width) / np.float32(p.number("factor", **stretch)))
-    original = p.original(config.context)
-    if p.kind == "llama3":
-        low, high = p.number("low_freq_factor", **stretch), p.number("high_freq_factor", **stretch)
-        if not low < high:
-            raise keys.refusal(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
-        return Rope(rope.llama3(p.theta, width, factor=p.number("factor", **stretch), low=low, high=high, original=original))
-    factor = p.number("factor", config.context / original, **stretch)
-    given = p.number("attention_factor", **stretch) if "attention_factor" in p else None
-    if p.kind == "yarn":
-        if p.theta == 1:
-            raise keys.refusal("rope_theta 1 and YaRN contradict each other")
-        fast, slow = (p.number(name, 0.0, least=0.0, most=1e6) for name in ("beta_fast", "beta_slow"))
-        mscale, all_dim = (p.number(name, 0.0, least=0.0, most=100.0) for name in ("mscale", "mscale_all_dim"))
-        frequencies = rope.yarn(
-            p.theta,
-            width,
-            factor=factor,
-            original=original,
-            fast=fast or 32.0,
-            slow=slow or 1.0,
-            truncate=p.truncate,
-        )
-        return Rope(frequencies, rope.yarn_factor(factor, mscale, all_dim) if given is None else given)
-    if p.kind == "longrope":
-        short, long = (rope.longrope(p.theta, width, p.divisors(f"{name}_factor", width // 2)) for name in ("short", "long"))
-        growth = rope.long_factor(factor, max(original, 2)) if given is None else given
-        switches = original < config.context and not np.array_equal(short, long)
-        return Rope(short, growth, long if switches else None, original)
+    match p.kind:
+        case "default":
+            return Rope(rope.plain(p.theta, width))
+        case "linear":
+            return Rope(rope.plain(p.theta, width) / np.float32(p.number("factor", **_STRETCH)))
+        case "llama3":
+            return Rope(_llama3(keys, p, width, p.original(config.context)))
+        case "yarn":
+            return _yarn(keys, p, width, config.context)
+        case "longrope":
+            return _longrope(p, width, config.context)
     raise keys.refusal(f"rope_type {p.kind!r} is not supported ('default', 'linear', 'llama3', 'yarn' and 'longrope' are)")
+
+
+def _llama3(keys: Keys, p: RopeParameters, width: int, original: int) -> np.ndarray:
+    low, high = p.number("low_freq_factor", **_STRETCH), p.number("high_freq_factor", **_STRETCH)
+    if not low < high:
+        raise keys.refusal(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
+    return rope.llama3(p.theta, width, factor=p.number("factor", **_STRETCH), low=low, high=high, original=original)
+
+
+def _yarn(keys: Keys, p: RopeParameters, width: int, context: int) -> Rope:
+    original = p.original(context)
+    factor, given = p.number("factor", context / original, **_STRETCH), _attention_factor(p)
+    if p.theta == 1:
+        raise keys.refusal("rope_theta 1 and YaRN contradict each other")
+    fast, slow = (p.number(name, 0.0, least=0.0, most=1e6) for name in ("beta_fast", "beta_slow"))
+    mscale, all_dim = (p.number(name, 0.0, least=0.0, most=100.0) for name in ("mscale", "mscale_all_dim"))
+    frequencies = rope.yarn(
+        p.theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0, truncate=p.truncate
+    )
+    return Rope(frequencies, rope.yarn_factor(factor, mscale, all_dim) if given is None else given)
+
+
+def _longrope(p: RopeParameters, width: int, context: int) -> Rope:
+    original = p.original(context)
+    factor, given = p.number("factor", context / original, **_STRETCH), _attention_factor(p)
+    short, long = (rope.longrope(p.theta, width, p.divisors(f"{name}_factor", width // 2)) for name in ("short", "long"))
+    growth = rope.long_factor(factor, max(original, 2)) if given is None else given
+    switches = original < context and not np.array_equal(short, long)
+    return Rope(short, growth, long if switches else None, original)
+
+
+def _attention_factor(p: RopeParameters) -> float | None:
+    """The factor of sine and cosine that replaces the one that a scaling has by itself."""
+    return p.number("attention_factor", **_STRETCH) if "attention_factor" in p else None

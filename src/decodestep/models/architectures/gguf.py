@@ -38,41 +38,52 @@ def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.nd
 
 
 def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
-    file = keys.file
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
     if keys.architecture == "granite" and not keys.flag("rope.scaling.finetuned", True):
         return rope.none(width)  # the key says there whether positions are rotated, as in llama.cpp
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
-    by_length = "rope_factors_short.weight" in file.tensors
+    by_length = "rope_factors_short.weight" in keys.file.tensors
     if given != 1 and config.latent_attention and (kind == "yarn" or not by_length):  # there llama.cpp scales scores by it too
         raise keys.refusal("rope.scaling.attn_factor is not supported in latent attention")
     if kind == "yarn":
-        factor, original = _stretch(keys)
-        fast, slow = (keys.number(f"rope.scaling.yarn_beta_{name}", 0.0, least=0.0, most=1e6) for name in ("fast", "slow"))
-        if theta == 1:
-            raise keys.refusal("rope.freq_base 1 and YaRN contradict each other")
-        # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
-        strength = _yarn_strength(keys)
-        frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0)
-        usual = rope.yarn_factor(factor, strength, strength)
-        # transformers' attention_factor, where llama.cpp's converter writes it
-        growth = keys.number("rope.scaling.yarn_attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)
-        return Rope(frequencies, growth * given)
+        return _yarn(keys, theta, width, given)
     if by_length:
-        short, long = (_factors(file, f"rope_factors_{name}.weight", width, vector) for name in ("short", "long"))
-        original = keys.size("rope.scaling.original_context_length", config.context, most=MAX_CONTEXT)
-        lengths = rope.longrope(theta, width, short), rope.longrope(theta, width, long)
-        growth = given if "rope.scaling.attn_factor" in keys else rope.long_factor(config.context / original, max(original, 2))
-        return Rope(lengths[0], growth, None if original >= config.context else lengths[1], original)
+        return _longrope(keys, theta, width, config.context, vector)
     if kind == "longrope":
         raise keys.refusal("rope scaling 'longrope' without the tensors rope_factors_long.weight and rope_factors_short.weight")
     frequencies = rope.plain(theta, width)
-    if "rope_freqs.weight" in file.tensors:
-        frequencies = frequencies / _factors(file, "rope_freqs.weight", width, vector)
+    if "rope_freqs.weight" in keys.file.tensors:
+        frequencies = frequencies / _factors(keys.file, "rope_freqs.weight", width, vector)
     factor = _factor(keys) if kind == "linear" else 1.0
     return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
+
+
+def _yarn(keys: GgufKeys, theta: float, width: int, given: float) -> Rope:
+    """given: the file's factor of sine and cosine, beside YaRN's own."""
+    factor, original = _stretch(keys)
+    fast, slow = (keys.number(f"rope.scaling.yarn_beta_{name}", 0.0, least=0.0, most=1e6) for name in ("fast", "slow"))
+    if theta == 1:
+        raise keys.refusal("rope.freq_base 1 and YaRN contradict each other")
+    frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0)
+    # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
+    strength = _yarn_strength(keys)
+    usual = rope.yarn_factor(factor, strength, strength)
+    # transformers' attention_factor, where llama.cpp's converter writes it
+    growth = keys.number("rope.scaling.yarn_attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)
+    return Rope(frequencies, growth * given)
+
+
+def _longrope(keys: GgufKeys, theta: float, width: int, context: int, vector: Callable[[str, int], np.ndarray]) -> Rope:
+    short, long = (
+        rope.longrope(theta, width, _factors(keys.file, f"rope_factors_{name}.weight", width, vector))
+        for name in ("short", "long")
+    )
+    original = keys.size("rope.scaling.original_context_length", context, most=MAX_CONTEXT)
+    usual = rope.long_factor(context / original, max(original, 2))
+    growth = keys.number("rope.scaling.attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)
+    return Rope(short, growth, long if original < context else None, original)
 
 
 def _factors(file: Described, name: str, width: int, vector: Callable[[str, int], np.ndarray]) -> np.ndarray:
