@@ -89,14 +89,7 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
     )
     extra: dict[str, Any] = {"kv_heads": heads, "head_dim": nope + turned, "latent_attention": attention}
     if keys.kind == "minicpm3":
-        depth, base = keys.get("scale_depth"), keys.size_or_none("dim_model_base")
-        depth = math.sqrt(layers) if depth is None else keys.number("scale_depth", least=-1e6, most=1e6)
-        extra |= {
-            "rope_half_split": True,
-            "embedding_scale": keys.number("scale_emb", least=-1e6, most=1e6),
-            "residual_scale": depth / math.sqrt(layers),
-            "logits_divisor": hidden / (base or hidden),
-        }
+        extra |= {"rope_half_split": True, **_minicpm3_scales(keys, layers, hidden)}
     elif keys.kind != "deepseek_v2":
         extra["rope_half_split"] = not keys.flag("rope_interleave")
     if keys.kind in _WITH_EXPERTS:
@@ -104,19 +97,38 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
     return Config(**common, **extra)
 
 
+def _minicpm3_scales(keys: Keys, layers: int, hidden: int) -> dict[str, float]:
+    depth, base = keys.get("scale_depth"), keys.size_or_none("dim_model_base")
+    depth = math.sqrt(layers) if depth is None else keys.number("scale_depth", least=-1e6, most=1e6)
+    return {
+        "embedding_scale": keys.number("scale_emb", least=-1e6, most=1e6),
+        "residual_scale": depth / math.sqrt(layers),
+        "logits_divisor": hidden / (base or hidden),
+    }
+
+
 def _experts(keys: Keys, layers: int) -> Experts | None:
-    if keys.kind == "glm4_moe_lite":
-        kinds = keys.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
-        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("dense", "sparse") for kind in kinds):
-            raise keys.refusal(f"mlp_layer_types must have 'dense' or 'sparse' for each of {layers} layers")
-        sparse = tuple(kind == "sparse" for kind in kinds)
-    else:
-        dense = keys.size("first_k_dense_replace", least=0, most=MAX_LAYERS)
-        sparse = tuple(i >= dense for i in range(layers))
+    sparse = _sparse_layers(keys, layers)
     if not any(sparse):
         return None
     count, width = keys.size("n_routed_experts", most=MAX_EXPERTS), keys.size("moe_intermediate_size")
     shared = width * keys.size("n_shared_experts", least=0, most=MAX_EXPERTS)
+    rule = keys.router(_router_rule(keys), count)
+    return Experts(count, width, shared, rule, corrected=rule.scores == "sigmoid", layers=sparse)
+
+
+def _sparse_layers(keys: Keys, layers: int) -> tuple[bool, ...]:
+    """Which layers have experts."""
+    if keys.kind == "glm4_moe_lite":
+        kinds = keys.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("dense", "sparse") for kind in kinds):
+            raise keys.refusal(f"mlp_layer_types must have 'dense' or 'sparse' for each of {layers} layers")
+        return tuple(kind == "sparse" for kind in kinds)
+    dense = keys.size("first_k_dense_replace", least=0, most=MAX_LAYERS)
+    return tuple(i >= dense for i in range(layers))
+
+
+def _router_rule(keys: Keys) -> RouterRule:
     used = keys.size("num_experts_per_tok")
     scale = keys.number("routed_scaling_factor", least=-1e6, most=1e6)
     if keys.kind == "deepseek_v2":
@@ -125,12 +137,10 @@ def _experts(keys: Keys, layers: int) -> Experts | None:
         if method not in ("greedy", "group_limited_greedy"):
             raise keys.refusal(f"topk_method {method!r} is not supported ('greedy' and 'group_limited_greedy' are)")
         groups, kept = (keys.size("n_group"), keys.size("topk_group")) if method == "group_limited_greedy" else (1, 1)
-        rule = RouterRule(used, "softmax", groups, kept, "maximum", scale=scale)
-    else:
-        groups, kept = keys.size("n_group"), keys.size("topk_group")
-        group_score = "top_two" if groups > 1 else "maximum"
-        rule = RouterRule(used, "sigmoid", groups, kept, group_score, keys.flag("norm_topk_prob"), scale)
-    return Experts(count, width, shared, keys.router(rule, count), corrected=rule.scores == "sigmoid", layers=sparse)
+        return RouterRule(used, "softmax", groups, kept, "maximum", scale=scale)
+    groups, kept = keys.size("n_group"), keys.size("topk_group")
+    group_score = "top_two" if groups > 1 else "maximum"
+    return RouterRule(used, "sigmoid", groups, kept, group_score, keys.flag("norm_topk_prob"), scale)
 
 
 def _predictors(folder: ModelFolder, layers: int, keys: Keys) -> int:
