@@ -137,7 +137,7 @@ class Checkpoint:
     def _of_parts(self) -> Iterator[Tensor | SafeTensor]:
         return (self._tensors[part.name] for parts in self._parts.values() for part in parts)
 
-    def token_bytes(self) -> int:
+    def weight_bytes_per_token(self) -> int:
         """The bytes of the weights that one token is multiplied by. Call `check` first."""
         experts, total = self.config.experts, 0
         for (part, _), parts in self._parts.items():

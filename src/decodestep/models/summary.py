@@ -37,7 +37,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "feed-forward": f"{config.activation}, {config.feed_forward} wide",
         "runs": "one native call a step" if why is None else f"layer by layer, float32: {why}",
         "weights": ", ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
-        "weight_bytes": checkpoint.token_bytes(),
+        "weight_bytes": checkpoint.weight_bytes_per_token(),
         "cache": cache,
         "cache_bytes": layout.page_bytes // PAGE,
     }
