@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     require(options.model != "", "env", "model", "a name or a path", options.model)
     facts = environment()
     if options.model is not None:
-        facts["model"] = model(path_of(options.model))
+        facts["model"] = describe_model(path_of(options.model))
     if options.json:
         print(json.dumps(facts))
         return 0
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def environment() -> dict[str, Any]:
-    model = find_default_model()
+    default = find_default_model()
     return {
         "decodestep": decodestep.__version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
@@ -73,11 +73,11 @@ def environment() -> dict[str, Any]:
         "backends": _backends(),
         "devices": _devices(),
         "model": f"{DEFAULT_MODEL}: "
-        + (str(model) if model else f"not on this machine yet; will be stored in {cache_directory()}"),
+        + (str(default) if default else f"not on this machine yet; will be stored in {cache_directory()}"),
     }
 
 
-def model(path: Path) -> dict[str, Any]:
+def describe_model(path: Path) -> dict[str, Any]:
     """Describes a model, with the lower bound of a token's time: reading its weights once from memory."""
     with extra("generate"):
         from decodestep.models.checkpoint import open_checkpoint
