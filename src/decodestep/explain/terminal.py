@@ -71,8 +71,11 @@ def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str],
         cells: list[Any] = [Text(repr(token["token"])), *map(percent, after)]
         if drawn:
             cells.append(_two_bars(after[0] or 0.0, after[-1] or 0.0, largest))
+        if kept:
+            cells.append("kept")
+        else:
+            cells.append(_why_dropped(after, heads) if drawn else "dropped")
         style = "bold green" if drawn and token["token_id"] == taken else "" if kept else "dim"
-        cells.append(_what(after, heads) if drawn and not kept else "kept" if kept else "dropped")
         table.add_row(*cells, style=style)
     blank = [""] if drawn else []
     table.add_row("all others", *map(percent, stages["others"]), *blank)
@@ -89,7 +92,8 @@ def _two_bars(before: float, after: float, largest: float) -> Text:
     return text.append("░" * max(0, round(before / largest * _BAR) - len(text)), style="bright_black")
 
 
-def _what(after: Sequence[float | None], heads: Sequence[str]) -> Text:
+def _why_dropped(after: Sequence[float | None], heads: Sequence[str]) -> Text:
+    """The step, by its number, that dropped the token. after: its probability before the steps and after each."""
     at = max((n for n in range(1, len(after)) if after[n] is None and after[n - 1] is not None), default=0)
     return Text("never a candidate" if at == 0 else f"dropped by {heads[at - 1].split()[0]}", style="red")
 
