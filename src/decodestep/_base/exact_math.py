@@ -8,6 +8,9 @@ The same in C++: `csrc/core/exact_math.h`, and for `exp_float32` `csrc/sampling/
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import truediv
+
 import numpy as np
 
 _LN2 = 0.6931471805599453
@@ -15,6 +18,11 @@ _LN2_HIGH = 0.6931471803691238  # ln 2 with its low 21 bits cleared: n * _LN2_HI
 _LN2_LOW = 1.9082149292705877e-10
 _SQRT_HALF = 0.7071067811865476
 _ATANH = [1.0 / k for k in range(3, 21, 2)]  # atanh(s) / s - 1 = s^2/3 + s^4/5 + ... + s^18/19
+_TAYLOR = list(accumulate(range(1, 14), truediv, initial=1.0))  # 1 / k!, each the one before it divided by k
+# (e^r - 1 - r) / r^2, as in S. Moshier's Cephes
+_POLYNOMIAL = np.array(
+    [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1], np.float32
+)
 
 
 def _two_atanh(s: np.ndarray) -> np.ndarray:
@@ -69,13 +77,3 @@ def exp_float32(x: np.ndarray) -> np.ndarray:
         total = total * r + coefficient
     total = (total * (r * r) + r) + np.float32(1)
     return np.where(tiny, np.float32(0), np.ldexp(total, n.astype(np.int32)))
-
-
-# (e^r - 1 - r) / r^2, as in S. Moshier's Cephes
-_POLYNOMIAL = np.array(
-    [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1], np.float32
-)
-
-_TAYLOR = [1.0]
-for _k in range(1, 14):
-    _TAYLOR.append(_TAYLOR[-1] / _k)
