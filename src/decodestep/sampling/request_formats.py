@@ -72,6 +72,7 @@ _OPENAI_DEFAULTS = {
     "spaces_between_special_tokens": True,
     "include_stop_str_in_output": False,
 }
+_OPENAI_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 
 
 def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
@@ -160,9 +161,6 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         else:
             refuse("from_openai", "body", "of fields that are understood", Words(name), "unknown_field")
     return taken
-
-
-_OPENAI_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
