@@ -91,7 +91,8 @@ class _Simulation:
         self.start, self.end, self.cause = [-1.0] * count, [-1.0] * count, [-1] * count
         self.order: list[int] = []
         self.shared = {HBM: _Bandwidth(cost.hbm_bytes, cost.core_bytes), L2: _Bandwidth(cost.l2_bytes, cost.core_bytes)}
-        self.agenda: list[tuple[float, int, str, int]] = []  # time, order of entry, what, event or version
+        # Time, order of entry, what, and of which event; for the end of a level's next move, the level and its version.
+        self.agenda: list[tuple[float, int, str, int]] = []
         self.entered = 0
         self.run = Run(graph, _room(graph, cost.buffers))
 
@@ -100,20 +101,16 @@ class _Simulation:
             self._begin(event, 0.0, -1)
         while self.agenda:
             now, _, what, which = heapq.heappop(self.agenda)
-            if what == "end":
-                self._end(which, now)
-            elif what == "move":
-                level = self.cost.level(self.graph.events[which].instruction)  # type: ignore[arg-type]
-                self.shared[level].add(which, self.graph.events[which].instruction.size, now)  # type: ignore[union-attr]
-                self._expect(level)
-            elif what == "signal":
-                for event in self.run.signal(which):
-                    self._begin(event, now, which)
-            elif which == self.shared[what].version:
-                event = self.shared[what].finish(now)
-                if self.shared[what].moves:
-                    self._expect(what)
-                self._end(event, now)
+            match what:
+                case "end":
+                    self._end(which, now)
+                case "move":
+                    self._start_move(which, now)
+                case "signal":
+                    for event in self.run.signal(which):
+                        self._begin(event, now, which)
+                case level if which == self.shared[level].version:  # else the moves have changed since this end was expected
+                    self._end_move(level, now)
 
     def _begin(self, event: int, now: float, cause: int) -> None:
         self.start[event], self.cause[event] = now, cause
@@ -136,7 +133,21 @@ class _Simulation:
         for later in self.run.finish(event):
             self._begin(later, now, event)
 
+    def _start_move(self, event: int, now: float) -> None:
+        instruction = self.graph.events[event].instruction
+        assert isinstance(instruction, (Load, Store))
+        level = self.cost.level(instruction)
+        self.shared[level].add(event, instruction.size, now)
+        self._expect(level)
+
+    def _end_move(self, level: str, now: float) -> None:
+        event = self.shared[level].finish(now)
+        if self.shared[level].moves:
+            self._expect(level)
+        self._end(event, now)
+
     def _expect(self, level: str) -> None:
+        """Enters the end of the move that ends next if none begins or ends before it."""
         shared = self.shared[level]
         self._enter(shared.next_end, level, shared.version)
 
