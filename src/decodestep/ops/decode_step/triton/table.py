@@ -57,11 +57,11 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
             keep, seed = min(getattr(step, "keep", 1), vocab), getattr(step, "seed", 0)
             amount = next((getattr(step, name) for name in _AMOUNTS if hasattr(step, name)), 0.0)
             floats_of_step = (amount, getattr(step, "probability", 0.0))
-            for first, count, part, added in _parts(step, vocab):
-                place = words if first else listed
+            for is_mask, count, part, added in _parts(step, vocab):
+                place = words if is_mask else listed
                 integers.append((kind, place, count, k, keep, seed if seed < 2**63 else seed - 2**64))
                 floats.append(floats_of_step)
-                if first:
+                if is_mask:
                     masks.append(part)
                     words += len(part)
                 else:
