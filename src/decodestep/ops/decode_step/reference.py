@@ -38,6 +38,7 @@ from decodestep.random import reference as random
 from decodestep.random.reserved_tokens import XTC_COIN
 
 Pairs: TypeAlias = tuple[tuple[int, float], ...]  # (token id, log-probability)
+_PARTS = 16  # partial sums of a row
 
 
 class Candidates(NamedTuple):
@@ -140,9 +141,6 @@ def total(ids: np.ndarray, values: np.ndarray) -> float:
     while len(parts) > 1:
         parts = parts[: len(parts) // 2] + parts[len(parts) // 2 :]
     return float(parts[0])
-
-
-_PARTS = 16
 
 
 def weights(scores: np.ndarray) -> np.ndarray:
