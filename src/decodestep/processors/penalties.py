@@ -144,17 +144,11 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
             where: dict[str, Any] = {"device": device(scores)}
             layers = []
             for group in _by_length_and_distinct_last(self.sequence_bias):
-                prefixes = np.asarray([s[:-1] for s in group], np.int64).reshape(len(group), -1)
+                prefixes = xp.asarray([token for s in group for token in s[:-1]], dtype=xp.int64, **where)
+                last = xp.asarray([s[-1] for s in group], dtype=xp.int64, **where)
                 values = xp.asarray([self.sequence_bias[s] for s in group], dtype=xp.float32, **where)
-                layers.append(
-                    (
-                        xp.asarray(prefixes.tolist(), dtype=xp.int64, **where)
-                        if prefixes.size
-                        else xp.zeros(prefixes.shape, dtype=xp.int64, **where),
-                        xp.asarray([s[-1] for s in group], dtype=xp.int64, **where),
-                        narrow(xp, values, scores),
-                    )
-                )
+                shape = (len(group), len(group[0]) - 1)
+                layers.append((xp.reshape(prefixes, shape), last, narrow(xp, values, scores)))
             self._placed = (key, layers)
         return self._placed[1]
 
