@@ -120,7 +120,7 @@ def tokens_of(model: ds.Model, count: int) -> np.ndarray:
 def bytes_of_a_step(model: ds.Model, context: int, rows: int) -> int:
     """What a step reads at least: of experts, those of one token; of each row's cache, everything."""
     decoder = model.decoder
-    weights = read_weights(decoder._weights) if isinstance(decoder, StepDecoder) else 0
+    weights = read_weights(decoder.native_weights) if isinstance(decoder, StepDecoder) else 0
     return weights + rows * model.cache.page_bytes * context // 16
 
 

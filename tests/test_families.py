@@ -697,7 +697,7 @@ def test_keys_and_values_of_two_types_stay_in_them(tiny_file, tmp_path):
     args = ["quantize", str(tiny_file(heads=16, groups=4, hidden=256)), str(mixed), "--type", "q4_k_m"]
     assert cli.main(args) == 0
     model = ds.load(mixed)
-    products = [(layer.attention.values_keys, layer.attention.keys) for layer in model.decoder._weights.layers]
+    products = [(layer.attention.values_keys, layer.attention.keys) for layer in model.decoder.native_weights.layers]
     formats = [tuple(weight and weight.format.name for weight in both) for both in products]
     assert formats == [("Q4_K", None), ("Q6_K", "Q4_K")]
     ids = np.arange(3, 60)

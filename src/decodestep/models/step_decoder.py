@@ -52,6 +52,8 @@ class StepDecoder(Decoder):
 
     weights: made by `convert`, each a `LinearPanels` except the embedding.
     cache_dtype: "bfloat16", "float16" or "int8".
+
+    `native_weights` has them as `decoder_forward` takes them.
     """
 
     def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16") -> None:
@@ -65,7 +67,7 @@ class StepDecoder(Decoder):
         self._rotations = weights.ropes
         self.long_after = weights.ropes[0].long_after
         self._ropes = [self._table(1024, long) for long in (False, True)]
-        self._weights = DecoderWeights(
+        self.native_weights = DecoderWeights(
             embedding=weights.embedding,
             layers=tuple(_layer(layer, config, number) for number, layer in enumerate(weights.layers)),
             norm=weights.norm,
@@ -103,7 +105,7 @@ class StepDecoder(Decoder):
         tokens, sequence, positions, page_table, wanted, _ = batch
         sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
-        call = Call(self._weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
+        call = Call(self.native_weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
         return run(OP, "cpu", cpu.forward, call)
 
     def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
