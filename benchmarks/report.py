@@ -34,7 +34,6 @@ ROOT = Path(__file__).parent.parent
 LONGEST_SECONDS = 240  # of a piece
 PACKAGES = ("decodestep", "numpy", "torch", "transformers", "llama-cpp-python", "onnxruntime-genai", "onnxruntime")
 
-
 Rows = list[dict[str, Any]]
 
 

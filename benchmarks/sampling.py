@@ -40,8 +40,6 @@ PARAMS = {
         temperature=T, seed=1, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1, no_repeat_ngram_size=3
     ),
 }
-
-
 PARTS = ("greedy", "top-p", "penalties")  # of the mixed batch
 
 
