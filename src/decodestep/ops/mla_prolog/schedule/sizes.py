@@ -45,43 +45,56 @@ def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
     cubes = plan.block_dim
     require(is_int(cubes) and cubes >= 1, _OP, "plan", "of a block_dim >= 1", cubes)
     tokens = _tokens(plan, cubes * group)
-    by_name = {m.name: m for m in plan.matmuls}
     empty = plan.key.empty_tensor_mode
     if tokens == 0:
-        require(not by_name and empty == 2, _OP, "plan", "without products where there are no tokens", list(by_name))
+        names = [m.name for m in plan.matmuls]
+        require(not names and empty == 2, _OP, "plan", "without products where there are no tokens", names)
         return Sizes(SCENARIOS["NO_QUANT"], 0, 0, 0, 0, 0, 0, 0, False, False, cubes, group)
+    products = _products(plan, cubes)
+    scenario, by_head = _scenario(plan)
+    cq, qcqr, qn = products["MatmulCq"], products["MatmulQcQr"], products["MatmulQn"]
+    head = qcqr.n // qn.batch
+    _check_fit(products, head)
+    return Sizes(scenario, tokens, qn.batch, cq.k, cq.n, qn.n, qn.k, head - qn.k, empty == 0, by_head, cubes, group)
+
+
+def _products(plan: MlaPrologPlan, cubes: int) -> dict[str, Matmul]:
+    """The products of a plan, each on at most `cubes` cores, by their name."""
+    by_name = {m.name: m for m in plan.matmuls}
     wanted = ["MatmulCq", "MatmulCkvKr", "MatmulQcQr", "MatmulQn"]
-    if empty == 1:
+    if plan.key.empty_tensor_mode == 1:
         wanted.remove("MatmulCkvKr")
     require([m.name for m in plan.matmuls] == wanted, _OP, "plan", f"of the products {', '.join(wanted)}", list(by_name))
     for m in plan.matmuls:
         _check_product(m, cubes)
+    return by_name
+
+
+def _scenario(plan: MlaPrologPlan) -> tuple[Scenario, bool]:
+    """The scenario of a plan's key, and whether dequantisation goes head by head."""
     scenario = _BY_KEY.get((plan.key.scenario, plan.key.quant_mode))
     if scenario is None:
         refuse(_OP, "plan", "of a key whose scenario has a schedule", plan.key)
     require(not plan.key.group_compute_optional, _OP, "plan", "without the group computation", plan.key)
-    cq, qcqr, qn = by_name["MatmulCq"], by_name["MatmulQcQr"], by_name["MatmulQn"]
-    heads, hckv, head = qn.batch, qn.n, qcqr.n // qn.batch
-    latent = by_name["MatmulCkvKr"].n if empty == 0 else hckv + head - qn.k
-    consistent = (
-        qcqr.k == cq.n
-        and qcqr.n == heads * head
-        and head > qn.k
-        and (head - qn.k) % 2 == 0
-        and latent == hckv + head - qn.k
-        and (empty == 1 or by_name["MatmulCkvKr"].k == cq.k)
-        and qn.heads * qn.blocks >= heads > qn.heads * (qn.blocks - 1)
-    )
-    require(
-        consistent,
-        _OP,
-        "plan",
-        "of products that fit each other",
-        Words("; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in plan.matmuls)),
-    )
     by_head = bool(plan.key.dequant_optional)
     require(not by_head or scenario.partial, _OP, "plan", "of a key that dequantises int8 products only", plan.key)
-    return Sizes(scenario, tokens, heads, cq.k, cq.n, hckv, qn.k, head - qn.k, empty == 0, by_head, cubes, group)
+    return scenario, by_head
+
+
+def _check_fit(products: dict[str, Matmul], head: int) -> None:
+    """Refuses products whose sizes contradict each other. head: the columns of a head in MatmulQcQr."""
+    cq, qcqr, qn, ckvkr = (products.get(f"Matmul{name}") for name in ("Cq", "QcQr", "Qn", "CkvKr"))
+    assert cq is not None and qcqr is not None and qn is not None
+    ok = (
+        qcqr.k == cq.n
+        and qcqr.n == qn.batch * head
+        and head > qn.k
+        and (head - qn.k) % 2 == 0
+        and (ckvkr is None or (ckvkr.k == cq.k and ckvkr.n == qn.n + head - qn.k))
+        and qn.heads * qn.blocks >= qn.batch > qn.heads * (qn.blocks - 1)
+    )
+    found = Words("; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in products.values()))
+    require(ok, _OP, "plan", "of products that fit each other", found)
 
 
 def _tokens(plan: MlaPrologPlan, vectors: int) -> int:
