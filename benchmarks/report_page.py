@@ -101,20 +101,24 @@ def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, R
     lines += ["| | ours | fastest peer | speedup |", "|---|---|---|---|"]
     for name, rows in results.items():
         for case, entries in by_case(rows).items():
-            peer, kind = best_peer(entries), name.split()[-1]
-            if peer is None:
-                continue
-            if name.startswith("generate"):
-                scale, unit = (_tokens(case) / entries[0]["seconds"], "tokens/s")
-                words = f"{kind + ', ' if kind != 'batch' else ''}{case.removesuffix(f', {_STEPS} steps')}"
-                ours, theirs = f"{scale:.0f} {unit}", f"{_tokens(case) / peer['seconds']:.0f} {unit}"
-            elif name == "decode_step B=1" and case.split()[0] in ("greedy", "top-p", "full", "penalties"):
-                words = f"sampler, {case.split()[0]}, vocabulary of 128256"
-                ours, theirs = duration(entries[0]["seconds"]), duration(peer["seconds"])
-            else:
-                continue
-            lines.append(f"| {words} | {ours} | {theirs}, {peer['name']} | {_faster(peer)} |")
+            lines += _readme_row(name, case, entries[0], best_peer(entries))
     return "\n".join([*lines, *_slower(results)]) + "\n"
+
+
+def _readme_row(name: str, case: str, first: Mapping[str, Any], peer: Mapping[str, Any] | None) -> list[str]:
+    """The line of a case, if the README has it. first: ours."""
+    if peer is None:
+        return []
+    if name.startswith("generate"):
+        kind = name.split()[-1]
+        words = f"{kind + ', ' if kind != 'batch' else ''}{case.removesuffix(f', {_STEPS} steps')}"
+        ours, theirs = (f"{_tokens(case) / row['seconds']:.0f} tokens/s" for row in (first, peer))
+    elif name == "decode_step B=1" and case.split()[0] in ("greedy", "top-p", "full", "penalties"):
+        words = f"sampler, {case.split()[0]}, vocabulary of 128256"
+        ours, theirs = (duration(row["seconds"]) for row in (first, peer))
+    else:
+        return []
+    return [f"| {words} | {ours} | {theirs}, {peer['name']} | {_faster(peer)} |"]
 
 
 def _slower(results: Mapping[str, Rows]) -> list[str]:
