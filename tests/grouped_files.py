@@ -46,21 +46,34 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | No
     if not config.tie_word_embeddings:
         add("output.weight", state["lm_head.weight"])
     for i in range(config.num_hidden_layers):
-        for part, name in (_PARTS | (_GEMMA_NORMS if gemma else _NORMS)).items():
-            for suffix in ("weight", "bias"):
-                value = state.get(f"model.layers.{i}.{part}.{suffix}")
-                if value is None:
-                    continue
-                heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name)
-                if heads and architecture in _TURNED:
-                    value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-                add(f"blk.{i}.{name}.{suffix}", value, exact=part == "mlp.gate")
-        if f"model.layers.{i}.mlp.experts.gate_up_proj" in state:
-            gate_up, down = (state[f"model.layers.{i}.mlp.experts.{name}_proj"] for name in ("gate_up", "down"))
-            gate, up = np.split(gate_up, 2, axis=1)
-            for name, value in (("gate", gate), ("up", up), ("down", down)):
-                add(f"blk.{i}.ffn_{name}_exps.weight", value)
+        theirs = f"model.layers.{i}."
+        layer = {name.removeprefix(theirs): value for name, value in state.items() if name.startswith(theirs)}
+        for name, value in (_layer_parts(config, architecture, layer) | _expert_parts(layer)).items():
+            add(f"blk.{i}.{name}", value, exact=name == "ffn_gate_inp.weight")
     return file.write()
+
+
+def _layer_parts(config: Any, architecture: str, layer: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    parts = {}
+    for part, name in (_PARTS | (_GEMMA_NORMS if architecture == "gemma3" else _NORMS)).items():
+        for suffix in ("weight", "bias"):
+            value = layer.get(f"{part}.{suffix}")
+            if value is None:
+                continue
+            if name in heads and architecture in _TURNED:
+                value = value.reshape(heads[name], 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+            parts[f"{name}.{suffix}"] = value
+    return parts
+
+
+def _expert_parts(layer: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The experts of a layer that has some."""
+    if "mlp.experts.gate_up_proj" not in layer:
+        return {}
+    gate, up = np.split(layer["mlp.experts.gate_up_proj"], 2, axis=1)
+    down = layer["mlp.experts.down_proj"]
+    return {f"ffn_{name}_exps.weight": value for name, value in (("gate", gate), ("up", up), ("down", down))}
 
 
 def _keys(config: Any, architecture: str) -> dict[str, Any]:
