@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 from decodestep.ops.mla_prolog.schedule import Graph, Load, Store
@@ -21,54 +22,62 @@ class Truth:
     states: int = 0
 
 
+class _Events:
+    """The events of a graph as bits of a state, which is the set of executed events."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.count = len(graph.events)
+        self._before = [sum(1 << e for e in earlier) for earlier in graph.before]
+        self._takes = graph.takes
+        self.sources = {
+            counter: [[sum(1 << s for s in sets) for sets in graph.sources[i].setters.values()] for i in indices]
+            for counter, indices in graph.sources_of.items()
+        }
+        self.waits = defaultdict(int)
+        for event, (counter, _) in graph.takes.items():
+            self.waits[counter] |= 1 << event
+
+    def increments(self, counter: Any, state: int) -> int:
+        """How often the counter has risen; a wait lowers it."""
+        return sum(min((state & mask).bit_count() for mask in setters) for setters in self.sources.get(counter, []))
+
+    def value(self, counter: Any, state: int) -> int:
+        return self.increments(counter, state) - (state & self.waits[counter]).bit_count()
+
+    def next_of(self, state: int) -> list[int]:
+        """The events that can be executed in a state."""
+        ready = (e for e in range(self.count) if not state >> e & 1 and not self._before[e] & ~state)
+        return [e for e in ready if e not in self._takes or self.increments(self._takes[e][0], state) >= self._takes[e][1]]
+
+
 def truth(graph: Graph) -> Truth | None:
-    """What holds over all interleavings; None for a schedule with too many states. A state is the set of executed events."""
-    count = len(graph.events)
-    before = [sum(1 << e for e in earlier) for earlier in graph.before]
-    gates = [graph.takes.get(e) for e in range(count)]
-    sources = {
-        counter: [[sum(1 << s for s in sets) for sets in graph.sources[i].setters.values()] for i in indices]
-        for counter, indices in graph.sources_of.items()
-    }
-    waits = defaultdict(int)
-    for event, (counter, _) in graph.takes.items():
-        waits[counter] |= 1 << event
-
-    def rises(counter, state):
-        return sum(min((state & mask).bit_count() for mask in setters) for setters in sources.get(counter, []))
-
-    found, needs = Truth(), [(1 << count) - 1] * count
+    """What holds over all interleavings; None for a schedule with too many states."""
+    events = _Events(graph)
+    found, needs = Truth(), [(1 << events.count) - 1] * events.count  # needs: what is executed in all states before an event
     seen, open_states, ends = {0}, [0], set()
     while open_states:
         state = open_states.pop()
-        for counter in {**sources, **waits}:
-            value = rises(counter, state) - (state & waits[counter]).bit_count()
-            found.highest[counter] = max(found.highest.get(counter, 0), value)
-        last = True
-        for event in range(count):
-            if state >> event & 1 or before[event] & ~state:
-                continue
-            if gates[event] is not None and rises(gates[event][0], state) < gates[event][1]:
-                continue
-            last = False
+        for counter in {**events.sources, **events.waits}:
+            found.highest[counter] = max(found.highest.get(counter, 0), events.value(counter, state))
+        following = events.next_of(state)
+        for event in following:
             needs[event] &= state
             after = state | 1 << event
             if after not in seen:
                 seen.add(after)
                 open_states.append(after)
-        if last:
+        if not following:
             ends.add(state)
         if len(seen) > MOST_STATES:
             return None
     found.states = len(seen)
     (end,) = ends  # whatever the order, the same events are executed
-    found.stuck = {e for e in range(count) if not end >> e & 1}
+    found.stuck = {e for e in range(events.count) if not end >> e & 1}
     if not found.stuck:
-        found.left = {(str(c.core), c.id) for c in sources if rises(c, end) > waits[c].bit_count()}
-    for a in range(count):
-        for b in range(a + 1, count):
-            if not {a, b} & found.stuck and not (needs[a] >> b & 1 or needs[b] >> a & 1) and _conflict(graph, a, b):
-                found.races.add((a, b))
+        found.left = {(str(c.core), c.id) for c in events.sources if events.value(c, end) > 0}
+    for a, b in combinations(sorted(set(range(events.count)) - found.stuck), 2):
+        if not (needs[a] >> b & 1 or needs[b] >> a & 1) and _conflict(graph, a, b):
+            found.races.add((a, b))
     return found
 
 
