@@ -208,7 +208,7 @@ def test_a_row_does_not_depend_on_its_mates(data):
         assert alone.tokens[0] == together[b]
 
 
-def test_log_probabilities():
+def test_log_probabilities_before_and_after_the_steps():
     result = ds.decode_step(LN[None], [[s.TopK(2)]], greedy=True, top_logprobs=[3]).logprobs[0]
     np.testing.assert_allclose([result.raw, result.processed], [math.log(0.5), math.log(2 / 3)], rtol=1e-6)
     assert [token for token, _ in result.top_raw] == [1, 3, 0]

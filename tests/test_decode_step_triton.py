@@ -18,7 +18,7 @@ from test_decode_step import (  # noqa: F401
     test_a_token_that_is_named_twice_is_changed_twice,
     test_greedy_takes_the_first_maximum,
     test_hand_examples,
-    test_log_probabilities,
+    test_log_probabilities_before_and_after_the_steps,
     test_normalise_gives_log_probabilities,
     test_patches_change_their_tokens_alone,
     test_refuses,

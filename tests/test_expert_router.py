@@ -131,7 +131,7 @@ def test_the_kernel_against_the_reference(seed):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_no_tokens(dtype):
+def test_no_tokens_give_no_routes(dtype):
     for logits in (np.zeros((0, 8), dtype), torch.zeros((0, 8), dtype=torch.from_numpy(np.zeros(0, dtype)).dtype)):
         routes = ds.expert_router(logits, 3, groups=4, kept_groups=2, group_score="top_two")
         assert routes.experts.shape == routes.weights.shape == (0, 3)

@@ -71,7 +71,7 @@ def check(x: np.ndarray, w: PackedWeight, **options: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
-def test_values_are_ggufs(format_, rng):
+def test_values_have_the_bits_of_the_gguf_package(format_, rng):
     w = weight(format_, 768, 40, rng)
     expected = gguf.quants.dequantize(w.rows, gguf.GGMLQuantizationType[format_.name])
     assert w.shape == (768, 40)
@@ -130,7 +130,7 @@ def test_many_tokens_are_as_accurate_as_few(rng):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_empties(backend, rng):
+def test_no_tokens_outputs_or_inputs(backend, rng):
     for format_ in FORMATS:
         k = whole(format_, 64)
         w = weight(format_, k, 5, rng)
@@ -158,7 +158,7 @@ def test_a_rows_bits_are_its_own(format_, rng):
 
 
 @pytest.mark.parametrize("format_", [Format.F32, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
-def test_grouped_products(format_, rng):
+def test_grouped_products_have_the_bits_of_each_group_alone(format_, rng):
     """Each token has the bits of `linear` with its group alone: in groups of one, few and many tokens, and without any."""
     inputs, outputs = whole(format_, 37) + 512, 83
     w = weight(format_, inputs, 5 * outputs, rng)
@@ -182,7 +182,7 @@ def test_refused_groups(groups, rng):
 
 @pytest.mark.parametrize("format_", [Format.F32, Format.F16, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_products_of_heads(format_, transposed, rng):
+def test_products_of_heads_equal_float64(format_, transposed, rng):
     """Each head with some of its own rows, both ways, against float64; a token's bits are those that it has alone."""
     heads, of_head, first, count = 3, 83, 6, 70
     inputs = whole(format_, 37) + 512  # more than one task either way

@@ -95,7 +95,7 @@ def test_against_float64(form, backend, rng):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
 @pytest.mark.parametrize("change", [{"gate": None}, {"gelu": True}], ids=["without a gate", "gelu"])
-def test_other_activations(form, backend, change, rng):
+def test_other_activations_equal_float64_and_nan_stays_in_its_row(form, backend, change, rng):
     routed, shared = replace(blocks(rng), **change), replace(blocks(rng, count=1), **change)
     x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)
     y = ds.mixture_of_experts(x, *chosen, form(routed), form(shared), backend=backend)
@@ -109,7 +109,7 @@ def test_other_activations(form, backend, change, rng):
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
 @pytest.mark.parametrize("gated", [True, False])
-def test_biases(form, backend, gated, rng):
+def test_a_bias_adds_what_one_more_input_of_ones_would(form, backend, gated, rng):
     """A bias is what one more input adds that is 1 for every token; that of the last product counts by the expert's weight."""
     routed, shared = with_biases(blocks(rng), rng, gated), with_biases(blocks(rng, count=1), rng, gated)
     x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)
@@ -191,7 +191,7 @@ def test_what_overflows_does_so_in_silence(backend, gated, rng):
     assert np.isnan(y).all()  # 0 times infinity
 
 
-def test_kinds_and_empties(rng):
+def test_tensors_give_tensors_and_no_tokens_or_experts_give_nothing(rng):
     routed = blocks(rng)
     x, (experts, weights) = rng.normal(size=(3, HE)).astype(np.float32), routes(rng, 3, 2)
     y = ds.mixture_of_experts(torch.from_numpy(x), torch.from_numpy(experts), torch.from_numpy(weights), in_panels(routed))

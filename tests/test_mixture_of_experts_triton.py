@@ -20,7 +20,7 @@ from test_mixture_of_experts import (  # noqa: F401
     test_an_expert_named_twice_counts_twice,
     test_by_hand,
     test_not_a_number_stays_in_its_token,
-    test_other_activations,
+    test_other_activations_equal_float64_and_nan_stays_in_its_row,
     test_refusals,
     truth,
 )

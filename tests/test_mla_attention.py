@@ -301,7 +301,7 @@ def test_misaligned_arrays_are_served(rng, place):
     assert_close(ds.mla_attention(*shifted, **options), want)
 
 
-def test_no_tokens():
+def test_no_tokens_give_no_rows():
     args, options = make(np.random.default_rng(1), tokens=2, heads=2, latent=16, rope=8)
     none = [a[:0] for a in args[:2]], args[2:5], [args[5][:0]]
     out = ds.mla_attention(*none[0], *none[1], *none[2], **{**options, "sequence": options["sequence"][:0]})

@@ -20,7 +20,7 @@ from test_mla_attention import (  # noqa: F401
     test_bfloat16_throughout,
     test_large_scores_do_not_overflow,
     test_nan_stays_with_those_who_see_it,
-    test_no_tokens,
+    test_no_tokens_give_no_rows,
     test_one_key_returns_its_latent,
     test_the_quantised_query_of_the_prolog,
 )

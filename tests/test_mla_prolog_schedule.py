@@ -277,7 +277,7 @@ def plan_with(**changes):
     ],
     ids=str,
 )
-def test_plans_that_cannot_be(changes):
+def test_plans_that_cannot_be_are_refused(changes):
     with pytest.raises(ValueError, match="^mla_prolog_schedule: "):
         mla_prolog_schedule(plan_with(**changes))
 
@@ -287,7 +287,7 @@ def test_plans_that_cannot_be(changes):
     [{"step": 0}, {"join": "hope"}, {"cq_columns": 8}, {"core_heads": 0}, {"overlap": True, "join": "none"}, {"preload": 1}],
     ids=str,
 )
-def test_designs_that_cannot_be(design):
+def test_designs_that_cannot_be_are_refused(design):
     with pytest.raises(ValueError, match="^mla_prolog_schedule: .* must be"):
         mla_prolog_schedule(plan_with(), Design(**design))
 
@@ -315,7 +315,7 @@ def test_the_length_of_programs_is_known_before(scenario, tokens, heads, cubes):
         assert length <= instructions(frame_of(plan, schedule.sizes, design)) <= 4 * length
 
 
-def test_schedules_that_are_none():
+def test_schedules_that_are_none_are_refused():
     schedule = schedule_of("NO_QUANT", 2, 1, 1, 1)
     core = Core("cube", 0)
     last = len(schedule.programs[core])
@@ -355,7 +355,7 @@ def test_instructions_that_no_core_can_execute():
             simulate(schedule.edit(core, at[type(edited).__name__], [edited]), call)
 
 
-def test_calls_of_other_sizes():
+def test_calls_of_other_sizes_are_refused():
     schedule = schedule_of("NO_QUANT", 2, 1, 1, 1)
     for call in (
         call_of("NO_QUANT", "PA_BSND", 3, 1),

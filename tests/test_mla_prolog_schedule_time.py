@@ -122,7 +122,7 @@ def test_buffers_let_moves_run_ahead(buffers, seconds):
     ],
     ids=str,
 )
-def test_costs_that_cannot_be(wrong):
+def test_costs_that_cannot_be_are_refused(wrong):
     with pytest.raises(ValueError, match=f"^CostModel: {next(iter(wrong))}.* must be"):
         CostModel(**wrong)
 
@@ -218,7 +218,7 @@ def run(capsys, *arguments):
     return code, printed.out, printed.err
 
 
-def test_the_command(capsys, tmp_path):
+def test_the_command_writes_drawings_and_prints_the_facts(capsys, tmp_path):
     files = [tmp_path / f"schedule{end}" for end in (".html", ".svg", ".json")]
     small = ["--tokens", 3, "--heads", 8, "--scenario", "FULL", "--cubes", 2, "--hidden", 256]
     outs = [word for file in files for word in ("--out", file)]

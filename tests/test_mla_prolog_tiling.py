@@ -58,13 +58,13 @@ def test_every_key_returns(number):
         ((1, 1, 0, 1, 1), "group_compute_optional"),
     ],
 )
-def test_fields_outside_their_width(fields, name):
+def test_fields_outside_their_width_are_refused(fields, name):
     with pytest.raises(ValueError, match=f"^MlaPrologTilingKey: {name} must be"):
         Key(*fields)
 
 
 @pytest.mark.parametrize("key", [-1, 1 << 14, 1.0, "17", True])
-def test_numbers_that_are_no_key(key):
+def test_numbers_that_are_no_key_are_refused(key):
     with pytest.raises(ValueError, match=r"^MlaPrologTilingKey: key must be"):
         Key.decode(key)
 
@@ -82,7 +82,7 @@ def test_the_published_example():
     assert plan.matmuls[3].heads == 6 and plan.key.encode() == 1057
 
 
-def test_shapes_and_steps():
+def test_products_steps_and_vector_blocks_of_a_plan():
     plan = ds.mla_prolog_plan(300, 32, aiv=48)
     assert [(m.m, m.k, m.n, m.batch) for m in plan.matmuls] == [
         (128, 7168, 1536, 1),

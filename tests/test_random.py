@@ -151,7 +151,7 @@ def test_gumbel_argmax_draws_from_softmax() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", MAPS)
-def test_broadcasting(name: str, backend: str) -> None:
+def test_arguments_are_broadcast(name: str, backend: str) -> None:
     draw = getattr(ds.random, name)
     seed, position, token = np.array([[[1]], [[2]]]), np.arange(3)[:, None], np.arange(4)
     noise = draw(seed, position, token, backend=backend)
@@ -215,7 +215,7 @@ def test_refusals(name: str, message: str, columns: tuple[Any, Any, Any]) -> Non
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
-def test_arrays_without_axes(name: str, kind: Any) -> None:
+def test_arrays_without_axes_give_their_own_kind(name: str, kind: Any) -> None:
     made = [getattr(ds.random, name)(kind(1), 2, 3, backend=backend) for backend in ("cpu", "reference")]
     assert all(isinstance(each, type(kind(1))) and each.shape == () for each in made) and made[0] == made[1]
 

@@ -53,7 +53,7 @@ def test_float64_and_torch(rng):
     assert_close(y.numpy(), expected.numpy())
 
 
-def test_empties():
+def test_no_tokens_or_columns_give_empty_results():
     for backend in BACKENDS:
         for empty in (X[:0], X[:, :0]):
             assert ds.swiglu(empty, empty, backend=backend).shape == empty.shape

@@ -270,7 +270,7 @@ def test_in_place_moves_only_the_updated_bytes() -> None:
         ((2, 0, 3, 2), (2, 0, 1, 2)),
     ],
 )  # fmt: skip
-def test_empties(backend: str, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> None:
+def test_empty_caches_and_updates_change_nothing(backend: str, shape: tuple[int, ...], new_shape: tuple[int, ...]) -> None:
     cache, update = np.arange(np.prod(shape)).reshape(shape), np.ones(new_shape, np.int64)
     for mode, starts in (("linear", None), ("linear", [0] * shape[0]), ("circular", [-5] * shape[0])):
         for out in (None, cache, np.full_like(cache, 7)):
@@ -284,7 +284,7 @@ def test_empties(backend: str, shape: tuple[int, ...], new_shape: tuple[int, ...
                 ds.tensor_scatter(cache, update, [wrong] * shape[0], backend=backend)
 
 
-def test_wide_strings() -> None:
+def test_strings_widen_the_result_but_not_out() -> None:
     cache, update = np.array([["a", "b"]]), np.array([["long"]])
     present = ds.tensor_scatter(cache, update, [1], axis=1)
     assert present.dtype == "<U4"

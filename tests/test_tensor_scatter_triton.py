@@ -10,7 +10,7 @@ import decodestep as ds
 import triton_interpreter as gpu
 from test_tensor_scatter import (  # noqa: F401
     test_circular_by_hand,
-    test_empties,
+    test_empty_caches_and_updates_change_nothing,
     test_integer_types_of_the_indices,
     test_linear_by_hand,
     test_the_starts_of_many_rows_are_checked_and_kept,

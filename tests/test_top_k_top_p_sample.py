@@ -451,7 +451,7 @@ def test_plus_infinities_share_the_mass() -> None:
         np.testing.assert_array_equal(listed.logits_sort_masked[0, : len(ids)], values)
 
 
-def test_odd_noise() -> None:
+def test_noise_of_zero_nan_and_infinity_has_the_stated_winner() -> None:
     logits = np.zeros((1, 3), np.float32)
     for q, eps, chosen in [
         ([1, 0, 0], 1e-8, 1),
@@ -465,7 +465,7 @@ def test_odd_noise() -> None:
         assert drawn.logits_select_idx.tolist() == [chosen]
 
 
-def test_odd_raw_values() -> None:
+def test_negative_and_nan_probabilities_rank_as_stated() -> None:
     negative = np.array([[-2, -1, -3]], np.float32)  # half the largest is above it: the largest stays
     assert survivors(negative, [0], [1.0], [0.5], input_is_logits=False) == [[1]]
     raw = np.array([[NAN, 0.25, 0.5]], np.float32)

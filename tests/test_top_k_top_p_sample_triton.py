@@ -14,9 +14,9 @@ from test_top_k_top_p_sample import test_a_row_of_minus_infinity_gives_id_0 as o
 from test_top_k_top_p_sample import (  # noqa: F401
     test_kernel_exact_takes_a_softmax_of_probabilities,
     test_nan_ranks_below_minus_infinity_and_has_no_mass,
+    test_negative_and_nan_probabilities_rank_as_stated,
+    test_noise_of_zero_nan_and_infinity_has_the_stated_winner,
     test_numbers_and_lists_are_rounded_to_the_dtype_first,
-    test_odd_noise,
-    test_odd_raw_values,
     test_plus_infinities_share_the_mass,
     test_ties_go_to_the_lower_id,
     test_v1_examples,
