@@ -135,11 +135,8 @@ class Soak:
         child = os.fork()
         if child == 0:
             try:
-                os._exit(
-                    0
-                    if ds.generate(self.model, [self.requests[number][0]], self.requests[number][1]) == self.expected[number]
-                    else 1
-                )
+                prompt, params = self.requests[number]
+                os._exit(0 if ds.generate(self.model, [prompt], params) == self.expected[number] else 1)
             finally:
                 os._exit(2)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -113,7 +113,7 @@ def test_a_launch_allocates_nothing_and_waits_for_nothing(monkeypatch):
     with monkeypatch.context() as patch:
         for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
             patch.setattr(torch, name, refused)
-        gpu.stay(patch, 0)
+        gpu.forbid_copies_to_host(patch, 0)
         assert triton.launch(logits, tables[0], greedy, seeds, positions, work) is work.tokens
     assert work.tokens.tolist() == want[0]
     tables[0].floats.copy_(tables[1].floats)

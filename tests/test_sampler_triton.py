@@ -50,7 +50,7 @@ PARAMS = [
 
 def test_rows_go_the_way_that_they_go_on_the_cpu(monkeypatch):
     """Of a batch's logits nothing comes to the host: less than one row's."""
-    gpu.stay(monkeypatch, VOCAB)
+    gpu.forbid_copies_to_host(monkeypatch, VOCAB)
     rng = np.random.default_rng(1)
     prompts = [[1, 2, 3], [4], [3], [], [9, 9]]
     on_cpu, on_device = samplers(PARAMS, prompts, eos_token_id=8, token_bytes=lambda t: bytes([97 + t % 26]))

@@ -20,10 +20,17 @@ from decodestep._base import arrays, devices
 
 DEVICE = "cpu" if devices.interpreted() else "cuda"
 
+# The interpreter's own functions, in place of which come those below.
+_Builder = interpreter.InterpreterBuilder
+_own_launch, _own_patch_language, _own_numpy_dtype = (
+    interpreter.GridExecutor.__call__,
+    interpreter._patch_lang,
+    interpreter._get_np_dtype,
+)
+_own_load, _own_store, _own_dot = _Builder.create_masked_load, _Builder.create_masked_store, _Builder.create_dot
+
 _patched: set[str] = set()  # the modules whose names for the language are the interpreter's, in the launch that runs
-_launch, _patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
-
-
+_dtypes: dict[str, np.dtype] = {}  # NumPy's, by the name of Triton's
 # The memory that the launch which runs may touch, in ascending pieces: where its tensors' elements lie.
 _begins = _ends = np.zeros(0, np.uint64)
 
@@ -37,7 +44,7 @@ def _launch_afresh(self, *args, **kwargs):
             begin, end = pieces[-1][0], max(end, pieces.pop()[1])
         pieces.append((begin, end))
     _begins, _ends = np.array(pieces, np.uint64).reshape(-1, 2).T
-    return _launch(self, *args, **kwargs)
+    return _own_launch(self, *args, **kwargs)
 
 
 def _extent(tensor):
@@ -55,12 +62,12 @@ def _within(ptrs, mask):
 
 def _load(self, ptrs, mask, *rest):
     _within(ptrs, mask)
-    return _whole_load(self, ptrs, mask, *rest)
+    return _own_load(self, ptrs, mask, *rest)
 
 
 def _store(self, ptrs, value, mask, *rest):
     _within(ptrs, mask)
-    return _whole_store(self, ptrs, value, mask, *rest)
+    return _own_store(self, ptrs, value, mask, *rest)
 
 
 def _call(self, *args, **kwargs):
@@ -68,7 +75,7 @@ def _call(self, *args, **kwargs):
     that takes longer than most functions do."""
     module = self.fn.__globals__["__name__"]
     if module not in _patched:
-        _patch_language(self.fn)
+        _own_patch_language(self.fn)
         _patched.add(module)
     return self.rewrite()(*args, **kwargs)
 
@@ -78,27 +85,20 @@ def _numpy_dtype(dtype):
     scalar = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
     found = _dtypes.get(scalar.name)
     if found is None:
-        found = _dtypes[scalar.name] = _whole_numpy_dtype(scalar)
+        found = _dtypes[scalar.name] = _own_numpy_dtype(scalar)
     return found
-
-
-_dtypes: dict[str, np.dtype] = {}
-_whole_numpy_dtype = interpreter._get_np_dtype
 
 
 def _dot(self, a, b, d, *precision):
     """Row by row: NumPy's product of matrices rounds a row by its place among the others, a GPU's does not."""
     if d.data.dtype != np.float32:
-        return _whole_dot(self, a, b, d, *precision)
+        return _own_dot(self, a, b, d, *precision)
     product = np.stack([np.matmul(row, b.data, dtype=np.float32) for row in a.data])
     return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
 
 
-_whole_dot = interpreter.InterpreterBuilder.create_dot
+_Builder.create_masked_load, _Builder.create_masked_store, _Builder.create_dot = _load, _store, _dot
 interpreter._get_np_dtype = _numpy_dtype
-_whole_load, _whole_store = (getattr(interpreter.InterpreterBuilder, f"create_masked_{name}") for name in ("load", "store"))
-interpreter.InterpreterBuilder.create_dot = _dot
-interpreter.InterpreterBuilder.create_masked_load, interpreter.InterpreterBuilder.create_masked_store = _load, _store
 interpreter.GridExecutor.__call__ = _launch_afresh
 interpreter.InterpretedFunction.__call__ = _call
 
@@ -145,17 +145,17 @@ def on_host(tensor):
     return None if tensor is None else arrays.view("test", "tensor", tensor.cpu())
 
 
-def stay(monkeypatch, most):
+def forbid_copies_to_host(monkeypatch, most):
     """Fails from now on where anyone but Triton's interpreter, which stands for the device, brings `most` values or more of a
     tensor to the host."""
 
     def watched(name):
-        whole = getattr(torch.Tensor, name)
+        own = getattr(torch.Tensor, name)
 
         def call(tensor, *args, **kwargs):
             caller = sys._getframe(1).f_globals["__name__"]
             assert caller.startswith(("triton.", "torch.")) or tensor.numel() < most, f"{caller} calls {name}"
-            return whole(tensor, *args, **kwargs)
+            return own(tensor, *args, **kwargs)
 
         monkeypatch.setattr(torch.Tensor, name, call)
 
@@ -168,7 +168,7 @@ def serve(monkeypatch, name, change=lambda value: value):
 
     change: what becomes of each argument that is no array.
     """
-    whole = getattr(ds, name)
+    own = getattr(ds, name)
 
     def there(value):
         if not isinstance(value, np.ndarray):
@@ -185,8 +185,8 @@ def serve(monkeypatch, name, change=lambda value: value):
 
     def served(*args, backend="auto", **kwargs):
         if backend in ("reference", "triton") or not any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values())):
-            return whole(*args, backend=backend, **kwargs)
+            return own(*args, backend=backend, **kwargs)
         kwargs = {key: there(value) for key, value in kwargs.items()}
-        return back(whole(*map(there, args), backend="triton" if backend in ("auto", "cpu") else backend, **kwargs))
+        return back(own(*map(there, args), backend="triton" if backend in ("auto", "cpu") else backend, **kwargs))
 
     monkeypatch.setattr(ds, name, served)
