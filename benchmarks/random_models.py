@@ -19,8 +19,18 @@ from decodestep._base.checks import require
 _TYPES = gguf.GGMLQuantizationType
 
 
+class Experts(NamedTuple):
+    """Numbers of experts: all, those that a token uses, and shared ones; the width of one; the dense layers before them."""
+
+    count: int
+    used: int
+    shared: int
+    width: int
+    dense: int
+
+
 class Shape(NamedTuple):
-    """hidden to context as in config.json; experts: count, used, shared, width, dense layers before them; None without."""
+    """layers to vocabulary as in config.json. compressed: the width of the queries' latent; None without."""
 
     architecture: str
     layers: int
@@ -33,7 +43,7 @@ class Shape(NamedTuple):
     value: int
     feed_forward: int
     vocabulary: int
-    experts: tuple[int, int, int, int, int] | None = None
+    experts: Experts | None = None
     sigmoid: bool = False
     tied: bool = False
     theta: float = 10000.0
@@ -61,12 +71,12 @@ SHAPES: dict[str, Shape | GroupedShape] = {
     "0.6b": GroupedShape(28, 1024, 16, 8, 128, 3072, 151936, 1e6, 1e-6),  # Qwen3's sizes, without its norms of heads
     "1b": GroupedShape(16, 2048, 32, 8, 64, 8192, 128256, 5e5),  # Llama 3.2
     "3b": GroupedShape(28, 3072, 24, 8, 128, 8192, 128256, 5e5),
-    "v2-lite": Shape("deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 10944, 102400, (64, 6, 2, 1408, 1)),
+    "v2-lite": Shape("deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 10944, 102400, Experts(64, 6, 2, 1408, 1)),
     "moonlight": Shape(
-        "deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 11264, 163840, (64, 6, 2, 1408, 1), True, False, 5e4, 1e-5
+        "deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 11264, 163840, Experts(64, 6, 2, 1408, 1), True, False, 5e4, 1e-5
     ),
     "glm-flash": Shape(
-        "deepseek2", 47, 2048, 20, 768, 512, 192, 64, 256, 10240, 154880, (64, 4, 1, 1536, 1), True, False, 1e6, 1e-5
+        "deepseek2", 47, 2048, 20, 768, 512, 192, 64, 256, 10240, 154880, Experts(64, 4, 1, 1536, 1), True, False, 1e6, 1e-5
     ),
     "youtu": Shape("deepseek2", 32, 2048, 16, 1536, 512, 128, 64, 128, 6144, 128256, None, False, True),
     "minicpm3": Shape("minicpm3", 62, 2560, 40, 768, 256, 64, 32, 64, 6400, 73448, None, False, True, 1e4, 1e-5),
@@ -96,7 +106,7 @@ def require_sizes(name: str, layers: int, experts: int) -> None:
     rule = f"in [1, {shape.layers}] for {name}, or 0 for all"
     require(0 <= layers <= shape.layers, "options", "--layers", rule, layers)
     if shape.experts and experts:
-        most, least, *_ = shape.experts
+        least, most = shape.experts.used, shape.experts.count
         require(least <= experts <= most, "options", "--experts", f"in [{least}, {most}] for {name}, or 0 for all", experts)
 
 
@@ -105,10 +115,10 @@ def write(path: Path, name: str, kind: str, *, layers: int = 0, experts: int = 0
     shape = SHAPES[name]
     layers = layers or shape.layers
     if shape.experts:
-        shape = shape._replace(experts=(experts or shape.experts[0], *shape.experts[1:]))
+        shape = shape._replace(experts=shape.experts._replace(count=experts or shape.experts.count))
     what = f"{name}, {kind}, random weights, {layers} of {SHAPES[name].layers} layers"
     if shape.experts:
-        what += f", {shape.experts[0]} of {SHAPES[name].experts[0]} experts"
+        what += f", {shape.experts.count} of {SHAPES[name].experts.count} experts"
     if not path.exists():
         partial = path.with_suffix(".partial")
         (_GroupedFile if isinstance(shape, GroupedShape) else _File)(partial, shape, kind, layers).write()
@@ -167,17 +177,17 @@ class _File:
             keys |= {
                 "rope.freq_base": s.theta, "attention.key_length": s.latent + s.rope, "attention.value_length": s.latent,
                 "attention.key_length_mla": s.nope + s.rope, "attention.value_length_mla": s.value,
-                "leading_dense_block_count": s.experts[4] if s.experts else self.layers,
+                "leading_dense_block_count": s.experts.dense if s.experts else self.layers,
             }  # fmt: skip
         else:
             keys["attention.key_length"] = s.nope + s.rope
         if s.architecture == "plm":
             keys |= {"rope.freq_base": s.theta, "attention.value_length": s.value}
         if s.experts:
-            count, used, shared, width, _ = s.experts
             keys |= {
-                "expert_count": count, "expert_used_count": used, "expert_shared_count": shared,
-                "expert_feed_forward_length": width, "expert_weights_scale": 1.0, "expert_gating_func": 2 if s.sigmoid else 1,
+                "expert_count": s.experts.count, "expert_used_count": s.experts.used, "expert_shared_count": s.experts.shared,
+                "expert_feed_forward_length": s.experts.width, "expert_weights_scale": 1.0,
+                "expert_gating_func": 2 if s.sigmoid else 1,
             }  # fmt: skip
             if s.sigmoid:
                 keys["expert_weights_norm"] = True
@@ -193,8 +203,8 @@ class _File:
             self._matrix("output", s.vocabulary, s.hidden, kinds=("Q6_K", "Q5_0") if self.kind == "Q4_K_M" else None)
         for i in range(self.layers):
             self._attention(f"blk.{i}.")
-            if s.experts and i >= s.experts[4]:
-                self._experts(f"blk.{i}.", *s.experts[:4])
+            if s.experts and i >= s.experts.dense:
+                self._experts(f"blk.{i}.", s.experts)
             else:
                 self._block(f"blk.{i}.ffn_", "", s.feed_forward)
 
@@ -218,13 +228,12 @@ class _File:
             self._matrix(f"{at}attn_v_b", s.heads, s.value, s.latent)
         self._matrix(f"{at}attn_output", s.hidden, s.heads * s.value)
 
-    def _experts(self, at: str, count: int, used: int, shared: int, width: int) -> None:
-        s = self.shape
-        self.tensors.append((f"{at}ffn_gate_inp.weight", (count, s.hidden), "F32"))
-        if s.sigmoid:
-            self.tensors.append((f"{at}exp_probs_b.bias", (count,), "F32"))
-        self._block(f"{at}ffn_", "_exps", width, count)
-        self._block(f"{at}ffn_", "_shexp", width * shared)
+    def _experts(self, at: str, experts: Experts) -> None:
+        self.tensors.append((f"{at}ffn_gate_inp.weight", (experts.count, self.shape.hidden), "F32"))
+        if self.shape.sigmoid:
+            self.tensors.append((f"{at}exp_probs_b.bias", (experts.count,), "F32"))
+        self._block(f"{at}ffn_", "_exps", experts.width, experts.count)
+        self._block(f"{at}ffn_", "_shexp", experts.width * experts.shared)
 
     def _block(self, at: str, ending: str, width: int, *count: int) -> None:
         for part in ("up",) if self.shape.architecture == "plm" else ("gate", "up"):
