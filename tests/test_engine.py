@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import decodestep as ds
 import processes
 from decodestep.generation.batch import Batch
+from decodestep.generation.completion import completion_of
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.schedule import ChunkedPrefill
@@ -117,6 +119,24 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
         both_here.set()
         assert [read_all(request)[0][1] for request in submitted] == [one.token_ids for one in expected]
     assert len(preempted) > 1 and all(preempted) and model.cache.held == 0
+
+
+@pytest.mark.parametrize("passes", range(1, 7))
+def test_a_scored_row_is_the_same_whenever_it_is_preempted(tiny, passes, monkeypatch):
+    """Its prompt takes four passes, and three more tokens one each."""
+    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
+    prompt, params = list(range(10)), ds.SamplingParams(max_new_tokens=4, seed=1, logprobs=1, prompt_logprobs=1, **FREE)
+    [alone] = ds.generate(tiny, [prompt], params)
+    sampler = sampler_for(tiny)
+    batch = Batch(tiny, sampler, ChunkedPrefill(1))
+    row = sampler.new_row(params, prompt)
+    batch.add(row)
+    for _ in range(passes):
+        batch.advance()
+    batch._preempt_last()
+    while batch.running:
+        batch.advance()
+    assert completion_of(row, prompt, 0) == alone and tiny.cache.held == 0
 
 
 def test_no_more_than_max_rows_run_together(tiny, hold_passes):
@@ -271,6 +291,24 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
     assert {request.rows[0].reason for request in submitted} == {"cancelled"}
     with pytest.raises(EngineClosedError):
         engine.submit([5], params)
+
+
+def test_when_to_come_again_follows_from_how_long_rows_have_taken(tiny, monkeypatch, hold_passes):
+    """A second at first; a row of 11 s makes it 2."""
+    monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: 11.0, thread_time=time.thread_time))
+    one = ds.SamplingParams(max_new_tokens=1, seed=1)
+    with Engine(tiny, max_rows=2, max_waiting=18) as engine:
+        released = hold_passes(tiny)
+        first = engine.submit([1], one)
+        first.rows[0].started = 0.0
+        released.set()
+        read_all(first)
+        released = hold_passes(tiny)
+        engine.submit([1], replace(one, num_return_sequences=20))
+        with pytest.raises(QueueFullError) as refused:
+            engine.submit([1], replace(one, num_return_sequences=10))
+        released.set()
+    assert refused.value.retry_after == 10
 
 
 def test_deltas_are_yielded_once_and_a_loop_that_was_left_goes_on(tiny):
