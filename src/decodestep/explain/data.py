@@ -25,6 +25,7 @@ _MOST_TOUCHED = 16  # penalised or banned tokens that are included, most likely 
 _MOST_MARKED = 8  # causes of a token that are marked in the text: the latest
 _WHAT_IF = ("temperature", "top_k", "top_p", "min_p")  # what the page's sliders move
 _OFF = SamplingParams()
+_INFINITE = 3.5e38  # what stands for infinity, which JSON lacks: in float32 it rounds to that
 
 
 def record_document(
@@ -120,7 +121,7 @@ def _stage(scores: np.ndarray, held: np.ndarray) -> dict[str, Any]:
     weights = reference.weights(row.scores)
     total = float(weights.sum())
     others = float(weights[~np.isin(row.ids, held)].sum())
-    norm = min(top, 3.5e38) + float(np.log(total))
+    norm = _finite(top) + float(np.log(total))
     return {"scores": _floats(scores[held]), "norm": norm, "others": _short(others / total), "left": len(row.ids)}
 
 
@@ -150,13 +151,12 @@ def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, An
 
 
 def _floats(values: np.ndarray) -> list[float | None]:
-    """float32 values as shortest decimals; None for -inf. +inf becomes a number that rounds to it in float32."""
-    return [None if v == -np.inf else 3.5e38 if v == np.inf else float(str(v)) for v in values.astype(np.float32)]
+    """float32 values as shortest decimals; None for -inf."""
+    return [None if v == -np.inf else _finite(float(str(v))) for v in values.astype(np.float32)]
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity: it becomes a number that rounds to it in float32."""
-    return min(max(value, -3.5e38), 3.5e38)
+    return min(max(value, -_INFINITE), _INFINITE)
 
 
 def _short(value: float) -> float:
