@@ -11,8 +11,8 @@ from families import VOCABULARY
 from model_files import ModelFile
 
 ARCHITECTURES = {"mistral": "llama", "ministral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
-# Those whose rows of queries and keys the converter turns, so that a pair lies side by side.
-_TURNED = ("llama", "smollm3", "granite")
+# Those whose rows of queries and keys the converter permutes, so that a pair lies side by side.
+_PERMUTED = ("llama", "smollm3", "granite")
 _PARTS = {
     "input_layernorm": "attn_norm",
     **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
@@ -61,7 +61,7 @@ def _layer_parts(config: Any, architecture: str, layer: dict[str, np.ndarray]) -
             value = layer.get(f"{part}.{suffix}")
             if value is None:
                 continue
-            if name in heads and architecture in _TURNED:
+            if name in heads and architecture in _PERMUTED:
                 value = value.reshape(heads[name], 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
             parts[f"{name}.{suffix}"] = value
     return parts

@@ -23,7 +23,8 @@ from decodestep.models.tokenizer_fields import tokenizer_fields
 
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
-_TURNED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
+# Parts with rows for rotated pairs, whose order a file may have to change.
+_PERMUTED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,8 @@ def _values(checkpoint: Checkpoint, half_split: bool, part: Part, i: int) -> Ite
         (both,) = checkpoint.values("gate_up", i)
         yield both.reshape(2, *part.shape)[int(part.part == "up")]
     else:
-        turned = config.rope_half_split and not half_split and part.part in _TURNED
-        order = _order(checkpoint, part) if turned else slice(None)
+        permuted = config.rope_half_split and not half_split and part.part in _PERMUTED
+        order = _order(checkpoint, part) if permuted else slice(None)
         is_vector = len(part.shape) == 1
         for values in [checkpoint.vector(part.part, i)] if is_vector else checkpoint.values(part.part, i):
             yield values[order]

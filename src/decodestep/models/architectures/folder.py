@@ -70,10 +70,10 @@ def _activation(keys: Keys) -> str:
 def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
     heads, hidden, layers = (common[name] for name in ("heads", "hidden", "layers"))
     nope = keys.size("qk_nope_head_dim", least=0)
-    turned, value = keys.size("qk_rope_head_dim"), keys.size_or_none("v_head_dim") or hidden // heads
-    if turned % 2 or value < 1:
-        raise keys.refusal(f"qk_rope_head_dim {turned} and v_head_dim {value}: not supported")
-    scale = (nope + turned) ** -0.5
+    rotated, value = keys.size("qk_rope_head_dim"), keys.size_or_none("v_head_dim") or hidden // heads
+    if rotated % 2 or value < 1:
+        raise keys.refusal(f"qk_rope_head_dim {rotated} and v_head_dim {value}: not supported")
+    scale = (nope + rotated) ** -0.5
     parameters = RopeParameters(keys)
     strength = parameters.number("mscale_all_dim", 0.0, least=0.0, most=100.0)
     if parameters.kind != "default" and strength:
@@ -82,12 +82,12 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
         keys.size_or_none("q_lora_rank"),
         keys.size("kv_lora_rank"),
         nope,
-        turned,
+        rotated,
         value,
         scale,
         biases=keys.flag("attention_bias"),
     )
-    extra: dict[str, Any] = {"kv_heads": heads, "head_dim": nope + turned, "latent_attention": attention}
+    extra: dict[str, Any] = {"kv_heads": heads, "head_dim": nope + rotated, "latent_attention": attention}
     if keys.kind == "minicpm3":
         extra |= {"rope_half_split": True, **_minicpm3_scales(keys, layers, hidden)}
     elif keys.kind != "deepseek_v2":
