@@ -62,7 +62,7 @@ class ChatTemplate:
                 "the model file has no chat template: pass one, load(..., chat_template=...), or give the model plain text"
             )
         given = {
-            "messages": [_usual(message) for message in _mappings("messages", messages)],
+            "messages": [_as_templates_read(message) for message in _mappings("messages", messages)],
             "tools": None if tools is None else _mappings("tools", tools),
             "documents": None if documents is None else _mappings("documents", documents),
             **_plain(dict(variables)),
@@ -79,7 +79,7 @@ def _mappings(name: str, items: Any) -> list[dict[str, Any]]:
     return plain
 
 
-def _usual(message: dict[str, Any]) -> dict[str, Any]:
+def _as_templates_read(message: dict[str, Any]) -> dict[str, Any]:
     """A message without keys that are None, and with its reasoning under the names that templates read."""
     message = {key: value for key, value in message.items() if value is not None}
     reasoning = next((message[name] for name in _REASONING if name in message), None)
