@@ -189,15 +189,8 @@ def _check_shapes(call: Call, t: Tensors, symbols: Symbols, s: Scenario) -> None
 
 
 def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: int, N: int) -> None:
-    if K and N:
-        if isinstance(weight, (PackedWeight, LinearPanels)):
-            if weight.shape == (K, N) and dtype is not _INT8:
-                return
-        elif isinstance(weight, PanelWeight):
-            if weight.shape == (K, N) and weight.dtype == dtype:
-                return
-        elif weight.dtype == dtype and weight.shape in ((K, N), nz_shape((K, N), dtype.itemsize)):
-            return
+    if K and N and _is_weight_of(weight, dtype, K, N):
+        return
     storage = shape_text(nz_shape((K, N), dtype.itemsize))
     refuse(
         op,
@@ -205,6 +198,14 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
         f"{dtype.name} of shape {K}x{N}, or its NZ storage {storage}",
         weight if isinstance(weight, np.ndarray) else Words(f"a {type(weight).__name__} of shape {weight.shape}"),
     )
+
+
+def _is_weight_of(weight: Weight, dtype: np.dtype[Any], K: int, N: int) -> bool:
+    if isinstance(weight, (PackedWeight, LinearPanels)):
+        return weight.shape == (K, N) and dtype is not _INT8
+    if isinstance(weight, PanelWeight):
+        return weight.shape == (K, N) and weight.dtype == dtype
+    return weight.dtype == dtype and weight.shape in ((K, N), nz_shape((K, N), dtype.itemsize))
 
 
 def _check_caches(call: Call, t: Tensors, s: Scenario) -> None:
