@@ -286,8 +286,8 @@ def test_the_step_that_dropped_a_token_last_is_named():
     traced = plan([ban, force, ban], 2).trace(np.zeros(2, np.float32), [0])
     after = [step.probabilities[1] if 1 in step.kept else None for step in traced.steps]
     assert after == [None, 1, None]
-    assert str(terminal._what([0.5, *after], ["1 Suppress", "2 Force", "3 Suppress"])) == "dropped by 3"
-    assert str(terminal._what([None, None], ["1 Suppress"])) == "never a candidate"
+    assert str(terminal.why_dropped([0.5, *after], ["1 Suppress", "2 Force", "3 Suppress"])) == "dropped by 3"
+    assert str(terminal.why_dropped([None, None], ["1 Suppress"])) == "never a candidate"
 
 
 def test_a_table_says_that_no_candidate_is_left():

@@ -74,7 +74,7 @@ def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str],
         if kept:
             cells.append("kept")
         else:
-            cells.append(_why_dropped(after, heads) if drawn else "dropped")
+            cells.append(why_dropped(after, heads) if drawn else "dropped")
         style = "bold green" if drawn and token["token_id"] == taken else "" if kept else "dim"
         table.add_row(*cells, style=style)
     blank = [""] if drawn else []
@@ -92,7 +92,7 @@ def _two_bars(before: float, after: float, largest: float) -> Text:
     return text.append("░" * max(0, round(before / largest * _BAR) - len(text)), style="bright_black")
 
 
-def _why_dropped(after: Sequence[float | None], heads: Sequence[str]) -> Text:
+def why_dropped(after: Sequence[float | None], heads: Sequence[str]) -> Text:
     """The step, by its number, that dropped the token. after: its probability before the steps and after each."""
     at = max((n for n in range(1, len(after)) if after[n] is None and after[n - 1] is not None), default=0)
     return Text("never a candidate" if at == 0 else f"dropped by {heads[at - 1].split()[0]}", style="red")
