@@ -229,13 +229,15 @@ def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> Feed
         parts = [f"{prefix}{part}" for part in ("gate", "up")]
         stored = [checkpoint.weight(part, i) for part in parts if checkpoint.has(part, i)]
     *gate, up = (_weight_of(pack, one) for one in stored)
+    gate_bias, up_bias, down_bias = (checkpoint.optional_vector(f"{prefix}{part}_bias", i) for part in ("gate", "up", "down"))
     return FeedForward(
-        gate[0] if gate else None,
-        up,
-        _weight_of(pack, checkpoint.weight(f"{prefix}down", i)),
-        1,
-        checkpoint.config.activation == "gelu_gated",
-        *(checkpoint.optional_vector(f"{prefix}{part}_bias", i) for part in ("gate", "up", "down")),
+        gate=gate[0] if gate else None,
+        up=up,
+        down=_weight_of(pack, checkpoint.weight(f"{prefix}down", i)),
+        gelu=checkpoint.config.activation == "gelu_gated",
+        gate_bias=gate_bias,
+        up_bias=up_bias,
+        down_bias=down_bias,
     )
 
 
