@@ -45,24 +45,29 @@ def attend(
     out = np.empty((tokens, config.heads, width), np.float32)
     if not cut.all():
         whole = ~cut
-        spread = np.zeros((int(whole.sum()), config.heads, 2, groups, width // 2), np.float32)
-        for group in range(groups):
-            own = slice(group * config.heads // groups, (group + 1) * config.heads // groups)
-            spread[:, own, :, group] = queries[whole, own]
-        out[whole] = mla_attention(
-            None,
-            spread.reshape(len(spread), config.heads, -1),
-            kv,
-            kr,
-            page_table,
-            positions[whole] + 1,
-            scale=config.scale,
-            sequence=sequence[whole],
-            groups=groups,
-        )
+        out[whole] = _attend_to_all(queries[whole], config, kv, kr, page_table, positions[whole] + 1, sequence[whole])
     for t in np.flatnonzero(cut):
         out[t] = _attend_in_window(queries[t], config, kv, kr, page_table[sequence[t]], positions[t] + 1, window)
     return out.reshape(tokens, -1)
+
+
+def _attend_to_all(
+    queries: np.ndarray,
+    config: Config,
+    kv: np.ndarray,
+    kr: np.ndarray,
+    page_table: np.ndarray,
+    ends: np.ndarray,
+    sequence: np.ndarray,
+) -> np.ndarray:
+    """Of tokens that attend to all positions below `ends`, (T, N, D): a query lies in the columns of its group's keys."""
+    groups, heads = config.kv_heads, config.heads
+    spread = np.zeros((len(queries), heads, 2, groups, config.head_dim // 2), np.float32)
+    for group in range(groups):
+        own = slice(group * heads // groups, (group + 1) * heads // groups)
+        spread[:, own, :, group] = queries[:, own]
+    flat = spread.reshape(len(spread), heads, -1)
+    return mla_attention(None, flat, kv, kr, page_table, ends, scale=config.scale, sequence=sequence, groups=groups)
 
 
 def _attend_in_window(
