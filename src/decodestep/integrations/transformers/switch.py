@@ -27,19 +27,25 @@ class Replacement:
 
     def __init__(self, module: Any, switch: Switch) -> None:
         self.module, self.switch = module, switch
-        self._stock = getattr(type(module), self.method)
+        self._stock = self._of_class
+
+    @property
+    def _of_class(self) -> Any:
+        return getattr(type(self.module), self.method)
 
     @property
     def in_force(self) -> bool:
         """Whether the acceleration is, and the class still has the method that this replaces: others may have given the module
         another class, as parametrisations do, or the class another method, as profilers do."""
-        return self.switch.on and getattr(type(self.module), self.method) is self._stock
+        return self.switch.on and self._of_class is self._stock
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_stock": None}  # pickle finds functions by name, where there may be another one
+        """In place of the method, which pickle would look for by its name, whether it is that of the class."""
+        return {**vars(self), "_stock": self._of_class is self._stock}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _stock=getattr(type(state["module"]), self.method))
+        vars(self).update(state)
+        self._stock = self._of_class if state["_stock"] else None
 
 
 def is_off(method: Any, module: Any) -> bool:
