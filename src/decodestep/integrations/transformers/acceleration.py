@@ -70,8 +70,8 @@ def accelerate(
     copy of a part of it is not accelerated. Call `undo` between forward passes: one that another thread is in the middle
     of fails.
     Raises ValueError, and changes nothing, for a model without such modules; for a kv_b_proj that is not a plain Linear without
-    bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; attention sinks; tensors of
-    another dtype or device. While accelerated, an unknown argument of the attention raises.
+    bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; keys that are rotated as a
+    whole; attention sinks; tensors of another dtype or device. While accelerated, an unknown argument of the attention raises.
     """
     require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", Words(type(model).__name__))
     require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", absorb_up_to)
