@@ -95,7 +95,7 @@ def test_offloaded_caches_keep_their_layers(deepseek, monkeypatch):
     """A buffer that stays on the device would leave nothing to save."""
     cache = DynamicCache(config=deepseek.config)
     cache.offloading = True  # which needs CUDA if the constructor is told to
-    monkeypatch.setattr(cache, "update", lambda keys, values, layer, *_: cache.layers[layer].update(keys, values))
+    monkeypatch.setattr(cache, "update", lambda keys, values, layer, **_: cache.layers[layer].update(keys, values))
     with torch.no_grad(), accelerate(deepseek):
         deepseek(prompt(), past_key_values=cache)
     assert {type(layer) for layer in cache.layers} == {DynamicLayer}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,6 +26,7 @@ from transformers import (
 )
 from transformers.generation import GenerationMixin
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils import generic
 
 import decodestep as ds
 from decodestep.integrations.transformers import accelerate, sampling
@@ -447,6 +449,16 @@ def test_caches_of_other_names_are_returned():
     options = {"max_new_tokens": 2, "return_dict_in_generate": True}
     stock, ours = (mamba.generate(prompt(1), **options, **how) for how in ({}, {"custom_generate": sampling()}))
     assert type(ours.past_key_values) is type(stock.past_key_values) is not type(None)
+
+
+def test_names_that_transformers_deprecates_are_not_used(model, monkeypatch):
+    """Version 5.24 renames past_key_values to cache."""
+    warned = []
+    monkeypatch.setattr(generic.logger, "warning_once", lambda text, *_: warned.append(text))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        model.generate(prompt(1), max_new_tokens=2, return_dict_in_generate=True, custom_generate=sampling())
+    assert not warned
 
 
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2, "min_new_tokens": 3}])

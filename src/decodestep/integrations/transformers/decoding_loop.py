@@ -20,6 +20,8 @@ from decodestep.sampling.sampler import Sampler
 from decodestep.stopping import StopStringCriteria
 
 OP = "sampling"
+# The field of an output that holds the cache; the second name is that of transformers 5.23.
+_CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 
 
 class DecodingLoop:
@@ -78,7 +80,7 @@ class DecodingLoop:
         if not self.config.return_dict_in_generate:
             return self.ids
         cache = next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
-        return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **report.fields())
+        return GenerateDecoderOnlyOutput(sequences=self.ids, **{_CACHE: cache}, **report.fields())
 
     def _forward(self) -> Any:
         """The model's outputs for the tokens that it has not seen."""
