@@ -84,10 +84,11 @@ class Toy:
         self.table = torch.from_numpy(np.random.default_rng(1).standard_normal((vocab, vocab)))
         self.seen: list[Any] = []
 
-    def __call__(self, ids: Any, attention_mask: Any, use_cache: bool, past_key_values: Any) -> Any:
-        self.seen.append((in_numpy(ids).tolist(), in_numpy(attention_mask).tolist(), use_cache, past_key_values))
+    def __call__(self, ids: Any, attention_mask: Any, use_cache: bool, **cache: Any) -> Any:
+        ((name, held),) = cache.items()  # past_key_values; from transformers 5.24 itself: cache
+        self.seen.append((in_numpy(ids).tolist(), in_numpy(attention_mask).tolist(), use_cache, held))
         table = self.table if isinstance(ids, torch.Tensor) else in_numpy(self.table)
-        out = {"past_key_values": (past_key_values or 0) + ids.shape[1] if use_cache else None}
+        out = {name: (held or 0) + ids.shape[1] if use_cache else None}
         return SimpleNamespace(logits=table[ids], get=out.get)
 
 
