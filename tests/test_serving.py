@@ -211,3 +211,11 @@ def test_echo_begins_with_the_prompt_as_it_was_sent(shared_server):
         assert entries == [choice.logprobs.token_logprobs for choice in whole.choices]
         [without, _] = shared_server.client().completions.create(**asked).choices
         assert without.logprobs is None and without.text == texts[0]
+
+
+def test_offsets_after_a_prompt_that_ends_within_a_character(shared_server):
+    """The completion's text begins anew there."""
+    ids = shared_server.model.tokenizer.encode("🦒")[:2]
+    asked = {"model": "", "prompt": [ids], "max_tokens": 3, "echo": True, "logprobs": 0, "extra_body": {"regex": "ab"}}
+    [choice] = shared_server.client().completions.create(**asked).choices
+    assert choice.text == "\ufffdab" and choice.logprobs.text_offset == [0, 0, 1, 2, 3]

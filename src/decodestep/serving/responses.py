@@ -99,7 +99,7 @@ class TextChoice(Choice):
         offsets = []
         for token, _ in logprobs:
             offsets.append(max(0, self._offset))
-            self._offset += len(self._decoder.decode(self._next_bytes(token)))
+            self._offset += self._next_length(token)
         return {
             "tokens": [self._name(token) for token, _ in logprobs],
             "token_logprobs": [found and _finite(found.raw) for _, found in logprobs],
@@ -107,9 +107,9 @@ class TextChoice(Choice):
             "text_offset": offsets,
         }
 
-    def _next_bytes(self, token: int) -> bytes:
-        """The bytes of the text's next token."""
-        return self._tokenizer.token_bytes(token)
+    def _next_length(self, token: int) -> int:
+        """How many characters the next token adds to the text."""
+        return len(self._decoder.decode(self._tokenizer.token_bytes(token)))
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens; of two with one name, the likelier."""
@@ -150,9 +150,15 @@ class EchoChoice(TextChoice):
             self._logprobs += zip(self._ids, self._row.prompt_logprobs, strict=False)  # fewer if the row ended in its prompt
         super().take(delta if self._completes else delta._replace(text="", token=None, logprobs=None))
 
-    def _next_bytes(self, token: int) -> bytes:
+    def _next_length(self, token: int) -> int:
         self._read += 1
-        return bytes_of(self._tokenizer, token) if self._read <= len(self._ids) else super()._next_bytes(token)
+        if self._read > len(self._ids):
+            return super()._next_length(token)
+        length = len(self._decoder.decode(bytes_of(self._tokenizer, token)))
+        if self._read < len(self._ids):
+            return length
+        self._decoder.reset()  # the completion's text begins anew, also where the prompt ends within a character
+        return len(self._prompt) - self._offset
 
 
 class ChatChoice(Choice):
