@@ -186,6 +186,8 @@ def nested(patterns):
         ({"json_schema": {"type": "string", "pattern": "^[[:alpha:]]$"}}, r"whose classes have \\\[ for \["),
         ({"json_schema": {"type": "string", "pattern": "^[^a&&b]$"}}, "and no &&"),
         ({"json_schema": {"patternProperties": {r"^[\]--/]$": {}}}}, "and no &&"),
+        ({"json_schema": {"items": {"type": "number", "multipleOf": -0.01}}}, "multipleOf is above 0; got -0.01"),
+        ({"json_schema": {"multipleOf": 0}}, "multipleOf is above 0; got 0"),
         ({"json_schema": {"type": "integer", "minimum": 2**53 + 1}}, "minimum fits 53 bits"),
         ({"json_schema": {"type": "integer", "exclusiveMinimum": 10**30}}, "exclusiveMinimum fits 53 bits"),
         ({"json_schema": {"type": "integer", "maximum": -(2**53) - 1}}, "maximum fits 53 bits"),

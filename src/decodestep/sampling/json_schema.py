@@ -65,6 +65,8 @@ def check(text: str) -> str:
             _check_value(value)
         for key, above in _BOUNDS.items():
             require(_is_exact(each.get(key), above), _OP, "json_schema", f"one whose {key} fits 53 bits", each.get(key))
+        step = each.get("multipleOf")  # of which llguidance takes the absolute value
+        require(not is_real(step) or step > 0, _OP, "json_schema", "one whose multipleOf is above 0", step)
         _check_least(each)
     return plain
 
