@@ -7,6 +7,7 @@ import json
 import re
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -115,6 +116,16 @@ def test_a_full_queue_is_429_and_says_when_to_come_again(server, hold_passes):
     released.set()
     first.join()
     assert status == 429 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "queue_full"
+
+
+def test_a_large_answer_does_not_hold_up_the_others(server, monkeypatch):
+    begun, released, whole = threading.Event(), threading.Event(), TextChoice.whole
+    monkeypatch.setattr(TextChoice, "whole", lambda choice: (begun.set(), released.wait(5), whole(choice))[-1])
+    with ThreadPoolExecutor() as others:
+        large = others.submit(server.send_json, "/v1/completions", {"prompt": "ab", "max_tokens": 1})
+        assert begun.wait(60) and server.send("/health", None, "GET")[0] == 200 and not large.done()
+        released.set()
+        assert large.result()[0] == 200
 
 
 def test_a_client_that_reads_nothing_is_dropped(server, monkeypatch):

@@ -80,10 +80,13 @@ class Answer:
         with suppress(HttpError):
             self._raise_failure()
 
-    async def whole(self) -> dict[str, Any]:
-        """The response, once all rows have ended. Raises HttpError if a row has failed."""
+    async def ended(self) -> None:
+        """Waits until all rows have ended. Raises HttpError if a row has failed."""
         await self._take_all()
         self._raise_failure()
+
+    def whole(self) -> dict[str, Any]:
+        """The response, once all rows have ended. Slow with the log-probabilities of many tokens."""
         return self._envelope.whole([choice.whole() for choice in self._choices], self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:

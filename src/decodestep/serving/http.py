@@ -209,12 +209,13 @@ class Server:
         answer = await self._in_worker(self._begin, job_of, body, request.scope["path"])
         if body.get("stream"):
             return EventStream(answer.events(), answer.close)
-        done, left = asyncio.ensure_future(answer.whole()), asyncio.ensure_future(until_left(request.receive))
+        done, left = asyncio.ensure_future(answer.ended()), asyncio.ensure_future(until_left(request.receive))
         try:
             await asyncio.wait((done, left), return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
                 raise HttpError(499, "the client has disconnected", code="cancelled")
-            return _Json(await done)
+            await done
+            return await asyncio.to_thread(_whole, answer)  # not on a worker, all of which may compile constraints
         finally:
             done.cancel()
             left.cancel()
@@ -278,6 +279,10 @@ class Server:
         page = (resources.files("decodestep.serving") / "page.html").read_bytes()
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
         return Response(page, media_type="text/html", headers={"content-security-policy": policy})
+
+
+def _whole(answer: Answer) -> Response:
+    return _Json(answer.whole())
 
 
 def _host_name(host: str) -> str:
