@@ -252,19 +252,44 @@ def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tin
 
 def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):
     with Engine(tiny) as engine:
-        submitted = [engine.submit([1, 2, 3, n], ds.SamplingParams(max_new_tokens=300, **FREE)) for n in range(4)]
+        params = ds.SamplingParams(max_new_tokens=300, num_return_sequences=2, **FREE)
+        submitted = [engine.submit([1, 2, 3, n], params) for n in range(4)]
         for request in submitted:
             next(iter(request))
         for request in submitted[:3]:
             request.cancel()
-            assert read_all(request)[0][2] == "cancelled"
+            assert [reason for _, _, reason in read_all(request)] == ["cancelled"] * 2
             request.cancel()
-        held = -(-400 // PAGE)
-        assert engine.live == 1 and tiny.cache.held <= held
+        held = 2 * -(-400 // PAGE)
+        assert engine.live == 2 and tiny.cache.held <= held
         submitted[3].cancel()
-        assert read_all(submitted[3])[0][2] == "cancelled"
+        assert [reason for _, _, reason in read_all(submitted[3])] == ["cancelled"] * 2
         engine.close()
         assert tiny.cache.held == 0
+
+
+@pytest.mark.parametrize("scored", [None, 1])
+def test_a_prompt_that_is_cancelled_while_it_runs_leaves_the_others_alone(tiny, monkeypatch, scored):
+    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
+    params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
+    [alone] = ds.generate(tiny, [[1, 2]], params)
+    submitted, passes, cancelled = [], [], threading.Event()
+
+    def deliver(deltas):
+        passes.append([(request.number, delta.token, delta.reason) for request, delta in deltas])
+        if len(passes) == 1:
+            submitted.append(engine.submit(list(range(120)), replace(params, prompt_logprobs=scored)))
+        elif len(passes) == 9:
+            submitted[1].cancel()
+            cancelled.set()
+
+    engine = Engine(tiny, deliver=deliver)
+    with engine:
+        submitted.insert(0, engine.submit([1, 2], params))
+        assert cancelled.wait(60)
+        engine.close(60)
+    assert [delta for each in passes for delta in each if delta[0]] == [(1, None, "cancelled")] == passes[9][1:]
+    assert submitted[0].completions() == [alone] and engine.failures == 0 and tiny.cache.held == 0
 
 
 def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
@@ -439,11 +464,15 @@ class Machine:
 
 
 def test_pieces_follow_what_passes_take(monkeypatch):
+    """Half of the pass without prompts for each of them, of at most 16, and all of at most 150 ms."""
     machine = Machine(monkeypatch)
     machine.run(1)
-    for prompts, rows, low, high in ((1, 1, 4, 5), (4, 1, 17, 21), (1, 0, 110, 150)):
-        tokens = max([machine.run(rows, prompts=prompts)[0] for _ in range(150)][-20:])
-        assert low <= tokens <= high, (prompts, rows)
+    cases = ((1, 1, 0, 4, 5), (4, 1, 0, 17, 21), (40, 1, 0, 65, 85), (40, 1, 20_000, 90, 120), (1, 0, 0, 110, 150))
+    for prompts, rows, keys, low, high in cases:
+        for _ in range(100 * rows):
+            machine.run(rows, keys)
+        tokens = max([machine.run(rows, keys, prompts)[0] for _ in range(150)][-20:])
+        assert low <= tokens <= high, (prompts, rows, keys, tokens)
 
 
 def test_pieces_allow_for_the_keys_that_they_and_the_rows_attend_to(monkeypatch):

@@ -214,7 +214,7 @@ class Engine:
                 try:
                     self.model.cache.prepare()
                     self._end_cancelled(texts)
-                    texts |= {key: texts.get(key, "") + text for key, text in self._batch.advance()}
+                    texts |= self._batch.advance()  # of other rows than those that have ended
                     self.passes += 1
                 except Exception as error:  # not attributable to one row: all rows end, the engine goes on
                     self._fail(error)
