@@ -55,6 +55,17 @@ def test_no_values_do_worse_than_their_grid(kind, data):
     assert np.abs(back - x).max() <= 4 * np.abs(x).max() / step
 
 
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize(("scale", "bound"), [(1e-2, 0.1), (1e-4, 0.13), (1e-5, 0.16), (1e-6, 0.22), (1e-8, 1.1)])
+def test_values_near_the_least_of_float16_do_no_worse_than_zeros(kind, scale, bound, rng):
+    """The scale of a block may be too small for float16 where the minimum, which is so many times as large, is not."""
+    alike = rng.normal(size=(50, 256)) * scale
+    mixed = alike * 10.0 ** rng.integers(-4, 1, (50, 8)).repeat(32, axis=1)
+    for x, most in ((alike, bound), (mixed, 1.1)):
+        back = dequantize(quantise(x.astype(np.float32), kind), kind)
+        assert np.all(np.linalg.norm(back - x, axis=1) <= most * np.linalg.norm(x, axis=1))
+
+
 def llama_cpp_quantise(values, kind):
     ggml = pytest.importorskip("llama_cpp._ggml").libggml
     call = ggml.ggml_quantize_chunk

@@ -19,6 +19,7 @@ from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
 
+_LEAST_F16 = np.float32(2**-24)  # above 0
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
 _SUPER = 256
 _DENSE = {
@@ -46,7 +47,7 @@ def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     own = _K_QUANTS.get(kind)
     for first in range(0, rows, step):
         part = np.ascontiguousarray(values[first : first + step], np.float32)
-        with np.errstate(over="ignore", invalid="ignore"):  # a scale that is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite, blocks of zeros
             blocks = quantize(part, kind).view(np.uint8) if own is None else own(part.reshape(-1, _SUPER))
         made[first : first + step] = blocks.reshape(len(part), -1)
     return made
@@ -95,7 +96,7 @@ def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray
     low, high = np.minimum(x.min(axis=-1), 0), x.max(axis=-1)
     total, sum_x = weight.sum(axis=-1), (weight * x).sum(axis=-1)
     span = np.where(high > low, high - low, 1)
-    scale, minimum = np.where(high > low, (high - low) / largest, 0), -low
+    scale, minimum = (high - low) / largest, -low
     best = np.full(scale.shape, np.inf, np.float32)
     for steps in np.linspace(largest - 1.0, largest + 1.0, 21, dtype=np.float32):
         q = np.clip(np.rint((x - low[..., None]) * (steps / span)[..., None]), 0, largest)
@@ -115,10 +116,9 @@ def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray
 
 
 def _super_scale(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float16 scale of a block, and the integers of six bits by which its sub-blocks' numbers are multiples of it."""
-    top = _as_f16(parts.max(axis=-1) / 63)
-    integers = np.rint(parts / np.where(top > 0, top, 1)[:, None]).clip(0, 63)
-    return top, np.where(top[:, None] > 0, integers, 0)
+    """float16 scale of a block, above 0, and the integers of six bits by which its sub-blocks' numbers are multiples of it."""
+    top = np.maximum(_as_f16(parts.max(axis=-1) / 63), _LEAST_F16)
+    return top, np.rint(parts / top[:, None]).clip(0, 63)
 
 
 def _with_minima(x: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -127,11 +127,12 @@ def _with_minima(x: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray, n
     weight = np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + np.abs(x)
     scale, minimum = _affine(x, weight, largest)
     d, scales = _super_scale(scale)
+    mean = (weight * x).sum(axis=-1) / np.maximum(weight.sum(axis=-1), np.finfo(np.float32).tiny)
+    minimum = np.where(scales > 0, minimum, np.maximum(-mean, 0))  # without a scale a sub-block is one value
     dmin, minima = _super_scale(minimum)
     for last in (False, True):
         a, m = d[:, None] * scales, dmin[:, None] * minima
         q = np.rint((x + m[..., None]) / np.where(a > 0, a, 1)[..., None]).clip(0, largest)
-        q[a <= 0] = 0
         if not last:
             d, dmin = _refit(x, weight, q * scales[..., None], np.broadcast_to(minima[..., None], x.shape), d, dmin)
     return d, dmin, scales.astype(np.uint8), minima.astype(np.uint8), q.astype(np.uint8)
@@ -196,17 +197,16 @@ def _q6_k(x: np.ndarray) -> np.ndarray:
     for step in range(-9, 10):
         q = np.rint(x * (-(32 + 0.1 * step) / safe)[..., None]).clip(-32, 31)
         sum_qx, sum_qq = (weight * q * x).sum(axis=-1), (weight * q * q).sum(axis=-1)
-        gain = np.where(sum_qq > 0, sum_qx * sum_qx / np.where(sum_qq > 0, sum_qq, 1), -np.inf)
+        gain = sum_qx * sum_qx / sum_qq  # NaN, which is not better, where every q is 0
         better = gain > best
-        best, scale = np.where(better, gain, best), np.where(better, sum_qx / np.where(sum_qq > 0, sum_qq, 1), scale)
+        best, scale = np.where(better, gain, best), np.where(better, sum_qx / sum_qq, scale)
     index = np.abs(scale).argmax(axis=-1)
     top = np.take_along_axis(scale, index[:, None], axis=-1)[:, 0]
-    d = _as_f16(-top / 128)
-    scales = np.rint(scale / np.where(d == 0, 1, d)[:, None]).clip(-128, 127)
+    d = np.copysign(np.maximum(np.abs(_as_f16(top / 128)), _LEAST_F16), -top)
+    scales = np.rint(scale / d[:, None]).clip(-128, 127)
     for last in (False, True):
         a = d[:, None] * scales
         q = np.rint(x / np.where(a == 0, 1, a)[..., None]).clip(-32, 31)
-        q[a == 0] = 0
         if not last:
             up = q * scales[..., None]
             uu, ux = (weight * up * up).sum(axis=(1, 2)), (weight * up * x).sum(axis=(1, 2))
