@@ -98,10 +98,11 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch, hol
         assert model.cache.held == 0 and engine.live == 0
 
 
-def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypatch, hold_passes):
+@pytest.mark.parametrize("scored", [None, 1])
+def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypatch, hold_passes, scored):
     """Three rows of 3 pages that grow to 7, in a cache of 9: the latest is suspended, and resumes before later ones."""
     prompts = [list(range(47)), list(range(100, 147)), list(range(200, 247))]
-    params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
+    params = ds.SamplingParams(max_new_tokens=60, seed=1, prompt_logprobs=scored, **FREE)
     expected = [ds.generate(tiny, [prompt], params)[0] for prompt in prompts]
     model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
     monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 1)
@@ -118,6 +119,7 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
         submitted = [engine.submit(prompt, params) for prompt in prompts]
         both_here.set()
         assert [read_all(request)[0][1] for request in submitted] == [one.token_ids for one in expected]
+        assert [request.completions() for request in submitted] == [[one] for one in expected]
     assert len(preempted) > 1 and all(preempted) and model.cache.held == 0
 
 

@@ -234,6 +234,13 @@ def test_time_ends_a_row(model):
     assert whole.finish_reason == "length"
 
 
+def test_time_does_not_end_a_row_that_has_ended(model, monkeypatch):
+    """Its deadline passes while the others go on."""
+    monkeypatch.setattr(Row, "late", lambda row: bool(row.reason))
+    short, long = run(model, [STORY, STORY], *(SamplingParams(max_new_tokens=count, ignore_eos=True) for count in (1, 3)))
+    assert (short.finish_reason, long.finish_reason) == ("length", "length")
+
+
 def test_the_context_ends_a_row(tiny_file):
     small = ds.load(tiny_file())
     filled = run(small, [[5] * 60], SamplingParams(ignore_eos=True))[0]
@@ -445,6 +452,18 @@ def test_log_probabilities_of_a_prompt(model, passes):
     assert done.prompt_logprobs[5].raw == pytest.approx(row[ids[5]] - row.max() - np.log(np.exp(row - row.max()).sum()))
     with pytest.raises(ValueError, match="^SamplingParams: prompt_logprobs must be None beside several beams"):
         SamplingParams(num_beams=2, prompt_logprobs=1)
+
+
+def test_equal_prompts_are_scored_once_and_each_row_has_its_own_scores(model, passes):
+    ids = model.tokenizer.encode("one two three four five six " * 16)
+    one = SamplingParams(do_sample=False, max_new_tokens=2, prompt_logprobs=2, num_return_sequences=1)
+    [alone] = run(model, [ids], one)
+    model.cache.clear()
+    passes.count = 0
+    *equal, other = run(model, [ids] * 4, one, one, one, replace(one, prompt_logprobs=0))
+    assert passes.count == 2 * -(-len(ids) // 64) + 1  # the first tokens come with the prompts' logits
+    assert equal == [alone] * 3 and len({id(each.prompt_logprobs) for each in equal}) == 3
+    assert other.prompt_logprobs == [each and each._replace(top_raw=(), top_processed=()) for each in alone.prompt_logprobs]
 
 
 def test_log_probabilities_of_beams(model):
