@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import calendar
+import copy
 import json
 import re
 import subprocess
+import sys
 
 import jsonschema
 import numpy as np
 import pytest
 
 import decodestep as ds
+import processes
 from decodestep.sampling import constraint, constraint_grammar, constraint_worker
 from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
@@ -122,6 +125,31 @@ def test_tokens_that_the_constraint_decides_are_those_that_steps_would_draw(para
     (one, steps), (other, fewer) = row_of(lambda row: ""), row_of(jump)
     assert other.history.tokens == one.history.tokens and (other.reason, other.text.text) == (one.reason, one.text.text)
     assert (fewer < steps) == ("logprobs" not in params and "{40}" not in str(params))
+
+
+def test_rows_with_a_processor_of_the_caller_draw_one_token_at_a_time():
+    options = {"vocab_size": VOCAB, "eos_token_id": END, "token_bytes": token_bytes, "prompt_ids": [[65, 66]]}
+    forbids = lambda ids, scores: np.where(np.arange(VOCAB) == 98, -np.inf, scores)  # noqa: E731
+    [row] = Sampler(ds.SamplingParams(regex="abc"), processors=[forbids], **options).rows
+    assert jump(row) == "" and row.history.tokens == [65, 66]
+    [row] = Sampler(ds.SamplingParams(regex="abc"), **options).rows
+    assert jump(row) == "abc" and row.reason == "eos"
+
+
+def test_a_constraint_follows_one_row_and_its_copy_another():
+    options = {"token_bytes": token_bytes, "vocab_size": VOCAB, "ends": frozenset([END])}
+    one = constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex="a|bc"), 2, **options)
+    allowed = lambda processor, *tokens: [step.ids.tolist() for step in processor.steps([65, 66, *tokens])]  # noqa: E731
+    other = copy.deepcopy(one)
+    assert allowed(one) == [[97, 98]] and allowed(one, 97) == [[END]]
+    assert allowed(other, 98) == [[99]] and allowed(copy.deepcopy(other)) == [[97, 98]]
+    with pytest.raises(constraint.ConstraintError, match="^a constrained row cannot go back$"):
+        allowed(one)
+    for _ in range(2):
+        with pytest.raises(constraint.ConstraintError, match="^regex: "):
+            allowed(other, 98, 97)
+    with pytest.raises(ValueError, match="^Sampler: regex must be given to rows that have an end token; got none$"):
+        constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex="a"), 0, **options | {"ends": frozenset()})
 
 
 def test_a_row_ends_with_nothing_after_the_text(rng):
@@ -334,6 +362,28 @@ def test_a_schema_is_tried_out_once_for_all_rows(rng, monkeypatch):
     for each in params:
         assert int(run(each, rng).text.text) % 17 == 0
     assert len(commands) == 1
+    text = {"type": "string", "maxLength": 5}
+    for costly in (
+        {"allOf": [text, {"enum": ["two"]}]},
+        {"$defs": {"text": text}, "$ref": "#/$defs/text"},
+        {"type": "string", "pattern": "^two$"},
+    ):
+        commands.clear()
+        assert run(ds.SamplingParams(json_schema=costly), rng, 1).error is None and len(commands) == 1
+    commands.clear()
+    assert run(ds.SamplingParams(json_schema=text), rng, 1).error is None and not commands
+
+
+def test_a_trial_takes_no_more_memory_than_the_user_may():
+    script = """
+import resource, runpy, sys
+
+resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
+runpy.run_path(sys.argv[1])["_limit"](2**40, 60.0)
+assert resource.getrlimit(resource.RLIMIT_AS) == (2**34, 2**34)
+"""
+    run = processes.run([sys.executable, "-c", script, constraint_worker.__file__])
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 def test_a_process_that_cannot_try_a_schema_out_is_an_error_of_its_own(rng, monkeypatch):

@@ -246,7 +246,12 @@ def test_long_rope_in_batches_and_pieces(long_rope):
     prompts = [text[20:320].tolist(), text[:101].tolist(), text.tolist(), text[300:390].tolist()]
     for prompt_logprobs in (None, 0):
         params = ds.SamplingParams(do_sample=False, max_new_tokens=14, ignore_eos=True, prompt_logprobs=prompt_logprobs)
-        together = [one.token_ids for one in ds.generate(used, prompts, params)]
+        done = ds.generate(used, prompts, params)
+        if prompt_logprobs is not None:
+            steps = [(ds.steps.Force(np.array([token])),) for token in text[1:]]
+            scores = ds.decode_step(whole[:-1], steps, top_logprobs=0).logprobs
+            assert [one.raw for one in done[2].prompt_logprobs[1:]] == [one.raw for one in scores]
+        together = [one.token_ids for one in done]
         for prompt, tokens in zip(prompts, together, strict=True):
             fresh.cache.clear()
             assert tokens == ds.generate(fresh, [prompt], params)[0].token_ids

@@ -75,7 +75,7 @@ class ConstraintLogitsProcessor:
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
         began = time.thread_time()
-        self._steps = None if self._matcher.is_error() else self._mask()  # of the row as it was then
+        self._steps = self._mask()  # of the row as it was then
         if self._matcher.is_error():
             refuse("SamplingParams", self.language, "one that can be compiled", Words(short(self._matcher.get_error())))
         if time.thread_time() - began > _FIRST_SECONDS:
