@@ -266,6 +266,46 @@ def test_what_cannot_be_fused_runs_step_by_step_and_is_listed():
     assert "TemperatureLogitsWarper(temperature=0.5)" in lines[0]
 
 
+@pytest.mark.parametrize(
+    "processor",
+    [
+        p.XTCLogitsWarper(0.5, 0.05, seed=3, padding=1),
+        p.XTCLogitsWarper(0.5, 0.05, seed=3, padding=np.array([1])),
+        p.XTCLogitsWarper(0.5, 0.05, seed=np.array([3], np.uint64)),
+        p.RepetitionPenaltyLogitsProcessor(1.4, np.array([2])),
+    ],
+)
+def test_padding_and_a_value_for_each_row_run_step_by_step(processor):
+    logits, tokens = np.linspace(-2, 2, VOCAB), [0, 5, 7, 5]
+    assert "step by step" in plan([processor], VOCAB).explain()
+    np.testing.assert_allclose(fused([processor], logits, tokens, 2).processed[0], run([processor], logits, tokens))
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        p.AllowedTokenIdsLogitsProcessor([5, 7, 5]),
+        p.SuppressTokensLogitsProcessor([5, 7, 5]),
+        p.SuppressTokensAtBeginLogitsProcessor([5, 7, 5], 2),
+        p.MinLengthLogitsProcessor(9, [5, 7, 5]),
+        p.SuppressTokensLogitsProcessor([-1, 5, VOCAB]),
+        p.MinLengthLogitsProcessor(9, [-1, VOCAB]),
+        p.ForcedEOSTokenLogitsProcessor(3, [5, 7, 5]),
+        p.ExponentialDecayLengthPenalty((0, 1.3), [5, 7, 5], 1),
+    ],
+)
+def test_an_id_may_be_given_twice_or_be_none_of_the_vocabulary(processor):
+    logits = np.linspace(-2, 2, VOCAB)
+    np.testing.assert_allclose(fused([processor], logits, [3, 5], 1).processed[0], run([processor], logits, [3, 5]))
+
+
+def test_the_ids_of_an_encoder_are_one_row():
+    with pytest.raises(
+        ValueError, match="^plan: encoder_input_ids must be one row: those of the row that the processor serves"
+    ):
+        plan([p.EncoderRepetitionPenaltyLogitsProcessor(1.3, np.array([[1, 2], [3, 4]]))], VOCAB)
+
+
 def test_a_callable_that_returns_another_shape_is_refused():
     with pytest.raises(ValueError, match="^plan: .* must be a function to scores of shape 1x60"):
         fused([lambda ids, scores: scores[:, :5]], np.zeros(VOCAB), [1], 1)
