@@ -14,7 +14,7 @@ import torch
 import decodestep as ds
 from decodestep import processors
 from decodestep.generation.beam_logits import BeamLogits
-from decodestep.generation.beam_search import Beam, beam_search
+from decodestep.generation.beam_search import Beam, SearchInterrupt, beam_search
 from decodestep.sampling.build_processors import processors_of
 
 EARLY = (True, False, "never")
@@ -426,6 +426,37 @@ def test_what_cannot_be_is_no_candidate():
     with pytest.raises(ValueError, match="beam_search: next_logits must be such that some beam can go on; got no token"):
         run(num_beams=1, max_new_tokens=2)
     assert run(num_beams=1, max_new_tokens=2, eos_token_ids=[0])[0].token_ids == [0]
+
+
+def test_an_interrupt_collects_the_live_beams_at_their_length():
+    def search(last, max_new_tokens):
+        def next_logits(sequences, parents):
+            if len(sequences[0]) > last:
+                raise SearchInterrupt
+            return np.stack([np.random.default_rng(sum(ids)).normal(size=9) for ids in sequences])
+
+        return beam_search(next_logits, [4], vocab_size=9, max_new_tokens=max_new_tokens, num_beams=3, num_return_sequences=3)
+
+    assert search(0, 5) == []
+    for length in (1, 3):
+        assert search(length, 5) == search(9, length)
+
+
+def test_a_score_that_is_nan_is_none_of_the_likely_tokens():
+    def processor(ids, scores):
+        return np.where(np.arange(9) == 2, np.nan, scores)
+
+    logits = np.arange(9.0)[None]
+    [beam] = beam_search(
+        lambda sequences, parents: logits,
+        [4],
+        vocab_size=9,
+        max_new_tokens=1,
+        num_beams=1,
+        processors=[processor],
+        top_logprobs=8,
+    )
+    assert [token for token, _ in beam.logprobs[0].top_processed] == [8, 7, 6, 5, 4, 3, 1, 0]
 
 
 def test_draws_follow_the_distribution_without_replacement():
