@@ -207,7 +207,9 @@ import os, signal, sys
 from decodestep import cli
 from decodestep.models import requantise
 
-requantise._convert = lambda *_: os.kill(os.getpid(), getattr(signal, sys.argv[3]))
+ends = getattr(signal, sys.argv[3])
+signal.signal(ends, signal.SIG_DFL)  # under nohup SIGHUP is ignored
+requantise._convert = lambda *_: os.kill(os.getpid(), ends)
 cli.main(["quantize", sys.argv[1], sys.argv[2], "--type", "f16"])
 """
 
