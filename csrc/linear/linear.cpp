@@ -162,19 +162,21 @@ void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, cons
         std::memcpy(y + static_cast<ptrdiff_t>(t) * y_stride + first, sums + t * width, (last - first) * sizeof(float));
 }
 
-// Several products with as many rows of one format, as one.
-void multiply_all(std::span<const Linear> products, int threads) {
+// Several products with as many rows of one format and inputs, as one.
+void multiply_all(std::span<const Linear> products) {
     const auto fewer = [](const Linear& a, const Linear& b) { return a.tokens < b.tokens; };
     const size_t tokens = std::max_element(products.begin(), products.end(), fewer)->tokens;
     const RowWeight& w = products[0].w;
+    const int threads = products[0].threads;
     std::vector<std::optional<CopiedTokens>> copies(products.size());
     for (size_t i = 0; i < products.size(); ++i)
         if (const Linear& a = products[i]; are_many(w.format, a.tokens))
             copies[i].emplace(a.x, a.x_stride, a.tokens, w.in, threads);
     // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
     // Streams of fewer than four rows would end before the prefetcher catches up.
-    const size_t unit = are_many(w.format, tokens) ? kGroupRows : kRowTileOutputs;
-    const size_t least = are_many(w.format, tokens) ? kLeastGroups * kGroupRows : tokens == 1 ? 4 * kRowStreams : unit;
+    const bool many = are_many(w.format, tokens);
+    const size_t unit = many ? kGroupRows : kRowTileOutputs;
+    const size_t least = many ? kLeastGroups * kGroupRows : tokens == 1 ? 4 * kRowStreams : unit;
     const size_t rows = std::max(least, (size_t{1} << 17) / (w.in * tokens + 1) / unit * unit);
     const size_t tasks = ceil_div(w.out, rows);
     with_format(w.format, [&]<Format F>() {
@@ -191,7 +193,7 @@ void multiply_all(std::span<const Linear> products, int threads) {
 
 }  // namespace
 
-void linear(const Linear& a) { multiply_all({&a, 1}, a.threads); }
+void linear(const Linear& a) { multiply_all({&a, 1}); }
 
 void grouped_products(const GroupedProducts& a) {
     std::vector<Linear> products;
@@ -202,7 +204,7 @@ void grouped_products(const GroupedProducts& a) {
         products.push_back({a.x + static_cast<ptrdiff_t>(first) * a.x_stride, a.x_stride, end - first, rows,
                             a.y + first * a.outputs, static_cast<ptrdiff_t>(a.outputs), a.threads});
     }
-    if (!products.empty()) multiply_all(products, a.threads);
+    if (!products.empty()) multiply_all(products);
 }
 
 void head_products(const HeadProducts& a) {
@@ -217,7 +219,7 @@ void head_products(const HeadProducts& a) {
         for (size_t head = 0; head < a.heads; ++head)
             products.push_back(
                 {x_of(head), a.x_stride, a.tokens, rows_of(head), a.y + head * outputs, y_stride, a.threads});
-        return multiply_all(products, a.threads);
+        return multiply_all(products);
     }
     constexpr size_t kTaskColumns = 512;
     const size_t tasks = ceil_div(outputs, kTaskColumns);
