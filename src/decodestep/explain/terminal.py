@@ -49,34 +49,18 @@ def _token_columns(tokens: Sequence[str]) -> int:
 
 def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str], end: str) -> None:
     """One token's table: the result of `stages.stages_of`. names: of the steps. end: how the token was drawn."""
-    drawn = can_draw(console)
-    heads = [f"{n} {name}" for n, name in enumerate(names, 1)]
+    colours = can_draw(console)
     columns = _token_columns([token["token"] for token in stages["tokens"]])
-    if sum(len(head) + 2 for head in heads) > console.width - 28 - columns - (_BAR + 2) * drawn:
-        heads = [head.split()[0] for head in heads]  # the printed plan lists the numbers
-    drawn = drawn and console.width >= 20 + columns + 8 * len(heads) + _BAR
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("token", no_wrap=True, width=columns)
-    for head in ("model", *heads):
-        table.add_column(head, justify="right", no_wrap=True)
-    if drawn:
-        table.add_column("", no_wrap=True, width=_BAR)
-    table.add_column("", no_wrap=True)
+    heads = _heads(names, console.width - 28 - columns - (_BAR + 2) * colours)
+    drawn = colours and console.width >= 20 + columns + 8 * len(heads) + _BAR
+    table = _stages_table(columns, heads, drawn)
     ends = [p for token in stages["tokens"] for p in (token["probabilities"][0], token["probabilities"][-1])]
     largest = max(filter(None, ends), default=1)
     taken = stages["next_token"] and stages["next_token"]["token_id"]
     for token in stages["tokens"]:
-        after = token["probabilities"]
-        kept = after[-1] is not None
-        cells: list[Any] = [Text(repr(token["token"])), *map(percent, after)]
-        if drawn:
-            cells.append(_two_bars(after[0] or 0.0, after[-1] or 0.0, largest))
-        if kept:
-            cells.append("kept")
-        else:
-            cells.append(why_dropped(after, heads) if drawn else "dropped")
+        kept = token["probabilities"][-1] is not None
         style = "bold green" if drawn and token["token_id"] == taken else "" if kept else "dim"
-        table.add_row(*cells, style=style)
+        table.add_row(*_stages_cells(token, heads, drawn, largest), style=style)
     blank = [""] if drawn else []
     table.add_row("all others", *map(percent, stages["others"]), *blank)
     table.add_row("tokens left", *map(str, stages["left"]), *blank)
@@ -84,6 +68,35 @@ def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str],
     print_whole(console, table)
     said = "no candidate is left" if stages["next_token"] is None else f"{end}: {stages['next_token']['token']!r}"
     console.print(Text(said, style="bold" if drawn else ""))
+
+
+def _heads(names: Sequence[str], room: int) -> list[str]:
+    """The number and the name of each step; the numbers alone, which the printed plan lists, where the room is less."""
+    heads = [f"{n} {name}" for n, name in enumerate(names, 1)]
+    return heads if sum(len(head) + 2 for head in heads) <= room else [head.split()[0] for head in heads]
+
+
+def _stages_table(columns: int, heads: Sequence[str], drawn: bool) -> Table:
+    """The columns of `print_stages`: the token, its probabilities, their bars where they are drawn, and its fate."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("token", no_wrap=True, width=columns)
+    for head in ("model", *heads):
+        table.add_column(head, justify="right", no_wrap=True)
+    if drawn:
+        table.add_column("", no_wrap=True, width=_BAR)
+    table.add_column("", no_wrap=True)
+    return table
+
+
+def _stages_cells(token: dict[str, Any], heads: Sequence[str], drawn: bool, largest: float) -> list[Any]:
+    """A token's row. largest: the probability whose bar fills the column."""
+    after = token["probabilities"]
+    cells: list[Any] = [Text(repr(token["token"])), *map(percent, after)]
+    if drawn:
+        cells.append(_two_bars(after[0] or 0.0, after[-1] or 0.0, largest))
+    if after[-1] is not None:
+        return [*cells, "kept"]
+    return [*cells, why_dropped(after, heads) if drawn else "dropped"]
 
 
 def _two_bars(before: float, after: float, largest: float) -> Text:
