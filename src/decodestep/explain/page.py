@@ -22,9 +22,9 @@ def page(document: Mapping[str, Any], docs: str = "") -> str:
     """
     names = {step["name"] for run in document["runs"] for step in run["plan"]}
     described = {name: words_of(name)._asdict() for name in sorted(names)}
-    for words in described.values():
-        words["link"] = f"{docs.rstrip('/')}/processors/#{words.pop('section')}" if docs and words["section"] else ""
-        words.pop("section", None)
+    for description in described.values():
+        section = description.pop("section")
+        description["link"] = f"{docs.rstrip('/')}/processors/#{section}" if docs and section else ""
     shown = json.dumps({**document, "described": described}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     parts = {
         "title": escape(f"decodestep explain: {document['prompt'][:60]}"),
