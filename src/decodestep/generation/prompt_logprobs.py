@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +13,19 @@ from decodestep.ops.decode_step import TokenLogprobs, decode_step, steps
 from decodestep.sampling.row import Row
 
 _BLOCK = 64  # tokens of a forward pass whose logits are all wanted: 37 MiB of them with a vocabulary of 150,000
-_Entry = tuple[int, Row, CachedSequence, list[int]]
+
+
+class _Scored(NamedTuple):
+    """A prompt in the queue. tokens: all of it; the sequence holds those that have been run."""
+
+    key: int
+    row: Row
+    sequence: CachedSequence
+    tokens: list[int]
+
+    @property
+    def tokens_left(self) -> int:
+        return len(self.tokens) - len(self.sequence)
 
 
 class PromptScoring:
@@ -24,7 +37,7 @@ class PromptScoring:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[_Entry] = []
+        self._waiting: list[_Scored] = []
         self._taken = -1  # the key of the prompt that has the turn
         self._oldest = False  # whether that was the oldest's turn
 
@@ -35,16 +48,17 @@ class PromptScoring:
     def add(self, key: int, row: Row, sequence: CachedSequence) -> None:
         """row: with only its prompt. sequence: empty."""
         sequence.expect(len(row.history.tokens))
-        self._waiting.append((key, row, sequence, list(row.history.tokens)))
+        self._waiting.append(_Scored(key, row, sequence, list(row.history.tokens)))
 
     def remove(self, key: int) -> None:
         """Drops a prompt that need not be finished."""
-        self._waiting = [entry for entry in self._waiting if entry[0] != key]
+        self._waiting = [prompt for prompt in self._waiting if prompt.key != key]
 
     def take(self, room: Room) -> Piece:
         """The next piece for `Model.forward`, all of whose logits are wanted: as much as the room allows, at least a token."""
         self._oldest = not self._oldest
-        self._taken, _, sequence, tokens = self._waiting[0] if self._oldest else min(self._waiting, key=_tokens_left)
+        prompt = self._waiting[0] if self._oldest else min(self._waiting, key=lambda each: each.tokens_left)
+        self._taken, sequence, tokens = prompt.key, prompt.sequence, prompt.tokens
         start = len(sequence)
         return sequence, tuple(tokens[start : start + max(1, min(_BLOCK, room.fitting(start)))])
 
@@ -53,24 +67,20 @@ class PromptScoring:
 
         logits: of each of its tokens.
         """
-        row, sequence, tokens = next(entry[1:] for entry in self._waiting if entry[0] == self._taken)
+        _, row, sequence, tokens = next(prompt for prompt in self._waiting if prompt.key == self._taken)
         start = len(sequence) - len(logits)
         following = tokens[start + 1 : len(sequence) + 1]
         row.prompt_logprobs += [] if start else [None]
-        row.prompt_logprobs += _logprobs(logits[: len(following)], following, row.params.prompt_logprobs or 0)
+        asked = row.params.prompt_logprobs
+        row.prompt_logprobs += _logprobs(logits[: len(following)], following, asked or 0)
         if len(sequence) < len(tokens):
             return {}
-        asked = row.params.prompt_logprobs
-        done = [entry for entry in self._waiting if entry[3] == tokens and entry[1].params.prompt_logprobs == asked]
-        for key, other, fork, _ in done:
-            fork.assign(sequence)
-            other.prompt_logprobs = list(row.prompt_logprobs)
-            self.remove(key)
-        return {key: logits[-1] for key, *_ in done}
-
-
-def _tokens_left(entry: _Entry) -> int:
-    return len(entry[3]) - len(entry[2])
+        done = [each for each in self._waiting if each.tokens == tokens and each.row.params.prompt_logprobs == asked]
+        for prompt in done:
+            prompt.sequence.assign(sequence)
+            prompt.row.prompt_logprobs = list(row.prompt_logprobs)
+            self.remove(prompt.key)
+        return {prompt.key: logits[-1] for prompt in done}
 
 
 def _logprobs(logits: np.ndarray, tokens: Sequence[int], top: int) -> list[TokenLogprobs | None]:

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 
 Key = TypeVar("Key", bound=Hashable)
 Piece = tuple[CachedSequence, tuple[int, ...]]  # tokens that continue a sequence
-_Entry = tuple[Key, CachedSequence, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Prompt(Generic[Key]):
+    """A prompt in the queue. tokens: all of it; the sequence holds those that have been run."""
+
+    key: Key
+    sequence: CachedSequence
+    tokens: tuple[int, ...]
+
+    @property
+    def tokens_left(self) -> int:
+        return len(self.tokens) - len(self.sequence)
 
 
 @dataclass
@@ -70,7 +82,7 @@ class Prefill(Generic[Key]):
     def __init__(self, model: Model, *, fair: bool = False) -> None:
         self._model = model
         self._fair = fair
-        self._waiting: list[_Entry[Key]] = []
+        self._waiting: list[_Prompt[Key]] = []
         self._taken: list[tuple[CachedSequence, tuple[int, ...], tuple[int, ...]]] = []  # each piece, and its whole prompt
 
     def __len__(self) -> int:
@@ -79,11 +91,11 @@ class Prefill(Generic[Key]):
 
     def add(self, key: Key, sequence: CachedSequence, tokens: Sequence[int]) -> None:
         """tokens: the whole prompt; the sequence may hold a part of its beginning, but not all."""
-        self._waiting.append((key, sequence, tuple(tokens)))
+        self._waiting.append(_Prompt(key, sequence, tuple(tokens)))
 
     def remove(self, key: Key) -> None:
         """Drops a prompt that need not be finished."""
-        self._waiting = [entry for entry in self._waiting if entry[0] != key]
+        self._waiting = [prompt for prompt in self._waiting if prompt.key != key]
 
     def run(self) -> dict[Key, np.ndarray]:
         """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""
@@ -97,7 +109,8 @@ class Prefill(Generic[Key]):
         self._taken = []
         prompts: set[tuple[int, ...]] = set()  # those of the block
         pages: set[Hashable] = set()  # the first page that each of them fills
-        for (_, sequence, tokens), share in self._in_turn():
+        for prompt, share in self._in_turn():
+            sequence, tokens = prompt.sequence, prompt.tokens
             sequence.reuse(tokens[len(sequence) :])
             start = len(sequence)
             page = sequence.next_page(tokens[start : start + PAGE])
@@ -125,17 +138,17 @@ class Prefill(Generic[Key]):
         done = [(sequence, tokens) for sequence, _, tokens in self._taken if len(sequence) == len(tokens)]
         finished = {tokens: (sequence, row) for (sequence, tokens), row in zip(done, logits, strict=True)}
         ready: dict[Key, np.ndarray] = {}
-        for key, sequence, tokens in self._waiting if finished else ():
-            if tokens in finished:
-                source, ready[key] = finished[tokens]
-                sequence.assign(source)
-        self._waiting = [entry for entry in self._waiting if entry[0] not in ready]
+        for prompt in self._waiting if finished else ():
+            if prompt.tokens in finished:
+                source, ready[prompt.key] = finished[prompt.tokens]
+                prompt.sequence.assign(source)
+        self._waiting = [prompt for prompt in self._waiting if prompt.key not in ready]
         return ready
 
-    def _in_turn(self) -> list[tuple[_Entry[Key], float]]:
+    def _in_turn(self) -> list[tuple[_Prompt[Key], float]]:
         """The prompts in the order in which a block takes them, each with its share of the remaining room."""
         if not self._fair or len(self._waiting) < 2:
-            return [(entry, 1.0) for entry in self._waiting]
+            return [(prompt, 1.0) for prompt in self._waiting]
         oldest, *others = self._waiting
-        others.sort(key=lambda entry: len(entry[2]) - len(entry[1]))
-        return [(oldest, 0.5), *((entry, 1.0) for entry in others)]
+        others.sort(key=lambda prompt: prompt.tokens_left)
+        return [(oldest, 0.5), *((prompt, 1.0) for prompt in others)]
