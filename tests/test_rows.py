@@ -14,7 +14,7 @@ import decode_step_cases as cases
 import decodestep as ds
 from decodestep import _native
 from decodestep.ops.decode_step import steps as s
-from decodestep.ops.decode_step.rows import ENDS, new_row, step_rows
+from decodestep.ops.decode_step.rows import END_REASONS, new_row, step_rows
 from decodestep.sampling.fusion_rules import steps_of
 from decodestep.sampling.token_history import TokenHistory
 
@@ -68,7 +68,7 @@ def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
             assert rows[b].ended == (tokens[b] < 0)
             if not over[b]:
                 assert (None if logprobs is None else logprobs[b]) == want.logprobs[b]
-                assert ENDS[0 if ends is None else ends[b]] == ("no_candidate" if tokens[b] < 0 else "")
+                assert END_REASONS[0 if ends is None else ends[b]] == ("no_candidate" if tokens[b] < 0 else "")
                 assert tokens[b] < 0 or histories[b].tokens[-1] == tokens[b]
 
 
@@ -76,7 +76,7 @@ def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
 def test_how_a_row_ends(token, end):
     row = row_of(TokenHistory([1, 1]), [], greedy=True, ends=[4, 3], stops=[5, 3], limit=1 if end == "length" else 2)
     tokens, ends, _ = step_rows(np.eye(VOCAB, dtype=np.float32)[[token]], [row])
-    assert (tokens.tolist(), ENDS[0 if ends is None else ends[0]]) == ([token], end)
+    assert (tokens.tolist(), END_REASONS[0 if ends is None else ends[0]]) == ([token], end)
 
 
 def test_a_history_cannot_grow_under_a_step():

@@ -22,12 +22,12 @@ _NOTHING = (Force(np.empty(0, np.int64)),)  # of a row that has ended
 
 
 class Drawn(NamedTuple):
-    """tokens: int64 (B,), on the device; tokens_on_host: the same there. ends: a code for each row, as in `step_rows`; logprobs
-    likewise. held: what rows that failed had held back, by their index."""
+    """tokens: int64 (B,), on the device; tokens_on_host: the same there. end_codes, logprobs: one for each row, as in
+    `step_rows`. held: what rows that failed had held back, by their index."""
 
     tokens: Any
     tokens_on_host: list[int]
-    ends: bytes
+    end_codes: bytes
     logprobs: tuple[TokenLogprobs | None, ...]
     held: dict[int, str]
 
@@ -69,8 +69,8 @@ def draw(rows: Sequence[Row], logits: Any, vocab: int) -> Drawn:
         backend="triton",
     )
     tokens_on_host = result.tokens.tolist()
-    ends = accept_tokens([row.native for row in rows], tokens_on_host, vocab) or bytes(len(rows))
-    return Drawn(result.tokens, tokens_on_host, ends, result.logprobs, held)
+    end_codes = accept_tokens([row.native for row in rows], tokens_on_host, vocab) or bytes(len(rows))
+    return Drawn(result.tokens, tokens_on_host, end_codes, result.logprobs, held)
 
 
 def processed(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str) -> Any:

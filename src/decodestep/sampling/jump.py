@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from decodestep.ops.decode_step.rows import ENDS, step_rows
+from decodestep.ops.decode_step.rows import END_REASONS, step_rows
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.sampling.row import Row
 
@@ -28,8 +28,8 @@ def jump(row: Row, most: int = MAX_JUMP) -> str:
         for _ in range(most):
             if row.reason or not constraint.forces(row.history.tokens):
                 break
-            [token], ends, _ = step_rows(_zeros(row.plan.vocab_size), [row.native])
-            text += row.accept(int(token), ENDS[ends[0] if ends else 0])
+            [token], end_codes, _ = step_rows(_zeros(row.plan.vocab_size), [row.native])
+            text += row.accept(int(token), END_REASONS[end_codes[0] if end_codes else 0])
     except Exception as error:  # the constraint's, or that of the row's own text
         text += row.fail(error)
     return text

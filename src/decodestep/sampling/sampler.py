@@ -21,7 +21,7 @@ from decodestep._base.checks import (
     require_ids,
 )
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
-from decodestep.ops.decode_step.rows import DTYPES, ENDS, NativeRow, new_row, step_rows
+from decodestep.ops.decode_step.rows import DTYPES, END_REASONS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.constraint import constraint_of
@@ -221,18 +221,18 @@ class Sampler:
             if any_unfused:
                 scores = self._apply_unfused(array, held := {})
             try:
-                tokens, ends, reported = step_rows(scores, native)
+                tokens, end_codes, reported = step_rows(scores, native)
             except Exception as error:  # no row has changed
                 held = {**(held or {}), **self._fail_those_to_blame(error)}
-                tokens, ends, reported = step_rows(scores, native)
+                tokens, end_codes, reported = step_rows(scores, native)
             drawn = tokens if type(logits) is np.ndarray else arrays.like(logits, tokens)
-            if ends is None and not any_watched:
+            if end_codes is None and not any_watched:
                 batch = len(native)
                 # tuple.__new__, because StepResult's own constructor is a Python function: 0.1 us of the 1.6 of a step of one
                 # row.
                 nothing = ("",) * batch
                 return tuple.__new__(StepResult, (drawn, (None,) * batch, np.zeros(batch, np.bool_), nothing, nothing))
-            return self._report(array, drawn, tokens.tolist(), ends or bytes(len(native)), reported, held or {})
+            return self._report(array, drawn, tokens.tolist(), end_codes or bytes(len(native)), reported, held or {})
         except Exception:
             raise
         except BaseException as error:  # it may come after the draw and before the text: no row may go on from there
@@ -323,14 +323,14 @@ class Sampler:
         logits: np.ndarray,
         drawn: Array,
         tokens: list[int],
-        ends: bytes,
+        end_codes: bytes,
         reported: Sequence[Any] | None,
         held: dict[int, str],
     ) -> StepResult:
         """The result of a step, row by row: log-probabilities, text, and the ends that only Python can detect."""
         pieces = [""] * len(self.rows)
         logprobs: list[TokenLogprobs | None] = [None] * len(self.rows)
-        for i, (row, token, end) in enumerate(zip(self.rows, tokens, ends, strict=True)):
+        for i, (row, token, code) in enumerate(zip(self.rows, tokens, end_codes, strict=True)):
             if row.reason:
                 pieces[i] = held.get(i, "")
                 continue
@@ -343,7 +343,7 @@ class Sampler:
                 logprobs[i] = logprob
                 row.logprobs.append(logprob)
             try:
-                pieces[i] = row.accept(token, ENDS[end])
+                pieces[i] = row.accept(token, END_REASONS[code])
             except Exception as error:
                 pieces[i] = row.fail(error)
         reasons = tuple([row.reason for row in self.rows])

@@ -26,7 +26,7 @@ NativeRow = _native.Row
 Part = tuple[Step, ...] | HistoryPart | Callable[[Any], tuple[Step, ...]]
 
 # Why a row ended in a step, by the code that the core returns; "" if it is running.
-ENDS = ("", "eos", "stop", "length", "no_candidate")
+END_REASONS = ("", "eos", "stop", "length", "no_candidate")
 
 
 def new_row(
@@ -68,9 +68,10 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
 
     logits: (len(rows), V), float32, float16 or bfloat16.
 
-    Returns (tokens, ends, logprobs).
+    Returns (tokens, end_codes, logprobs).
     tokens: int64, one per row; -1 for a row that had ended earlier or has no candidate.
-    ends: one code per row, an index into `ENDS`, 0 if the row is running or had ended earlier; None if no row has ever ended.
+    end_codes: one per row, an index into `END_REASONS`, 0 if the row is running or had ended earlier; None if no row has ever
+        ended.
     logprobs: one item per row, the fields of a `TokenLogprobs` or None; None if no row reports any.
     Raises ValueError for logits of another dtype, shape or vocabulary, for a row that is given twice or is being stepped, and
     whatever a part's own function raises; no row has changed then.
@@ -87,7 +88,7 @@ def accept_tokens(rows: list[NativeRow], tokens: Sequence[int], vocab: int) -> b
 
     tokens: one for each row, in [0, vocab), or -1 for none.
 
-    Returns the ends, as `step_rows` does. Raises ValueError, and no row has changed, for other tokens, a row of another
+    Returns the end codes, as `step_rows` does. Raises ValueError, and no row has changed, for other tokens, a row of another
     vocabulary, or one that is given twice or is being stepped.
     """
     return _native.accept_tokens(rows, list(tokens), vocab)
