@@ -93,18 +93,19 @@ def integers(op: str, arg: str, value: object, *, rank: int | None = None) -> np
     return np.array(array, np.int64, order="C")
 
 
-def token_ids(op: str, arg: str, value: TokenIds, *, some: bool = False) -> list[int]:
-    """An id, a sequence or an array of ids as a flat list of Python numbers.
-
-    some: whether anything but ints >= 0, at least one, is refused; otherwise numbers that are not ids are left to the caller.
-    """
+def token_ids(op: str, arg: str, value: TokenIds) -> list[int]:
+    """An id, a sequence or an array of ids as a flat list of Python numbers; those that are no ids are left to the caller."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     flat = np.asarray(list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else plain).reshape(-1)
     require(flat.size == 0 or flat.dtype.kind in "biuf", op, arg, "a token id or a list of token ids", value)
     ids: list[int] = flat.tolist()
-    require(
-        not some or (bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids)), op, arg, "non-negative integers", value
-    )
+    return ids
+
+
+def some_token_ids(op: str, arg: str, value: TokenIds) -> list[int]:
+    """`token_ids`, of which at least one is there and all are integers >= 0."""
+    ids = token_ids(op, arg, value)
+    require(bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids), op, arg, "non-negative integers", value)
     return ids
 
 

@@ -18,7 +18,7 @@ from decodestep._base.array_api import (
     namespace,
     softmax,
 )
-from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
+from decodestep._base.arrays import Array, ArrayT, TokenIds, some_token_ids
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
 
@@ -184,7 +184,7 @@ class BarkEosPrioritizerLogitsProcessor(LogitsProcessor):
 
     def __init__(self, eos_token_id: TokenIds | None, min_eos_p: float | None, device: object = "cpu") -> None:
         op = "BarkEosPrioritizerLogitsProcessor"
-        self.eos_token_id = token_ids(op, "eos_token_id", eos_token_id, some=True)
+        self.eos_token_id = some_token_ids(op, "eos_token_id", eos_token_id)
         require(min_eos_p is None or bool(min_eos_p > 0), op, "min_eos_p", "> 0 or None", min_eos_p)
         self.min_eos_p = min_eos_p
 

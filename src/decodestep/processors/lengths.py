@@ -7,7 +7,7 @@ from typing import Any
 from array_api_compat import device
 
 from decodestep._base.array_api import columns, copy, fill, force_tokens, namespace, times
-from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
+from decodestep._base.arrays import Array, ArrayT, TokenIds, some_token_ids, token_ids
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
 
@@ -95,7 +95,7 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
 
     def __init__(self, max_length: int, eos_token_id: TokenIds | None, device: object = "cpu") -> None:
         self.max_length = max_length
-        self.eos_token_id = token_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", eos_token_id, some=True)
+        self.eos_token_id = some_token_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", eos_token_id)
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         last = input_ids.shape[-1] == self.max_length - 1
@@ -140,7 +140,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
     ) -> None:
         self.regulation_start = exponential_decay_length_penalty[0] + input_ids_seq_length
         self.regulation_factor = exponential_decay_length_penalty[1]
-        self.eos_token_id = token_ids("ExponentialDecayLengthPenalty", "eos_token_id", eos_token_id, some=True)
+        self.eos_token_id = some_token_ids("ExponentialDecayLengthPenalty", "eos_token_id", eos_token_id)
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         past = input_ids.shape[-1] - self.regulation_start
