@@ -14,7 +14,7 @@ from decodestep.models import rope
 from decodestep.models.architectures import gguf, names
 from decodestep.models.architectures.config_json import Keys, RopeParameters
 from decodestep.models.architectures.names import Part
-from decodestep.models.config import Config, Experts
+from decodestep.models.config import Config, Experts, LatentConfig
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.rope import Rope
 
@@ -136,24 +136,9 @@ def _size_keys(config: Config, architecture: str) -> dict[str, Any]:
         "attention.head_count_kv": 1 if split else config.kv_heads,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
     }
-    if latent is None:
-        made |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
-        made |= {"rope.dimension_count": config.head_dim}
-        if any(config.grouped.windows):
-            made["attention.sliding_window"] = max(config.grouped.windows)
-    else:
-        head = latent.nope_dim + latent.rope_dim
-        made |= {"attention.kv_lora_rank": latent.latent_dim, "rope.dimension_count": latent.rope_dim}
-        made["attention.key_length"] = head
-        made |= {} if latent.query_rank is None else {"attention.q_lora_rank": latent.query_rank}
+    made |= _grouped_keys(config) if latent is None else _latent_keys(latent)
     if split and latent is not None:
-        made |= {"attention.key_length": latent.latent_dim + latent.rope_dim, "attention.value_length": latent.latent_dim}
-        made |= {"attention.key_length_mla": head, "attention.value_length_mla": latent.value_dim}
-        # llama.cpp takes a file without the key for one with a latent of queries, unless it has as many layers as V2-Lite.
-        made["attention.q_lora_rank"] = latent.query_rank or 0
-        made["leading_dense_block_count"] = config.experts.layers.index(True) if config.experts else config.layers
-        # llama.cpp asks for these where all layers are dense too.
-        made |= {"expert_feed_forward_length": config.feed_forward, "expert_shared_count": 0}
+        made |= _deepseek2_keys(config, latent)
     if architecture == "gemma3":
         windows = config.grouped.windows
         made["attention.sliding_window_pattern"] = windows.index(0) + 1 if 0 in windows else config.layers + 1
@@ -161,6 +146,36 @@ def _size_keys(config: Config, architecture: str) -> dict[str, Any]:
         made |= {"attention.scale": config.scale, "embedding_scale": config.embedding_scale}
         made |= {"residual_scale": config.residual_scale, "logit_scale": config.logits_divisor}
     return made | _expert_keys(config)
+
+
+def _grouped_keys(config: Config) -> dict[str, Any]:
+    made = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), config.head_dim)
+    return made | ({"attention.sliding_window": max(config.grouped.windows)} if any(config.grouped.windows) else {})
+
+
+def _latent_keys(latent: LatentConfig) -> dict[str, Any]:
+    made = {
+        "attention.kv_lora_rank": latent.latent_dim,
+        "rope.dimension_count": latent.rope_dim,
+        "attention.key_length": latent.nope_dim + latent.rope_dim,
+    }
+    return made | ({} if latent.query_rank is None else {"attention.q_lora_rank": latent.query_rank})
+
+
+def _deepseek2_keys(config: Config, latent: LatentConfig) -> dict[str, Any]:
+    """Its plain lengths are those of the one latent group, and the true ones have names of their own."""
+    return {
+        "attention.key_length": latent.latent_dim + latent.rope_dim,
+        "attention.value_length": latent.latent_dim,
+        "attention.key_length_mla": latent.nope_dim + latent.rope_dim,
+        "attention.value_length_mla": latent.value_dim,
+        # llama.cpp takes a file without the key for one with a latent of queries, unless it has as many layers as V2-Lite.
+        "attention.q_lora_rank": latent.query_rank or 0,
+        "leading_dense_block_count": config.experts.layers.index(True) if config.experts else config.layers,
+        # llama.cpp asks for these where all layers are dense too.
+        "expert_feed_forward_length": config.feed_forward,
+        "expert_shared_count": 0,
+    }
 
 
 def _with_groups_that_count(experts: Experts | None) -> Experts | None:
@@ -205,27 +220,35 @@ def _rope_keys(
         stretch = p.number("factor", config.context / original, least=0.0, most=math.inf)
         made |= {"rope.scaling.type": p.kind, "rope.scaling.factor": stretch}
     if p.kind == "yarn":
-        yarn = ("beta_fast", "beta_slow", "mscale_all_dim")
-        fast, slow, strength = (p.number(name, 0.0, least=0.0, most=1e6) for name in yarn)
-        made |= {
-            "rope.scaling.original_context_length": original,
-            "rope.scaling.yarn_beta_fast": fast or 32.0,
-            "rope.scaling.yarn_beta_slow": slow or 1.0,
-        }
-        more = ropes[0].factor / rope.yarn_growth(stretch)
-        if architecture == "deepseek2":
-            made |= {"rope.scaling.yarn_log_multiplier": 0.1 * strength} if strength else {}
-        elif config.latent_attention is None and not _same(more, 1.0):
-            made["rope.scaling.attn_factor"] = more
+        made |= _yarn_keys(p, config, architecture, original, ropes[0].factor / rope.yarn_growth(stretch))
     if p.kind == "llama3" and architecture in _WITH_FREQUENCIES:
         return made, {"rope_freqs.weight": rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
     if p.kind == "longrope":
         made |= {"rope.scaling.type": p.kind, "rope.scaling.original_context_length": p.original(config.context)}
         made |= {"rope.scaling.attn_factor": ropes[0].factor}
-        count = len(ropes[0].inverse_frequencies)
-        factors = {f"rope_factors_{name}.weight": p.divisors(f"{name}_factor", count) for name in ("long", "short")}
-        return made, {name: np.asarray(values, np.float32) for name, values in factors.items()}
+        return made, _longrope_factors(p, len(ropes[0].inverse_frequencies))
     return made, {}
+
+
+def _yarn_keys(p: RopeParameters, config: Config, architecture: str, original: int, more: float) -> dict[str, Any]:
+    """more: the factor of sine and cosine beside the one that llama.cpp computes."""
+    numbers = ("beta_fast", "beta_slow", "mscale_all_dim")
+    fast, slow, strength = (p.number(name, 0.0, least=0.0, most=1e6) for name in numbers)
+    made = {
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.yarn_beta_fast": fast or 32.0,
+        "rope.scaling.yarn_beta_slow": slow or 1.0,
+    }
+    if architecture == "deepseek2":
+        return made | ({"rope.scaling.yarn_log_multiplier": 0.1 * strength} if strength else {})
+    if config.latent_attention is None and not _same(more, 1.0):
+        made["rope.scaling.attn_factor"] = more
+    return made
+
+
+def _longrope_factors(p: RopeParameters, count: int) -> dict[str, np.ndarray]:
+    factors = {f"rope_factors_{name}.weight": p.divisors(f"{name}_factor", count) for name in ("long", "short")}
+    return {name: np.asarray(values, np.float32) for name, values in factors.items()}
 
 
 def _facts(config: Config) -> dict[str, Any]:
