@@ -6,7 +6,8 @@ A field that would change the text and is not supported is an error, never ignor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
+from functools import partial
 from typing import Any
 
 from decodestep._base.checks import Words, is_int, is_real, refuse, require
@@ -134,33 +135,34 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     require(isinstance(body, Mapping), "from_openai", "body", "a mapping of a request's fields", body)
     taken: dict[str, Any] = {}
     for name, value in body.items():
-        if (
-            name in _NOT_ABOUT_SAMPLING_IN_OPENAI
-            or value is None
-            or (name in _OPENAI_DEFAULTS and value == _OPENAI_DEFAULTS[name])
-        ):
+        if name in _NOT_ABOUT_SAMPLING_IN_OPENAI or value is None:
             continue
-        if name in _OPENAI_RANGES:
-            low, high = _OPENAI_RANGES[name]
-            require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", value)
-        field = SAME.get(name, name)
-        if name == "seed" and is_int(value):
-            taken["seed"] = int(value) % 2**64 if -(2**63) <= value < 0 else value
-        elif name in _OPENAI_DEFAULTS:
-            refuse("from_openai", name, repr(_OPENAI_DEFAULTS[name]), value)
-        elif name == "logit_bias":
-            taken["logit_bias"] = _logit_bias(value)
-        elif name == "sequence_bias":
-            taken["sequence_bias"] = _sequence_bias("from_openai", value)
+        if name in _OPENAI_DEFAULTS:
+            require(value == _OPENAI_DEFAULTS[name], "from_openai", name, repr(_OPENAI_DEFAULTS[name]), value)
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
-        elif field in known:
+        elif name in _OPENAI_VALUES:
+            taken[name] = _OPENAI_VALUES[name](value)
+        elif (field := SAME.get(name, name)) in known:
+            _check_range(name, value)
             same = field not in taken or taken[field] == value
             require(same, "from_openai", name, f"{taken.get(field)!r}, as another field says", value)
             taken[field] = value
         else:
             refuse("from_openai", "body", "of fields that are understood", Words(name), "unknown_field")
     return taken
+
+
+def _check_range(name: str, value: Any) -> None:
+    """Refuses a value outside the interval of the interface, which may be narrower than that of `SamplingParams`."""
+    if name in _OPENAI_RANGES:
+        low, high = _OPENAI_RANGES[name]
+        require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", value)
+
+
+def _seed(value: Any) -> Any:
+    """A negative seed counts from 2^64."""
+    return int(value) % 2**64 if is_int(value) and -(2**63) <= value < 0 else value
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
@@ -192,3 +194,11 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
     count: Any = given
     require(is_int(count) and count >= 0, "from_openai", "logprobs", "a bool or an integer >= 0", given)
     return int(count)
+
+
+# Fields of an OpenAI request whose values have another form than in `SamplingParams`.
+_OPENAI_VALUES: dict[str, Callable[[Any], Any]] = {
+    "logit_bias": _logit_bias,
+    "seed": _seed,
+    "sequence_bias": partial(_sequence_bias, "from_openai"),
+}
