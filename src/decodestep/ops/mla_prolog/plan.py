@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS, Scenario
@@ -94,7 +95,8 @@ def mla_prolog_plan(
         return MlaPrologPlan(MlaPrologTilingKey.decode(key.encode()), (), (), 1, (), heads_dequant, 0)
 
     step = min(_STEP, tokens)
-    matmuls = _matmuls(s, step, heads, hidden, hcq, hckv, nope, rope, aic)
+    widths = _Widths(heads, hidden, hcq, hckv, nope, rope)
+    matmuls = _matmuls(s, step, widths, aic)
     if empty_cache:
         matmuls = (matmuls[0], *matmuls[2:])
     cores = min(step, aiv)
@@ -105,14 +107,24 @@ def mla_prolog_plan(
         aic,
         tuple(step // cores + (i < step % cores) for i in range(cores)),
         heads_dequant,
-        _workspace(s, step, heads, hcq, hckv, nope, rope),
+        _workspace(s, step, widths),
     )
 
 
-def _matmuls(
-    s: Scenario, step: int, heads: int, hidden: int, hcq: int, hckv: int, nope: int, rope: int, aic: int
-) -> tuple[Matmul, ...]:
+class _Widths(NamedTuple):
+    """N, He, Hcq, Hckv, D and Dr of a call."""
+
+    heads: int
+    hidden: int
+    hcq: int
+    hckv: int
+    nope: int
+    rope: int
+
+
+def _matmuls(s: Scenario, step: int, widths: _Widths, aic: int) -> tuple[Matmul, ...]:
     """The products of a step and their split over the cube cores."""
+    heads, hidden, hcq, hckv, nope, rope = widths
     down, up = 32 if s.full else 16, 32 if s.partial else 16  # the columns that 32 bytes of a weight hold
     unit = nope + rope if _dequantises(s, heads) else up  # whole heads
     latent, projected = hckv + rope, heads * (nope + rope)
@@ -130,8 +142,9 @@ def _dequantises(s: Scenario, heads: int) -> bool:
     return s.partial and heads >= 8
 
 
-def _workspace(s: Scenario, step: int, heads: int, hcq: int, hckv: int, nope: int, rope: int) -> int:
+def _workspace(s: Scenario, step: int, widths: _Widths) -> int:
     """Bytes of the workspace: int32 for int8 products, else bfloat16; four bytes a value for the heads' part in any case."""
+    heads, _, hcq, hckv, nope, rope = widths
     if s.full:
         token = hcq * 4 + hcq * 2 + (hckv + rope) * 4 + (heads * hckv * 2 if s.query_int8 else 0)
     else:
