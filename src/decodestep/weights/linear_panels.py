@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base.checks import is_int, require
 from decodestep._base.memory import new_bytes
-from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
+from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, require_inputs, row_bytes
 from decodestep.weights.unpack_linear_panels import unpack_rows
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class LinearPanels:
 
     def __post_init__(self) -> None:
         require(isinstance(self.format, Format), _CLASS, "format", "a Format", self.format)
-        _require_inputs(self.format, self.inputs)
+        require_inputs(_CLASS, self.format, self.inputs)
         require(is_int(self.outputs) and self.outputs >= 0, _CLASS, "outputs", "an integer >= 0", self.outputs)
         size, data = _packed_bytes(self.format, self.inputs, self.outputs), self.data
         ok = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (size,) and data.flags.c_contiguous
@@ -89,7 +89,7 @@ class LinearPanels:
         known = isinstance(chosen, Format) and chosen in possible  # a number may equal a Format
         require(known, _CLASS, "format", f"one of {', '.join(each.name for each in possible)}", chosen)
         inputs, outputs = weight.shape
-        _require_inputs(chosen, inputs)
+        require_inputs(_CLASS, chosen, inputs)
         data = new_bytes(_packed_bytes(chosen, inputs, outputs))
         if isinstance(weight, PackedWeight):
             pack_linear_panels(weight, chosen, data)
@@ -128,12 +128,6 @@ class LinearPanels:
         else:
             rows = np.empty((self.outputs, row_bytes(self.format, self.inputs)), np.uint8)
         return PackedWeight(rows, self.format, self.inputs)
-
-
-def _require_inputs(format_: Format, inputs: int) -> None:
-    block = 1 if format_ in DENSE_FORMATS else _BLOCK[format_][0]
-    rule = f"{'an integer >= 0' if block == 1 else f'a multiple of {block}'} in format {format_.name}"
-    require(is_int(inputs) and inputs >= 0 and inputs % block == 0, _CLASS, "inputs", rule, inputs)
 
 
 def _packed_bytes(format_: Format, inputs: int, outputs: int) -> int:

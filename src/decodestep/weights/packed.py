@@ -34,8 +34,16 @@ class Format(IntEnum):
     MXFP4 = 13
 
 
+_CLASS = "PackedWeight"
 _DENSE = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: np.dtype(ml_dtypes.bfloat16)}
 DENSE_FORMATS = frozenset(_DENSE)
+
+
+def require_inputs(op: str, format_: Format, inputs: int) -> None:
+    """Refuses a K that is not of whole blocks of the format."""
+    block = BLOCKS.get(format_.name)
+    rule = f"{f'a multiple of {block.values}' if block else 'an integer >= 0'} in format {format_.name}"
+    require(is_int(inputs) and inputs >= 0 and not (block and inputs % block.values), op, "inputs", rule, inputs)
 
 
 def row_bytes(format_: Format, inputs: int) -> int:
@@ -70,31 +78,24 @@ class PackedWeight:
         ascending = ok and (rows.shape[1] <= 1 or rows.strides[1] == 1) and (rows.shape[0] <= 1 or rows.strides[0] >= 0)
         require(
             ascending or (ok and not rows.size),  # the strides of an empty array may be anything
-            "PackedWeight",
+            _CLASS,
             "rows",
             "a matrix of uint8 with contiguous, ascending rows",
             rows,
         )
-        require(isinstance(self.format, Format), "PackedWeight", "format", "a Format", self.format)
-        block = BLOCKS.get(self.format.name)
-        require(
-            is_int(self.inputs) and self.inputs >= 0 and not (block and self.inputs % block.values),
-            "PackedWeight",
-            "inputs",
-            f"{f'a multiple of {block.values}' if block else 'an integer >= 0'} in format {self.format.name}",
-            self.inputs,
-        )
+        require(isinstance(self.format, Format), _CLASS, "format", "a Format", self.format)
+        require_inputs(_CLASS, self.format, self.inputs)
         size = row_bytes(self.format, self.inputs)
-        require(self.rows.shape[1] == size, "PackedWeight", "rows", f"{size} bytes wide", self.rows)
+        require(self.rows.shape[1] == size, _CLASS, "rows", f"{size} bytes wide", self.rows)
 
     @classmethod
     def from_array(cls, weight: Array) -> PackedWeight:
         """Packs a (K, N) float32, float16 or bfloat16 array."""
-        matrix = arrays.view("PackedWeight", "weight", weight)
+        matrix = arrays.view(_CLASS, "weight", weight)
         formats = {dtype: format_ for format_, dtype in _DENSE.items()}
         require(
             matrix.ndim == 2 and matrix.dtype in formats,
-            "PackedWeight",
+            _CLASS,
             "weight",
             "a float32, float16 or bfloat16 matrix",
             matrix,
@@ -106,11 +107,11 @@ class PackedWeight:
     @classmethod
     def stack(cls, *weights: PackedWeight) -> PackedWeight:
         """The weights concatenated along their outputs; all must have the same format and the same K."""
-        require(len(weights) > 0, "PackedWeight", "weights", "one or more", Words("none"))
+        require(len(weights) > 0, _CLASS, "weights", "one or more", Words("none"))
         first = weights[0]
         require(
             all(w.format == first.format and w.inputs == first.inputs for w in weights),
-            "PackedWeight",
+            _CLASS,
             "weights",
             "of one format and one number of inputs",
             [(w.format.name, w.inputs) for w in weights],
