@@ -124,26 +124,40 @@ def beam_search(
         seed=int(seed) if do_sample else None,
     )
     groups = [BeamGroup(rules) for _ in range(num_beam_groups)]
-    sequences, parents, interrupted = [start], [0], False
-    for length in range(1, max_new_tokens + 1):
+
+    def advance(logits: Any, sequences: list[list[int]], length: int) -> None:
+        log_probs = _log_softmax(logits, len(sequences), vocab_size)
+        _advance(groups, log_probs, sequences, length, process, float(diversity_penalty), top_logprobs)
+
+    steps = _run(groups, next_logits, start, advance)
+    collected = [beam for group in groups for beam in group.collected]
+    if not collected and steps is not None:
+        raise NoBeamError(_OP, "next_logits", "such that some beam can go on", f"no token above -inf at step {steps}")
+    return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
+
+
+def _run(
+    groups: Sequence[BeamGroup],
+    next_logits: NextLogits,
+    start: list[int],
+    advance: Callable[[Any, list[list[int]], int], None],
+) -> int | None:
+    """Steps until no group has a live beam, which is after max_new_tokens at the latest. Returns the number of steps; None if
+    `next_logits` ended the search, with the live beams collected as they are."""
+    sequences, parents, length = [start], [0], 0
+    while sequences:
         try:
             logits = next_logits(sequences, parents)
         except SearchInterrupt:
-            interrupted = True
             for group in groups:
-                group.cut(length - 1)
-            break
-        log_probs = _log_softmax(logits, len(sequences), vocab_size)
-        _advance(groups, log_probs, sequences, length, process, float(diversity_penalty), top_logprobs)
+                group.cut(length)
+            return None
+        length += 1
+        advance(logits, sequences, length)
         parents = [path.parent for group in groups for path in group.live]
         sequences = [start + path.tokens for group in groups for path in group.live]
-        if not sequences:
-            break
         _number_rows(groups)
-    collected = [beam for group in groups for beam in group.collected]
-    if not collected and not interrupted:
-        raise NoBeamError(_OP, "next_logits", "such that some beam can go on", f"no token above -inf at step {length}")
-    return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
+    return length
 
 
 def _advance(
