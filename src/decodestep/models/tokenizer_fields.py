@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gguf.constants import TokenType
@@ -61,19 +61,26 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     }
     if spm:
         fields["tokenizer.ggml.scores"] = _scores(tokens, merges)
-        first = tokenizer.encode_rendered("a")[:1]
-        fields["tokenizer.ggml.add_space_prefix"] = bool(first) and tokenizer.token(first[0]).startswith(SPACE)
-        names = [""]
+        fields["tokenizer.ggml.add_space_prefix"] = _adds_space(tokenizer)
+        names = ["default"]  # which says nothing here
     else:
         fields["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
         names = _pre_tokenizers(tokenizer, kind, bool(model.get("ignore_merges")), "NFC" in str(definition.get("normalizer")))
     texts = [*_TEXTS, *_random_texts(tokens)]
-    for name in names:
-        named = fields | ({"tokenizer.ggml.pre": name} if name else {})
-        written = GgufTokenizer(named)
-        if all(written.encode(text) == tokenizer.encode(text) for text in texts):
-            return named | ({} if name else {"tokenizer.ggml.pre": "default"})
+    for named in (fields | {"tokenizer.ggml.pre": name} for name in names):
+        if _give_same_ids(GgufTokenizer(named), tokenizer, texts):
+            return named
     raise ModelError(f"{where}: no tokenizer of the GGUF format gives texts the same ids")
+
+
+def _give_same_ids(written: GgufTokenizer, tokenizer: FolderTokenizer, texts: Sequence[str]) -> bool:
+    return all(written.encode(text) == tokenizer.encode(text) for text in texts)
+
+
+def _adds_space(tokenizer: FolderTokenizer) -> bool:
+    """Whether a text begins with a space before its own characters."""
+    first = tokenizer.encode_rendered("a")[:1]
+    return bool(first) and tokenizer.token(first[0]).startswith(SPACE)
 
 
 def _type(i: int, token: str, added: dict[int, Any], model: dict[str, Any], tokenizer: FolderTokenizer) -> TokenType:
