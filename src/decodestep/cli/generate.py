@@ -67,22 +67,26 @@ def run(options: argparse.Namespace) -> int:
         if options.explain_plan:
             print(_plan_text(model, params), file=sys.stderr, flush=True)
         completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested)[0]
-    stats = _stats(model, measured, completion, clock)
-    if options.json:
-        print(json.dumps({**_facts(completion, model), "stats": stats}))
-    elif not completion.text.endswith("\n"):
-        print()
-    if alternatives is not None and not options.json:
-        _print_alternatives(completion, model, alternatives)
-    if options.stats:
-        sys.stdout.flush()
-        _print_stats(stats, completion)
+    _report(completion, model, _stats(model, measured, completion, clock), options)
     if completion.error is not None:
         raise completion.error
     if completion.finish_reason == "no_candidate":
         sys.stdout.flush()
         print("decodestep: the text ends where every token is forbidden", file=sys.stderr)
     return 0
+
+
+def _report(completion: Completion, model: Model, stats: dict[str, Any], options: argparse.Namespace) -> None:
+    """What the options ask for after the text, which has been streamed unless it is part of the JSON."""
+    if options.json:
+        print(json.dumps({**_facts(completion, model), "stats": stats}))
+    else:
+        print(end="" if completion.text.endswith("\n") else "\n")
+        if options.show_alternatives is not None:
+            _print_alternatives(completion, model, options.show_alternatives)
+    if options.stats:
+        sys.stdout.flush()
+        _print_stats(stats, completion)
 
 
 def _plan_text(model: Model, params: SamplingParams) -> str:
