@@ -164,10 +164,11 @@ def draw_all(results: dict[str, Rows], out: Path, stem: str) -> list[str]:
 
 
 def list_report(index: Path, stem: str, facts: dict[str, str]) -> None:
-    """Adds the report to the list of reports, unless it is there."""
-    lines = index.read_text(encoding="utf-8") if index.exists() else "# Results\n\nReports of `make bench-report`.\n"
-    if f"({stem}.md)" not in lines:
-        index.write_text(f"{lines.rstrip()}\n\n- [{facts['processor']}]({stem}.md), {facts['date']}\n", encoding="utf-8")
+    """Lists the report with its date, in the place of the machine's earlier one if there is one."""
+    text = index.read_text(encoding="utf-8") if index.exists() else "# Results\n\nReports of `make bench-report`.\n"
+    listed = f"- [{facts['processor']}]({stem}.md), {facts['date']}"
+    lines = [listed if f"({stem}.md)" in line else line for line in text.rstrip().splitlines()]
+    index.write_text("\n".join([*lines, *([] if listed in lines else ["", listed]), ""]), encoding="utf-8")
 
 
 def replace_table(page: Path, table: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -17,7 +18,8 @@ def report_page(monkeypatch):
     import report_page as module
 
     yield module
-    sys.modules.pop("report_page")
+    for name in ("report", "report_page"):
+        sys.modules.pop(name, None)
 
 
 def row(case, name, seconds, ratio, floor=None):
@@ -73,6 +75,23 @@ def test_a_difference_below_the_printed_digits_is_no_loss(report_page):
     results = {"linear": [row("even", "ours", 1.0, 1.0), row("even", "torch", 0.996, 0.996)]}
     assert "| 996 ms, torch | 1.00× |" in report_page.report(FACTS, 2, results, [], [], "a-cpu")
     assert "torch" not in report_page.readme_table(FACTS, 2, results, "docs/results/a-cpu.md")
+
+
+def test_the_list_of_reports_has_the_date_of_the_last_one(report_page, tmp_path):
+    report = importlib.import_module("report")
+    index = tmp_path / "index.md"
+    for stem, date in (("a-cpu", "2026-01-01"), ("b-cpu", "2026-01-02"), ("a-cpu", "2026-01-03")):
+        report.list_report(index, stem, {"processor": stem.upper(), "date": date})
+    listed = [line for line in index.read_text().splitlines() if line.startswith("- ")]
+    assert listed == ["- [A-CPU](a-cpu.md), 2026-01-03", "- [B-CPU](b-cpu.md), 2026-01-02"]
+
+
+def test_the_list_has_the_dates_of_the_reports():
+    folder = BENCHMARKS.parent / "docs/results"
+    for line in (folder / "index.md").read_text().splitlines():
+        if line.startswith("- "):
+            name, date = line.partition("](")[2].split("), ")
+            assert f"| date | {date} |" in (folder / name).read_text(), name
 
 
 def test_both_pages_have_a_place_for_the_table():
