@@ -100,7 +100,8 @@ def _weight(op: str, arg: str, weight: ProjectionWeight) -> Weight:
     return weight if isinstance(weight, HOST_WEIGHTS) else view(op, arg, weight)
 
 
-def _symbols(call: Call, t: Tensors) -> Symbols:
+def _check_axes(call: Call, t: Tensors) -> None:
+    """The axes of the arguments from which the sizes are read."""
     op, tnd = call.op, call.cache_mode == "TND"
     ranks = (2,) if tnd else (3,) if call.cache_mode == "BSND" else (2, 3)
     if t.x.ndim not in ranks or t.x.shape[-1] == 0:
@@ -110,13 +111,24 @@ def _symbols(call: Call, t: Tensors) -> Symbols:
         refuse(op, "weight_uk", rule, t.w_uk)
     if t.kv_cache.ndim != 4 - tnd:
         refuse(op, "kv_cache", "of shape (T, 1, H)" if tnd else "of shape (blocks, block size, 1, H)", t.kv_cache)
-    axes, He, (N, D, Hckv) = t.x.shape[:-1], t.x.shape[-1], t.w_uk.shape
-    Dr = t.sin.shape[-1] if t.sin.ndim else 0
+
+
+def _rope_width(call: Call, t: Tensors, N: int) -> int:
+    """Dr, which the groups of heads divide."""
+    Dr = int(t.sin.shape[-1]) if t.sin.ndim else 0
     if Dr == 0 or Dr % 2:
-        refuse(op, "rope_sin", "of an even width Dr > 0", t.sin)
+        refuse(call.op, "rope_sin", "of an even width Dr > 0", t.sin)
     groups = call.rope_groups
     if not (is_int(groups) and groups > 0 and N % groups == 0 and Dr // 2 % groups == 0):
-        refuse(op, "rope_groups", f"a divisor of N = {N} and of Dr / 2 = {Dr // 2}", groups)
+        refuse(call.op, "rope_groups", f"a divisor of N = {N} and of Dr / 2 = {Dr // 2}", groups)
+    return Dr
+
+
+def _symbols(call: Call, t: Tensors) -> Symbols:
+    op = call.op
+    _check_axes(call, t)
+    axes, He, (N, D, Hckv) = t.x.shape[:-1], t.x.shape[-1], t.w_uk.shape
+    Dr = _rope_width(call, t, N)
     if t.w_dq is not None and len(t.w_dq.shape) not in (2, 4):
         refuse(op, "weight_dq", "a matrix (He, Hcq) or its NZ storage", t.w_dq)
     return Symbols(
@@ -128,7 +140,7 @@ def _symbols(call: Call, t: Tensors) -> Symbols:
         D=D,
         Hckv=Hckv,
         Dr=Dr,
-        uq_width=N * (D + Dr // groups),
+        uq_width=N * (D + Dr // call.rope_groups),
         real=t.w_uk.dtype,
     )
 
