@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from decodestep import models
@@ -14,7 +14,7 @@ from decodestep.cli.progress import progress_line
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
-from decodestep.sampling.params import SAMPLERS, SamplingParams
+from decodestep.sampling.params import DEFAULTS, SAMPLERS, SamplingParams
 
 BYTE_ORDER_MARK = "\ufeff"  # with which some editors begin a file; "utf-8-sig" reads files without it
 # Options for fields of SamplingParams, with its defaults: type, placeholder and help of each.
@@ -45,7 +45,6 @@ _BEAMS: dict[str, tuple[type, str, str]] = {
     "diversity_penalty": (float, "R", "> 0 with groups: subtracted from the scores of tokens that earlier groups took"),
     "length_penalty": (float, "R", "of beams: > 0 prefers longer, < 0 shorter texts"),
 }
-_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +99,7 @@ def add_beams(parser: argparse.ArgumentParser) -> None:
 
 def _add_numbers(group: argparse._ArgumentGroup, numbers: dict[str, tuple[type, str, str]]) -> None:
     for name, (kind, metavar, text) in numbers.items():
-        default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
+        default = "none" if DEFAULTS[name] is None else DEFAULTS[name]
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from decodestep._base.arrays import ArrayT
 from decodestep._base.checks import Words, is_int, refuse, require
-from decodestep.sampling.params import LANGUAGES, SamplingParams
+from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler
 
@@ -142,7 +142,7 @@ def without_ends(params: SamplingParams) -> SamplingParams:
     """The params without anything that ends a row. Raises ValueError for a field that belongs to the host."""
     require(isinstance(params, SamplingParams), "HostRow", "params", "a SamplingParams", params)
     for name in _HOSTS_OWN:
-        default, value = SamplingParams.__dataclass_fields__[name].default, getattr(params, name)
+        default, value = DEFAULTS[name], getattr(params, name)
         ended = name in ("max_new_tokens", "ignore_eos") and value in (None, True)  # as set by this function
         require(
             ended or value == default, "SamplingParams", name, f"left at its default {default!r}: the host decides it", value

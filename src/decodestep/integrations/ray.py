@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -22,14 +21,13 @@ from decodestep._base.extras import extra
 from decodestep.generation import Completion, generate
 from decodestep.integrations.host_params import seed_of
 from decodestep.models import Model, load
-from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.params import DEFAULTS, SamplingParams
 from decodestep.sampling.spellings import rename_fields
 
 with extra("ray"):
     import ray
 
 _OP = "Generate"
-_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 _NEW_COLUMNS = ("completion", "completion_ids", "finish_reason", "completion_seed", "error")
 _IN_JSON = ("logit_bias", "sequence_bias", "exponential_decay_length_penalty")  # fields whose values no column holds
 
@@ -73,7 +71,7 @@ class Generate:
         require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
         require(params is None or isinstance(params, Mapping), _OP, "params", "a mapping of fields of SamplingParams", params)
         # By the names that columns have.
-        self._params = rename_fields(params or {}, _DEFAULTS.keys())
+        self._params = rename_fields(params or {}, DEFAULTS.keys())
         self._prompt, self._key, self._seed = prompt, key, seed
         SamplingParams(**self._params)
         threads = _assigned_cpus() if threads is None else threads
@@ -95,13 +93,13 @@ class Generate:
                 results[i] = error
         self._run(asked, results)
         seeds = {i: params.seed or 0 for i, _, params in asked}
-        lists = {name: _as_lists(batch[name]) for name in {self._prompt, *_DEFAULTS} & batch.keys()}
+        lists = {name: _as_lists(batch[name]) for name in {self._prompt, *DEFAULTS} & batch.keys()}
         return {**batch, **lists, **_columns(results, [seeds.get(i, 0) for i in range(count)])}
 
     def _params_of(self, batch: dict[str, np.ndarray], i: int) -> SamplingParams:
         given = dict(self._params)
-        for name in _DEFAULTS.keys() & batch.keys():
-            value = _plain(batch[name][i], _DEFAULTS[name])
+        for name in DEFAULTS.keys() & batch.keys():
+            value = _plain(batch[name][i], DEFAULTS[name])
             if value is not None:
                 given[name] = _from_json(name, value) if name in _IN_JSON else value
         params = SamplingParams(**given)

@@ -294,7 +294,7 @@ class SamplingParams:
             return ()
         order = SAMPLERS if self.samplers is None else self.samplers
         ordered = (*order, *(name for name in SAMPLERS if name not in order))
-        return tuple(name for name in ordered if getattr(self, name) != _DEFAULTS[name])
+        return tuple(name for name in ordered if getattr(self, name) != DEFAULTS[name])
 
     def without_beams(self) -> SamplingParams:
         """The same with one beam; the processors of a beam search are built from it."""
@@ -328,7 +328,7 @@ class SamplingParams:
 
         Raises ValueError for a field whose value is not supported.
         """
-        names = _DEFAULTS.keys()
+        names = DEFAULTS.keys()
         return cls(**request_formats.from_generation_config(config, rename_fields(changes, names), names))
 
     @classmethod
@@ -346,7 +346,7 @@ class SamplingParams:
         interface. Of best_of, echo, suffix, modalities and verbosity, and of vLLM's fields about control tokens in the text,
         only the value that changes nothing is accepted.
         """
-        names = _DEFAULTS.keys()
+        names = DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})
 
 
@@ -387,11 +387,11 @@ def _sentence(text: str) -> str:
 def _accept_other_spellings(init: Any) -> Any:
     @functools.wraps(init)
     def take(self: SamplingParams, *arguments: Any, **given: Any) -> None:
-        init(self, *arguments, **rename_fields(given, _DEFAULTS.keys()))
+        init(self, *arguments, **rename_fields(given, DEFAULTS.keys()))
 
     return take
 
 
-_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
+DEFAULTS: dict[str, Any] = {each.name: each.default for each in fields(SamplingParams)}
 SamplingParams.__init__ = _accept_other_spellings(SamplingParams.__init__)  # type: ignore[method-assign]
 SamplingParams.__doc__ = (SamplingParams.__doc__ or "").replace("{fields}", _field_lines())
