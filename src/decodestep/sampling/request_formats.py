@@ -84,13 +84,7 @@ def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[s
     unknown = sorted(str(name) for name, value in given.items() if not (value is None or _is_understood(name, value, known)))
     require(not unknown, "from_generation_config", "config", "of fields that are understood", Words(", ".join(unknown)))
     taken = {name: value for name, value in given.items() if name in known - changes.keys() and value is not None}
-    decided = {name for name, value in {**taken, **changes}.items() if value is not None}
-    if "max_new_tokens" in decided:
-        taken.pop("max_length", None)  # as in transformers, where it decides
-    elif "max_length" in decided:
-        taken["max_new_tokens"] = None
-    if "min_new_tokens" in decided:
-        taken.pop("min_length", None)
+    _settle_lengths(taken, changes)
     taken.setdefault("do_sample", False)
     if changes.get("do_sample", taken["do_sample"]) is True:
         taken.setdefault("top_k", 50)
@@ -102,6 +96,17 @@ def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[s
     if "sequence_bias" in taken:
         taken["sequence_bias"] = _sequence_bias("from_generation_config", taken["sequence_bias"])
     return {**taken, **changes}
+
+
+def _settle_lengths(taken: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """As in transformers, where the numbers of new tokens decide if they are given. Without a length the default stays."""
+    decided = {name for name, value in {**taken, **changes}.items() if value is not None}
+    if "max_new_tokens" in decided:
+        taken.pop("max_length", None)
+    elif "max_length" in decided:
+        taken["max_new_tokens"] = None
+    if "min_new_tokens" in decided:
+        taken.pop("min_length", None)
 
 
 def _is_understood(name: Any, value: Any, known: Set[str]) -> bool:
