@@ -145,7 +145,7 @@ class Frame:
         }
 
 
-def frame_of(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
+def _check_design(design: Design) -> None:
     require(isinstance(design, Design), _OP, "design", "a Design", design)
     require_choice(_OP, "join", design.join, JOINS)
     for name in ("step", "cq_columns", "ckvkr_columns", "qcqr_columns", "core_heads"):
@@ -154,6 +154,10 @@ def frame_of(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
     for name in ("ckvkr_first", "ckvkr_from_last", "preload", "overlap"):
         require(isinstance(getattr(design, name), bool), _OP, name, "True or False", getattr(design, name))
     require(not design.overlap or design.join != "none", _OP, "join", '"flag" or "copies" where steps overlap', design.join)
+
+
+def frame_of(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
+    _check_design(design)
     if sizes.tokens == 0:
         return Frame(sizes, design, 1, 0, 0, 0, 0, 0)
     by_name = {m.name: m for m in plan.matmuls}
