@@ -43,15 +43,15 @@ PEER_SECONDS = 3.0  # of a measurement of llama_decode
 
 
 class Answer(NamedTuple):
-    """text, when it was asked for, and when each of its events came."""
+    """text, when its request was sent, and when each of its events arrived."""
 
     text: str
-    asked: float
+    sent: float
     times: list[float]
 
     @property
     def first(self) -> float:
-        return self.times[0] - self.asked
+        return self.times[0] - self.sent
 
     @property
     def gaps(self) -> list[float]:
@@ -63,7 +63,7 @@ async def ask(port: int, prompt: list[int], *, tokens: int = TOKENS, seed: int =
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    asked = time.perf_counter()
+    sent = time.perf_counter()
     writer.write(head.encode() + data)
     pieces, times = [], []
     async for line in reader:
@@ -75,7 +75,7 @@ async def ask(port: int, prompt: list[int], *, tokens: int = TOKENS, seed: int =
         elif line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
             raise RuntimeError(line.decode())
     writer.close()
-    return Answer("".join(pieces), asked, times)
+    return Answer("".join(pieces), sent, times)
 
 
 def prompt_of(number: int, length: int = PROMPT) -> list[int]:
@@ -109,7 +109,7 @@ async def closed(port: int, clients: int, seconds: float, prompts: Iterator[list
             answers.append(await ask(port, next(prompts), seed=number))
 
     await asyncio.gather(*(client(number) for number in range(clients)))
-    begin = min(answer.asked for answer in answers)
+    begin = min(answer.sent for answer in answers)
     inside = sum(begin <= at <= end for answer in answers for at in answer.times)
     return inside / (end - begin), answers
 
@@ -137,7 +137,7 @@ async def stall(port: int, clients: int) -> None:
         after - before
         for answer in answers
         for before, after in zip(answer.times, answer.times[1:], strict=False)
-        if long.asked <= before <= long.times[0]
+        if long.sent <= before <= long.times[0]
     ]
     p99 = float(np.percentile(gaps, 99))
     print(

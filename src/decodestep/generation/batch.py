@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import starmap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class _Pass(NamedTuple):
     """The input of a forward pass.
 
-    decoding: the keys of the rows that draw after it, whose pieces come first. wanted: whose logits are needed. scored: whether
-    the last piece is of a prompt that is scored, so that those of all its tokens are.
+    decoding: the keys of the rows that draw after it, whose pieces come first. wanted, every: as for `Model.forward`, every not
+    False if the last piece is of a prompt that is scored, which needs the logits of all its tokens.
     """
 
     decoding: list[int]
     pieces: Sequence[tuple[CachedSequence, Sequence[int]]]
     wanted: list[bool]
     work: Work
-    scored: bool = False
+    every: Sequence[bool] | Literal[False] = False
 
 
 class Batch:
@@ -223,14 +223,13 @@ class Batch:
                 return [], np.zeros((0, self._model.config.vocab_size), np.float32)
             try:
                 with self._schedule.measure(composed.work):
-                    every = [False] * (len(composed.pieces) - 1) + [composed.scored]
-                    logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=every)
+                    logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=composed.every)
                 break
             except CacheFullError:
                 self._preempt_last()
         if len(composed.pieces) > count:
-            self._scored = composed.scored
-            self._start_sampling((self._scoring if composed.scored else self._prefill).finish(logits[count:]))
+            self._scored = bool(composed.every)
+            self._start_sampling((self._scoring if self._scored else self._prefill).finish(logits[count:]))
         return composed.decoding, logits[:count]
 
     def _compose(self) -> _Pass:
@@ -248,7 +247,7 @@ class Batch:
         wanted = [True] * len(rows) + ([True] if scored else self._prefill.completing())
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
         work = work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
-        return _Pass(decoding, [*rows, *prompts], wanted, work, scored)
+        return _Pass(decoding, [*rows, *prompts], wanted, work, [False] * len(rows) + [True] if scored else False)
 
     def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.
