@@ -152,6 +152,21 @@ def test_no_more_than_max_rows_run_together(tiny, hold_passes):
     assert max(running) == 2
 
 
+def test_a_prompt_that_is_only_scored_may_fill_the_cache(tiny):
+    model, params = ds.load(tiny.path, cache_bytes=3 * tiny.cache.page_bytes), ds.SamplingParams(prompt_logprobs=0)
+    ids = list(range(3 * PAGE))
+    [expected] = ds.generate(tiny, [ids], replace(params, max_new_tokens=1))
+    with Engine(model) as engine:
+        for only_scored in (False, True):
+            with pytest.raises(ValueError, match=r"^serve: prompt must be (shorter|no longer) than the 48 tokens"):
+                engine.submit([*ids, 1], params, only_scored=only_scored)
+        with pytest.raises(ValueError, match=r"^serve: prompt must be shorter than the 48 tokens"):
+            engine.submit(ids, params)
+        request = engine.submit(ids, params, only_scored=True)
+        list(request)
+    assert request.completions()[0].prompt_logprobs == expected.prompt_logprobs and model.cache.held == 0
+
+
 def test_a_prompt_does_not_wait_for_one_that_is_scored(tiny, monkeypatch, hold_passes):
     monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(4))
     both_here, done = hold_passes(tiny), []

@@ -351,12 +351,12 @@ def test_in_a_program_of_one_thread_nothing_waits_for_a_stream_that_nobody_reads
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     path = tiny_file()
     model = ds.load(path, cache_bytes=4 * ds.load(path).cache.page_bytes)
-    params = ds.SamplingParams(max_new_tokens=30, seed=1, ignore_eos=True)
+    params = ds.SamplingParams(max_new_tokens=31, seed=1, ignore_eos=True)
     with ds.stream(model, [1, 2, 3], params) as stream:
         next(stream)
         [completion] = ds.generate(model, [[1, 2, 3]], replace(params, max_new_tokens=tokens, num_beams=beams))
         assert completion.finish_reason == "error" and isinstance(completion.error, ds.models.CacheFullError)
-        assert len(list(stream)) == 29
+        assert len(list(stream)) == 30
 
 
 def test_samples_and_turns_share_their_beginnings(tiny_file):

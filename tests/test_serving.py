@@ -190,6 +190,18 @@ def test_echo_scores_the_prompts_whatever_runs_beside_them(server, max_tokens):
     assert (usage.prompt_tokens, usage.completion_tokens) == (sum(map(len, prompts)), max_tokens * len(prompts))
 
 
+def test_a_prompt_that_is_only_scored_may_fill_the_context(server):
+    """As the last of a text's windows does; a completion needs room for a token."""
+    ids = [token % 250 for token in range(server.model.config.context)]
+    asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0}
+    status, body = server.send_json("/v1/completions", asked)
+    assert status == 200 and body["usage"] == {"prompt_tokens": 400, "completion_tokens": 0, "total_tokens": 400}
+    np.testing.assert_allclose(body["choices"][0]["logprobs"]["token_logprobs"][1:], score(server.model, ids)[0], rtol=1e-6)
+    for more in ({"prompt": [*ids, 1]}, {"max_tokens": 1}):
+        status, body = server.send_json("/v1/completions", {**asked, **more})
+        assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "prompt")
+
+
 def test_echo_begins_with_the_prompt_as_it_was_sent(shared_server):
     """Each token's offset is where its text is, also where the tokenizer reads a name as a control token."""
     tokenizer = shared_server.model.tokenizer

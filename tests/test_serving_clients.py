@@ -118,11 +118,13 @@ def test_a_full_queue_is_429_and_says_when_to_come_again(server, hold_passes):
     assert status == 429 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "queue_full"
 
 
-def test_a_large_answer_does_not_hold_up_the_others(server, monkeypatch):
-    begun, released, whole = threading.Event(), threading.Event(), TextChoice.whole
-    monkeypatch.setattr(TextChoice, "whole", lambda choice: (begun.set(), released.wait(5), whole(choice))[-1])
+@pytest.mark.parametrize(("method", "asked"), [("whole", {}), ("chunk", {"stream": True, "echo": True, "logprobs": 1})])
+def test_a_large_answer_does_not_hold_up_the_others(server, monkeypatch, method, asked):
+    begun, released, written = threading.Event(), threading.Event(), getattr(TextChoice, method)
+    monkeypatch.setattr(TextChoice, method, lambda *given: (begun.set(), released.wait(5), written(*given))[-1])
     with ThreadPoolExecutor() as others:
-        large = others.submit(server.send_json, "/v1/completions", {"prompt": "ab", "max_tokens": 1})
+        data = json.dumps({"prompt": "ab", "max_tokens": 1, **asked}).encode()
+        large = others.submit(server.send, "/v1/completions", data)
         assert begun.wait(60) and server.send("/health", None, "GET")[0] == 200 and not large.done()
         released.set()
         assert large.result()[0] == 200

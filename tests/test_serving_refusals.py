@@ -220,6 +220,15 @@ def test_prompts_of_a_costly_constraint_are_few(shared_server, monkeypatch):
     wait_until(lambda: shared_server.engine.live == 0)
 
 
+@pytest.mark.parametrize("asked", [{"prompt": [[5] * 1999] * 25}, {"prompt": [[5] * 1999] * 5, "n": 5}])
+def test_scores_beyond_what_an_answer_may_hold_are_refused(shared_server, asked):
+    """As 1999 tokens, 25 times, each with 21 log-probabilities: each of these alone is accepted."""
+    scored = {**asked, "echo": True, "logprobs": 20, "max_tokens": 0}
+    status, body = shared_server.send_json("/v1/completions", scored)
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, "logprobs", "invalid_value")
+    wait_until(lambda: not shared_server.engine.live)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("ngram_len", 10**6), ("keys", [1] * 1000), ("sampling_table_size", 2**31 - 1), ("context_history_size", 2**31 - 1)],

@@ -75,7 +75,7 @@ class Batch:
         The row has at least one token, and its max_new_tokens fits the context.
         Raises CacheFullError if the cache is too small for the row alone.
         """
-        self._model.cache.require_total(pages_of(len(row.history) + (row.params.max_new_tokens or 0)), "a row")
+        self._model.cache.require_total(pages_of(len(row.history) + _to_run(row)), "a row")
         key = self._added
         self._added += 1
         self._rows[key] = row
@@ -171,8 +171,7 @@ class Batch:
     def _take_pages(self, key: int) -> bool:
         """Whether a row has its pages now; if not, it waits. Raises CacheFullError if other callers have them and keep them."""
         row, cache = self._rows[key], self._model.cache
-        drawn = len(row.history) - row.history.prompt_length
-        capacity = len(row.history) + self._schedule.reserved_tokens((row.params.max_new_tokens or 0) - drawn)
+        capacity = len(row.history) + self._schedule.reserved_tokens(_to_run(row))
         try:
             [self._sequences[key]] = admit(cache, 1, capacity)
         except CacheFullError:
@@ -267,3 +266,9 @@ class Batch:
             self._unsample(self._sampled.index(key))
         self._release(key)
         self._waiting.appendleft(key)
+
+
+def _to_run(row: Row) -> int:
+    """The number of tokens that a row may still draw and run: the last one, which ends it, does not run."""
+    drawn = len(row.history) - row.history.prompt_length
+    return max(0, (row.params.max_new_tokens or 0) - drawn - 1)

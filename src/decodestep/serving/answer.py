@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("decodestep.serving.requests")
 _DONE = b"data: [DONE]\n\n"
+_MAX_SCORES = 2**20  # log-probabilities of the prompts of an answer, which is held whole: about 300 MB of them
 
 
 class Answer:
@@ -47,23 +48,28 @@ class Answer:
     def begin(self) -> None:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
         HttpError for its ValueErrors."""
-        params, tokenizer, began = self._job.params, self._engine.model.tokenizer, time.thread_time()
-        count, constrained = params.num_return_sequences, bool(languages_of(params))
+        job, engine, began, scores = self._job, self._engine, time.thread_time(), 0
+        count, constrained, scored = job.params.num_return_sequences, bool(languages_of(job.params)), job.params.prompt_logprobs
         try:
-            self._engine.require_possible(count * len(self._job.prompts))
-            for i, prompt in enumerate(self._job.prompts):
+            engine.require_possible(count * len(job.prompts))
+            for i, prompt in enumerate(job.prompts):
                 if i and constrained and time.thread_time() - began > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
-                self._requests.append(self._engine.submit(prompt, params, listener=listener, spelled=self._job.spelled))
+                request = engine.submit(prompt, job.params, listener=listener, spelled=job.spelled, only_scored=job.only_scored)
+                self._requests.append(request)
+                scores += 0 if scored is None else len(request.prompt_ids) * count * (1 + scored)
+                if scores > _MAX_SCORES:
+                    rule = f"such that n times the prompts' tokens times 1 + logprobs is at most {_MAX_SCORES} with echo"
+                    raise refusal("logprobs", rule)
         except RequestError as error:
             self.cancel()
-            raise http_error(error, self._job.field_of) from None
+            raise http_error(error, job.field_of) from None
         except BaseException:
             self.cancel()
             raise
         rows = [row for request in self._requests for row in request.rows]
-        self._choices = [self._job.form.choice(i, tokenizer, row) for i, row in enumerate(rows)]
+        self._choices = [job.form.choice(i, engine.model.tokenizer, row) for i, row in enumerate(rows)]
         self._running = len(self._choices)
 
     def cancel(self) -> None:
@@ -97,13 +103,14 @@ class Answer:
             deltas = [await self._next()]
             while not self._deltas.empty():
                 deltas.append(await self._next())
-            parts = []
-            for index, delta in deltas:
-                parts += [self._event([choice]) for choice in self._choices[index].chunk(delta)]
+            if self._job.params.prompt_logprobs is None:
+                data = self._chunks(deltas)
+            else:  # those of a long prompt take seconds, in which the event loop serves others
+                data = await asyncio.to_thread(self._chunks, deltas)
             if not self._running:
                 self._record()
-            if parts:
-                yield b"".join(parts)
+            if data:
+                yield data
         try:
             self._raise_failure()
         except HttpError as error:
@@ -127,6 +134,9 @@ class Answer:
             self._running -= 1
             self._metrics.ended.labels(delta.reason).inc()
         return index, delta
+
+    def _chunks(self, deltas: list[tuple[int, Delta]]) -> bytes:
+        return b"".join(self._event([choice]) for index, delta in deltas for choice in self._choices[index].chunk(delta))
 
     def _event(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> bytes:
         chunk = self._envelope.chunk(choices)

@@ -121,12 +121,15 @@ class Engine:
         *,
         listener: Listener | None = None,
         spelled: Collection[str] = (),
+        only_scored: bool = False,
     ) -> EngineRequest:
         """Submits a request: a prompt, as for `generate`, and params with any number of samples but without beams.
 
         listener: stored as `EngineRequest.listener` for the engine's `deliver`; the engine itself does not call it.
         spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names that
             are not in the vocabulary are ignored.
+        only_scored: whether the prompt's log-probabilities are all that is wanted: the prompt may then fill the context and the
+            cache, because the row ends with its first token, which does not run.
 
         max_new_tokens is limited to the room in the context and the cache, which is also the meaning of None. max_time starts
         now and includes waiting.
@@ -140,12 +143,13 @@ class Engine:
         require(params.num_beams == 1, _OP, "num_beams", "1: a search runs in `generate`", params.num_beams)
         count = params.num_return_sequences
         self._require_room(count)
-        ids = prompt_ids(self.model, prompt)
+        least_room = 0 if only_scored else 1
+        ids = prompt_ids(self.model, prompt, least_room)
         room = self.capacity - len(ids)
-        if room <= 0:
-            rule = f"shorter than the {self.capacity} tokens that the cache has room for"
+        if room < least_room:
+            rule = f"{'no longer' if only_scored else 'shorter'} than the {self.capacity} tokens that the cache has room for"
             refuse(_OP, "prompt", rule, len(ids), "context_length_exceeded")
-        params = replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
+        params = replace(params, max_new_tokens=1 if only_scored else min(room, params.max_new_tokens or room))
         rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile

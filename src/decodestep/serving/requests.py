@@ -42,7 +42,7 @@ class Job:
     prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
     stream ends with the token counts. running_usage: whether each chunk before has those so far. spelled: names of control
     tokens that appear in the text. field_of: the request's field for each field of params that it has under another name, or
-    that was made from another one.
+    that was made from another one. only_scored: as for `Engine.submit`.
     """
 
     prompts: list[Any]
@@ -53,6 +53,7 @@ class Job:
     running_usage: bool
     spelled: Collection[str]
     field_of: Mapping[str, str]
+    only_scored: bool = False
 
 
 def parse_body(data: bytes) -> dict[str, Any]:
@@ -132,9 +133,9 @@ def _echo_job(body: Mapping[str, Any], prompts: list[Any]) -> Job:
         raise refusal("logprobs", f"at most {_MAX_ECHO_LOGPROBS} with echo")
     if not completes:  # a token is drawn all the same, and left out of the response
         kept = {name: getattr(params, name) for name in ("num_return_sequences", "logprobs", "max_time", "seed")}
-        params = SamplingParams(max_new_tokens=1, do_sample=False, ignore_eos=True, **kept)
+        params = SamplingParams(do_sample=False, ignore_eos=True, **kept)
     form = echo_form([prompt for prompt in prompts for _ in range(count)], completes)
-    return replace(job, params=replace(params, prompt_logprobs=logprobs), form=form)
+    return replace(job, params=replace(params, prompt_logprobs=logprobs), form=form, only_scored=not completes)
 
 
 def _are_ids(prompt: Any) -> bool:

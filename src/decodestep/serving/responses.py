@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decodestep.serving.tools import ToolFormat
@@ -40,6 +41,7 @@ class Choice(ABC):
         self._tokenizer, self._row = tokenizer, row
         self._logprobs: list[tuple[int, TokenLogprobs | None]] = []  # those not sent yet; None for a prompt's first token
         self._ended_by = ""
+        self._sent = 0  # how many characters of the text a stream has sent
 
     def take(self, delta: Delta) -> None:
         self.text += delta.text
@@ -90,26 +92,24 @@ class TextChoice(Choice):
         return []
 
     def chunk(self, delta: Delta) -> list[dict[str, Any]]:
-        start = len(self.text)
         self.take(delta)
+        start, self._sent = self._sent, len(self.text)
         end = self._end() if delta.reason else {"finish_reason": None}
         return [{"index": self.index, "text": self.text[start:], "logprobs": self._take_logprobs(), **end}]
 
     def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
-        offsets = []
-        for token, _ in logprobs:
-            offsets.append(max(0, self._offset))
-            self._offset += self._next_length(token)
         return {
             "tokens": [self._name(token) for token, _ in logprobs],
             "token_logprobs": [found and _finite(found.raw) for _, found in logprobs],
             "top_logprobs": [found and self._by_name(found) for _, found in logprobs],
-            "text_offset": offsets,
+            "text_offset": [self._next_offset(token) for token, _ in logprobs],
         }
 
-    def _next_length(self, token: int) -> int:
-        """How many characters the next token adds to the text."""
-        return len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+    def _next_offset(self, token: int) -> int:
+        """Where the next token begins in the text."""
+        offset = self._offset
+        self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        return offset
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens; of two with one name, the likelier."""
@@ -137,28 +137,26 @@ class EchoChoice(TextChoice):
         super().__init__(index, tokenizer, row)
         self._completes = completes
         self._ids = row.history.tokens[: row.history.prompt_length]
-        self._begun = False
-        self._read = 0  # tokens whose offsets are known
         prompt, spelled = prompts[index], text_of(tokenizer, self._ids)
-        self._prompt = prompt if isinstance(prompt, str) else spelled
-        self._offset = len(self._prompt) - len(spelled)  # below 0 if the tokenizer has put something before the prompt
+        self.text = prompt if isinstance(prompt, str) else spelled
+        self._offset = len(self.text)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        lengths = [len(decoder.decode(bytes_of(tokenizer, token))) for token in self._ids[:-1]]
+        self._prompt_offsets = accumulate(lengths, initial=len(self.text) - len(spelled))
 
     def take(self, delta: Delta) -> None:
-        if not self._begun:
-            self._begun = True
-            self.text = self._prompt
-            self._logprobs += zip(self._ids, self._row.prompt_logprobs, strict=False)  # fewer if the row ended in its prompt
         super().take(delta if self._completes else delta._replace(text="", token=None, logprobs=None))
 
-    def _next_length(self, token: int) -> int:
-        self._read += 1
-        if self._read > len(self._ids):
-            return super()._next_length(token)
-        length = len(self._decoder.decode(bytes_of(self._tokenizer, token)))
-        if self._read < len(self._ids):
-            return length
-        self._decoder.reset()  # the completion's text begins anew, also where the prompt ends within a character
-        return len(self._prompt) - self._offset
+    def _take_logprobs(self) -> dict[str, Any] | None:
+        """The first time with those of the prompt, fewer than its tokens if the row ended within it."""
+        self._logprobs = [*zip(self._ids, self._row.prompt_logprobs, strict=False), *self._logprobs]
+        self._ids = []
+        return super()._take_logprobs()
+
+    def _next_offset(self, token: int) -> int:
+        offset = next(self._prompt_offsets, None)
+        # Below 0 where the tokenizer has put something before the prompt.
+        return super()._next_offset(token) if offset is None else max(0, offset)
 
 
 class ChatChoice(Choice):
@@ -167,7 +165,6 @@ class ChatChoice(Choice):
     def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: ToolFormat | None) -> None:
         super().__init__(index, tokenizer, row)
         self._format = format_
-        self._released = 0  # how many characters of the text have been sent: the rest may be the start of a call
 
     def whole(self) -> dict[str, Any]:
         text, calls = self._parsed()
@@ -186,16 +183,16 @@ class ChatChoice(Choice):
         chunk arrives.
         """
         self.take(delta)
-        start, calls = self._released, list[dict[str, Any]]()
+        start, calls = self._sent, list[dict[str, Any]]()
         text = self.text
         if delta.reason:
             text, calls = self._parsed()
-            self._released = len(text)
+            self._sent = len(text)
         elif self._format is None:
-            self._released = len(text)
+            self._sent = len(text)
         else:
-            self._released = max(start, self._format.call_format.plain_length(text))
-        message: dict[str, Any] = {"content": text[start : self._released]} if start < self._released else {}
+            self._sent = max(start, self._format.call_format.plain_length(text))
+        message: dict[str, Any] = {"content": text[start : self._sent]} if start < self._sent else {}
         if calls:
             message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         choices = []
