@@ -121,7 +121,8 @@ def test_openai_bodies():
     )
     assert SamplingParams.from_openai({"logprobs": 2, "max_tokens": 3}) == SamplingParams(logprobs=2, max_new_tokens=3)
     assert SamplingParams.from_openai({"logprobs": True}).logprobs == 0
-    assert SamplingParams.from_openai({"n": 3}) == SamplingParams(num_return_sequences=3)
+    for of_which in ({}, {"best_of": 3}):
+        assert SamplingParams.from_openai({"n": 3, **of_which}) == SamplingParams(num_return_sequences=3)
     assert SamplingParams.from_openai({"seed": -1}).seed == 2**64 - 1
     nothing = {"best_of": 1, "echo": False, "response_format": {"type": "text"}, "prompt_cache_key": "k", "suffix": ""}
     nothing |= {"prompt_cache_options": {"ttl": "30m"}, "prediction": {"type": "content", "content": "a"}}
@@ -135,6 +136,8 @@ def test_openai_bodies():
     "body",
     [
         {"best_of": 2},
+        {"best_of": 3, "n": 2},
+        {"best_of": 1, "n": 2},
         {"response_format": {}},
         {"echo": True},
         {"skip_special_tokens": False},

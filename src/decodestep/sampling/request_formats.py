@@ -62,7 +62,6 @@ _NOT_ABOUT_SAMPLING_IN_OPENAI = {
 # Fields of an OpenAI request, or one to vLLM, that are not supported, and the one value that is accepted because it means the
 # default. No text has control tokens, or the stop string that ended it.
 _OPENAI_DEFAULTS = {
-    "best_of": 1,
     "echo": False,
     "modalities": ["text"],
     "response_format": {"type": "text"},
@@ -138,12 +137,13 @@ def _is_list(value: Any) -> bool:
 def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     """The fields of `SamplingParams.from_openai`. known: the names of all its fields."""
     require(isinstance(body, Mapping), "from_openai", "body", "a mapping of a request's fields", body)
+    defaults = {**_OPENAI_DEFAULTS, "best_of": body.get("n") or 1}  # of as many as are returned, none is left out
     taken: dict[str, Any] = {}
     for name, value in body.items():
         if name in _NOT_ABOUT_SAMPLING_IN_OPENAI or value is None:
             continue
-        if name in _OPENAI_DEFAULTS:
-            require(value == _OPENAI_DEFAULTS[name], "from_openai", name, repr(_OPENAI_DEFAULTS[name]), value)
+        if name in defaults:
+            require(value == defaults[name], "from_openai", name, repr(defaults[name]), value)
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
         elif name in _OPENAI_VALUES:
