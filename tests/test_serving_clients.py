@@ -14,10 +14,10 @@ import pytest
 import uvicorn
 
 import decodestep as ds
-from decodestep.serving import event_stream
+from decodestep.serving import event_stream, http
 from decodestep.serving.engine_request import EngineRequest
 from decodestep.serving.responses import TextChoice
-from servers import post, post_stream, request, wait_until
+from servers import LocalServer, load, post, post_stream, request, wait_until
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -116,6 +116,26 @@ def test_a_full_queue_is_429_and_says_when_to_come_again(server, hold_passes):
     released.set()
     first.join()
     assert status == 429 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "queue_full"
+
+
+@pytest.mark.parametrize(
+    ("sent", "headers", "status"),
+    [
+        (b"a", {}, b"408"),
+        (b"a" * 6000, {}, b"413"),
+        (b"a", {"content_type": "text/plain"}, b"415"),
+        (b"", {"content_type": "text/plain", "expect": "100-continue"}, b"415"),
+    ],
+)
+def test_a_connection_whose_body_is_not_read_to_its_end_is_closed(tiny_file, monkeypatch, sent, headers, status):
+    """The server would read on for ever, and serve it before others."""
+    monkeypatch.setattr(http, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(http, "_MAX_DISCARDED", 5000)
+    server = LocalServer(load(tiny_file(kind="Q8_0", context=400)), max_body=1000)
+    with server, post(server.port, sent, content_length=10**9, **headers) as client:
+        client.settimeout(10)
+        response = b"".join(iter(lambda: client.recv(2**16), b""))
+    assert response.split()[1] == status and b"\r\nconnection: close\r\n" in response.lower()
 
 
 @pytest.mark.parametrize(("method", "asked"), [("whole", {}), ("chunk", {"stream": True, "echo": True, "logprobs": 1})])

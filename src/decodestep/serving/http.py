@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from importlib import resources
 from ipaddress import ip_address
@@ -129,10 +128,15 @@ class Server:
     async def _refused(self, request: Request, error: Exception) -> Response:
         """The response to a request whose body has not been read. It is read now: a client may read nothing before it has sent
         all, unless it asks first whether it should send."""
-        if "expect" not in request.headers:
-            with suppress(HttpError):
-                await self._received(request, 0)
-        return self._error_response(error)
+        response = self._error_response(error)
+        if "expect" in request.headers:
+            response.headers["connection"] = "close"  # what comes next may be the body or another request
+            return response
+        try:
+            await self._received(request, 0)
+        except HttpError as unread:
+            response.headers.update(unread.headers)
+        return response
 
     def _admit(self, request: Request, path: str) -> None:
         """Refuses requests by a wrong name, those without a valid key, and those from pages of other origins.
@@ -175,11 +179,14 @@ class Server:
     async def _body(self, request: Request) -> dict[str, Any]:
         data, size = await self._received(request, self._max_body)
         if size > self._max_body:
-            raise HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large")
+            raise self._too_large()
         return await self._in_worker(parse_body, data) if size > _LARGE else parse_body(data)
 
     async def _received(self, request: Request, most: int) -> tuple[bytes, int]:
-        """A body, or the beginning of one that has more than `most` bytes, and its size."""
+        """A body, or the beginning of one that has more than `most` bytes, and its size.
+
+        Raises HttpError for one that is not read to its end; the connection is then closed, which would read on for ever.
+        """
         data = bytearray()
         size = 0
 
@@ -190,15 +197,19 @@ class Server:
                 if size <= most:
                     data.extend(piece)
                 elif size > _MAX_DISCARDED:  # a smaller body is read to its end, so that the client reads the response
-                    break
+                    raise self._too_large(connection="close")
 
         try:
             await asyncio.wait_for(read(), BODY_SECONDS)
         except ClientDisconnect:
             raise HttpError(499, "the client has disconnected", code="cancelled") from None
         except asyncio.TimeoutError:
-            raise HttpError(408, f"the body was not received within {BODY_SECONDS:.0f} s", code="timeout") from None
+            message = f"the body was not received within {BODY_SECONDS:.0f} s"
+            raise HttpError(408, message, code="timeout", connection="close") from None
         return bytes(data), size
+
+    def _too_large(self, **headers: str) -> HttpError:
+        return HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large", **headers)
 
     async def _in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         """The result of a slow function, run on a worker thread."""
