@@ -99,6 +99,32 @@ def test_a_history_cannot_grow_under_a_step():
     assert len(history.tokens) == 3
 
 
+@pytest.fixture
+def collections_at_every_object():
+    """A list of functions that run in garbage collections, which start wherever they may."""
+    called, threshold = [], gc.get_threshold()
+    run = lambda phase, info: [call() for call in called]  # noqa: E731
+    gc.callbacks.append(run)
+    gc.set_threshold(1)
+    yield called
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(run)
+
+
+def test_log_probabilities_are_of_their_own_step(rng, collections_at_every_object):
+    first, second = rng.standard_normal((2, 1, VOCAB), np.float32)
+    expected = ds.decode_step(first, [()], greedy=True, top_logprobs=3).logprobs[0]
+    history = TokenHistory()
+    row = row_of(history, [], greedy=True, top_logprobs=3)
+
+    def step_again():
+        if len(history) == 1:
+            step_rows(second, [row])
+
+    collections_at_every_object.append(step_again)
+    assert step_rows(first, [row])[2] == [expected]
+
+
 def test_a_history_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match="outside the vocabulary"):
         step_rows(np.zeros((1, VOCAB), np.float32), [row_of(TokenHistory([VOCAB]), [s.PenaliseSeen(0, 1.1)])])

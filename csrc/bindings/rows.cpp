@@ -293,8 +293,11 @@ nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
         const ReleasedGil released;
         decode_step(args);
     }
+    // While the rows are locked: Python objects are made, which may start a garbage collection, and that may run any
+    // code, another step of these rows too.
+    const nb::object logprobs = logprobs_of(rows, args.tokens);
     const nb::object ends = locked.accept(args.tokens);
-    return nb::make_tuple(tokens, ends, logprobs_of(rows, args.tokens));
+    return nb::make_tuple(tokens, ends, logprobs);
 }
 
 // Takes tokens that were drawn elsewhere, one for each row, -1 for none. Returns the ends, as step_rows does. Nothing
