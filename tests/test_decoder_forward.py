@@ -305,6 +305,8 @@ def test_torch_caches_are_written_in_place(rng):
         (r"sequence must be in \[0, 1\); got 0 to 1", {"sequence": [0, 1, 0]}),
         (r"positions must be in \[0, 3\); got 1 to 3", {"positions": [1, 2, 3]}),
         ("positions must be different for the tokens of a sequence; got 1 twice for sequence 0", {"positions": [1, 0, 1]}),
+        ("page_table must be such that every token has a place of its own; got page 0 for position 0 of sequence 0 and "
+         "position 0 of sequence 1", {"sequence": [0, 1, 0], "positions": [0, 0, 1], "page_table": [[0], [0]]}),
         (r"wanted must be in \[0, 3\); got 3 to 3", {"wanted": [3]}),
         (r"page_table must be in \[0, 1\) where it is read; got int64 1x1", {"page_table": [[1]]}),
         (r"sin must be float32 or float64; got int64 3x16", {"sin": np.zeros((3, 16), int)}),

@@ -68,8 +68,8 @@ def bind(
     require_within(OP, "sequence", call.sequence, rows)
     require_within(OP, "positions", call.positions, min(call.sin.shape[1], PAGE * table_width))
     require_within(OP, "wanted", call.wanted, tokens[0])
-    _require_distinct_places(call)
     _check_pages(call, pages)
+    _require_distinct_places(call)
     return call
 
 
@@ -131,12 +131,20 @@ def _check_cache(call: Call) -> int:
 
 
 def _require_distinct_places(call: Call) -> None:
-    """Of two tokens at one place, which one's keys and values remained would be a matter of chance."""
-    sequence, positions = (values[np.lexsort((call.positions, call.sequence))] for values in (call.sequence, call.positions))
-    twice = np.flatnonzero((np.diff(sequence) == 0) & (np.diff(positions) == 0))
-    if len(twice):
+    """Of two tokens at one place of the cache, which one's keys and values remained would be a matter of chance."""
+    block, row = np.divmod(call.positions, PAGE)
+    pages = call.page_table[call.sequence, block]
+    places = (pages * PAGE + row).tolist()
+    if len(set(places)) == len(places):
+        return
+    token_at: dict[int, int] = {}
+    u = next(i for i, place in enumerate(places) if token_at.setdefault(place, i) != i)
+    t = token_at[places[u]]
+    if (call.sequence[t], call.positions[t]) == (call.sequence[u], call.positions[u]):
         rule = "different for the tokens of a sequence"
-        refuse(OP, "positions", rule, Words(f"{positions[twice[0]]} twice for sequence {sequence[twice[0]]}"))
+        refuse(OP, "positions", rule, Words(f"{call.positions[t]} twice for sequence {call.sequence[t]}"))
+    both = " and ".join(f"position {call.positions[i]} of sequence {call.sequence[i]}" for i in (t, u))
+    refuse(OP, "page_table", "such that every token has a place of its own", Words(f"page {pages[t]} for {both}"))
 
 
 def _check_pages(call: Call, pages: int) -> None:
