@@ -26,6 +26,8 @@ from decodestep.generation.batch import Batch
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models import ModelError, layer_decoder
+from decodestep.models.architectures import gguf
+from decodestep.models.gguf_file import GgufFile
 from decodestep.models.model_folder import ModelFolder
 from tolerances import LOGITS
 
@@ -96,6 +98,36 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_pa
     for options in ({}, {"whole": True, "fused": True}):
         path = latent_files.write_gguf(model, tmp_path / "model.gguf", **options)
         assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
+
+
+@pytest.mark.parametrize("kind", [{"rope.scaling.type": "linear"}, {}])  # which is the one without a type
+def test_a_linear_stretch_in_a_gguf_file_grows_the_scores_by_its_multiplier(tmp_path, ids, kind):
+    stretched = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0, "mscale_all_dim": 1.0}
+    model = families.model_of("deepseek_v3", 0, rope_parameters=stretched)
+    keys = {"rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 0.1} | kind
+    path = latent_files.write_gguf(model, tmp_path / "model.gguf", **keys)
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(model, ids)) < LOGITS
+
+
+@pytest.mark.parametrize(("kind", "stretch"), [({}, 4.0), ({"rope.scaling.type": "none"}, 1.0)])
+def test_a_factor_stretches_the_rotation_of_long_rope_in_a_gguf_file(tmp_path, ids, kind, stretch):
+    """As in llama.cpp; transformers has it only within the factors."""
+    rotation = families.longrope(512)
+    stretched = rotation | {"short_factor": [stretch * factor for factor in rotation["short_factor"]]}
+    sizes = {"dim_model_base": 256, "v_head_dim": 16}
+    model, expected = (families.model_of("minicpm3", 0, **sizes, rope_parameters=p) for p in (rotation, stretched))
+    path = latent_files.write_gguf(model, tmp_path / "model.gguf", **{"rope.scaling.factor": 4.0} | kind)
+    mine = ds.load(path, dtype="float32").logits(ids)
+    assert families.relative(mine, families.logits_of(expected, ids)) < LOGITS
+    pytest.importorskip("llama_cpp")
+    assert families.relative(mine, families.llama_cpp_logits_of(path, ids)) < 0.02
+
+
+def test_yarn_beside_divided_frequencies_is_refused(folder, tmp_path):
+    model, _ = folder("minicpm3", 0)
+    path = latent_files.write_gguf(model, tmp_path / "model.gguf", **{"rope.scaling.type": "yarn"})
+    with pytest.raises(ModelError, match="'yarn' beside the tensor rope_factors_short.weight is not supported"):
+        ds.load(path)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -608,6 +640,17 @@ def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, 
     model, _ = folder("deepseek_v3", 0)
     with pytest.raises(ModelError, match=message):
         ds.load(latent_files.write_gguf(model, tmp_path / "model.gguf", **changes))
+
+
+@pytest.mark.parametrize("stored", [{}, {"deepseek2.expert_gating_func": 0}])
+@pytest.mark.parametrize(("layers", "scores"), [(47, "sigmoid"), (46, "softmax")])
+def test_a_file_without_a_gating_function_is_told_by_its_sizes(folder, tmp_path, stored, layers, scores):
+    """0 is no function, as in llama.cpp. GLM-4.7-Flash has 47 layers and 154880 tokens."""
+    model, _ = folder("glm4_moe_lite", 0)
+    file = GgufFile(latent_files.write_gguf(model, tmp_path / "model.gguf", expert_gating_func=None))
+    file.metadata |= {"deepseek2.block_count": layers, "tokenizer.ggml.tokens": [], "deepseek2.vocab_size": 154880, **stored}
+    experts = gguf.config_of(file).experts
+    assert experts is not None and experts.rule.scores == scores
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

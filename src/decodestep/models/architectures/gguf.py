@@ -16,6 +16,9 @@ from decodestep.models.config import Config, LatentConfig
 from decodestep.models.errors import ModelError
 from decodestep.models.rope import Rope
 
+# Tensors that divide the frequencies: of all texts, and of those that are not and that are longer than the original context.
+_DIVISORS, _BY_LENGTH = "rope_freqs.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
+
 
 def config_of(file: Described) -> Config:
     """A model's sizes from a file's metadata. Raises ModelError for an unsupported architecture or size."""
@@ -44,19 +47,19 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
-    by_length = "rope_factors_short.weight" in keys.file.tensors
+    by_length = any(name in keys.file.tensors for name in _BY_LENGTH)
     if given != 1 and config.latent_attention and (kind == "yarn" or not by_length):  # there llama.cpp scales scores by it too
         raise keys.refusal("rope.scaling.attn_factor is not supported in latent attention")
     if kind == "yarn":
         return _yarn(keys, theta, width, given)
+    factor = 1.0 if kind == "none" else _factor(keys)
     if by_length:
-        return _longrope(keys, theta, width, config.context, vector)
+        return _longrope(keys, theta, width, config.context, vector, factor)
     if kind == "longrope":
-        raise keys.refusal("rope scaling 'longrope' without the tensors rope_factors_long.weight and rope_factors_short.weight")
+        raise keys.refusal(f"rope scaling 'longrope' without the tensors {_BY_LENGTH[1]} and {_BY_LENGTH[0]}")
     frequencies = rope.plain(theta, width)
-    if "rope_freqs.weight" in keys.file.tensors:
-        frequencies = frequencies / _factors(keys.file, "rope_freqs.weight", width, vector)
-    factor = _factor(keys) if kind == "linear" else 1.0
+    if _DIVISORS in keys.file.tensors:
+        frequencies = frequencies / _factors(keys.file, _DIVISORS, width, vector)
     return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
 
 
@@ -66,6 +69,9 @@ def _yarn(keys: GgufKeys, theta: float, width: int, given: float) -> Rope:
     fast, slow = (keys.number(f"rope.scaling.yarn_beta_{name}", 0.0, least=0.0, most=1e6) for name in ("fast", "slow"))
     if theta == 1:
         raise keys.refusal("rope.freq_base 1 and YaRN contradict each other")
+    beside = next((name for name in (_DIVISORS, *_BY_LENGTH) if name in keys.file.tensors), None)
+    if beside is not None:
+        raise keys.refusal(f"rope scaling 'yarn' beside the tensor {beside} is not supported")
     frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0)
     # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
     strength = _yarn_strength(keys)
@@ -75,11 +81,11 @@ def _yarn(keys: GgufKeys, theta: float, width: int, given: float) -> Rope:
     return Rope(frequencies, growth * given)
 
 
-def _longrope(keys: GgufKeys, theta: float, width: int, context: int, vector: Callable[[str, int], np.ndarray]) -> Rope:
-    short, long = (
-        rope.longrope(theta, width, _factors(keys.file, f"rope_factors_{name}.weight", width, vector))
-        for name in ("short", "long")
-    )
+def _longrope(
+    keys: GgufKeys, theta: float, width: int, context: int, vector: Callable[[str, int], np.ndarray], factor: float
+) -> Rope:
+    """factor: by which all positions are stretched, beside the tensors' factors, as in llama.cpp."""
+    short, long = (rope.longrope(theta, width, factor * _factors(keys.file, name, width, vector)) for name in _BY_LENGTH)
     original = keys.size("rope.scaling.original_context_length", context, most=MAX_CONTEXT)
     usual = rope.long_factor(context / original, max(original, 2))
     growth = keys.number("rope.scaling.attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)
@@ -116,12 +122,12 @@ def _latent(keys: GgufKeys, common: dict[str, Any], head: int, value: int, *, qu
     rotated = keys.size("rope.dimension_count")
     if rotated > head or rotated % 2:
         raise keys.refusal(f"rope.dimension_count {rotated} is odd, or more than a head's {head} values")
-    scaling = keys.text("rope.scaling.type", "none")
+    scaling = keys.text("rope.scaling.type", "linear")
     if scaling not in ("none", "linear", "yarn", "longrope"):
         raise keys.refusal(f"rope scaling {scaling!r} is not supported")
     scale = head**-0.5
-    if scaling == "yarn" and (strength := _yarn_strength(keys)):
-        scale *= rope.yarn_growth(_stretch(keys)[0], strength) ** 2
+    if scaling != "none" and (strength := _yarn_strength(keys)):  # as in transformers, whatever stretches positions
+        scale *= rope.yarn_growth(_factor(keys), strength) ** 2
     attention = LatentConfig(query_rank, keys.size("attention.kv_lora_rank"), head - rotated, rotated, value, scale)
     return {**common, "kv_heads": common["heads"], "head_dim": head, "latent_attention": attention}
 

@@ -28,7 +28,7 @@ def _stored_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
     """What the file's keys say."""
     # Files older than the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are recognised by their sizes.
     lite_glm = common["vocab_size"] == 154880 and common["layers"] in (47, 48)
-    function = keys.size("expert_gating_func", 2 if lite_glm else 1, least=0) or 1
+    function = keys.size("expert_gating_func", 0, least=0) or (2 if lite_glm else 1)  # 0 is as if it were missing
     if function not in _SCORES:
         raise keys.refusal(f"expert_gating_func {function} is not supported (1, softmax, and 2, sigmoid, are)")
     scale = keys.number("expert_weights_scale", 1.0, least=0.0, most=1e6) or 1.0
