@@ -642,6 +642,16 @@ def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, 
         ds.load(latent_files.write_gguf(model, tmp_path / "model.gguf", **changes))
 
 
+@pytest.mark.parametrize("layer", [1, 2])
+def test_a_correction_that_one_layer_lacks_is_missed_by_name(folder, tmp_path, layer):
+    model, _ = folder("deepseek_v3", 0)
+    path = latent_files.write_gguf(model, tmp_path / "model.gguf")
+    name = f"blk.{layer}.exp_probs_b.bias"
+    path.write_bytes(path.read_bytes().replace(name.encode(), b"?" * len(name)))
+    with pytest.raises(ModelError, match=f"tensor {name} is missing"):
+        ds.load(path)
+
+
 @pytest.mark.parametrize("stored", [{}, {"deepseek2.expert_gating_func": 0}])
 @pytest.mark.parametrize(("layers", "scores"), [(47, "sigmoid"), (46, "softmax")])
 def test_a_file_without_a_gating_function_is_told_by_its_sizes(folder, tmp_path, stored, layers, scores):

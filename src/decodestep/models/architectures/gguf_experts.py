@@ -58,6 +58,6 @@ def experts_of(keys: GgufKeys, common: dict[str, Any], gating: Gating | None = N
         width,
         shared=width * keys.size("expert_shared_count", 0, least=0, most=MAX_EXPERTS),
         rule=keys.router(rule, count),
-        corrected=names.GGUF["correction"].format(i=dense) in keys.file.tensors,
+        corrected=any(names.GGUF["correction"].format(i=i) in keys.file.tensors for i in range(dense, layers)),
         layers=tuple(i >= dense for i in range(layers)),
     )
