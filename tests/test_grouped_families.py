@@ -212,6 +212,13 @@ def test_a_config_that_is_not_supported_is_refused_by_name(model, tmp_path, fami
         ds.load(path)
 
 
+@pytest.mark.parametrize("pattern", [[1, 0], [1.0, 0.0, 1.0], ["a", "", "a"]], ids=str)
+def test_layers_with_windows_that_are_no_list_of_flags_are_refused(model, tmp_path, pattern):
+    path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", **{"attention.sliding_window_pattern": pattern})
+    with pytest.raises(ModelError, match="attention.sliding_window_pattern must be"):
+        ds.load(path)
+
+
 def test_what_gguf_files_and_forms_are_refused_by_name(model, tmp_path):
     path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", final_logit_softcapping=30.0)
     with pytest.raises(ModelError, match="final_logit_softcapping is not supported"):

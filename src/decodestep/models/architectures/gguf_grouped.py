@@ -127,8 +127,8 @@ def _gemma3(keys: GgufKeys) -> Config:
 def _slides(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
     """Which layers have a window: from a list, or all except every n-th."""
     found = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
-    if isinstance(found, (list, np.ndarray)):
-        if len(found) != layers:
+    if isinstance(found, np.ndarray):
+        if found.dtype.kind not in "iub" or len(found) != layers:
             raise keys.refusal(f"attention.sliding_window_pattern must be a number, or one for each of {layers} layers")
         return tuple(map(bool, found))
     period = keys.size("attention.sliding_window_pattern", _GEMMA_PERIOD)
