@@ -50,10 +50,12 @@ CASES = [
     (formats.BareJson, '{"name": function name, "parameters": x}', f'{{"name": "stay", "parameters": {JSON}}}', "", ["stay"]),
     (formats.BareJson, "", f'On it.<|python_tag|>{{"name": "stay", "parameters": {JSON}}}; '
      '{"name": "time", "parameters": {}}', "On it.", ["stay", "time"]),
+    (formats.BareJson, "", f'\n{{"name": "stay", "parameters": {JSON}}},\n{{"name": "time"}}', "", ["stay", "time"]),
     (formats.MistralList, "[TOOL_CALLS]", f'[TOOL_CALLS][{{"name": "stay", "arguments": {JSON}, "id": "abc"}}, '
      '{"name": "time", "arguments": {}}]', "", ["stay", "time"]),
     (formats.MistralNamed, "[TOOL_CALLS] [ARGS]", f"Yes [TOOL_CALLS]stay[CALL_ID]a1[ARGS]{JSON}[TOOL_CALLS]time[ARGS]{{}}",
      "Yes", ["stay", "time"]),
+    (formats.MistralNamed, "", f"[TOOL_CALLS]stay{JSON}", "", ["stay"]),
     (formats.DeepSeek, SEP, f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stay{SEP}{JSON}<｜tool▁call▁end｜>"
      f"<｜tool▁call▁begin｜>time{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", ["stay", "time"]),
     (formats.DeepSeekFenced, SEP + "```json", "So:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
@@ -75,6 +77,8 @@ CASES = [
     (formats.Harmony, "", f" to=functions.stay<|channel|>commentary json<|message|>{JSON}", "", ["stay"]),
     (formats.Harmony, "", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>a <b>", "a <b>",
      []),
+    (formats.Harmony, "", "<|channel|>commentary<|message|>On it.<|end|><|start|>assistant to=functions.stay<|channel|>"
+     f"commentary<|message|>{JSON}", "On it.", ["stay"]),
     (formats.TaggedArguments, "<tool_call> <arg_key>", "<tool_call>stay\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n"
      "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call><tool_call>time</tool_call>", "", ["stay", "time"]),
     (formats.TaggedArguments, "", "<tool_call>stay<arg_key>\ncity </arg_key><arg_value>Bonn</arg_value>"
@@ -97,7 +101,29 @@ def test_calls_are_read(kind, template, text, visible, names):
         held += character
         plain_length = format_.call_format.plain_length(held)
         shown, held = shown + held[:plain_length], held[plain_length:]
-    assert (shown + format_.read(held)[0]).rstrip() == visible and len(format_.read(held)[1]) == len(names)
+    assert shown + format_.read(held)[0] == visible and len(format_.read(held)[1]) == len(names)
+
+
+MARKED = {"city": "[TOOL_CALLS] <|python_tag|> <tool_call> </tool_call>"}
+CALL = json.dumps({"name": "stay", "arguments": MARKED})
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "call", "end"),
+    [
+        (formats.TaggedJson, "<tool_call>", CALL, "</tool_call>"),
+        (formats.BareJson, "", CALL, ""),
+        (formats.BareJson, "<|python_tag|>", CALL, ""),
+        (formats.MistralList, "[TOOL_CALLS][", CALL, "]"),
+        (formats.MistralNamed, "[TOOL_CALLS]stay[ARGS]", json.dumps(MARKED), ""),
+    ],
+)
+def test_marks_within_arguments_are_text(kind, begin, call, end):
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
+    visible, [found] = format_.read(begin + call + end)
+    assert (visible, json.loads(found["function"]["arguments"])) == ("", MARKED)
+    broken = f"{begin}{call} 3{end}"
+    assert format_.read(broken) == (broken, [])
 
 
 def test_one_call_alone_where_no_more_are_asked_for():
@@ -114,6 +140,8 @@ def test_results_are_one_turn_of_a_template_without_tools():
     calls = [{"function": {"name": name, "arguments": {}}} for name in FUNCTIONS]
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": calls},
                 {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "noon"}]  # fmt: skip
+    written = [f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>' for name in FUNCTIONS]
+    assert in_turns(messages)[1] == {"role": "assistant", "content": "\n".join(written)}
     for more in ([], [{"role": "user", "content": "Which?"}]):
         conversation = in_turns([*messages, *more])
         text = ChatTemplate({}, source).render(conversation, None, None, {"add_generation_prompt": True}, {"bos_token": "<s>"})
@@ -143,7 +171,17 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
 @pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.CohereActions])
 @pytest.mark.parametrize(
     ("written", "read"),
-    [("null", {}), ('""', {}), ('"{\\"days\\": 2}"', {"days": 2}), ("3", None), ("[1]", None), ('"Bonn"', None), ('"3"', None)],
+    [
+        ("null", {}),
+        ('""', {}),
+        ('"{\\"days\\": 2}"', {"days": 2}),
+        ("3", None),
+        ("[1]", None),
+        ('"Bonn"', None),
+        ('"3"', None),
+        ('{"days": NaN}', None),
+        ('{"days": [-1e999]}', None),
+    ],
 )
 def test_arguments_are_an_object(kind, written, read):
     """Clients parse the arguments and take them as keywords."""
@@ -155,12 +193,42 @@ def test_arguments_are_an_object(kind, written, read):
 
 
 def test_gemmas_values():
-    text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e:plain}<tool_call|>"""
+    text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e: plain ,f:NaN}<tool_call|>"""
     [(name, arguments)] = formats.GemmaCalls(FUNCTIONS).calls(text)
-    assert (name, arguments) == ("time", {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain"})
+    assert (name, arguments) == (
+        "time",
+        {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain", "f": "NaN"},
+    )
     for broken in ("{a:[1", "{a:1 b:2]", "{a}", '{a:<|"|>x}', "{a:" + "[" * 9000):
         with pytest.raises(UnreadableError):
             list(formats.GemmaCalls(FUNCTIONS).calls("<|tool_call>call:time" + broken))
+
+
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}  # as pydantic writes it
+
+
+@pytest.mark.parametrize(
+    ("written", "schema", "value"),
+    [
+        ("12", {"type": "string"}, "12"),
+        ('"12"', {"type": "string"}, '"12"'),
+        ("12", {"type": "integer"}, 12),
+        ("12", {}, 12),
+        ("12", True, 12),
+        ("12", OPTIONAL, "12"),
+        ("null", OPTIONAL, None),
+        ('"12"', OPTIONAL, "12"),
+        ("true", {"type": ["string", "integer"]}, "true"),
+        ("3", {"type": ["number", "string"]}, 3),
+        ("3", {"oneOf": [{"enum": ["3"]}, {"const": None}]}, "3"),
+        ("4", {"type": "integer", "enum": ["3"]}, 4),
+    ],
+)
+def test_values_between_tags_are_of_the_types_of_their_schema(written, schema, value):
+    call = f"<tool_call>f<arg_key> a </arg_key><arg_value>{written}</arg_value></tool_call>"
+    more = "<arg_key>b</arg_key><arg_value>1</arg_value>"
+    read = formats.TaggedArguments({"f": {"properties": {"a": schema}}}).read(call + more)
+    assert json.dumps(read) == json.dumps(["", [["f", {"a": value}]]])
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
@@ -168,7 +236,14 @@ def test_what_is_no_call_is_text(kind):
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     begun = kind.marks[0] if kind.marks else "<|channel|>commentary to=functions.stay<|message|>"
     others = ("", "Hello {", '{"answer": 3}', '{"name": "king", "parameters": {}}', "[1, 2]")
-    for text in (*others, begun + "{", begun + "[" * 9000, begun + "3", begun + "[3]"):
+    for text in (
+        *others,
+        begun + "{",
+        begun + "[" * 9000,
+        begun + "3",
+        begun + "[3]",
+        begun + '[{"name": [], "tool_name": []}]',
+    ):
         assert format_.read(text) == (text, [])
 
 

@@ -15,6 +15,7 @@ from decodestep.serving.tool_json import (
     call_schema,
     constrained_arguments,
     first_json,
+    marked_json,
     parse,
     properties,
     tagged_form,
@@ -28,8 +29,9 @@ class TaggedJson(CallFormat):
     marks = ("<tool_call>",)
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split("<tool_call>")[1:]:
-            yield call_in(parse(piece.partition("</tool_call>")[0]))
+        while text:
+            found, text = marked_json(text.removeprefix("<tool_call>"), "<tool_call>", "</tool_call>")
+            yield call_in(found)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return ["<tool_call>\n", call_schema(name, "arguments", schema), "\n</tool_call>"]
@@ -54,7 +56,7 @@ class BareJson(CallFormat):
             return text, []  # JSON that is not a call, therefore the answer
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        rest = text.replace("<|python_tag|>", "", 1).strip()
+        rest = text.strip().removeprefix("<|python_tag|>").lstrip()
         while rest:
             found, rest = first_json(rest)
             yield call_in(found)
@@ -72,13 +74,14 @@ class MistralList(CallFormat):
     _NAMED = re.compile(r"\s*([\w-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split("[TOOL_CALLS]")[1:]:
-            if found := self._NAMED.match(piece):
-                yield found[1], parse(piece[found.end() :])
-                continue
-            listed = parse(piece)
-            for item in listed if isinstance(listed, list) else [listed]:
-                yield call_in(item)
+        while text:
+            text = text.removeprefix("[TOOL_CALLS]")
+            named = self._NAMED.match(text)
+            found, text = marked_json(text[named.end() :] if named else text, "[TOOL_CALLS]", "")
+            if named:
+                yield named[1], found
+            else:
+                yield from map(call_in, found if isinstance(found, list) else [found])
 
     def new_id(self, name: str, number: int) -> str:
         return secrets.token_hex(5)[:9]  # templates refuse ids that are not of nine letters and digits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -12,21 +13,54 @@ class UnreadableError(ValueError):
     """The text looks like calls but cannot be parsed."""
 
 
+def _finite(text: str) -> float:
+    """A number of JSON, which has no infinity and no NaN, though Python reads and writes them."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+# The types of JSON Schema that a value of Python's has, the narrowest first.
+_TYPES: Mapping[type, tuple[str, ...]] = {
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    str: ("string",),
+    list: ("array",),
+    dict: ("object",),
+    type(None): ("null",),
+}
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
 def parse(text: str) -> Any:
     """The JSON value that a text is, between spaces."""
-    try:
-        return json.loads(text.strip())
-    except (ValueError, RecursionError):
-        raise UnreadableError from None
+    found, rest = first_json(text.strip())
+    if rest:
+        raise UnreadableError
+    return found
 
 
 def first_json(text: str) -> tuple[Any, str]:
     """The JSON value at the start of a text, and the rest."""
     try:
-        found, end = json.JSONDecoder().raw_decode(text)
+        found, end = _DECODER.raw_decode(text)
     except (ValueError, RecursionError):
         raise UnreadableError from None
     return found, text[end:]
+
+
+def marked_json(text: str, mark: str, end: str) -> tuple[Any, str]:
+    """The JSON value at the start of a text, which may contain the mark itself, and the rest from the next mark on.
+
+    Only what follows `end` may stand between the two; nothing may if it is "".
+    """
+    found, rest = first_json(text.lstrip())
+    between, found_mark, rest = rest.partition(mark)
+    if (between.partition(end)[0] if end else between).strip():
+        raise UnreadableError
+    return found, found_mark + rest
 
 
 def call_in(found: Any) -> tuple[str, Any]:
@@ -78,10 +112,26 @@ def tagged_form(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
 
 
 def tagged_value(text: str, schema: Any) -> Any:
-    """The value between tags: verbatim if a string is expected or it is not JSON, else parsed."""
-    if isinstance(schema, dict) and schema.get("type") == "string":
+    """The value between tags: verbatim if a string is expected or it is not JSON, else parsed. Where a string may stand too, it
+    is one if the schema does not allow what it would be as JSON."""
+    types = _types(schema)
+    if types == {"string"}:
         return text
     try:
-        return parse(text)
+        value = parse(text)
     except UnreadableError:
         return text
+    return text if "string" in types and types.isdisjoint(_TYPES[type(value)]) else value
+
+
+def _types(schema: Any) -> set[str]:
+    """The types of the values that a schema allows, as far as it says so."""
+    if not isinstance(schema, dict):
+        return set()
+    given = schema.get("type")
+    if given is not None:
+        return {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
+    lists = [found for key in ("anyOf", "oneOf") if isinstance(found := schema.get(key), list)]
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    of_values = [_TYPES[type(value)][0] for value in values] if isinstance(values, list) else []
+    return set().union(of_values, *(_types(each) for found in lists for each in found))
