@@ -105,9 +105,30 @@ def test_early_stopping_by_hand():
     assert search(early_stopping=True, length_penalty=-1.0) == [((1,), True), ((0, 1), True)]
 
 
+def test_a_score_is_a_limit_where_the_power_of_the_length_is_beyond_the_floats():
+    for penalty, limit in ((1e300, 0.0), (-1e300, -math.inf)):
+        [beam] = search_tree(num_beams=1, max_new_tokens=2, length_penalty=penalty)
+        assert beam.score == limit
+        sure = tree(lambda ids: [1.0, 0.0], 2)
+        [beam] = beam_search(sure, [], vocab_size=2, num_beams=1, max_new_tokens=2, length_penalty=penalty)
+        assert (beam.token_ids, beam.score) == ([0, 0], 0.0)
+
+
+def test_the_search_ends_where_every_beam_ends():
+    branches = tree(lambda ids: [0.0, 0.0, 1.0] if ids else [0.6, 0.4, 0.0], 3)
+    beams = beam_search(branches, [], vocab_size=3, eos_token_ids=[2], num_beams=2, num_return_sequences=2, max_new_tokens=9)
+    assert as_pairs(beams) == [((0, 2), True), ((1, 2), True)]
+
+
+def test_two_end_tokens_leave_a_candidate_that_goes_on():
+    branches = tree(lambda ids: [0.0, 0.0, 1.0] if ids else [0.2, 0.3, 0.5], 3)
+    search = partial(beam_search, branches, [], vocab_size=3, num_beams=1, max_new_tokens=3)
+    assert as_pairs(search(eos_token_ids=[1, 2], length_penalty=2.0, early_stopping="never")) == [((0, 2), True)]
+
+
 def test_ties_take_the_lowest_beam_then_the_lowest_token():
-    alike = tree(lambda ids: [0.25] * 4, 4)
-    beams = beam_search(alike, [3], vocab_size=4, num_beams=3, num_return_sequences=3, max_new_tokens=2)
+    alike = tree(lambda ids: [1 / 64] * 64, 64)
+    beams = beam_search(alike, [3], vocab_size=64, num_beams=3, num_return_sequences=3, max_new_tokens=2)
     assert [beam.token_ids for beam in beams] == [[0, 0], [0, 1], [0, 2]]
 
 
@@ -182,7 +203,7 @@ def slow_groups(branches, vocab, ends, longest, groups, size, diversity, penalty
     return [Beam(list(ids), score, ended) for score, ids, ended in best]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(60), 154])  # 154: a group goes on for the sake of a candidate that ended
 def test_groups_equal_a_slow_reference(seed):
     rng = np.random.default_rng(seed)
     vocab, longest, groups, size = (int(rng.integers(*bounds)) for bounds in ((3, 8), (1, 7), (2, 5), (1, 4)))
@@ -419,7 +440,15 @@ def test_processors_and_stop_are_given_what_they_need():
 def test_what_cannot_be_is_no_candidate():
     nan, inf = math.nan, math.inf
     rows = {(): [0.0, nan, -inf, 0.0], (0,): [-inf] * 4, (3,): [inf, 1.0, inf, nan]}
-    run = partial(beam_search, lambda sequences, parents: np.array([rows[tuple(ids)] for ids in sequences]), [], vocab_size=4)
+
+    def processor(ids, scores):
+        assert not np.isnan(scores).any()
+        return scores
+
+    def next_logits(sequences, parents):
+        return np.array([rows[tuple(ids)] for ids in sequences])
+
+    run = partial(beam_search, next_logits, [], vocab_size=4, processors=[processor])
     beams = run(num_beams=4, max_new_tokens=2, num_return_sequences=4)
     assert [beam.token_ids for beam in beams] == [[3, 0], [3, 2]]
     assert all(math.isclose(beam.score, math.log(0.25) / 2) for beam in beams)
@@ -444,19 +473,29 @@ def test_an_interrupt_collects_the_live_beams_at_their_length():
 
 def test_a_score_that_is_nan_is_none_of_the_likely_tokens():
     def processor(ids, scores):
-        return np.where(np.arange(9) == 2, np.nan, scores)
+        return np.where(np.arange(9) < 4, np.nan, scores)
 
     logits = np.arange(9.0)[None]
-    [beam] = beam_search(
+    beams = beam_search(
         lambda sequences, parents: logits,
         [4],
         vocab_size=9,
         max_new_tokens=1,
-        num_beams=1,
+        num_beams=3,
+        num_return_sequences=3,
         processors=[processor],
         top_logprobs=8,
     )
-    assert [token for token, _ in beam.logprobs[0].top_processed] == [8, 7, 6, 5, 4, 3, 1, 0]
+    assert [beam.token_ids for beam in beams] == [[8], [7], [6]]
+    assert [token for token, _ in beams[0].logprobs[0].top_processed] == [8, 7, 6, 5, 4]
+
+
+def test_of_the_candidates_that_are_drawn_the_likeliest_go_on():
+    """Twice as many as there are beams are drawn: the least likely of three is never the better one of two."""
+    for seed in range(40):
+        branches = tree(lambda ids: [0.4, 0.35, 0.25], 3)
+        [beam] = beam_search(branches, [], vocab_size=3, num_beams=1, max_new_tokens=2, do_sample=True, seed=seed)
+        assert beam.token_ids[0] < 2
 
 
 def test_draws_follow_the_distribution_without_replacement():
