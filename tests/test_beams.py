@@ -590,6 +590,7 @@ def test_the_default_model(model):
         ("num_return_sequences", 0, "an integer in [1"),
         ("do_sample", 1, "a bool"),
         ("seed", -1, "an integer in [0, 2^64)"),
+        ("seed", 2**64, "an integer in [0, 2^64)"),
         ("top_logprobs", -1, "None or an integer >= 0"),
         ("eos_token_ids", None, "integers in [0, 3)"),
         ("prompt", None, "integers in [0, 3)"),

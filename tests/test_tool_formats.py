@@ -193,11 +193,11 @@ def test_arguments_are_an_object(kind, written, read):
 
 
 def test_gemmas_values():
-    text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e: plain ,f:NaN}<tool_call|>"""
+    text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e: plain , f g :NaN}<tool_call|>"""
     [(name, arguments)] = formats.GemmaCalls(FUNCTIONS).calls(text)
     assert (name, arguments) == (
         "time",
-        {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain", "f": "NaN"},
+        {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain", "f g": "NaN"},
     )
     for broken in ("{a:[1", "{a:1 b:2]", "{a}", '{a:<|"|>x}', "{a:" + "[" * 9000):
         with pytest.raises(UnreadableError):

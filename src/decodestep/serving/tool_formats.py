@@ -178,7 +178,7 @@ class GemmaCalls(CallFormat):
     marks = ("<|tool_call>",)
     spelled = ("<|tool_call>", "<tool_call|>", _QUOTE)
     _NAMED = re.compile(r"\s*call:\s*([\w-]+)\s*(?=\{)")
-    _KEY = re.compile(r"\s*([^\s:,{}\[\]]+?)\s*:")
+    _KEY = re.compile(r"\s*([^:,{}\[\]]+?)\s*:")
     _BARE = re.compile(r"[^,{}\[\]]+")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
