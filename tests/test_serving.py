@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-from servers import HELLO, LocalServer
+from decodestep.serving.requests import chat_job
+from servers import HELLO, LocalServer, load
 
 
 def test_the_official_client_gets_the_answers_of_generate(server):
@@ -95,6 +96,13 @@ def test_messages_as_clients_send_them_back(tiny_file):
             sent = [{"role": "assistant", **refused, "tool_calls": []}, *HELLO]
             found = server.client().chat.completions.create(model="", messages=sent, max_tokens=1)
             assert found.usage.prompt_tokens == len(server.model.tokenizer.encode("No.;hello;"))
+
+
+def test_developers_speak_as_the_system_and_parts_are_one_text(tiny_file):
+    model = load(tiny_file(kind="Q8_0", context=400))
+    parts = [{"type": "text", "text": text} for text in ("a", "b")]
+    job = chat_job(model, {"messages": [{"role": "developer", "content": parts}, *HELLO]}, 10**6)
+    assert job.prompts == [model.tokenizer.encode("system:ab;user:hello;assistant:")]
 
 
 def test_reasoning_effort_is_the_templates(tiny_file):

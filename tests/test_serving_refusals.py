@@ -26,6 +26,10 @@ FORM = {"response_format": {"type": "json_schema", "json_schema": {"schema": UNK
 FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 1}}
 
 
+def called(arguments):
+    return {"function": {"name": "f", "arguments": arguments}}
+
+
 @pytest.mark.parametrize(
     ("path", "data", "status", "param"),
     [
@@ -43,6 +47,10 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2001}]}, 400, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "function_call": {}}]}, 400, "messages[0].function_call"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, 400, "messages[0].audio"),
+        *(
+            ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": calls}]}, 400, "messages[0].tool_calls")
+            for calls in (5, [{"function": {"name": 5}}], [called("{")], [called('{"a": NaN}')])
+        ),
         ("/v1/chat/completions", {**CHAT, "colour": 1}, 400, "colour"),
         ("/v1/chat/completions", {**CHAT, "num_beams": 2}, 400, "num_beams"),
         ("/v1/chat/completions", {**CHAT, "length_penalty": 0.9}, 400, "length_penalty"),
@@ -96,6 +104,8 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", {**CHAT, "prompt": "a"}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "messages": HELLO}, 400, "messages"),
         ("/v1/completions", {"prompt": ""}, 400, "prompt"),
+        ("/v1/completions", {"prompt": []}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [[]]}, 400, "prompt"),
         ("/v1/completions", {"prompt": [300]}, 400, "prompt"),
         ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
         ("/v1/completions", {"prompt": [HELLO]}, 400, "prompt"),
@@ -103,6 +113,7 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/completions", {"prompt": "a", "logprobs": 10**6}, 400, "logprobs"),
         ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 21}, 400, "logprobs"),
         ("/v1/completions", {"prompt": "a", "echo": "yes"}, 400, "echo"),
+        ("/v1/completions", {"prompt": "a", "echo": True, "max_tokens": False}, 400, "max_tokens"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
         ("/v1/chat/completions", {**CHAT, "echo": True}, 400, "echo"),
         ("/v1/completions", {"prompt": "a", "regex": "("}, 400, "regex"),
@@ -150,7 +161,7 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/completions", {"prompt": "a", "reasoning_effort": "low"}, 400, "reasoning_effort"),
         ("/v1/chat/completions", {**CHAT, "reasoning_effort": 3}, 400, "reasoning_effort"),
         ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"self": 1}}, 400, "chat_template_kwargs"),
-        ("/v1/chat/completions", {**CHAT, "tools": [{"description": "x" * 2_000_000}]}, 400, "tools"),
+        ("/v1/chat/completions", {**CHAT, "tools": [tool("f", description="x" * 2_000_000)]}, 400, "tools"),
         ("/tokenize", {"content": "a" * 2_000_000}, 400, "content"),
         ("/detokenize", {"tokens": [1] * 70_000}, 400, "tokens"),
     ],
