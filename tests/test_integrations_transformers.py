@@ -36,6 +36,18 @@ def test_logits_of_every_family(family, absorbed):
     assert torch.equal(decode(model, ids, mask, 9), expected)
 
 
+@pytest.mark.parametrize("sizes", [(1,), (3, 1)])
+def test_logits_of_layers_of_different_sizes(absorbed, sizes):
+    """Every published Dots3-Note has layers with a window, whose latents are wider than those of the others."""
+    small = {"swa_kv_lora_rank": 40, "swa_qk_nope_head_dim": 20, "swa_v_head_dim": 12, "swa_q_lora_rank": 28}
+    model, ids = model_of("dots3_note", num_hidden_layers=5, sliding_window_size=16, **small), prompt()
+    assert {layer.self_attn.kv_lora_rank for layer in model.layers} == {24, 40}
+    expected = decode(model, ids, holes(ids), 20, sizes=sizes)
+    with accelerate(model):
+        assert_close(decode(model, ids, holes(ids), 20, sizes=sizes), expected)
+    assert len(absorbed) == 100
+
+
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v32"])
 def test_logits_of_every_family_in_bfloat16(family, absorbed):
     model, ids = model_of(family, dtype=torch.bfloat16, index_topk=64), prompt()

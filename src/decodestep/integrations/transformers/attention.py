@@ -229,7 +229,8 @@ def make_mask(
     Several queries of a model without latent attention always get a mask: unless the implementation is named "sdpa", Gemma 4
     later drops the queries whose logits are not kept, and the others would be taken for the first ones.
     """
-    skip = allow_is_causal_skip and (q_length == 1 or hasattr(config, "kv_lora_rank"))
+    # Of its class: a config whose layers have different sizes raises when one of these is read.
+    skip = allow_is_causal_skip and (q_length == 1 or hasattr(type(config), "kv_lora_rank"))
     mask: Tensor | None = sdpa_mask(batch_size, q_length, *sizes, allow_is_causal_skip=skip, config=config, **options)
     return mask
 
