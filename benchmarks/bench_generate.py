@@ -16,8 +16,8 @@ LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one.
 Steps are timed without sampling: from a token to the next logits. Each round times every peer once. Verified first: the most
 likely tokens are the peer's, except near ties. The floor of a decoded token is one read of the weights and of the cache, at the
 bandwidth of plain reads in the same rounds. llama.cpp runs with and without flash attention; the faster is the peer. Its PLM
-graph takes one token per pass. A batch is also compared with its rows one after another. Accuracy: the KL divergence from
-transformers in float32, teacher-forced, and how often the most likely token agrees.
+graph takes one token per pass, and so no batch. A batch is also compared with its rows one after another. Accuracy: the KL
+divergence from transformers in float32, teacher-forced, and how often the most likely token agrees.
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ class Ours:
 class Theirs:
     def __init__(self, path: Path, ids: np.ndarray, threads: int, flash_attention: bool, rows: int = 1) -> None:
         self.ids, self.rows = ids, rows
-        # Its graph of PLM ends the process where a pass has more than one token (0.3.36).
-        together = 1 if path.name.startswith("plm-") else 512
+        together = 1 if takes_one_token(path) else 512
         self.llama = LlamaCpp(
             path, len(ids) + STEPS, threads, flash_attention=flash_attention, sequences=rows, together=together
         )
@@ -87,6 +86,11 @@ class Theirs:
         self.llama.forget(len(self.ids))
         for i in range(STEPS):
             self.llama.step([int(self.ids[i])] * self.rows, len(self.ids) + i)
+
+
+def takes_one_token(path: Path) -> bool:
+    """Whether llama.cpp (0.3.36) ends the process where a pass over this model has more than one token."""
+    return path.name.startswith("plm-")
 
 
 class Transformers:
@@ -132,7 +136,8 @@ def read_weights(weights: ds.ops.DecoderWeights) -> int:
 
 def peers(model: ds.Model, ids: np.ndarray, chosen: Any, threads: int, rows: int = 1) -> dict[str, Any]:
     made: dict[str, Any] = {"ours": Ours(model, ids, rows)}
-    for flash in (False, True) if LlamaCpp else ():
+    together = LlamaCpp and (rows == 1 or not takes_one_token(model.path))
+    for flash in (False, True) if together else ():
         made[f"llama.cpp, {'' if flash else 'no '}flash attention"] = Theirs(model.path, ids, threads, flash, rows)
     if chosen.transformers and rows == 1:
         made[f"transformers {chosen.transformers}"] = Transformers(model.path, ids, chosen.transformers)
