@@ -19,7 +19,11 @@ from decodestep.models.architectures.names import FOLDER, FOLDERS, GGUF
 from decodestep.models.gguf_file import GgufFile
 from tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
-_PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+
+def linear(factor):
+    return {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": factor}}
+
+
 # Of every family a size that GGUF has keys for: size, and changes to it.
 CASES = {
     "llama": (1, {}),
@@ -29,7 +33,7 @@ CASES = {
     "mistral": (1, {}),
     "ministral": (1, {"rope_parameters": families.yarn(None, None)}),
     "smollm3": (0, {}),
-    "granite": (2, {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    "granite": (2, linear(2.0)),
     "granitemoehybrid": (1, {}),
     "gemma3_text": (0, {}),
     "deepseek_v2": (1, {}),
@@ -113,6 +117,7 @@ def test_types_padding_and_facts(tmp_path):
 
 
 EXPRESSED = {
+    "a linear stretch by one": ("deepseek_v3", linear(1.0)),
     "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
     "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
     "Granite 4 that is rotated": ("granitemoehybrid", {}),
@@ -158,6 +163,13 @@ REFUSED = {
     "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
     "no experts": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "does not load a file of qwen3moe with dense layers alone"),
     "long-rope": ("youtu", {"rope_parameters": families.longrope(100)}, "does not load a file of deepseek2 with long-rope"),
+    "scores that grow with a linear stretch": (
+        "deepseek_v3",
+        linear(4.0),
+        "llama.cpp scales the scores of a file of deepseek2 with a linear factor of 4, unlike transformers",
+    ),
+    "scores that grow with the sine": ("youtu", {"rope_parameters": families.yarn(None, None)}, "YaRN and no mscale_all_dim"),
+    "scores that shrink": ("youtu", {"rope_parameters": families.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
     "long-rope of a qwen3": (
         "qwen3",
         {"head_dim": 8, "rope_parameters": families.longrope(32)},

@@ -79,6 +79,8 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
     for ours, again in zip(ropes, gguf.ropes_of(file, read, lambda name, _: vectors[name]), strict=True):
         if not _same_rope(ours, again):
             raise keys.refusal(f"a GGUF file of {architecture} cannot say its rotation")
+    if architecture == "deepseek2" and (stretched := _scores_that_grow(rotation)) is not None:
+        raise keys.refusal(f"llama.cpp scales the scores of a file of deepseek2 with {stretched}, unlike transformers")
     return Header(folder.path, data, read, parts, vectors)
 
 
@@ -121,6 +123,18 @@ def _refused_by_llama_cpp(config: Config, architecture: str, vectors: dict[str, 
     if architecture == "qwen3moe" and config.experts is None:
         return "dense layers alone"
     return "long-rope" if architecture == "deepseek2" and vectors else None
+
+
+def _scores_that_grow(rotation: dict[str, Any]) -> str | None:
+    """By which of deepseek2's rotations llama.cpp multiplies scores as transformers does not, or None."""
+    stretch = rotation.get("rope.scaling.factor", 1.0)
+    if stretch == 1:
+        return None
+    if rotation["rope.scaling.type"] == "linear":
+        return f"a linear factor of {stretch:g}"
+    if "rope.scaling.yarn_log_multiplier" not in rotation:
+        return "YaRN and no mscale_all_dim"
+    return f"YaRN's factor {stretch:g} below 1" if stretch < 1 else None
 
 
 def _size_keys(config: Config, architecture: str) -> dict[str, Any]:
