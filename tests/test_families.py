@@ -487,6 +487,10 @@ CONTRADICTIONS = {
     "a stretch of nothing": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor must be a number in"),
     "quantisation that is not an object": ({"quantization_config": "fp8"}, "quantization_config must be an object"),
     "other quantisation": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
+    "scales of other blocks": (
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
+        r"weight_block_size \[64, 64\] is not supported",
+    ),
     "sizes that are not numbers": ({"hidden_size": "wide"}, "hidden_size must be an integer"),
     "huge sizes": ({"num_attention_heads": 2**40}, "num_attention_heads must be an integer"),
     "tokens that see later ones": ({"is_causal": False}, "is_causal false, bidirectional attention, is not supported"),

@@ -157,8 +157,7 @@ def _check_quantization(keys: Keys) -> None:
         return
     if not isinstance(found, dict):
         raise keys.refusal("quantization_config must be an object")
-    method = found.get("quant_method")
-    if method != "fp8" or found.get("fmt", "e4m3") != "e4m3" or found.get("weight_block_size") != [128, 128]:
-        raise keys.refusal(
-            f"quantization_config of quant_method {method!r} is not supported (fp8, e4m3, blocks of 128 x 128 is)"
-        )
+    for name, supported in {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}.items():
+        value = found.get(name, "e4m3" if name == "fmt" else None)
+        if value != supported:
+            raise keys.refusal(f"quantization_config of {name} {value!r} is not supported ({supported!r} is)")
