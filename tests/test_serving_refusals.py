@@ -162,6 +162,15 @@ def called(arguments):
         ("/v1/chat/completions", {**CHAT, "reasoning_effort": 3}, 400, "reasoning_effort"),
         ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"self": 1}}, 400, "chat_template_kwargs"),
         ("/v1/chat/completions", {**CHAT, "tools": [tool("f", description="x" * 2_000_000)]}, 400, "tools"),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"a": ["x" * 2_000_000]}}, 400, "chat_template_kwargs"),
+        *(
+            ("/v1/chat/completions", {"messages": [{"role": "assistant", **more}]}, 400, "messages")
+            for more in (
+                {"tool_calls": [called(json.dumps({"a": "x" * 2_000_000}))]},
+                {"tool_calls": [called({"x" * 2_000_000: 1})]},
+                {"reasoning_content": "x" * 2_000_000},
+            )
+        ),
         ("/tokenize", {"content": "a" * 2_000_000}, 400, "content"),
         ("/detokenize", {"tokens": [1] * 70_000}, 400, "tokens"),
     ],

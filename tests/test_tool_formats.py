@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import jsonschema
@@ -104,7 +105,7 @@ def test_calls_are_read(kind, template, text, visible, names):
     assert shown + format_.read(held)[0] == visible and len(format_.read(held)[1]) == len(names)
 
 
-MARKED = {"city": "[TOOL_CALLS] <|python_tag|> <tool_call> </tool_call>"}
+MARKED = {"city": "[TOOL_CALLS] <|python_tag|> <tool_call> </tool_call> <|START_ACTION|> Action: ```json <|end|> <|channel|>"}
 CALL = json.dumps({"name": "stay", "arguments": MARKED})
 
 
@@ -116,6 +117,9 @@ CALL = json.dumps({"name": "stay", "arguments": MARKED})
         (formats.BareJson, "<|python_tag|>", CALL, ""),
         (formats.MistralList, "[TOOL_CALLS][", CALL, "]"),
         (formats.MistralNamed, "[TOOL_CALLS]stay[ARGS]", json.dumps(MARKED), ""),
+        (formats.CohereActions, "<|START_ACTION|>[", CALL.replace('"name"', '"tool_name"'), "]<|END_ACTION|>"),
+        (formats.CohereFenced, "Action: ```json\n[", CALL.replace('"name"', '"tool_name"'), "]\n```\nDone"),
+        (formats.Harmony, "<|channel|>commentary to=functions.stay<|message|>", json.dumps(MARKED), "<|call|>"),
     ],
 )
 def test_marks_within_arguments_are_text(kind, begin, call, end):
@@ -124,6 +128,32 @@ def test_marks_within_arguments_are_text(kind, begin, call, end):
     assert (visible, json.loads(found["function"]["arguments"])) == ("", MARKED)
     broken = f"{begin}{call} 3{end}"
     assert format_.read(broken) == (broken, [])
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES if case[0] is not formats.BareJson))
+def test_several_calls_whose_arguments_have_marks(kind):
+    """Also where the mark stands between tags, or in a string without JSON's quotes."""
+    city = "".join(kind.marks) + " <|end|><|channel|>final<|message|>"
+    text, end = "".join(fill_in(kind, city)), "<|call|>" if kind is formats.Harmony else "\n"
+    assert kind(FUNCTIONS).read(f"{text}{end}{text}") == ("", [("stay", {"city": city, "days": 2})] * 2)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions])
+def test_a_call_that_is_cut_off_is_text(kind):
+    """Otherwise it would be a call without some of its arguments."""
+    text = "".join(fill_in(kind))
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
+    for end in range(len(text)):
+        _, calls = format_.read(text[:end])
+        assert [json.loads(call["function"]["arguments"]) for call in calls] in ([], [ARGUMENTS])
+    assert format_.read(text)[1]
+
+
+def test_a_long_answer_without_channels_is_read_in_time():
+    text = "word " * 4000
+    begun = time.process_time()
+    assert formats.Harmony(FUNCTIONS).read(text) == (text, [])
+    assert time.process_time() - begun < 1
 
 
 def test_one_call_alone_where_no_more_are_asked_for():
@@ -247,9 +277,10 @@ def test_what_is_no_call_is_text(kind):
         assert format_.read(text) == (text, [])
 
 
-def fill_in(kind):
-    """The pieces of a call of `stay` with ARGUMENTS."""
-    values = iter(("Bonn", "2"))
+def fill_in(kind, city="Bonn"):
+    """The pieces of a call of `stay` with ARGUMENTS, or with another city."""
+    arguments = {**ARGUMENTS, "city": city}
+    values = iter((city, "2"))
     for piece in kind(FUNCTIONS).call("stay", STAY):
         if isinstance(piece, str):
             yield piece
@@ -257,7 +288,7 @@ def fill_in(kind):
             yield next(values)
         else:
             key = next((key for key in piece["properties"] if key in ("arguments", "parameters")), None)
-            yield json.dumps({"name": "stay", key: ARGUMENTS}) if key else JSON
+            yield json.dumps({"name": "stay", key: arguments} if key else arguments)
 
 
 def _byte(token):

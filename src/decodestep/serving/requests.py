@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -89,13 +89,14 @@ def max_characters(model: Model) -> int:
 def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job:
     """The job of a chat completion. Renders and tokenizes the conversation, which may be slow.
 
-    most_characters: of all texts together; longer ones are refused before they are tokenized.
+    most_characters: of all that the messages, the tools or the template's variables say; what is longer is refused before it
+    is tokenized.
     """
     _refuse_fields(body, {"prompt"})
     conversation = [_message(i, message) for i, message in enumerate(_list_field(body, "messages"))]
-    require_short([message["content"] for message in conversation], most_characters, "messages")
-    require_short([json.dumps(body.get("tools"))], most_characters, "tools")
     given = _template_variables(body)
+    for name in ("messages", "tools", "chat_template_kwargs"):
+        require_short([*_texts(body.get(name))], most_characters, name)
     format_ = tools.read(model, body, conversation)
     asked = format_.definitions if format_ and format_.of_template else None
     if asked is None:
@@ -332,6 +333,18 @@ def _refuse_others(given: Mapping[str, Any], known: set[str], name: str) -> None
     """Refuses unknown fields within a field: a schema in the wrong place would not be enforced."""
     for key in sorted(key for key, value in given.items() if value is not None and key not in known):
         raise unknown_field(f"{name}.{key}")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All that a template may write of a JSON value, without brackets and quotes."""
+    if isinstance(value, dict):
+        yield from value
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+    else:
+        yield str(value)
 
 
 def require_short(texts: Sequence[str], most: int, name: str) -> None:

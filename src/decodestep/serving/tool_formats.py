@@ -16,7 +16,6 @@ from decodestep.serving.tool_json import (
     constrained_arguments,
     first_json,
     marked_json,
-    parse,
     properties,
     tagged_form,
     tagged_value,
@@ -105,11 +104,13 @@ class DeepSeek(CallFormat):
     _NAMED = re.compile(r"\s*(?:function<｜tool▁sep｜>)?([\w-]+)(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*(?=\{)")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split(self.marks[1])[1:]:
-            found = self._NAMED.match(piece)
-            if found is None:
+        while self.marks[1] in text:
+            text = text.partition(self.marks[1])[2]
+            named = self._NAMED.match(text)
+            if named is None:
                 raise UnreadableError
-            yield found[1], first_json(piece[found.end() :])[0]
+            found, text = first_json(text[named.end() :])
+            yield named[1], found
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [f"{''.join(self.marks)}{name}<｜tool▁sep｜>", schema, "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"]
@@ -143,10 +144,11 @@ class CohereActions(CallFormat):
 
     marks = ("<|START_ACTION|>",)
     spelled: tuple[str, ...] = ("<|START_ACTION|>", "<|END_ACTION|>")
+    _END = "<|END_ACTION|>"
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split(self.marks[0])[1:]:
-            listed, _ = first_json(piece.lstrip())
+        while text:
+            listed, text = marked_json(text.removeprefix(self.marks[0]), self.marks[0], self._END)
             for item in listed if isinstance(listed, list) else [listed]:
                 if not isinstance(item, dict) or not isinstance(item.get("tool_name"), str):
                     raise UnreadableError
@@ -162,6 +164,7 @@ class CohereFenced(CohereActions):
 
     marks = ("Action: ```json",)
     spelled = ()
+    _END = "```"
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin = f'Action: ```json\n[\n    {{\n        "tool_name": "{name}",\n        "parameters": '
@@ -182,14 +185,16 @@ class GemmaCalls(CallFormat):
     _BARE = re.compile(r"[^,{}\[\]]+")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split("<|tool_call>")[1:]:
-            found = self._NAMED.match(piece)
-            if found is None:
+        while "<|tool_call>" in text:
+            text = text.partition("<|tool_call>")[2]
+            named = self._NAMED.match(text)
+            if named is None:
                 raise UnreadableError
             try:
-                yield found[1], self._value(piece[found.end() :])[0]
+                found, text = self._value(text[named.end() :])
             except RecursionError:
                 raise UnreadableError from None
+            yield named[1], found
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<|tool_call>call:{name}{{"]
@@ -245,27 +250,36 @@ class Harmony(CallFormat):
 
     always_marked = False
     spelled = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
-    _MESSAGE = re.compile(r"([^<]*)<\|channel\|>(.*?)<\|message\|>(.*?)(?=<\|(?:end|call|return|start)\|>|$)", re.DOTALL)
+    _END = re.compile(r"<\|(?:end|call|return|start)\|>")
     _TO = re.compile(r"to=functions\.([\w-]+)")
 
     def plain_length(self, text: str) -> int:
         return 0  # the whole text is needed to tell calls from the answer
 
     def read(self, text: str) -> tuple[str, Calls]:
-        messages = self._MESSAGE.findall(text)
+        messages = list(self._messages(text))
         if not messages:
             return text, []
-        calls = list(self.calls(text))
-        shown = ("final", "commentary")
-        answers = [
-            body for before, head, body in messages if head.startswith(shown) and not self._TO.search(f"{before} {head}")
-        ]
-        return "\n".join(answers), calls
+        answers = [body for name, channel, body in messages if name is None and channel.startswith(("final", "commentary"))]
+        return "\n".join(answers), [(name, body) for name, _, body in messages if name is not None]
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for before, head, body in self._MESSAGE.findall(text):
-            if found := self._TO.search(f"{before} {head}"):
-                yield found[1], parse(body)
+        return ((name, body) for name, _, body in self._messages(text) if name is not None)
+
+    def _messages(self, text: str) -> Iterator[tuple[str | None, str, Any]]:
+        """The name of the called function or None, the channel, and the arguments or the text, of each message."""
+        while "<|message|>" in text.partition("<|channel|>")[2]:
+            before, _, text = text.partition("<|channel|>")
+            channel, _, text = text.partition("<|message|>")
+            called = self._TO.search(f"{before.rpartition('<')[2]} {channel}")
+            body: Any = None
+            if called:
+                body, text = first_json(text.lstrip())
+            written = self._END.split(text, maxsplit=1)[0]
+            text = text[len(written) :]
+            if called and written.strip():
+                raise UnreadableError
+            yield called and called[1], channel, body if called else written
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema]
@@ -276,16 +290,23 @@ class TaggedArguments(CallFormat):
 
     marks = ("<tool_call>",)
     _HEAD = re.compile(r"\s*([\w-]+)\s*")
+    _ENDS: tuple[str, ...] = ("</tool_call>",)
     _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split("<tool_call>")[1:]:
-            found = self._HEAD.match(piece)
-            if found is None:
+        while "<tool_call>" in text:
+            text = text.partition("<tool_call>")[2]
+            head = self._HEAD.match(text)
+            if head is None:
                 raise UnreadableError
-            types = properties(self.functions.get(found[1], {}))
-            arguments = self._ARGUMENT.findall(piece.partition("</tool_call>")[0])
-            yield found[1], {key.strip(): tagged_value(value, types.get(key.strip(), {})) for key, value in arguments}
+            text, arguments = text[head.end() :], dict[str, Any]()
+            types = properties(self.functions.get(head[1], {}))
+            while found := self._ARGUMENT.match(text):
+                key, text = found[1].strip(), text[found.end() :].lstrip()
+                arguments[key] = tagged_value(found[2], types.get(key, {}))
+            if not text.startswith(self._ENDS):  # cut off, or between two arguments is something else
+                raise UnreadableError
+            yield head[1], arguments
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<tool_call>{name}\n"]
@@ -298,6 +319,7 @@ class TaggedFunctions(TaggedArguments):
     """Qwen3-Coder, Qwen3.5: <tool_call> <function=name> <parameter=key> value </parameter> ... </function> </tool_call>."""
 
     _HEAD = re.compile(r"\s*<function=([\w-]+)>\s*")
+    _ENDS = ("</function>", "</tool_call>")
     _ARGUMENT = re.compile(r"<parameter=(.*?)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
