@@ -149,10 +149,20 @@ def test_a_call_that_is_cut_off_is_text(kind):
     assert format_.read(text)[1]
 
 
-def test_a_long_answer_without_channels_is_read_in_time():
-    text = "word " * 4000
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (formats.Harmony, "word " * 4000),
+        (formats.GemmaCalls, "<|tool_call>call:stay{days:1," + "\n" * 3000),
+        (formats.DeepSeek, "".join(formats.DeepSeek.marks) + f"stay{SEP}" + "\n" * 20000),
+        (formats.TaggedArguments, "<tool_call>stay\n" + "<arg_key>city</arg_key><arg_value>" * 3000),
+        (formats.TaggedFunctions, "<tool_call><function=stay><parameter=city>" + "<td>Bonn</td>\n" * 3000),
+    ],
+)
+def test_a_long_text_is_read_in_time(kind, text):
+    """One that is no call, or is cut off: meanwhile the server would answer nobody."""
     begun = time.process_time()
-    assert formats.Harmony(FUNCTIONS).read(text) == (text, [])
+    assert ToolFormat(kind(FUNCTIONS), False, True, ()).read(text) == (text, [])
     assert time.process_time() - begun < 1
 
 

@@ -101,7 +101,7 @@ class DeepSeek(CallFormat):
 
     marks = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     spelled = (*marks, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-    _NAMED = re.compile(r"\s*(?:function<｜tool▁sep｜>)?([\w-]+)(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*(?=\{)")
+    _NAMED = re.compile(r"\s*(?:function<｜tool▁sep｜>)?([\w-]+)(?:<｜tool▁sep｜>)?\s*(?:```json\s*)?(?=\{)")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
         while self.marks[1] in text:
@@ -181,7 +181,7 @@ class GemmaCalls(CallFormat):
     marks = ("<|tool_call>",)
     spelled = ("<|tool_call>", "<tool_call|>", _QUOTE)
     _NAMED = re.compile(r"\s*call:\s*([\w-]+)\s*(?=\{)")
-    _KEY = re.compile(r"\s*([^:,{}\[\]]+?)\s*:")
+    _KEY = re.compile(r"([^:,{}\[\]]+):")
     _BARE = re.compile(r"[^,{}\[\]]+")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
@@ -242,7 +242,7 @@ class GemmaCalls(CallFormat):
         found = self._KEY.match(text)
         if found is None:
             raise UnreadableError
-        return found[1].replace(self._QUOTE, "").strip('"'), text[found.end() :]
+        return found[1].strip().replace(self._QUOTE, "").strip('"'), text[found.end() :]
 
 
 class Harmony(CallFormat):
@@ -291,7 +291,7 @@ class TaggedArguments(CallFormat):
     marks = ("<tool_call>",)
     _HEAD = re.compile(r"\s*([\w-]+)\s*")
     _ENDS: tuple[str, ...] = ("</tool_call>",)
-    _ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+    _ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
         while "<tool_call>" in text:
@@ -320,7 +320,7 @@ class TaggedFunctions(TaggedArguments):
 
     _HEAD = re.compile(r"\s*<function=([\w-]+)>\s*")
     _ENDS = ("</function>", "</tool_call>")
-    _ARGUMENT = re.compile(r"<parameter=(.*?)>\n?(.*?)\n?</parameter>", re.DOTALL)
+    _ARGUMENT = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<tool_call>\n<function={name}>\n"]
