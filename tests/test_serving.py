@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep.sampling.params import LANGUAGES
 from decodestep.serving.requests import chat_job
-from servers import HELLO, LocalServer, load
+from servers import HELLO, LocalServer, load, tool
 
 
 def test_the_official_client_gets_the_answers_of_generate(server):
@@ -96,6 +97,23 @@ def test_messages_as_clients_send_them_back(tiny_file):
             sent = [{"role": "assistant", **refused, "tool_calls": []}, *HELLO]
             found = server.client().chat.completions.create(model="", messages=sent, max_tokens=1)
             assert found.usage.prompt_tokens == len(server.model.tokenizer.encode("No.;hello;"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type": "object"}'}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "description": "", "more": None}}},
+            {"json_schema": "{}"},
+        ),
+        ({"regex": "a", "tools": [tool("f", strict=True)]}, {"regex": "a"}),  # which is the user's choice beside the tools
+    ],
+)
+def test_constraints_of_a_chat(tiny_file, asked, expected):
+    params = chat_job(load(tiny_file(kind="Q8_0", context=400)), {"messages": HELLO, **asked}, 10**6).params
+    assert {name: value for name in LANGUAGES if (value := getattr(params, name)) is not None} == expected
 
 
 def test_developers_speak_as_the_system_and_parts_are_one_text(tiny_file):

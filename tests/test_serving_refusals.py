@@ -41,6 +41,7 @@ def called(arguments):
         ("/v1/chat/completions", b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
         ("/v1/chat/completions", b'"' + b"x" * (4 * 2**20) + b'"', 413, None),
         ("/v1/chat/completions", {}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "king", "content": ""}]}, 400, "messages[0].role"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "messages[0].content"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
@@ -125,6 +126,10 @@ def called(arguments):
             {**CHAT, "response_format": {**FORM["response_format"], "type": "json_object"}},
             400,
             "response_format.json_schema",
+        ),
+        *(
+            ("/v1/chat/completions", {**CALL, "regex": "a", **more}, 400, "regex")
+            for more in ({"response_format": {"type": "json_object"}}, {"tool_choice": "required"})
         ),
         ("/v1/completions", {"prompt": "a", "response_format": {"json_schema": {}}}, 400, "response_format.type"),
         ("/v1/completions", {"prompt": "a", "response_format": FORM_WITH_MORE}, 400, "response_format.json_schema.shape"),
