@@ -142,6 +142,9 @@ def test_which_tensors_get_which_types(source, tmp_path):
     ]
     assert types["blk.1.attn_q.weight"] == Type.Q4_K and types["blk.1.ffn_down.weight"] == Type.Q5_0  # 288 inputs
     assert types["blk.0.ffn_down.weight"] == Type.Q8_0
+    assert cli.main(["quantize", str(target), str(tmp_path / "again.gguf"), "--type", "q4_k_m"]) == 0  # what has its type stays
+    again = GgufFile(tmp_path / "again.gguf").tensors
+    assert all((tensor.read() == again[name].read()).all() for name, tensor in GgufFile(target).tensors.items())
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k"])

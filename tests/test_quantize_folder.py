@@ -116,6 +116,14 @@ def test_types_padding_and_facts(tmp_path):
     assert 0.01 < np.median(apart) < 0.6
 
 
+@pytest.mark.parametrize(("family", "some"), [("qwen2", "attn_q.bias"), ("deepseek_v3", "exp_probs_b.bias")])
+def test_vectors_and_routers_are_not_quantised(folder, tmp_path, family, some):
+    tensors = GgufFile(quantised(folder(family), tmp_path / "out.gguf", "q8_0")).tensors
+    kept = [name for name, tensor in tensors.items() if len(tensor.shape) == 1 or "ffn_gate_inp" in name]
+    assert any(name.endswith(some) for name in kept) and {tensors[name].type.name for name in kept} == {"F32"}
+    assert "Q8_0" in {tensor.type.name for tensor in tensors.values()}
+
+
 EXPRESSED = {
     "a linear stretch by one": ("deepseek_v3", linear(1.0)),
     "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
