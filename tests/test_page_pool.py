@@ -321,6 +321,77 @@ def test_an_interrupt_at_any_call_loses_no_reservation():
         assert pool._reserved == 0
 
 
+def test_a_truncated_sequence_fills_its_pages_again():
+    pool = pool_of(20)
+    sequence = started(pool, [1] * 40)
+    for length, more in ((10, 6), (10, 30), (20, 3)):
+        sequence.truncate(length)
+        tokens = sequence.tokens + [0] * more
+        assert run(pool, (sequence, [0] * more)) == [tokens]
+        assert started(pool, [*tokens, 1]).tokens[:-1] == tokens
+        assert all(len(page.tokens) in (0, PAGE) for page in sequence._pages)
+
+
+def test_a_truncated_text_is_as_short_as_it_is():
+    pool = pool_of(20, long_after=30)
+    sequence = started(pool, [1] * 40)
+    sequence.truncate(10)
+    assert run(pool, (sequence, [0])) == [[1 + LONG] * 10 + [0]]
+
+
+def test_of_a_page_that_is_partly_filled_nothing_else_is_continued():
+    pool = pool_of(20)
+    started(pool, [0] * 40)
+    sequence = started(pool, [1, 0])
+    assert sequence.reuse([0] * 20) == 0 and run(pool, (sequence, [0] * 20)) == [[1] + [0] * 21]
+
+
+def test_what_is_read_in_another_way_is_not_reused():
+    pool = pool_of(20, long_after=40)
+    started(pool, [1] * 33)
+    short, long = started(pool, [1] * 16), started(pool, [1] * 16)
+    long.expect(50)
+    assert short.next_page([1] * 16) != long.next_page([1] * 16)
+    assert (short.reuse([1] * 20), long.reuse([1] * 34)) == (16, 0)
+
+
+@pytest.mark.parametrize(
+    ("pages", "closed", "own", "promised", "tokens", "reused"),
+    [
+        (4, True, None, 48, 33, 16),  # of two pages that are kept, the one that is not promised to another
+        (5, False, None, 32, 33, 32),  # pages that others hold take no room
+        (4, False, 16, 0, 11, 10),  # the page for a copy is promised to the sequence
+        (4, False, None, 16, 11, 0),
+    ],
+)
+def test_reuse_takes_no_page_that_is_promised_to_another(pages, closed, own, promised, tokens, reused):
+    pool = pool_of(pages)
+    first = started(pool, [1] * 33)
+    if closed:
+        first.close()
+    sequence, other = CachedSequence(pool, own), CachedSequence(pool, promised)
+    assert sequence.reuse([1] * tokens) == reused and len(other) == 0
+    with LOCK:
+        assert pool.available_locked() == 0
+
+
+def test_a_page_that_is_replaced_makes_room_for_what_replaces_it():
+    pool = pool_of(3)
+    started(pool, [1] * 17).close()
+    sequence = CachedSequence(pool)
+    run(pool, (sequence, [1] * 5))
+    other = CachedSequence(pool, 32)
+    assert sequence.reuse([1] * 12) == 11 and pool._reserved == other.reserved == 2
+
+
+def test_a_truncation_takes_the_page_that_is_promised_to_it():
+    pool = pool_of(4)
+    sequence = started(pool, [1] * 32, 48)
+    fork, other = sequence.fork(), CachedSequence(pool, 16)
+    sequence.truncate(20)
+    assert run(pool, (sequence, [0])) == [[1] * 20 + [0]] and (len(fork), other.reserved) == (32, 1)
+
+
 def test_sequences_that_begin_alike_share_pages():
     pool = pool_of(20)
     first = started(pool, [1] * 40)
