@@ -125,6 +125,43 @@ def test_log_probabilities_are_of_their_own_step(rng, collections_at_every_objec
     assert step_rows(first, [row])[2] == [expected]
 
 
+def test_a_row_that_ends_during_a_step_takes_no_token():
+    """As another thread may end it while the core draws: what is reported is what its history takes."""
+    rows = []
+
+    def ends_both(h):
+        for row in rows:
+            row.ended = True
+        return ()
+
+    histories = [TokenHistory([1]) for _ in range(3)]
+    rows += [row_of(h, parts, top_logprobs=2) for h, parts in zip(histories, ([], [ends_both], []), strict=True)]
+    other = row_of(histories.pop(), [], top_logprobs=2)
+    tokens, ends, logprobs = step_rows(np.eye(3, VOCAB, dtype=np.float32), [*rows[:2], other])
+    assert tokens[:2].tolist() == [-1, -1]
+    assert ends == bytes(3)
+    assert logprobs[:2] == [None, None]
+    assert [h.tokens for h in histories] == [[1], [1]]
+    assert tokens[2] >= 0
+    assert logprobs[2] is not None
+
+
+def test_a_row_that_ends_while_results_are_made_takes_the_token_that_they_report(collections_at_every_object):
+    drawing = []
+
+    def end():
+        row.ended |= bool(drawing)
+
+    history = TokenHistory()
+    row = row_of(history, [lambda h: drawing.append(h) or ()], greedy=True, top_logprobs=VOCAB)
+    collections_at_every_object.append(end)
+    tokens, ends, logprobs = step_rows(np.eye(1, VOCAB, dtype=np.float32), [row])
+    assert row.ended
+    assert history.tokens == tokens.tolist() == [0]
+    assert ends is None
+    assert logprobs[0] is not None
+
+
 def test_a_history_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match="outside the vocabulary"):
         step_rows(np.zeros((1, VOCAB), np.float32), [row_of(TokenHistory([VOCAB]), [s.PenaliseSeen(0, 1.1)])])

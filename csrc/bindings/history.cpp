@@ -1,5 +1,7 @@
 #include "bindings/history.h"
 
+#include <memory>
+
 #include "bindings/steps.h"
 
 namespace decodestep {
@@ -9,9 +11,10 @@ int64_t token_of(nb::handle object) { return static_cast<int64_t>(integer_of(obj
 
 template <class T>
 nb::object copied(const std::vector<T>& values) {
-    auto* const copy = new std::vector<T>(values);
-    const nb::capsule owner(copy, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(copy->data(), {copy->size()}, owner));
+    auto copy = std::make_unique<std::vector<T>>(values);
+    const nb::capsule owner(copy.get(), [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+    std::vector<T>& kept = *copy.release();
+    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept.data(), {kept.size()}, owner));
 }
 
 nb::object tally(HeldHistory& held, nb::handle skipped) {
@@ -31,8 +34,18 @@ HeldHistory::HeldHistory(nb::list prompt) : tokens(), prompt_length(nb::len(prom
 
 void HeldHistory::append(int64_t token) {
     require(!in_use, "a history must not grow while a call reads it");
-    tokens.append(token);
     index.append(token);
+    try {
+        tokens.append(token);
+    } catch (...) {
+        index.remove_last();
+        throw;
+    }
+}
+
+void HeldHistory::remove_last() noexcept {
+    index.remove_last();
+    PyList_SetSlice(tokens.ptr(), static_cast<Py_ssize_t>(index.tokens().size()), PY_SSIZE_T_MAX, nullptr);
 }
 
 void bind_history(nb::module_& m) {

@@ -9,7 +9,8 @@ namespace decodestep {
 struct HeldHistory {
     explicit HeldHistory(nb::list prompt);
 
-    void append(int64_t token);
+    void append(int64_t token);   // wholly or not at all
+    void remove_last() noexcept;  // as History's
 
     History index;
     nb::list tokens;  // the same tokens, for Python

@@ -140,7 +140,7 @@ struct HeldRow {
     StepArrays arrays_of_call = {};
 
     RowRequest request();
-    End accept(int64_t token);
+    End end_of(int64_t token) const;
 };
 
 // The row's steps for its history. May run any Python code, in the parts that are called.
@@ -164,20 +164,14 @@ RowRequest HeldRow::request() {
             .logprobs = logprobs ? &logprobs->logprobs : nullptr};
 }
 
-End HeldRow::accept(int64_t token) {
-    End end = End::none;
-    if (token < 0) {
-        end = End::no_candidate;
-    } else {
-        history->append(token);
-        const size_t generated = history->index.tokens().size() - history->prompt_length;
-        end = std::binary_search(ends.begin(), ends.end(), token)     ? End::eos
-              : std::binary_search(stops.begin(), stops.end(), token) ? End::stop
-              : generated >= limit                                    ? End::length
-                                                                      : End::none;
-    }
-    ended |= end != End::none;
-    return end;
+// Why the row ends with its next token.
+End HeldRow::end_of(int64_t token) const {
+    const size_t generated = history->index.tokens().size() + 1 - history->prompt_length;
+    return token < 0                                               ? End::no_candidate
+           : std::binary_search(ends.begin(), ends.end(), token)   ? End::eos
+           : std::binary_search(stops.begin(), stops.end(), token) ? End::stop
+           : generated >= limit                                    ? End::length
+                                                                   : End::none;
 }
 
 std::vector<int64_t> ascending(const nb::list& ids) {
@@ -251,18 +245,33 @@ class LockedRows {
         unlocked_ = true;
     }
 
-    // Takes the rows' tokens into their histories. Returns bytes of End, or None if no row has ended in this call or
-    // before.
-    nb::object accept(const int64_t* tokens) {
-        unlock();
+    // Why each row ends with its token, as End's. A row that has ended, also since its token was drawn, has none: its
+    // token becomes -1.
+    std::string ends_of(int64_t* tokens) const {
         std::string ends(count(), static_cast<char>(End::none));
-        bool ended = false;
         for (size_t b = 0; b < count(); ++b) {
-            HeldRow& row = *rows_[b].second;
-            if (!row.ended) ends[b] = static_cast<char>(row.accept(tokens[b]));
-            ended |= row.ended;
+            const HeldRow& row = *rows_[b].second;
+            if (row.ended)
+                tokens[b] = -1;
+            else
+                ends[b] = static_cast<char>(row.end_of(tokens[b]));
         }
-        return ended ? nb::object(nb::bytes(ends.data(), ends.size())) : nb::none();
+        return ends;
+    }
+
+    // Takes the tokens into the rows' histories, all or none of them, and ends rows as `ends_of` has decided.
+    void take(const int64_t* tokens, const std::string& ends) {
+        unlock();
+        size_t b = 0;
+        try {
+            for (; b < count(); ++b)
+                if (tokens[b] >= 0) rows_[b].second->history->append(tokens[b]);
+        } catch (...) {
+            while (b-- > 0)
+                if (tokens[b] >= 0) rows_[b].second->history->remove_last();
+            throw;
+        }
+        for (b = 0; b < count(); ++b) rows_[b].second->ended |= ends[b] != static_cast<char>(End::none);
     }
 
     size_t count() const { return rows_.size(); }
@@ -273,8 +282,15 @@ class LockedRows {
     bool unlocked_ = false;
 };
 
-// Returns (tokens, ends, logprobs): int64, -1 for a row without a token; bytes of End, or None if no row has ended in
-// this call or before; as decode_step.
+// Bytes of End, or None if no row has ended in this call or before.
+nb::object reported(const std::string& ends, const int64_t* tokens) {
+    bool ended = false;
+    for (size_t b = 0; b < ends.size(); ++b) ended |= tokens[b] < 0 || ends[b] != static_cast<char>(End::none);
+    return ended ? nb::object(nb::bytes(ends.data(), ends.size())) : nb::none();
+}
+
+// Returns (tokens, ends, logprobs): int64, -1 for a row without a token; as `reported`; as decode_step. Nothing has
+// changed where it throws.
 nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
     static const Step force_nothing{.kind = StepKind::force};
     static const RowRequest ended_row{&force_nothing, 1, true, 0, 0, nullptr};  // its logits are not read
@@ -293,11 +309,12 @@ nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
         const ReleasedGil released;
         decode_step(args);
     }
-    // While the rows are locked: Python objects are made, which may start a garbage collection, and that may run any
-    // code, another step of these rows too.
-    const nb::object logprobs = logprobs_of(rows, args.tokens);
-    const nb::object ends = locked.accept(args.tokens);
-    return nb::make_tuple(tokens, ends, logprobs);
+    // While the rows are locked, and before they change: Python objects are made, which may fail, or start a garbage
+    // collection, and that may run any code, another step of these rows too.
+    const std::string ends = locked.ends_of(args.tokens);
+    const nb::object result = nb::make_tuple(tokens, reported(ends, args.tokens), logprobs_of(rows, args.tokens));
+    locked.take(args.tokens, ends);
+    return result;
 }
 
 // Takes tokens that were drawn elsewhere, one for each row, -1 for none. Returns the ends, as step_rows does. Nothing
@@ -317,7 +334,10 @@ nb::object accept_tokens(const nb::list& objects, const nb::list& drawn, size_t 
                 "tokens must be -1 or in [0, vocab)");
         tokens.push_back(value);
     }
-    return locked.accept(tokens.data());
+    const std::string ends = locked.ends_of(tokens.data());
+    const nb::object result = reported(ends, tokens.data());
+    locked.take(tokens.data(), ends);
+    return result;
 }
 
 }  // namespace

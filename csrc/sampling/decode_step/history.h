@@ -1,4 +1,5 @@
-// The tokens of a row, and indexes over them that grow with each token instead of being built again. Not built per
+// The tokens of a row, and indexes over them that grow with each token instead of being built again. Where memory runs
+// out, nothing has changed, or an index has taken fewer tokens and takes the others in the next call. Not built per
 // instruction set.
 #pragma once
 
@@ -27,8 +28,11 @@ class IndexTable {
         return kNone;
     }
 
-    // Adds the item that has been appended to the list; none before may equal it.
-    void add(uint32_t hash);
+    // For one more item.
+    void make_room();
+
+    // Adds the item that has been appended to the list; none before may equal it. To be called after make_room.
+    void add(uint32_t hash) noexcept { put({static_cast<uint32_t>(++count_), hash}); }
 
   private:
     struct Slot {
@@ -37,7 +41,7 @@ class IndexTable {
     };
 
     size_t mask() const { return slots_.size() - 1; }
-    void put(Slot slot);
+    void put(Slot slot) noexcept;
 
     std::vector<Slot> slots_;
     size_t count_ = 0;
@@ -50,15 +54,20 @@ class Tally {
 
     const size_t skipped;  // how many leading tokens are left out
 
-    void add(int64_t token);
+    // Takes the tokens that have been appended since the last call.
+    void follow(std::span<const int64_t> tokens);
+
     size_t index_of(int64_t token) const;  // in ids() and counts(), or IndexTable::kNone
     const std::vector<int64_t>& ids() const { return ids_; }
     const std::vector<double>& counts() const { return counts_; }
 
   private:
+    void add(int64_t token);
+
     IndexTable index_;
     std::vector<int64_t> ids_;
     std::vector<double> counts_;
+    size_t taken_ = skipped;  // how many tokens have been added or left out
 };
 
 // The tokens that have followed the last n - 1 tokens of a growing sequence, n >= 2, wherever those occurred before.
@@ -68,8 +77,8 @@ class Followers {
 
     const size_t n;
 
-    // Adds the last of `tokens`; those before it have been added.
-    void add(std::span<const int64_t> tokens);
+    // Takes the tokens that have been appended since the last call.
+    void follow(std::span<const int64_t> tokens);
 
     // Distinct, in the order of their first occurrence.
     const std::vector<int64_t>& ids();
@@ -87,6 +96,8 @@ class Followers {
         uint32_t next;  // follower of the same context
     };
 
+    // Adds the last of `tokens`; those before it have been added. Does nothing the second time for the same token.
+    void add(std::span<const int64_t> tokens);
     void add_follower(int64_t token);
 
     IndexTable index_of_contexts_, index_of_followers_;
@@ -95,17 +106,19 @@ class Followers {
     size_t here_ = IndexTable::kNone;  // the context at the end of the sequence
     std::vector<int64_t> ids_;         // its followers, while ids_is_current_
     bool ids_is_current_ = false;
+    size_t taken_ = 0;  // how many tokens have been added
 };
 
 class History {
   public:
     void append(int64_t token);
+    void remove_last();  // of a token that no index has been asked for since it was appended
 
     const std::vector<int64_t>& tokens() const { return tokens_; }
     int64_t highest() const { return highest_; }  // -1 if there is none
 
-    // An index is built by the first call that needs it, and kept up to date from then on. References hold until the
-    // next `append`.
+    // An index is built by the first call that needs it; the later ones only add what has been appended since.
+    // References hold until the next `append`.
     const Tally& tally(size_t skipped);
     const std::vector<int64_t>& followers(size_t n);  // n >= 1: the distinct tokens that would complete an n-gram again
 

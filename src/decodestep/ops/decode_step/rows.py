@@ -69,12 +69,13 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
     logits: (len(rows), V), float32, float16 or bfloat16.
 
     Returns (tokens, end_codes, logprobs).
-    tokens: int64, one per row; -1 for a row that had ended earlier or has no candidate.
-    end_codes: one per row, an index into `END_REASONS`, 0 if the row is running or had ended earlier; None if no row has ever
+    tokens: int64, one per row; -1 for a row that had ended before its token was drawn, or meanwhile by another thread, and for
+        one without a candidate.
+    end_codes: one per row, an index into `END_REASONS`, 0 if the row is running or had ended otherwise; None if no row has ever
         ended.
     logprobs: one item per row, the fields of a `TokenLogprobs` or None; None if no row reports any.
-    Raises ValueError for logits of another dtype, shape or vocabulary, for a row that is given twice or is being stepped, and
-    whatever a part's own function raises; no row has changed then.
+    Raises ValueError for logits of another dtype, shape or vocabulary, for a row that is given twice or is being stepped,
+    MemoryError, and whatever a part's own function raises; no row has changed then.
     """
     # In the usual case, packed rows of a known dtype, this one test is all that Python does.
     if not (logits.flags.carray and logits.dtype in DTYPES):
