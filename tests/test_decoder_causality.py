@@ -89,3 +89,26 @@ def test_a_page_goes_from_one_sequence_to_another_as_it_is(left, rng):
     for first in range(0, 37, 6):
         part = np.arange(first, min(first + 6, 37))
         assert np.array_equal(forward(call, part), expected[part])
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("cut", [1, 15, 16])
+def test_a_prefix_that_the_call_writes_serves_the_sequences_that_share_it(cut, backend, rng):
+    """The bits are those of calls one after another, whatever the order of the tokens in the call."""
+    call = step(weights(Sizes(), Format.F32, rng), [20, 20], rng)
+    if backend == "reference":  # in float64: the order of NumPy's sums follows the shapes
+        call |= {name: call[name].astype(np.float64) for name in ("sin", "cos")}
+    ids, table = call["token_ids"].copy(), call["page_table"].copy()
+    ids[20 : 20 + cut], table[1, 0] = ids[:cut], table[0, 0]
+    call |= {"token_ids": ids, "page_table": table}
+    first, second = np.arange(cut), np.arange(20 + cut, 40)
+    apart = copied(call)
+    expected = [forward(apart, which, backend=backend) for which in (first, second)]
+    for threads in (1, 2):
+        for order in (np.arange(len(first) + len(second)), rng.permutation(len(first) + len(second))):
+            with ds.use_threads(threads):
+                logits = forward(copied(call), np.concatenate([first, second])[order], backend=backend)
+            if backend == "cpu":
+                assert np.array_equal(logits, np.concatenate(expected)[order])
+            else:
+                assert_close(logits, np.concatenate(expected)[order])

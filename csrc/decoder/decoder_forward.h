@@ -123,8 +123,9 @@ struct Decoder {
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
 //   slab * layers * kv_heads * slab_pages + page of the slab
 // Reads the cache at positions before a token's own; these were written by earlier calls or by this one. Writes the
-// cache at the tokens' positions and nowhere else, in any order. Two tokens of a call must not have the same position
-// of one sequence; a later call may write it again. The contents of later positions, of this sequence or left by
+// cache at the tokens' positions and nowhere else, in any order, and in each layer before it reads, so that sequences
+// that share a page see what the call writes to it. Two tokens of a call must not have one place of a page; a later
+// call may write it again. The contents of later positions, of this sequence or left by
 // another one, have no effect. NaN: reaches later tokens of its own sequence and nothing else. Determinism: a token's
 // bits depend on the tokens up to its own in its sequence alone, not on the other tokens of the call, on how a prompt
 // is split into calls, or on the thread count.

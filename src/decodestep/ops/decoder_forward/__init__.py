@@ -80,7 +80,8 @@ def decoder_forward(
         with scale = its largest magnitude / 127 as float32 in the last four bytes, which is what they are multiplied by when
         they are read.
     page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past a
-        sequence's last token are not read. No two tokens of the call have one place of one page.
+        sequence's last token are not read. No two tokens of the call have one place of one page. What one sequence writes to a
+        place that another reads is read as written, so that a prefix may be run once, in the call that continues it.
     wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
     backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16; He,
         Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
