@@ -45,7 +45,7 @@ class AttentionTile {
             const KeyRange block{first, std::min(kBlockKeys, end - first)};
             scores_.begin_block(block);
             keys_.begin_block(block);
-            prefetch_from(first + kBlockKeys, rows_.groups * keys_.pieces());
+            prefetch_from(first + kBlockKeys, rows_.groups * keys_.advances());
             for (size_t g = 0; g < rows_.groups; ++g) {
                 scores_.begin_group();
                 keys_.score(g, scores_, next_block_);
@@ -57,9 +57,9 @@ class AttentionTile {
     }
 
   private:
-    // The block of keys from `first` on is prefetched during this many pieces of the products before it.
-    void prefetch_from(size_t first, size_t pieces) {
-        next_block_.aim(first, std::min(longest_, first + kBlockKeys), pieces);
+    // The block of keys from `first` on is prefetched by this many calls of `advance`, in the products before it.
+    void prefetch_from(size_t first, size_t advances) {
+        next_block_.aim(first, std::min(longest_, first + kBlockKeys), advances);
     }
 
     const AttentionRows& rows_;

@@ -40,7 +40,7 @@ class ByteKeys {
         products_.add_values(kv_, call_.value_column(g), call_.rows.in_group(), scores, states, next_block);
     }
 
-    size_t pieces() const { return queries_.rope_pieces() + products_.pieces(call_.rows.in_group()); }
+    size_t advances() const { return queries_.rope_advances() + products_.advances(call_.rows.in_group()); }
 
   private:
     const TileCall& call_;

@@ -28,7 +28,7 @@ class CopiedKeys {
         sums.add<CacheType::f32, kValueVectors>(row, whole_vectors(call_.width));
     }
 
-    size_t pieces() const { return queries_.pieces() + ValueSums::pieces(call_, kValueVectors); }
+    size_t advances() const { return queries_.advances() + ValueSums::advances(call_, kValueVectors); }
 
   private:
     const TileCall& call_;

@@ -135,8 +135,8 @@ class IntegerProducts {
         }
     }
 
-    // The pieces of both products of a block of keys, for `rows` rows of queries.
-    size_t pieces(size_t rows) const {
+    // How often both products of a block of keys, for `rows` rows of queries, advance the prefetcher.
+    size_t advances(size_t rows) const {
         return ceil_div(kBlockKeys, kPairRows) + width_ / kLanes * ceil_div(rows, kPairRows);
     }
 

@@ -1,4 +1,4 @@
-// Prefetches the next block of keys between the pieces of other work.
+// Prefetches the next block of keys in between other work.
 #pragma once
 
 #include "attention/tile_call.h"
@@ -13,11 +13,11 @@ class KeyPrefetcher {
     explicit KeyPrefetcher(const TileCall& call) : call_(call) {}
 
     // Continues with keys [first, end), except those that have already been prefetched, in about equal parts.
-    // pieces: the number of calls of `advance` to come.
-    void aim(size_t first, size_t end, size_t pieces) {
+    // advances: the number of calls of `advance` to come.
+    void aim(size_t first, size_t end, size_t advances) {
         if (first > position_ || end < position_) position_ = first, part_ = 0, left_ = 0;
         end_ = end;
-        lines_ = ceil_div(kBlockKeys * lines_a_key(), pieces);
+        lines_ = ceil_div(kBlockKeys * lines_a_key(), advances);
     }
 
     void advance() {

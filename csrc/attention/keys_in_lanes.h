@@ -64,9 +64,9 @@ class KeysInLanes {
         });
     }
 
-    size_t pieces() const {
+    size_t advances() const {
         return ceil_div(call_.latents, kChunkColumns) + 2 * ceil_div(call_.pairs, kChunkColumns) +
-               ValueSums::pieces(call_, vectors());
+               ValueSums::advances(call_, vectors());
     }
 
   private:

@@ -36,7 +36,7 @@ class KeysInPlace {
         sums.add<CacheType::f32, kValueVectors, true>(row, call_.width, values_);
     }
 
-    size_t pieces() const { return queries_.pieces() + ValueSums::pieces(call_, kValueVectors); }
+    size_t advances() const { return queries_.advances() + ValueSums::advances(call_, kValueVectors); }
 
   private:
     const TileCall& call_;

@@ -38,12 +38,12 @@ class QueryLanes {
         score(of(g, 0) + (call_.latents + half * call_.pairs) * kLanes, call_.pairs, key, block, next_block);
     }
 
-    // The pieces of a group's scores for a block of keys, and those of its rope columns alone.
-    size_t pieces() const { return pieces_of(call_.latents) + rope_pieces(); }
-    size_t rope_pieces() const { return 2 * pieces_of(call_.pairs); }
+    // How often a group's scores for a block of keys advance the prefetcher, and those of its rope columns alone.
+    size_t advances() const { return advances_of(call_.latents) + rope_advances(); }
+    size_t rope_advances() const { return 2 * advances_of(call_.pairs); }
 
   private:
-    static size_t pieces_of(size_t columns) {
+    static size_t advances_of(size_t columns) {
         return ceil_div(columns, kChunkColumns) * ceil_div(kBlockKeys, kProductRows);
     }
 

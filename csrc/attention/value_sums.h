@@ -27,8 +27,8 @@ class ValueSums {
         if (c < width) add_columns<type, 1, 1, copies>(row, c, width - c, copy);
     }
 
-    // The pieces of the sums of a block, with C vectors at a time.
-    static size_t pieces(const TileCall& call, int C) {
+    // How often the sums of a block, with C vectors at a time, advance the prefetcher.
+    static size_t advances(const TileCall& call, int C) {
         return ceil_div(call.width, kLanes * static_cast<size_t>(C)) *
                ceil_div(call.rows.in_group(), static_cast<size_t>(rows_beside(C)));
     }

@@ -3,9 +3,9 @@
 // A unit is the work of one kernel call: a run of tokens, and query heads that share a key-value head. Units with the
 // same heads and consecutive runs form a band, which is processed split by split: a split of the keys is read from
 // memory for the first unit, and from the cache for the others. A band that is a large part of the step is divided into
-// pieces (ranges of its splits), so that a long context beside short ones occupies all threads; the states of its
-// splits are merged afterwards, in the order of the keys. The bits depend neither on bands nor on pieces, because the
-// splits are the same.
+// several tasks (ranges of its splits), so that a long context beside short ones occupies all threads; the states of
+// its splits are merged afterwards, in the order of the keys. The bits depend neither on bands nor on tasks, because
+// the splits are the same.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct AttentionUnit {
     TokenRun run;
     size_t kv_head, head, heads;    // query heads [head, head + heads) of the model
     size_t first_split, end_split;  // from the split of its first token's window start to its last token's split
-    size_t first_state = 0;         // if its band is in pieces: index of its first state, [splits(), queries]
+    size_t first_state = 0;         // if its band is divided: index of its first state, [splits(), queries]
 
     size_t splits() const { return end_split - first_split; }
 
@@ -39,7 +39,7 @@ struct AttentionUnit {
 // Units [unit, unit + units) of one sequence and the same heads, in the order of their tokens.
 struct AttentionBand {
     size_t unit, units;
-    bool in_pieces = false;
+    bool divided = false;
 };
 
 // Splits [first, end) of a band.
@@ -67,9 +67,9 @@ class AttentionPlan {
 
     const AttentionUnit& unit(size_t number) const { return units_[number]; }
 
-    // The units of bands that are in pieces, and the numbers of their queries and states.
-    const std::vector<AttentionUnit>& units_in_pieces() const { return units_in_pieces_; }
-    size_t queries_in_pieces() const { return queries_in_pieces_; }
+    // The units of bands that are divided, and the numbers of their queries and states.
+    const std::vector<AttentionUnit>& divided_units() const { return divided_units_; }
+    size_t divided_queries() const { return divided_queries_; }
     size_t states() const { return states_; }
 
     const std::vector<AttentionTask>& tasks() const { return tasks_; }  // in descending order of cost
@@ -140,12 +140,12 @@ class AttentionPlan {
         for (AttentionBand& band : bands_) {
             const size_t first = units_[band.unit].first_split, end = units_[band.unit + band.units - 1].end_split,
                          all = cost(band, first, end);
-            const size_t pieces = std::clamp(ceil_div(all * shares, total), size_t{1}, end - first);
-            band.in_pieces = pieces > 1;
-            if (band.in_pieces) reserve_states(band);
-            for (size_t piece = 0; piece < pieces; ++piece) {
-                const size_t from = first + (end - first) * piece / pieces,
-                             to = first + (end - first) * (piece + 1) / pieces;
+            const size_t tasks = std::clamp(ceil_div(all * shares, total), size_t{1}, end - first);
+            band.divided = tasks > 1;
+            if (band.divided) reserve_states(band);
+            for (size_t task = 0; task < tasks; ++task) {
+                const size_t from = first + (end - first) * task / tasks,
+                             to = first + (end - first) * (task + 1) / tasks;
                 tasks_.push_back({band, from, to, cost(band, from, to)});
             }
         }
@@ -157,8 +157,8 @@ class AttentionPlan {
         for (size_t i = band.unit; i < band.unit + band.units; ++i) {
             units_[i].first_state = states_;
             states_ += units_[i].splits() * units_[i].queries();
-            units_in_pieces_.push_back(units_[i]);
-            queries_in_pieces_ += units_[i].queries();
+            divided_units_.push_back(units_[i]);
+            divided_queries_ += units_[i].queries();
         }
     }
 
@@ -169,8 +169,8 @@ class AttentionPlan {
     std::vector<AttentionUnit> units_;
     std::vector<AttentionBand> bands_;
     std::vector<AttentionTask> tasks_;
-    std::vector<AttentionUnit> units_in_pieces_;
-    size_t queries_in_pieces_ = 0, states_ = 0;
+    std::vector<AttentionUnit> divided_units_;
+    size_t divided_queries_ = 0, states_ = 0;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -83,13 +83,13 @@ class DecoderPlan {
         return *std::find_if(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; });
     }
 
-    // Whether the states of units in pieces are merged in a separate stage.
+    // Whether the states of divided units are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
-        return !plan.units_in_pieces().empty() &&
+        return !plan.divided_units().empty() &&
                (!replicated_rows || plan.states() * decoder.head_dim > kMaxReplicatedMerge);
     }
 
-    // The states that a unit in pieces has after one split.
+    // The states that a divided unit has after one split.
     SoftmaxStates states(const AttentionUnit& unit, size_t split) const {
         return states_.from(unit.first_state + (split - unit.first_split) * unit.queries());
     }

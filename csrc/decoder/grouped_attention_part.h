@@ -46,7 +46,7 @@ class GroupedAttentionPart : public GroupedStates {
     void attend() const {
         share_.each_dealt(groups_.tasks().size(), [&](size_t number) {
             const AttentionTask& task = groups_.tasks()[number];
-            if (!task.band.in_pieces) return attend_whole(task);
+            if (!task.band.divided) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
                 each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
                     attend_split(queries_of(unit), pages(unit), decoder_.scale, split, plan_.states(unit, split));

@@ -10,15 +10,15 @@ class GroupedStates : public StageMember {
     GroupedStates(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
         : StageMember(plan, stage, share), groups_(plan.groups_of(stage.layer->grouped.window)) {}
 
-    // The attention's outputs; the states of units in pieces are merged here unless a stage has merged them.
+    // The attention's outputs; the states of divided units are merged here unless a stage has merged them.
     auto attended() const {
         const float* rows = plan_.attended;
-        const auto& units_in_pieces = groups_.units_in_pieces();
-        if (!units_in_pieces.empty() && !plan_.merges_apart(groups_)) {
+        const auto& divided_units = groups_.divided_units();
+        if (!divided_units.empty() && !plan_.merges_apart(groups_)) {
             const size_t values = step_.tokens * plan_.attended_width;
             float* own = thread_scratch(values + SoftmaxState::floats(decoder_.head_dim));
             std::memcpy(own, plan_.attended, values * sizeof(float));
-            for (const AttentionUnit& unit : units_in_pieces)
+            for (const AttentionUnit& unit : divided_units)
                 for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
             rows = own;
         }
@@ -27,9 +27,9 @@ class GroupedStates : public StageMember {
 
     void merge_states() const {
         const SoftmaxState merged{thread_scratch(SoftmaxState::floats(decoder_.head_dim)), decoder_.head_dim};
-        const Range part = share_.of(groups_.queries_in_pieces());
+        const Range part = share_.of(groups_.divided_queries());
         size_t first = 0;  // query of the unit
-        for (const AttentionUnit& unit : groups_.units_in_pieces()) {
+        for (const AttentionUnit& unit : groups_.divided_units()) {
             for (size_t q = 0; q < unit.queries(); ++q)
                 if (first + q >= part.first && first + q < part.end) merge(unit, q, merged, plan_.attended);
             first += unit.queries();
@@ -50,7 +50,7 @@ class GroupedStates : public StageMember {
         std::memcpy(to.record, from.record, SoftmaxState::floats(from.width) * sizeof(float));
     }
 
-    // Merges the states of all splits for one query of a unit in pieces.
+    // Merges the states of all splits for one query of a divided unit.
     void merge(const AttentionUnit& unit, size_t query, SoftmaxState merged, float* rows) const {
         const size_t t = unit.token_of(query), first = groups_.first_split(t);
         copy(plan_.states(unit, first)[query], merged);

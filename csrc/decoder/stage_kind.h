@@ -13,7 +13,7 @@ enum class StageKind {
     project,     // queries; keys and values, into the cache
     norm_heads,  // of queries and keys, if they have norms; keys into the cache
     attend,
-    merge_states,  // of units in pieces, if merging takes long
+    merge_states,  // of divided units, if merging takes long
     // Latent attention:
     compress,         // queries or compressed queries; latents and rope keys, not yet normalised
     compressed_rows,  // compressed queries normalised
