@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -52,6 +53,23 @@ class Vanishing:
     def __dlpack__(self, **options: Any) -> Any:
         self.items.clear()
         return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+class Temporary:
+    """An array that exports memory of its own with each conversion, which is spoilt when the export is released."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.memories = array, []
+
+    def __dlpack__(self, **options: Any) -> Any:
+        memory = bytearray(self.array.tobytes())
+        self.memories.append(memory)
+        export = np.frombuffer(memory, self.array.dtype).reshape(self.array.shape)
+        weakref.finalize(export, memory.__setitem__, slice(None), b"\xff" * len(memory))
+        return export.__dlpack__(**options)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.array.__dlpack_device__()

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import builds
@@ -14,6 +17,7 @@ import fuzz_changes
 import fuzz_native
 import processes
 from decodestep import _native
+from native_source import Held, Source, Temporary, built
 
 ROOT = Path(__file__).parent.parent
 # The C++ runtime comes too: its exceptions must be there when the sanitizer looks for them.
@@ -32,6 +36,42 @@ def test_random_calls_return_or_refuse():
     counts = fuzz_native.run(_native, calls=CALLS_OF_EACH * len(fuzz_native.CALLS), seed=1)
     for name in fuzz_native.CALLS:
         assert counts[f"{name}: result"] and counts[f"{name}: ValueError"] and counts[f"{name}: TypeError"]
+
+
+def temporary(value: Any, outputs: Collection[str] = ()) -> Any:
+    """The arguments with a Temporary for every array but those."""
+    if isinstance(value, np.ndarray):
+        return Temporary(value) if value.size else value
+    if isinstance(value, Held):
+        return Held(value.name, temporary(value.arguments))
+    if type(value) is dict:
+        return {key: item if key in outputs else temporary(item) for key, item in value.items()}
+    return type(value)(map(temporary, value)) if type(value) in (list, tuple) else value
+
+
+EXACTLY_NUMPY = {"decode_step", "step_rows", "Row"}  # take no other arrays
+MAKES_OBJECTS = {"Decoder", "History", "accept_tokens", "append_token", "tally", "followers"}
+
+
+@pytest.mark.parametrize("name", sorted(fuzz_native.CALLS.keys() - EXACTLY_NUMPY - MAKES_OBJECTS))
+def test_what_arrays_export_is_held_through_a_call(name):
+    compared = 0
+    for number in range(20):
+        given, plain, exported = (fuzz_native.CALLS[name](Source(2, number)) for _ in range(3))
+        for call in (plain, exported):  # tokens with one place are written in an order
+            call.update({"threads": 1} if "threads" in call else {})
+        try:
+            getattr(_native, name)(**{key: built(_native, value) for key, value in plain.items()})
+        except ValueError:  # some are refused
+            continue
+        arrays = {key: value for key, value in plain.items() if isinstance(value, np.ndarray)}
+        written = {key: array.tobytes() for key, array in arrays.items() if array.tobytes() != given[key].tobytes()}
+        arguments = temporary(exported, written)
+        getattr(_native, name)(**{key: built(_native, value) for key, value in arguments.items()})
+        written.pop("costs", None)  # times
+        assert {key: arguments[key].tobytes() for key in written} == written, number
+        compared += len(written)
+    assert compared
 
 
 def changes_during_calls(*options: str, **environment: str) -> None:

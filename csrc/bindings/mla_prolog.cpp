@@ -92,15 +92,25 @@ class CallReader {
     }
 
   private:
+    // Kept with the reader: the memory may be this export's alone.
+    template <class A>
+    A array(const char* name) {
+        const A found = k_.array<A>(name);
+        arrays_.emplace_back(found);
+        return found;
+    }
+
     template <class A>
     std::optional<A> optional(const char* name) {
-        return k_.array<std::optional<A>>(name);
+        const auto found = k_.array<std::optional<A>>(name);
+        if (found) arrays_.emplace_back(*found);
+        return found;
     }
 
     void tokens() {
-        const auto x = k_.array<Any>("x");
-        const auto sin = k_.array<Matrix>("sin"), cos = k_.array<Matrix>("cos");
-        query_rope_ = k_.array<Out>("query_rope");
+        const auto x = array<Any>("x");
+        const auto sin = array<Matrix>("sin"), cos = array<Matrix>("cos");
+        query_rope_ = array<Out>("query_rope");
         bf16_ = query_rope_.dtype() == nb::dtype<uint16_t>();
         real_ = bf16_ ? nb::dtype<uint16_t>() : nb::dtype<float>();
         full_ = x.dtype() == nb::dtype<int8_t>();
@@ -137,11 +147,11 @@ class CallReader {
         const float* down_scale = vector(optional<Vector>("w_dq_scale"), w_dq && full_, a.width, scale_rule);
         const int down_format = k_.number<int>("w_dq_format");
         if (w_dq) a.w_dq = projection(*w_dq, down_format, a.hidden, a.width, down, down_scale);
-        a.w_uq_qr = projection(k_.array<Any>("w_uq_qr"), k_.number<int>("w_uq_qr_format"), a.width, up,
+        a.w_uq_qr = projection(array<Any>("w_uq_qr"), k_.number<int>("w_uq_qr_format"), a.width, up,
                                partial_ ? WeightType::i8 : real, optional_vector(up_scale, up, scale_rule));
-        a.w_dkv_kr = projection(k_.array<Any>("w_dkv_kr"), k_.number<int>("w_dkv_kr_format"), a.hidden, latent, down,
+        a.w_dkv_kr = projection(array<Any>("w_dkv_kr"), k_.number<int>("w_dkv_kr_format"), a.hidden, latent, down,
                                 vector(optional<Vector>("w_dkv_kr_scale"), full_, latent, scale_rule));
-        const auto w_uk = k_.array<Any>("w_uk");
+        const auto w_uk = array<Any>("w_uk");
         a.w_uk = column_weight_of(w_uk, a.nope, a.latent, a.heads);
         require(a.w_uk.value == real, "w_uk has the wrong type");
         a.w_uk_stride = a.w_uk.packed() ? static_cast<ptrdiff_t>(panel_count(a.latent) * panel_bytes(real, a.nope))
@@ -177,7 +187,7 @@ class CallReader {
         require(!a.kr.data || (kr->shape(0) == kv->shape(0) && kr->shape(1) == a.block_size),
                 "the caches have different blocks");
         const auto end = a.kv.data ? static_cast<int64_t>(kv->shape(0) * a.block_size) : 0;
-        const auto slots = k_.array<Ids>("slots");
+        const auto slots = array<Ids>("slots");
         require_aligned(slots);
         require(slots.shape(0) == a.tokens, "slots has the wrong shape");
         slots_ = copy_of(slots);
@@ -210,6 +220,7 @@ class CallReader {
 
     Keywords k_;
     MlaProlog& a;
+    std::vector<Any> arrays_;
     std::vector<int64_t> slots_;
     Out query_rope_;
     nb::dlpack::dtype real_{};
