@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -132,7 +133,25 @@ def test_ended_rows_may_stay_where_they_are(seed):
         tokens, reason = alone(params[b], prompts[b], [batch[b] for batch in logits])
         assert [int(result.tokens[b]) for result in results] == tokens + [-1] * (8 - len(tokens))
         assert [result.reason[b] for result in results[len(tokens) :]] == [reason] * (8 - len(tokens))
-        assert len(sampler.rows[b].logprobs) == sum(result.logprobs[b] is not None for result in results)
+        reported = [result.logprobs[b] for result in results if result.logprobs[b] is not None]
+        assert list(sampler.rows[b].logprobs) == reported
+
+
+def test_log_probabilities_are_held_compactly():
+    """20 alternatives are 480 bytes a token as numbers, and 5000 as Python's objects: gigabytes in a server's long rows."""
+    rng = np.random.default_rng(1)
+    logits = [logits_of(rng, 1) for _ in range(40)]
+    sampler = Sampler(SamplingParams(logprobs=20, ignore_eos=True, max_new_tokens=1010), vocab_size=VOCAB, prompt_ids=[[1]])
+    for _ in range(10):
+        sampler.step(logits[0])
+    tracemalloc.start()
+    try:
+        for batch in logits * 25:
+            sampler.step(batch)
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert len(sampler.rows[0].logprobs) == 1010 and held < 1000 * 1010
 
 
 def chain_of_transformers(config, prompt_length, own=()):

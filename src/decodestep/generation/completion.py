@@ -68,7 +68,7 @@ def completion_of(row: Row, prompt: list[int], prompt_index: int) -> Completion:
         token_ids=row.history.tokens[len(prompt) :],
         prompt_token_ids=prompt,
         finish_reason=row.reason,
-        logprobs=row.logprobs if asked.logprobs is not None else None,
+        logprobs=list(row.logprobs) if asked.logprobs is not None else None,
         seed=row.seed,
         row=prompt_index,
         prompt_logprobs=row.prompt_logprobs if asked.prompt_logprobs is not None else None,

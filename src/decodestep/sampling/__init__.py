@@ -5,6 +5,6 @@
 - `fusion_rules` and `plan` (`one_processor`): processors to typed steps, and those that run unfused;
 - `constraint` (`constraint_grammar`, `constraint_worker`, `constraint_vocabulary`, `json_schema`, `jump`): texts of a language;
 - `trace` (`causes`, `thresholds`, `distribution`, `trace_html`): what each step of a plan does to a row, as values;
-- `sampler` (`row`, `row_processors`, `token_history`, `device_step`): a batch of rows, each stepped by its plan;
+- `sampler` (`row`, `row_processors`, `token_history`, `packed_logprobs`, `device_step`): rows, each stepped by its plan;
 - `text_stream`: tokens to text, cut at stop strings.
 """

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from decodestep._base.checks import require
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.ops.decode_step.rows import NativeRow
+from decodestep.sampling.packed_logprobs import PackedLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan
 from decodestep.sampling.text_stream import TextStream
@@ -33,7 +34,7 @@ class Row:
     started: float
     reason: str = ""
     error: BaseException | None = None
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
     @property

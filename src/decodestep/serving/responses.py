@@ -39,7 +39,8 @@ class Choice(ABC):
         self.text = ""
         self.tokens = 0
         self._tokenizer, self._row = tokenizer, row
-        self._logprobs: list[tuple[int, TokenLogprobs | None]] = []  # those not sent yet; None for a prompt's first token
+        self._scored: list[int] = []  # the tokens whose log-probabilities have not been sent yet; the row holds these
+        self._scores_sent = 0  # how many of the row's have been sent
         self._ended_by = ""
         self._sent = 0  # how many characters of the text a stream has sent
 
@@ -49,7 +50,7 @@ class Choice(ABC):
         if delta.token is not None:
             self.tokens += 1
             if delta.logprobs is not None:
-                self._logprobs.append((delta.token, delta.logprobs))
+                self._scored.append(delta.token)
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -69,8 +70,13 @@ class Choice(ABC):
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         """The log-probabilities not sent yet."""
-        new, self._logprobs = self._logprobs, []
-        return None if self._row.params.logprobs is None else self._as_json(new)
+        return None if self._row.params.logprobs is None else self._as_json(self._new_logprobs())
+
+    def _new_logprobs(self) -> list[tuple[int, TokenLogprobs | None]]:
+        """The tokens not sent yet, with their log-probabilities; None for a prompt's first token."""
+        tokens, start = self._scored, self._scores_sent
+        self._scored, self._scores_sent = [], start + len(tokens)
+        return [(token, self._row.logprobs[start + i]) for i, token in enumerate(tokens)]
 
     @abstractmethod
     def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
@@ -147,11 +153,10 @@ class EchoChoice(TextChoice):
     def take(self, delta: Delta) -> None:
         super().take(delta if self._completes else delta._replace(text="", token=None, logprobs=None))
 
-    def _take_logprobs(self) -> dict[str, Any] | None:
+    def _new_logprobs(self) -> list[tuple[int, TokenLogprobs | None]]:
         """The first time with those of the prompt, fewer than its tokens if the row ended within it."""
-        self._logprobs = [*zip(self._ids, self._row.prompt_logprobs, strict=False), *self._logprobs]
-        self._ids = []
-        return super()._take_logprobs()
+        ids, self._ids = self._ids, []
+        return [*zip(ids, self._row.prompt_logprobs, strict=False), *super()._new_logprobs()]
 
     def _next_offset(self, token: int) -> int:
         offset = next(self._prompt_offsets, None)
