@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import threading
 import time
 from contextlib import suppress
 
@@ -17,6 +18,7 @@ import servers
 import tiny_files
 from decodestep import cli
 from decodestep.cli import serve
+from decodestep.serving.http import Server
 from servers import HELLO, TEMPLATE, post, post_stream
 
 
@@ -78,6 +80,38 @@ def test_a_head_without_end_is_refused(port, start):
             pass
     assert received[:12] in (b"", b"HTTP/1.1 400")
     client.close()
+
+
+def test_a_connection_without_a_request_is_closed(tiny_file, monkeypatch):
+    """Also where a few bytes keep coming, and not during a request, however long it takes."""
+    monkeypatch.setattr(serve, "_IDLE", 0.5)
+    local = Server(servers.load(tiny_file(context=4000)), name="tiny")
+    running = serve._uvicorn_server(local, 0.0)
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        address = listening.getsockname()
+        silent, dripping, again = [socket.create_connection(address, timeout=30) for _ in range(3)]
+        again.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        while not again.recv(999).endswith(b"}"):
+            pass
+        busy = post_stream(address[1], max_tokens=3900)
+        for client in (dripping, again):
+            with suppress(OSError):
+                for byte in b"GET /health HTTP/1.1\r\nx: " + b"y" * 12:
+                    client.sendall(bytes([byte]))
+                    time.sleep(0.05)
+        for client in (silent, dripping, again):
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+            client.close()
+        with busy, busy.makefile("rb") as events:
+            assert b"data: [DONE]\n" in events
+    finally:
+        running.should_exit = True
+        thread.join()
+        local.close()
 
 
 def test_requests_that_come_while_it_stops_get_503(tiny_file):

@@ -121,6 +121,8 @@ def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
     """The uvicorn server of an application: SIGTERM and Ctrl-C give rows `grace` seconds, a second signal ends it at once."""
     import uvicorn
 
+    from decodestep.serving.connection import Connection
+
     stopping = threading.Event()
 
     class Stopping(uvicorn.Server):
@@ -153,7 +155,7 @@ def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
     # h11 limits request heads to 64 KiB, and reads the body of a request that also offers HTTP/2, as Java's do. httptools,
     # which uvicorn takes if it is installed, does neither.
     config = uvicorn.Config(
-        server.app, http="h11", log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_IDLE
+        server.app, http=Connection, log_level="warning", access_log=False, lifespan="off", timeout_keep_alive=_IDLE
     )
     return Stopping(config)
 

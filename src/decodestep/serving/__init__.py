@@ -3,7 +3,7 @@
 - `engine` (`engine_request`): rows join and leave between passes, and each gets the tokens that it would get alone;
 - `requests`: request bodies as prompts and `SamplingParams`; `responses`: response bodies; `errors`: error responses;
 - `tools` (`tool_formats`, `tool_call_format`, `tool_grammar`, `tool_json`): function calls, described to the model and parsed;
-- `http`: the routes; `event_stream`: server-sent events; `metrics`; `page.html`: the chat page.
+- `http`: the routes; `event_stream`: server-sent events; `connection`; `metrics`; `page.html`: the chat page.
 
 `engine` needs no package beyond those of decodestep[generate]; the rest needs decodestep[serve].
 """
