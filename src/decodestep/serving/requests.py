@@ -258,14 +258,7 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     for field in ("function_call", "audio"):  # templates would drop what the message says there
         if message.get(field) is not None:
             raise refusal(f"{name}.{field}", "omitted; calls are in tool_calls, and a content is text")
-    content, calls = message.get("content"), message.get("tool_calls")
-    if isinstance(content, list):
-        content = "".join(_part(name, part) for part in content)
-    if content is None and message["role"] == "assistant":
-        content = message.get("refusal") or ""
-    if not isinstance(content, str):
-        raise refusal(f"{name}.content", "a string")
-    taken = {**message, "content": content}
+    taken, calls = {**message, "content": _content(name, message)}, message.get("tool_calls")
     if message["role"] == "developer":
         taken["role"] = "system"
     if calls == []:
@@ -273,6 +266,18 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     elif calls is not None:
         taken["tool_calls"] = [_call(name, call) for call in calls] if isinstance(calls, list) else _refuse_calls(name)
     return taken
+
+
+def _content(name: str, message: Mapping[str, Any]) -> str:
+    """The text of a message; an assistant's may be a refusal, or nothing beside calls."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_part(name, part) for part in content)
+    if content is None and message["role"] == "assistant":
+        content = message.get("refusal") or ""
+    if not isinstance(content, str):
+        raise refusal(f"{name}.content", "a string")
+    return content
 
 
 def _part(name: str, part: Any) -> str:
