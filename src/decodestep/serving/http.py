@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -143,26 +144,29 @@ class Server:
 
         path: the route's. `request.url` is made from the Host header too, whose sender must not choose what needs no key.
         """
-        headers = request.headers
-        host = headers.get("host", "")  # which a browser always sends
+        host = request.headers.get("host", "")  # which a browser always sends
         if self._hosts is not None and host and not (_is_local(host) or _host_name(host) in self._hosts):
             raise HttpError(403, f"this server may not be called {host} (--allowed-host)", code="host")
+        if path not in _OPEN:
+            self._require_key(request.headers)
+        if request.method == "POST":
+            self._require_origin(request.headers, host)
+            _require_plain_json(request.headers)
+
+    def _require_key(self, headers: Headers) -> None:
         sent = headers.get("authorization", "").encode("latin-1")  # as it came: clients send a key in UTF-8
         scheme, _, given = sent.strip().partition(b" ")
         given = given.strip() if scheme.lower() == b"bearer" else b""
         matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, against timing attacks
-        if self._keys and path not in _OPEN and not any(matches):
+        if self._keys and not any(matches):
             raise HttpError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
-        if request.method != "POST":
-            return
+
+    def _require_origin(self, headers: Headers, host: str) -> None:
+        """host: by which a page of this server calls it."""
         origin = headers.get("origin")
         own = (None, f"http://{host}", f"https://{host}", *self._origins)
         if origin not in own and "*" not in self._origins:
             raise HttpError(403, f"pages from {origin} may not call this server (--cors-origin)", code="origin")
-        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise HttpError(415, "content-type must be application/json", code="content_type")
-        if headers.get("content-encoding", "identity").strip().lower() != "identity":
-            raise HttpError(415, "content-encoding must be identity", code="content_encoding", Accept_Encoding="identity")
 
     def _error_response(self, error: Exception) -> Response:
         failure = http_error(error)
@@ -290,6 +294,14 @@ class Server:
         page = (resources.files("decodestep.serving") / "page.html").read_bytes()
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
         return Response(page, media_type="text/html", headers={"content-security-policy": policy})
+
+
+def _require_plain_json(headers: Headers) -> None:
+    media_type, _, _ = headers.get("content-type", "").partition(";")
+    if media_type.strip().lower() != "application/json":
+        raise HttpError(415, "content-type must be application/json", code="content_type")
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise HttpError(415, "content-encoding must be identity", code="content_encoding", Accept_Encoding="identity")
 
 
 def _whole(answer: Answer) -> Response:
