@@ -226,13 +226,13 @@ class ChatChoice(Choice):
 class Form(NamedTuple):
     """The form of an endpoint's responses.
 
-    prefix: of their ids. whole, chunk: the names of the objects, of a response and of a part of one that is streamed.
+    prefix: of their ids. whole_object, chunk_object: the `object` of a response, and of a part of one that is streamed.
     choice: makes the choices, as `TextChoice` does.
     """
 
     prefix: str
-    whole: str
-    chunk: str
+    whole_object: str
+    chunk_object: str
     choice: Callable[[int, Tokenizer, Row], Choice]
 
 
@@ -257,10 +257,10 @@ class Envelope:
         self._form, self._model, self._created = form, model, int(time.time())
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
-        return {**self._head(self._form.whole), "choices": choices, "usage": usage}
+        return {**self._head(self._form.whole_object), "choices": choices, "usage": usage}
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head(self._form.chunk), "choices": choices}
+        return {**self._head(self._form.chunk_object), "choices": choices}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
