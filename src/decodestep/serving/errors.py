@@ -45,7 +45,7 @@ def too_long(param: str, message: str) -> HttpError:
 
 def http_error(error: BaseException, field_of: Mapping[str, str] | None = None) -> HttpError:
     """The response to an exception. field_of: the request's field for each argument that it has under another name."""
-    spelled = field_of or {}
+    field_of = field_of or {}
     match error:
         case HttpError():
             return error
@@ -54,9 +54,9 @@ def http_error(error: BaseException, field_of: Mapping[str, str] | None = None) 
         case EngineClosedError():
             return HttpError(503, str(error), code="stopping", Retry_After="10")
         case RequestError():
-            return _bad_request(error, spelled)
+            return _bad_request(error, field_of)
         case ConstraintError():
-            return HttpError(400, str(error), param=spelled.get(error.language, error.language), code="constraint")
+            return HttpError(400, str(error), param=field_of.get(error.language, error.language), code="constraint")
         case ModelError() if not isinstance(error, TemplateProcessError):
             return HttpError(400, str(error), param="messages", code="chat_template")
         case ModuleNotFoundError():
@@ -64,11 +64,11 @@ def http_error(error: BaseException, field_of: Mapping[str, str] | None = None) 
     return HttpError(500, "the request failed inside the server; its log says why", code="internal_error")
 
 
-def _bad_request(error: RequestError, spelled: Mapping[str, str]) -> HttpError:
+def _bad_request(error: RequestError, field_of: Mapping[str, str]) -> HttpError:
     """The library's error without its operator, which means nothing to the client."""
     if error.code == "unknown_field":
         return unknown_field(error.got)
-    param = spelled.get(error.arg, error.arg)
+    param = field_of.get(error.arg, error.arg)
     message = f"{param} must be {error.rule}; got {error.got}"
     if error.code == "context_length_exceeded":
         return too_long(param, message)

@@ -162,18 +162,18 @@ def _job(
     _require_types(body)
     streaming = _stream_options(body)
     given = {name: value for name, value in body.items() if name not in _OURS and value is not None}
-    names = _names(given)
+    field_of = _fields_of(given)
     try:
         params = SamplingParams.from_openai(given)
         _require_affordable(params)
     except RequestError as error:
-        raise http_error(error, names) from None
-    if names["max_new_tokens"] not in given:
+        raise http_error(error, field_of) from None
+    if field_of["max_new_tokens"] not in given:
         params = replace(params, max_new_tokens=default_tokens)
     for name, value in constraint.items():
-        names[name] = _SOURCES[name]
+        field_of[name] = _SOURCES[name]
         params = _constrained(params, name, value)
-    return Job(prompts, params, form, **streaming, spelled=spelled, field_of=names)
+    return Job(prompts, params, form, **streaming, spelled=spelled, field_of=field_of)
 
 
 def _constrained(params: SamplingParams, language: str, constraint: Any) -> SamplingParams:
@@ -186,7 +186,7 @@ def _constrained(params: SamplingParams, language: str, constraint: Any) -> Samp
     return replace(params, **{language: constraint})
 
 
-def _names(given: Collection[str]) -> dict[str, str]:
+def _fields_of(given: Collection[str]) -> dict[str, str]:
     """The names by which a request has the fields of SamplingParams that have several; of those that it has not, OpenAI's."""
     names = {field: name for name, field in SAME.items()} | {SAME[name]: name for name in given if name in SAME}
     names |= {field: field for field in names if field in given}
