@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from decodestep.serving.tool_call_format import CallFormat, Calls, Pieces
 from decodestep.serving.tool_json import (
@@ -20,6 +20,8 @@ from decodestep.serving.tool_json import (
     tagged_form,
     tagged_value,
 )
+
+T = TypeVar("T")
 
 
 class TaggedJson(CallFormat):
@@ -214,35 +216,36 @@ class GemmaCalls(CallFormat):
             return value, rest
         if text.startswith('"'):
             return first_json(text)
-        if text.startswith(("{", "[")):
-            return self._members(text[1:], named=text[0] == "{")
+        if text.startswith("["):
+            return self._members(text[1:], "]", self._value)
+        if text.startswith("{"):
+            pairs, rest = self._members(text[1:], "}", self._pair)
+            return dict(pairs), rest
         found = self._BARE.match(text)
         if found is None:
             raise UnreadableError
         return tagged_value(found[0].strip(), {}), text[found.end() :]
 
-    def _members(self, text: str, *, named: bool) -> tuple[Any, str]:
-        """The values of an object or list whose opening bracket has been read, and the text after its closing bracket."""
-        keys: list[str] = []
-        values: list[Any] = []
-        closing = "}" if named else "]"
+    def _members(self, text: str, closing: str, read: Callable[[str], tuple[T, str]]) -> tuple[list[T], str]:
+        """What `read` finds at each member of a list or an object whose opening bracket has been read, and the text after the
+        closing one."""
+        found: list[T] = []
         while not (text := text.lstrip()).startswith(closing):
-            if values:
+            if found:
                 if not text.startswith(","):
                     raise UnreadableError
                 text = text[1:]
-            if named:
-                key, text = self._key(text)
-                keys.append(key)
-            value, text = self._value(text)
-            values.append(value)
-        return dict(zip(keys, values, strict=True)) if named else values, text[1:]
+            member, text = read(text)
+            found.append(member)
+        return found, text[1:]
 
-    def _key(self, text: str) -> tuple[str, str]:
+    def _pair(self, text: str) -> tuple[tuple[str, Any], str]:
+        """The key and the value at the start of a text, and the rest."""
         found = self._KEY.match(text)
         if found is None:
             raise UnreadableError
-        return found[1].strip().replace(self._QUOTE, "").strip('"'), text[found.end() :]
+        value, rest = self._value(text[found.end() :])
+        return (found[1].strip().replace(self._QUOTE, "").strip('"'), value), rest
 
 
 class Harmony(CallFormat):
