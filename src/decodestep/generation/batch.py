@@ -13,7 +13,7 @@ from decodestep.generation.pass_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.schedule import PrefillFirst, Schedule
 from decodestep.models.page_pool import CacheFullError
-from decodestep.models.prefill import Prefill, keys_of
+from decodestep.models.prefill import Prefill, Room, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
 from decodestep.sampling.jump import MAX_JUMP, jump
 from decodestep.sampling.row import Row
@@ -239,14 +239,20 @@ class Batch:
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         rows = [(one, self._rows[key].history.tokens[len(one) :]) for key, one in zip(decoding, sequences, strict=True)]
         room = self._schedule.room(work) if waiting else None
-        if room is None:
-            return _Pass(decoding, rows, [True] * len(rows), work)
-        scored = bool(self._scoring) and not (self._scored and self._prefill)
-        prompts = [self._scoring.take(room)] if scored else self._prefill.take(room)
-        wanted = [True] * len(rows) + ([True] if scored else self._prefill.completing())
+        alone = _Pass(decoding, rows, [True] * len(rows), work)
+        return alone if room is None else self._with_prompts(alone, room)
+
+    def _with_prompts(self, rows: _Pass, room: Room) -> _Pass:
+        """A pass of rows, and as much as the room allows of a prompt that is scored, or of the others."""
+        if self._scoring and not (self._scored and self._prefill):
+            prompts, wanted = [self._scoring.take(room)], [True]
+            every: Sequence[bool] | Literal[False] = [False] * len(rows.pieces) + [True]
+        else:
+            prompts, every = self._prefill.take(room), False
+            wanted = self._prefill.completing()
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
-        work = work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
-        return _Pass(decoding, [*rows, *prompts], wanted, work, [False] * len(rows) + [True] if scored else False)
+        work = rows.work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
+        return _Pass(rows.decoding, [*rows.pieces, *prompts], [*rows.wanted, *wanted], work, every)
 
     def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.
