@@ -67,7 +67,8 @@ class PromptScoring:
 
         logits: of each of its tokens.
         """
-        _, row, sequence, tokens = next(prompt for prompt in self._waiting if prompt.key == self._taken)
+        taken = next(prompt for prompt in self._waiting if prompt.key == self._taken)
+        row, sequence, tokens = taken.row, taken.sequence, taken.tokens
         start = len(sequence) - len(logits)
         following = tokens[start + 1 : len(sequence) + 1]
         row.prompt_logprobs += [] if start else [None]
