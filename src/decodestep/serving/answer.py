@@ -48,8 +48,8 @@ class Answer:
     def begin(self) -> None:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
         HttpError for its ValueErrors."""
-        job, engine, began, scores = self._job, self._engine, time.thread_time(), 0
-        count, constrained, scored = job.params.num_return_sequences, bool(languages_of(job.params)), job.params.prompt_logprobs
+        job, engine, began = self._job, self._engine, time.thread_time()
+        count, constrained = job.params.num_return_sequences, bool(languages_of(job.params))
         try:
             engine.require_possible(count * len(job.prompts))
             for i, prompt in enumerate(job.prompts):
@@ -58,10 +58,7 @@ class Answer:
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
                 request = engine.submit(prompt, job.params, listener=listener, spelled=job.spelled, only_scored=job.only_scored)
                 self._requests.append(request)
-                scores += 0 if scored is None else len(request.prompt_ids) * count * (1 + scored)
-                if scores > _MAX_SCORES:
-                    rule = f"such that n times the prompts' tokens times 1 + logprobs is at most {_MAX_SCORES} with echo"
-                    raise refusal("logprobs", rule)
+                self._require_few_scores()
         except RequestError as error:
             self.cancel()
             raise http_error(error, job.field_of) from None
@@ -71,6 +68,14 @@ class Answer:
         rows = [row for request in self._requests for row in request.rows]
         self._choices = [job.form.choice(i, engine.model.tokenizer, row) for i, row in enumerate(rows)]
         self._running = len(self._choices)
+
+    def _require_few_scores(self) -> None:
+        """Refuses more log-probabilities of the prompts submitted so far than an answer may hold."""
+        count, scored = self._job.params.num_return_sequences, self._job.params.prompt_logprobs
+        tokens = sum(len(request.prompt_ids) for request in self._requests)
+        if scored is not None and tokens * count * (1 + scored) > _MAX_SCORES:
+            rule = f"such that n times the prompts' tokens times 1 + logprobs is at most {_MAX_SCORES} with echo"
+            raise refusal("logprobs", rule)
 
     def cancel(self) -> None:
         for request in self._requests:
