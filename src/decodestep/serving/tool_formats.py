@@ -106,8 +106,9 @@ class DeepSeek(CallFormat):
     _NAMED = re.compile(r"\s*(?:function<｜tool▁sep｜>)?([\w-]+)(?:<｜tool▁sep｜>)?\s*(?:```json\s*)?(?=\{)")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        while self.marks[1] in text:
-            text = text.partition(self.marks[1])[2]
+        _, of_call = self.marks
+        while of_call in text:
+            text = text.partition(of_call)[2]
             named = self._NAMED.match(text)
             if named is None:
                 raise UnreadableError
@@ -149,8 +150,9 @@ class CohereActions(CallFormat):
     _END = "<|END_ACTION|>"
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
+        [of_list] = self.marks
         while text:
-            listed, text = marked_json(text.removeprefix(self.marks[0]), self.marks[0], self._END)
+            listed, text = marked_json(text.removeprefix(of_list), of_list, self._END)
             for item in listed if isinstance(listed, list) else [listed]:
                 if not isinstance(item, dict) or not isinstance(item.get("tool_name"), str):
                     raise UnreadableError
