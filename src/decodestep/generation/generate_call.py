@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, require
@@ -14,7 +13,7 @@ from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.row import Row
+from decodestep.sampling.row import Row, within_room
 from decodestep.sampling.row_processors import Processors
 
 if TYPE_CHECKING:
@@ -120,5 +119,4 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, ro
 
 def within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:
     """The params with max_new_tokens limited to the room that the prompt leaves in the context."""
-    room = model.config.context - len(ids)
-    return replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
+    return within_room(params, model.config.context - len(ids))

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decodestep._base.checks import is_int, is_real, refuse, require
@@ -19,7 +18,7 @@ from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models.kv_cache import PAGE
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.row import Row
+from decodestep.sampling.row import Row, within_room
 from decodestep.sampling.sampler import Sampler
 from decodestep.serving.engine_request import Delta, EngineRequest, Listener
 
@@ -145,11 +144,8 @@ class Engine:
         self._require_room(count)
         least_room = 0 if only_scored else 1
         ids = prompt_ids(self.model, prompt, least_room)
-        room = self.capacity - len(ids)
-        if room < least_room:
-            rule = f"{'no longer' if only_scored else 'shorter'} than the {self.capacity} tokens that the cache has room for"
-            refuse(_OP, "prompt", rule, len(ids), "context_length_exceeded")
-        params = replace(params, max_new_tokens=1 if only_scored else min(room, params.max_new_tokens or room))
+        room = self._room_after(ids, least_room)
+        params = within_room(params, 1 if only_scored else room)
         rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
@@ -197,6 +193,14 @@ class Engine:
         if self._live + count > self._max_live:
             seconds = self._row_seconds * (self._live + count - self._max_live) / self.max_rows
             raise QueueFullError(self._live - self.max_rows, max(1, min(60, round(seconds))))
+
+    def _room_after(self, ids: Sequence[int], least: int) -> int:
+        """The number of tokens that a prompt leaves. Raises ValueError if they are fewer than `least`, 0 or 1."""
+        room = self.capacity - len(ids)
+        if room < least:
+            rule = f"{'shorter' if least else 'no longer'} than the {self.capacity} tokens that the cache has room for"
+            refuse(_OP, "prompt", rule, len(ids), "context_length_exceeded")
+        return room
 
     def _token_bytes(self, spelled: frozenset[str]) -> Callable[[int], bytes]:
         """Token id -> bytes of text; for the control tokens in `spelled`, their names. The same function for equal sets."""
