@@ -96,9 +96,9 @@ class Answer:
         await self._take_all()
         self._raise_failure()
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> bytes:
         """The response, once all rows have ended. Slow with the log-probabilities of many tokens."""
-        return self._envelope.whole([choice.whole() for choice in self._choices], self._usage())
+        return self._envelope.whole((choice.whole() for choice in self._choices), self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
         """The server-sent events; deltas that are already queued are sent together."""

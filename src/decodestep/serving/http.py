@@ -230,7 +230,8 @@ class Server:
             if not done.done():
                 raise HttpError(499, "the client has disconnected", code="cancelled")
             await done
-            return await asyncio.to_thread(_whole, answer)  # not on a worker, all of which may compile constraints
+            whole = await asyncio.to_thread(answer.whole)  # not on a worker, all of which may compile constraints
+            return Response(whole, media_type="application/json")
         finally:
             done.cancel()
             left.cancel()
@@ -302,10 +303,6 @@ def _require_plain_json(headers: Headers) -> None:
         raise HttpError(415, "content-type must be application/json", code="content_type")
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise HttpError(415, "content-encoding must be identity", code="content_encoding", Accept_Encoding="identity")
-
-
-def _whole(answer: Answer) -> Response:
-    return _Json(answer.whole())
 
 
 def _host_name(host: str) -> str:

@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -256,8 +256,11 @@ class Envelope:
         self.id = f"{form.prefix}-{secrets.token_hex(12)}"
         self._form, self._model, self._created = form, model, int(time.time())
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
-        return {**self._head(self._form.whole_object), "choices": choices, "usage": usage}
+    def whole(self, choices: Iterable[dict[str, Any]], usage: dict[str, int]) -> bytes:
+        """The response as JSON. Of one choice after the other: the log-probabilities of all would be gigabytes of objects."""
+        head = json_bytes(self._head(self._form.whole_object)).removesuffix(b"}")
+        listed = b",".join(json_bytes(choice, allow_nan=False) for choice in choices)
+        return b"".join((head, b',"choices":[', listed, b'],"usage":', json_bytes(usage), b"}"))
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head(self._form.chunk_object), "choices": choices}
