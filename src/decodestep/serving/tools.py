@@ -115,14 +115,20 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     described = kind is not None and _DESCRIBES.search(template) is not None
     several = body.get("parallel_tool_calls") is not False
     earlier = sum(len(message.get("tool_calls") or ()) for message in conversation)
-    usual = tuple(map(_definition, definitions))
-    return ToolFormat((kind or TaggedJson)(schemas), required, described, usual, several, earlier)
+    return ToolFormat(
+        call_format=(kind or TaggedJson)(schemas),
+        required=required,
+        of_template=described,
+        definitions=tuple(map(_definition, definitions)),
+        several=several,
+        earlier=earlier,
+    )
 
 
 def with_tools_as_text(model: Model, conversation: list[dict[str, Any]], format_: ToolFormat | None) -> list[dict[str, Any]]:
     """The conversation for a chat template that is not given the tools. format_: as `read` returns it."""
-    usual = conversation if kind_of(model.template.text()) else in_turns(conversation)
-    return usual if format_ is None else format_.describe_tools(usual)
+    readable = conversation if kind_of(model.template.text()) else in_turns(conversation)
+    return readable if format_ is None else format_.describe_tools(readable)
 
 
 def in_turns(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
