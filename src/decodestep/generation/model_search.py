@@ -47,7 +47,7 @@ class ModelSearch:
     def run(self, cancelled: Callable[[], bool]) -> list[Completion]:
         """Searches, and returns the completions. cancelled: called before every forward pass; True ends the search."""
         try:
-            self.completions = [self._completion(beam) for beam in self._beams(cancelled)]
+            self.completions = [self._of_beam(beam) for beam in self._beams(cancelled)]
         except NoBeamError:
             self.drop("no_candidate")
         except _RowError as error:
@@ -63,9 +63,7 @@ class ModelSearch:
     def drop(self, reason: str) -> None:
         """Ends the search without a beam."""
         logprobs: list[TokenLogprobs] | None = None if self._params.logprobs is None else []
-        self.completions = [
-            Completion("", [], self._prompt, reason, logprobs, self._row.seed, self._prompt_index, error=self._row.error)
-        ]
+        self.completions = [self._completion("", [], reason, logprobs)]
 
     def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:
         params, stop = self._params, None
@@ -126,15 +124,26 @@ class ModelSearch:
 
         return next_logits
 
-    def _completion(self, beam: Beam) -> Completion:
+    def _of_beam(self, beam: Beam) -> Completion:
         ended = "eos" if beam.token_ids[-1] in self._row.ends else "stop"
         reason = ended if beam.finished else self._interruption or "length"
         text = TextStream(_with_row_errors(self._model.tokenizer.token_bytes), self._params.stop_strings)
         for token in beam.token_ids:
             text.push(token)
         text.finish()
-        seed = self._row.seed
-        return Completion(text.text, beam.token_ids, self._prompt, reason, beam.logprobs, seed, self._prompt_index)
+        return self._completion(text.text, beam.token_ids, reason, beam.logprobs)
+
+    def _completion(self, text: str, token_ids: list[int], reason: str, logprobs: list[TokenLogprobs] | None) -> Completion:
+        return Completion(
+            text=text,
+            token_ids=token_ids,
+            prompt_token_ids=self._prompt,
+            finish_reason=reason,
+            logprobs=logprobs,
+            seed=self._row.seed,
+            row=self._prompt_index,
+            error=self._row.error,
+        )
 
 
 class _RowError(Exception):
