@@ -52,15 +52,15 @@ class PassCost:
             self.per_prefill_key = self.per_prefill_token / self._KEYS_OF_PREFILL_TOKEN
             self.per_decode_key = self.per_prefill_token / self._KEYS_OF_DECODE_TOKEN
         attention = self.per_decode_key * work.keys
-        prompts = (self.per_prefill_token * work.tokens, self.per_prefill_key * work.token_keys)
+        prefill = (self.per_prefill_token * work.tokens, self.per_prefill_key * work.token_keys)
         if work.rows and work.rows not in self.decode_base:
-            self.decode_base[work.rows] = max(seconds - attention - sum(prompts), seconds / 8)
+            self.decode_base[work.rows] = max(seconds - attention - sum(prefill), seconds / 8)
         elif not work.tokens:
             base, key = _corrections(0.2, seconds, self.decode_base[work.rows], attention)
             self.decode_base[work.rows] *= base
             self.per_decode_key *= key
         else:
-            token, key = _corrections(0.1, seconds - self._base(work.rows) - attention, *prompts)
+            token, key = _corrections(0.1, seconds - self._base(work.rows) - attention, *prefill)
             self.per_prefill_token *= token
             self.per_prefill_key *= key
 
