@@ -27,10 +27,10 @@ def prompts_of(prompts: Prompts) -> Sequence[Prompt]:
     return [prompts] if alone else prompts  # type: ignore[list-item, return-value]
 
 
-def prompt_ids(model: Model, prompt: Prompt, room: int = 1) -> list[int]:
+def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     """The token ids of a prompt, as `generate` passes them to the model. Raises as `generate` does.
 
-    room: the number of tokens that it must leave in the context, 0 or 1.
+    least_room: the number of tokens that it must leave in the context, 0 or 1.
     """
     vocab, context = model.config.vocab_size, model.config.context
     if isinstance(prompt, str):
@@ -43,8 +43,8 @@ def prompt_ids(model: Model, prompt: Prompt, room: int = 1) -> list[int]:
         got = Words(f"{prompt}: the ids of one prompt are a list in the list of prompts") if is_int(prompt) else prompt
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", got)
     require(len(ids) > 0, _OP, "prompt", "at least one token long", Words("an empty prompt"))
-    if len(ids) > context - room:
-        rule = f"{'shorter' if room else 'no longer'} than the context of {context} tokens"
+    if len(ids) > context - least_room:
+        rule = f"{'shorter' if least_room else 'no longer'} than the context of {context} tokens"
         refuse(_OP, "prompt", rule, Words(f"{len(ids)} tokens"), "context_length_exceeded")
     return ids
 

@@ -194,11 +194,11 @@ class Engine:
             seconds = self._row_seconds * (self._live + count - self._max_live) / self.max_rows
             raise QueueFullError(self._live - self.max_rows, max(1, min(60, round(seconds))))
 
-    def _room_after(self, ids: Sequence[int], least: int) -> int:
-        """The number of tokens that a prompt leaves. Raises ValueError if they are fewer than `least`, 0 or 1."""
+    def _room_after(self, ids: Sequence[int], least_room: int) -> int:
+        """The number of tokens that a prompt leaves. Raises ValueError if they are fewer than `least_room`, 0 or 1."""
         room = self.capacity - len(ids)
-        if room < least:
-            rule = f"{'shorter' if least else 'no longer'} than the {self.capacity} tokens that the cache has room for"
+        if room < least_room:
+            rule = f"{'shorter' if least_room else 'no longer'} than the {self.capacity} tokens that the cache has room for"
             refuse(_OP, "prompt", rule, len(ids), "context_length_exceeded")
         return room
 
