@@ -80,15 +80,23 @@ class EngineRequest:
 
     def new_deltas(self, texts: Mapping[int, str]) -> list[Delta]:
         """The deltas of the samples since the last call, for the engine's thread. texts: of rows, by their keys."""
-        deltas = []
-        for sample, row in enumerate(self.rows):
-            if self._ended[sample]:
-                continue
-            text, tokens = texts.get(self.keys[sample], ""), row.history.tokens[self._lengths[sample] :]
-            if tokens or text or row.reason:
-                deltas += [Delta(sample, "", token, None, "") for token in tokens[:-1]]  # without log-probabilities: see `jump`
-                logprobs = row.logprobs[-1] if tokens and row.params.logprobs is not None and row.logprobs else None
-                deltas.append(Delta(sample, text, tokens[-1] if tokens else None, logprobs, row.reason))
+        deltas: list[Delta] = []
+        for sample, (row, key, length) in enumerate(zip(self.rows, self.keys, self._lengths, strict=True)):
+            if not self._ended[sample]:
+                tokens = row.history.tokens[length:]
+                deltas += _deltas(sample, row, tokens, texts.get(key, ""))
                 self._lengths[sample] += len(tokens)
                 self._ended[sample] = bool(row.reason)
         return deltas
+
+
+def _deltas(sample: int, row: Row, tokens: list[int], text: str) -> list[Delta]:
+    """What the new tokens and the new text of a row, and its end, add to a sample; [] without any."""
+    if not (tokens or text or row.reason):
+        return []
+    last = tokens[-1] if tokens else None
+    logprobs = row.logprobs[-1] if tokens and row.logprobs else None
+    return [
+        *(Delta(sample, "", token, None, "") for token in tokens[:-1]),  # without log-probabilities: see `jump`
+        Delta(sample, text, last, logprobs, row.reason),
+    ]
