@@ -5,7 +5,7 @@ With n_kv key/value heads of width d, exactly:
     shared rope key = the rotated key heads side by side, Dr = n_kv * d, the same frequencies for each head
     query head, rope part = its own vector in the columns of its key head, zero elsewhere; the part without rope is zero
     values of a head = its value head's columns of the latent
-    scale = 1 / sqrt(d)
+    scale = the model's, which is 1 / sqrt(d) in most
 """
 
 from __future__ import annotations
