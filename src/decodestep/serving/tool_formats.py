@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -98,22 +99,37 @@ class MistralNamed(MistralList):
         return [f"[TOOL_CALLS]{name}[ARGS]", schema]
 
 
-class DeepSeek(CallFormat):
+class NamedCalls(CallFormat):
+    """A mark, the name of a function, and its arguments, as often as there are calls.
+
+    The mark is the last of `marks`. _NAMED: what stands between it and the arguments, the name as its group. `_arguments`
+    reads the arguments of a function at the start of a text, and returns the rest.
+    """
+
+    _NAMED: re.Pattern[str]
+
+    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
+        while self.marks[-1] in text:
+            text = text.partition(self.marks[-1])[2]
+            named = self._NAMED.match(text)
+            if named is None:
+                raise UnreadableError
+            found, text = self._arguments(named[1], text[named.end() :])
+            yield named[1], found
+
+    @abstractmethod
+    def _arguments(self, name: str, text: str) -> tuple[Any, str]: ...
+
+
+class DeepSeek(NamedCalls):
     """DeepSeek V3.1: calls between control tokens, name<sep>{...}; reads the format of V3 and R1 too."""
 
     marks = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     spelled = (*marks, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     _NAMED = re.compile(r"\s*(?:function<｜tool▁sep｜>)?([\w-]+)(?:<｜tool▁sep｜>)?\s*(?:```json\s*)?(?=\{)")
 
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        _, of_call = self.marks
-        while of_call in text:
-            text = text.partition(of_call)[2]
-            named = self._NAMED.match(text)
-            if named is None:
-                raise UnreadableError
-            found, text = first_json(text[named.end() :])
-            yield named[1], found
+    def _arguments(self, name: str, text: str) -> tuple[Any, str]:
+        return first_json(text)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [f"{''.join(self.marks)}{name}<｜tool▁sep｜>", schema, "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"]
@@ -175,7 +191,7 @@ class CohereFenced(CohereActions):
         return [begin, schema, "\n    }\n]\n```"]
 
 
-class GemmaCalls(CallFormat):
+class GemmaCalls(NamedCalls):
     """Gemma 4: <|tool_call>call:name{key:value,...}<tool_call|>, strings between control tokens, keys without quotes.
 
     Within lists and objects the models also write JSON, so strings in quotes are read too.
@@ -188,17 +204,11 @@ class GemmaCalls(CallFormat):
     _KEY = re.compile(r"([^:,{}\[\]]+):")
     _BARE = re.compile(r"[^,{}\[\]]+")
 
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        while "<|tool_call>" in text:
-            text = text.partition("<|tool_call>")[2]
-            named = self._NAMED.match(text)
-            if named is None:
-                raise UnreadableError
-            try:
-                found, text = self._value(text[named.end() :])
-            except RecursionError:
-                raise UnreadableError from None
-            yield named[1], found
+    def _arguments(self, name: str, text: str) -> tuple[Any, str]:
+        try:
+            return self._value(text)
+        except RecursionError:
+            raise UnreadableError from None
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<|tool_call>call:{name}{{"]
@@ -290,28 +300,22 @@ class Harmony(CallFormat):
         return [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema]
 
 
-class TaggedArguments(CallFormat):
+class TaggedArguments(NamedCalls):
     """GLM 4.5 to 4.7: <tool_call>name, then <arg_key>key</arg_key> <arg_value>value</arg_value> for each argument."""
 
     marks = ("<tool_call>",)
-    _HEAD = re.compile(r"\s*([\w-]+)\s*")
+    _NAMED = re.compile(r"\s*([\w-]+)\s*")
     _ENDS: tuple[str, ...] = ("</tool_call>",)
     _ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        while "<tool_call>" in text:
-            text = text.partition("<tool_call>")[2]
-            head = self._HEAD.match(text)
-            if head is None:
-                raise UnreadableError
-            text, arguments = text[head.end() :], dict[str, Any]()
-            types = properties(self.functions.get(head[1], {}))
-            while found := self._ARGUMENT.match(text):
-                key, text = found[1].strip(), text[found.end() :].lstrip()
-                arguments[key] = tagged_value(found[2], types.get(key, {}))
-            if not text.startswith(self._ENDS):  # cut off, or between two arguments is something else
-                raise UnreadableError
-            yield head[1], arguments
+    def _arguments(self, name: str, text: str) -> tuple[Any, str]:
+        arguments, types = dict[str, Any](), properties(self.functions.get(name, {}))
+        while found := self._ARGUMENT.match(text):
+            key, text = found[1].strip(), text[found.end() :].lstrip()
+            arguments[key] = tagged_value(found[2], types.get(key, {}))
+        if not text.startswith(self._ENDS):  # cut off, or between two arguments is something else
+            raise UnreadableError
+        return arguments, text
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<tool_call>{name}\n"]
@@ -323,7 +327,7 @@ class TaggedArguments(CallFormat):
 class TaggedFunctions(TaggedArguments):
     """Qwen3-Coder, Qwen3.5: <tool_call> <function=name> <parameter=key> value </parameter> ... </function> </tool_call>."""
 
-    _HEAD = re.compile(r"\s*<function=([\w-]+)>\s*")
+    _NAMED = re.compile(r"\s*<function=([\w-]+)>\s*")
     _ENDS = ("</function>", "</tool_call>")
     _ARGUMENT = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
