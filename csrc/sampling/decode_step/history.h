@@ -112,7 +112,7 @@ class Followers {
 class History {
   public:
     void append(int64_t token);
-    void remove_last();  // of a token that no index has been asked for since it was appended
+    void remove_last();  // a token that no index has taken yet
 
     const std::vector<int64_t>& tokens() const { return tokens_; }
     int64_t highest() const { return highest_; }  // -1 if there is none
