@@ -69,6 +69,13 @@ def test_strided_caches_overlapping_updates_and_what_lies_between():
         whole.copy_(copy)
 
 
+def test_a_default_device_of_the_callers_does_not_matter():
+    cache, update = torch.zeros(1, 4, 3, device=gpu.DEVICE), torch.ones(1, 1, 3, device=gpu.DEVICE)
+    with torch.device("meta"):
+        present = ds.tensor_scatter(cache, update, [2], axis=1, backend="triton")
+    assert present[0, :, 0].tolist() == [0, 0, 1, 0]
+
+
 def test_another_target_is_filled_first():
     cache, update = torch.ones(2, 4, 3, device=gpu.DEVICE), torch.full((2, 1, 3), 5.0, device=gpu.DEVICE)
     out = torch.zeros_like(cache)

@@ -57,7 +57,7 @@ def outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray:
     if value.device != device:
         refuse(op, arg, f"on {device}, as the other tensors", Words(f"a tensor on {value.device}"))
     torch = sys.modules["torch"]
-    dtype = arrays.view(op, arg, torch.empty(1, dtype=value.dtype)).dtype
+    dtype = arrays.view(op, arg, torch.empty(1, dtype=value.dtype, device="cpu")).dtype
     made: np.ndarray = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), tuple(value.shape), (0,) * value.ndim)
     return made
 

@@ -51,7 +51,7 @@ class DecodingLoop:
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
         require(padded, OP, "pad_token_id", "given if end tokens end the rows of a batch", None)
         report, sampler, ended = _Report(self.config), None, False
-        done = torch.zeros(len(self.ids), dtype=torch.bool)
+        done = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
         outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
         with self.model._optimize_model_for_decode():
             while self.model._has_unfinished_sequences(ended, synced_gpus=self.synced, device=self.ids.device):
