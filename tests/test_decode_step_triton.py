@@ -52,6 +52,16 @@ def test_random_calls_have_the_bits_of_the_reference(seed, monkeypatch):
     assert result.logprobs == want.logprobs
 
 
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_random_calls_give_the_tokens_of_the_reference(seed, monkeypatch):
+    monkeypatch.setattr(cases, "VOCABULARIES", (1, 2, 17, 300, 2000))
+    logits, steps, options = cases.call(np.random.default_rng(seed))
+    options = {name: options[name] for name in ("greedy", "seed", "position")}
+    got = ds.decode_step(gpu.on_device(logits), steps, **options, backend="triton")
+    assert got.tokens.tolist() == ds.decode_step(np.array(logits), steps, **options, backend="reference").tokens.tolist()
+
+
 LN = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))
 EVERY_KIND = [
     [s.Penalise(ids(0, 1, 0), 2.0), s.TopP(0.6)],
@@ -116,7 +126,8 @@ def test_a_launch_allocates_nothing_and_waits_for_nothing(monkeypatch):
         gpu.forbid_copies_to_host(patch, 0)
         assert triton.launch(logits, tables[0], greedy, seeds, positions, work) is work.tokens
     assert work.tokens.tolist() == want[0]
-    tables[0].floats.copy_(tables[1].floats)
+    for name in ("floats", "ways", "amounts"):
+        getattr(tables[0], name).copy_(getattr(tables[1], name))
     assert triton.launch(logits, tables[0], greedy, seeds, positions, work).tolist() == want[1]
 
 

@@ -1,8 +1,9 @@
 """decode_step on a GPU, in Triton: results with the bits of the reference.
 
-A call is up to four launches: logits to scores, each row's steps, the race, and its finish where several programs share a row.
-`Workspace` holds everything that they write and `DeviceTable` what they read, so that `launch` neither allocates nor waits and
-can be captured into a CUDA graph. Without steps the race reads the logits themselves.
+A call has a general form, in which each row's steps run on its scores, one after the other, and then its tokens race; and a
+quick one for calls that want the tokens alone, for the rows whose filters are the usual ones (see quick.py). `Workspace` holds
+everything that they write and `DeviceTable` what they read, so that `launch` neither allocates nor waits and can be captured
+into a CUDA graph.
 """
 
 from __future__ import annotations
@@ -17,12 +18,17 @@ import torch
 from decodestep._base.triton import LAUNCH
 from decodestep.ops.decode_step.steps import Step
 from decodestep.ops.decode_step.triton.draw import finish, make_scores, race, report
-from decodestep.ops.decode_step.triton.step_kernel import run_steps
-from decodestep.ops.decode_step.triton.table import make_table
+from decodestep.ops.decode_step.triton.quick import choose, find_peaks, race_and_weigh
+from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
+from decodestep.ops.decode_step.triton.table import PATCHING, RACED, make_table
 
 _BLOCK = 1024  # tokens of a sweep's step
+_WIDE = 2  # blocks of a step of one program that has a row for itself
+_STRIPS = 8  # strips of a block, each with a peak
 _PEAKS = 128
-_PROGRAMS = 264  # that fill the largest GPUs twice: rows that are fewer are split
+_MOST_STRIPS = 4096  # of a row whose candidates are listed
+_LIST = 1024  # candidates
+_PROGRAMS = 2112  # that fill the largest GPUs: rows that are fewer are split
 _MOST_PARTS = 64
 
 
@@ -36,14 +42,25 @@ class DeviceTable:
     ids: torch.Tensor
     values: torch.Tensor
     masks: torch.Tensor
+    ways: torch.Tensor
+    amounts: torch.Tensor
     kinds: int
+    found: int
+
+    @property
+    def steps(self) -> tuple[torch.Tensor, ...]:
+        """What the kernels of the steps read."""
+        return self.rows, self.integers, self.floats, self.ids, self.values, self.masks
 
 
 def device_table(steps: Sequence[Sequence[Step]], vocab: int, device: Any) -> DeviceTable:
     """`steps` in the form of `normalise_arguments`."""
     table = make_table(steps, vocab)
-    names = ("rows", "integers", "floats", "ids", "values", "masks")
-    return DeviceTable(**{name: torch.from_numpy(getattr(table, name)).to(device) for name in names}, kinds=table.kinds)
+    held = {
+        name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
+        for name, value in table._asdict().items()
+    }
+    return DeviceTable(**held)
 
 
 class Workspace:
@@ -64,6 +81,16 @@ class Workspace:
         self.best_totals = new(batch, self.parts, 2, dtype=torch.float64)
         self.best_tokens = new(batch, self.parts, dtype=torch.int64)
         self.tokens = new(batch, dtype=torch.int64)
+        self.strip = max(1, block // _STRIPS)
+        strips = -(-vocab // self.strip)
+        self.listed_strips = min(max(16, 1 << (strips - 1).bit_length()), _MOST_STRIPS)
+        self.strip_peaks = new(batch, strips, dtype=torch.float32)
+        self.tops = new(batch, self.parts, dtype=torch.float32)
+        self.masses = new(batch, self.parts, dtype=torch.float64)
+        self.strips = new(batch, self.listed_strips, dtype=torch.int32)
+        self.list_ids = new(batch, _LIST, dtype=torch.int32)
+        self.list_scores = new(batch, _LIST, dtype=torch.float32)
+        self.left = new(batch, dtype=torch.int8)
 
 
 def launch(
@@ -76,32 +103,93 @@ def launch(
     *,
     need_scores: bool = False,
 ) -> torch.Tensor:
-    """The token of every row, in work.tokens; the scores that its steps leave in work.scores, if it has any or `need_scores`.
+    """The token of every row, in work.tokens; with `need_scores` also the scores that its steps leave, in work.scores.
 
     logits: (B, V). greedy: int8, seeds: int64 (the bits of a uint64), positions: int64, all (B,) on the logits' device. Checks
     nothing, allocates nothing and does not wait for the device.
     """
+    if len(logits):
+        run = _launch_general if need_scores or not table.found else _launch_quick
+        run(logits, table, greedy, seeds, positions, work)
+    return work.tokens
+
+
+def _launch_general(
+    logits: torch.Tensor,
+    table: DeviceTable,
+    greedy: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    work: Workspace,
+) -> None:
     batch, vocab = logits.shape
-    if batch == 0:
-        return work.tokens
-    size = {"BLOCK": work.block, **LAUNCH}
-    grid = (batch, work.parts)
-    scores, row_stride, stride = logits, logits.stride(0), logits.stride(1)
-    if table.kinds or need_scores:
-        make_scores[grid](logits, row_stride, stride, work.scores, work.peaks, vocab, work.share, **size)
-        scores, row_stride, stride = work.scores, vocab, 1
+    grid, size = (batch, work.parts), {"BLOCK": work.block, **LAUNCH}
+    _make_scores(logits, work)
     if table.kinds:
-        run_steps[(batch,)](
-            work.scores, work.peaks, table.rows, table.integers, table.floats, table.ids, table.values, table.masks, positions,
-            vocab, KINDS=table.kinds, PEAKS=_PEAKS, **size,
-        )  # fmt: skip
+        _run_steps(table, positions, work, vocab, leading=False)
     race[grid](
-        scores, row_stride, stride, greedy, seeds, positions, work.best_totals, work.best_tokens, work.tokens, vocab,
-        work.share, **size,
-    )  # fmt: skip
+        work.scores,
+        vocab,
+        1,
+        greedy,
+        seeds,
+        positions,
+        work.best_totals,
+        work.best_tokens,
+        work.tokens,
+        vocab,
+        work.share,
+        **size,
+    )
     if work.parts > 1:
         finish[(batch,)](work.best_totals, work.best_tokens, work.tokens, work.parts, PARTS=_MOST_PARTS)
-    return work.tokens
+
+
+def _launch_quick(
+    logits: torch.Tensor,
+    table: DeviceTable,
+    greedy: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    work: Workspace,
+) -> None:
+    batch, vocab = logits.shape
+    grid = (batch, work.parts)
+    is_copied = table.kinds & PATCHING != 0
+    if is_copied:
+        _make_scores(logits, work)
+        _run_steps(table, positions, work, vocab, leading=True)
+    x = work.scores if is_copied else logits
+    given = x, *x.stride(), table.ways
+    drawing = table.amounts, greedy, seeds, positions
+    best = work.tops, work.masses, work.best_totals, work.best_tokens
+    find_peaks[grid](*given, work.strip_peaks, work.tops, vocab, work.share, STRIP=work.strip, BLOCK=work.block, **LAUNCH)
+    if table.found & RACED:
+        race_and_weigh[grid](*given, *drawing, *best, vocab, work.share, PARTS=_MOST_PARTS, BLOCK=work.block, **LAUNCH)
+    choose[(batch,)](
+        *given, *drawing, work.strip_peaks, *best, work.strips, work.list_ids, work.list_scores, work.tokens, work.left,
+        vocab, work.parts, WAYS=table.found, STRIP=work.strip, BLOCK=_WIDE * work.block, PEAKS=work.listed_strips,
+        PARTS=_MOST_PARTS, LIST=_LIST, num_warps=8, **LAUNCH,
+    )  # fmt: skip
+    finish_left[(batch,)](
+        logits, *logits.stride(), work.scores, work.peaks, *table.steps, positions, table.ways, work.left, greedy, seeds,
+        work.tokens, vocab, COPIED=is_copied, KINDS=table.kinds, BLOCK=work.block, PEAKS=_PEAKS, **LAUNCH,
+    )  # fmt: skip
+
+
+def _make_scores(logits: torch.Tensor, work: Workspace) -> None:
+    batch, vocab = logits.shape
+    make_scores[(batch, work.parts)](
+        logits, *logits.stride(), work.scores, work.peaks, vocab, work.share, BLOCK=work.block, **LAUNCH
+    )
+
+
+def _run_steps(table: DeviceTable, positions: torch.Tensor, work: Workspace, vocab: int, *, leading: bool) -> None:
+    kinds = table.kinds & PATCHING if leading else table.kinds
+    run_steps[(len(positions),)](
+        work.scores, work.peaks, *table.steps, positions, table.ways, vocab,
+        LEADING=leading, KINDS=kinds, BLOCK=work.block, PEAKS=_PEAKS, **LAUNCH,
+    )  # fmt: skip
 
 
 def decode_step(
@@ -140,9 +228,7 @@ def _logprobs(logits: torch.Tensor, work: Workspace, top_logprobs: Sequence[int 
     """The fields of each row's `TokenLogprobs`, or None."""
     batch, vocab = logits.shape
     raw = Workspace(batch, vocab, logits.device, block=work.block)
-    make_scores[(batch, raw.parts)](
-        logits, logits.stride(0), logits.stride(1), raw.scores, raw.peaks, vocab, raw.share, BLOCK=raw.block, **LAUNCH
-    )
+    _make_scores(logits, raw)
     counts = [-1 if count is None else min(count, vocab) for count in top_logprobs]
     wanted = _column(counts, np.int64, logits.device)
     rows: list[list[Any]] = [[] for _ in range(batch)]

@@ -21,6 +21,7 @@ from decodestep.random.triton import gumbel, noise_bits, noise_state, uniform
 # An estimate of gumbel noise from float32 logarithms is off by less than this, sums in float32 by a little more.
 _SLACK = tl.constexpr(4e-3)
 _SLACK_OF_SCORE = tl.constexpr(2.0**-20)
+_LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -56,57 +57,144 @@ def race(
 ):
     """Program (b, i) finds the winner of row b among `span` tokens from i * span on: the first maximum of the exact totals.
 
-    Estimates of the noise tell which blocks may hold it; the logarithms in float64 run for these alone. best_totals: a pair for
-    each program: whether its scores are +inf, which beats every total, and the total. With one program a row, tokens[b] is
-    written at once.
+    best_totals: a pair for each program: whether its scores are +inf, which beats every total, and the total. With one program
+    a row, tokens[b] is written at once.
     """
     b = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
-    first = part * span
-    end = tl.minimum(first + span, vocab)
-    scores += b * row_stride
-    is_greedy = tl.load(greedy + b) != 0
+    first = tl.program_id(1) * span
     state = noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), tl.load(positions + b).to(tl.uint32))
-    best = tl.full([], MINUS_INFINITY, tl.float32)  # of the estimates
-    top = tl.full([], MINUS_INFINITY, tl.float32)
-    for start in range(first, end, BLOCK):
-        ids, s = load_logits(scores, start, end, stride, BLOCK)
-        top = tl.maximum(top, tl.max(s, axis=0))
-        guess = s
-        if is_greedy == 0:
-            guess = s + estimate_gumbel(noise_bits(state, ids.to(tl.uint32)))
-        best = tl.maximum(best, tl.max(tl.where(s < INFINITY, guess, MINUS_INFINITY), axis=0))
-    has_infinity = top == INFINITY
-    least = best - (_SLACK + tl.abs(best) * _SLACK_OF_SCORE)
-    winner = tl.full([], EVERYONE, tl.int64)
-    winning = tl.full([], MINUS_INFINITY, tl.float64)
-    if top > MINUS_INFINITY:
-        for start in range(first, end, BLOCK):
-            ids, s = load_logits(scores, start, end, stride, BLOCK)
-            open = s > MINUS_INFINITY
-            if has_infinity:
-                open = s == INFINITY
-                s = tl.where(open, 0.0, MINUS_INFINITY)
-            bits = noise_bits(state, ids.to(tl.uint32))
-            if (is_greedy == 0) & (has_infinity == 0):
-                open = open & (s + estimate_gumbel(bits) >= least)
-            if tl.max(open.to(tl.int32), axis=0) > 0:
-                totals = s.to(tl.float64)
-                if is_greedy == 0:
-                    totals += gumbel(bits).to(tl.float64)
-                totals = tl.where(open, totals, MINUS_INFINITY)
-                here = tl.max(totals, axis=0)
-                at = tl.min(tl.where(open & (totals == here), ids.to(tl.int64), EVERYONE), axis=0)
-                winner = tl.where(here > winning, at, winner)
-                winning = tl.maximum(winning, here)
-    if parts == 1:
+    is_infinite, total, winner, _mass = race_span(
+        scores + b * row_stride, stride, first, tl.minimum(first + span, vocab), tl.load(greedy + b) != 0, state,
+        1.0, 1.0, 0.0, MINUS_INFINITY, -1, scores, False, False, BLOCK, BLOCK,
+    )  # fmt: skip
+    if tl.num_programs(1) == 1:
         tl.store(tokens + b, tl.where(winner == EVERYONE, -1, winner))
     else:
-        at = b * parts + part
-        tl.store(best_totals + 2 * at, has_infinity.to(tl.float64))
-        tl.store(best_totals + 2 * at + 1, winning)
-        tl.store(best_tokens + at, winner)
+        store_best(best_totals, best_tokens, b * tl.num_programs(1) + tl.program_id(1), is_infinite, total, winner)
+
+
+@triton.jit
+def store_best(best_totals, best_tokens, at, is_infinite, total, winner):
+    tl.store(best_totals + 2 * at, is_infinite.to(tl.float64))
+    tl.store(best_totals + 2 * at + 1, total)
+    tl.store(best_tokens + at, winner)
+
+
+@triton.jit
+def race_span(
+    x, stride, first, end, is_greedy, state, divisor, inverse, top, limit, limit_id, peaks,
+    WEIGH: tl.constexpr, LIMITED: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(whether +inf, total, token, mass) of the winner among tokens [first, end) of a row, whose scores are x / divisor.
+
+    Each lane keeps its best two estimates of score + noise. The logarithms in float64 run for the lanes whose best may be the
+    winner, or, where a lane's second may be it too, for all such tokens in a second sweep.
+
+    inverse: about 1 / divisor. LIMITED: only tokens that rank before one with score `limit` and id `limit_id`; peaks are the
+    largest x of strips of STRIP. WEIGH: also an estimate of the sum of exp((x - top) / divisor), `top` being the row's largest.
+    """
+    best = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
+    second = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
+    holder = tl.zeros([BLOCK], tl.int32)
+    masses = tl.zeros([BLOCK], tl.float32)
+    highest = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
+    for start in range(first, end, BLOCK):
+        if is_within(peaks, start, end, divisor, limit, LIMITED, STRIP, BLOCK):
+            ids, v = load_logits(x, start, end, stride, BLOCK)
+            if WEIGH:
+                masses += tl.exp2((v - top) * (inverse * _LOG2E))
+            if LIMITED:
+                v = tl.where(ranks_before(scaled(v, divisor, BLOCK), ids, limit, limit_id), v, MINUS_INFINITY)
+            highest = tl.maximum(highest, v)
+            v = tl.where(v < INFINITY, v, MINUS_INFINITY)
+            if is_greedy:
+                guess = scaled(v, divisor, BLOCK)
+            else:
+                guess = v * inverse + estimate_gumbel(noise_bits(state, ids.to(tl.uint32)))
+            second = tl.maximum(second, tl.minimum(best, guess))
+            holder = tl.where(guess > best, ids, holder)
+            best = tl.maximum(best, guess)
+    is_infinite = tl.max(highest, axis=0) == INFINITY
+    leading = tl.max(best, axis=0)
+    least = leading
+    if is_greedy == 0:
+        least = leading - slack_of(leading)
+    crowded = (tl.max(second, axis=0) >= least) & (leading > MINUS_INFINITY)
+    total = tl.full([], MINUS_INFINITY, tl.float64)
+    winner = tl.full([], EVERYONE, tl.int64)
+    if crowded | is_infinite:
+        for start in range(first, end, BLOCK):
+            if is_within(peaks, start, end, divisor, limit, LIMITED, STRIP, BLOCK):
+                ids, v = load_logits(x, start, end, stride, BLOCK)
+                s = scaled(v, divisor, BLOCK)
+                is_open = s > MINUS_INFINITY
+                if LIMITED:
+                    is_open = is_open & ranks_before(s, ids, limit, limit_id)
+                if is_infinite:
+                    is_open = v == INFINITY
+                    s = tl.where(is_open, 0.0, MINUS_INFINITY)
+                if (is_greedy == 0) & (is_infinite == 0):
+                    is_open = is_open & (v * inverse + estimate_gumbel(noise_bits(state, ids.to(tl.uint32))) >= least)
+                if tl.max(is_open.to(tl.int32), axis=0) > 0:
+                    here, at = winner_among(s, ids, is_open, is_greedy, state)
+                    winner = tl.where(here > total, at, winner)
+                    total = tl.maximum(total, here)
+    elif leading > MINUS_INFINITY:
+        is_open = best >= least
+        s = scaled(tl.load(x + holder.to(tl.int64) * stride, mask=is_open, other=MINUS_INFINITY), divisor, BLOCK)
+        total, winner = winner_among(s, holder, is_open & (s > MINUS_INFINITY), is_greedy, state)
+    return is_infinite, total, winner, tl.sum(masses.to(tl.float64), axis=0)
+
+
+@triton.jit
+def is_within(peaks, start, end, divisor, limit, LIMITED: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr):
+    """Whether a block of tokens may hold one that ranks before `limit`."""
+    within = start < end
+    if LIMITED:
+        at = start // STRIP + tl.arange(0, BLOCK // STRIP)
+        peak = tl.load(peaks + at, mask=at * STRIP < end, other=MINUS_INFINITY)
+        within = tl.max(scaled(peak, divisor, BLOCK // STRIP), axis=0) >= limit
+    return within
+
+
+@triton.jit
+def scaled(x, divisor, WIDTH: tl.constexpr):
+    return tl.div_rn(as_float32(x), tl.zeros([WIDTH], tl.float32) + divisor)
+
+
+@triton.jit
+def ranks_before(s, ids, limit, limit_id):
+    return (s > limit) | ((s == limit) & (ids < limit_id))
+
+
+@triton.jit
+def winner_among(s, ids, is_open, is_greedy, state):
+    """(total, token): the first maximum of the exact totals, whose logarithms run for few, one after the other."""
+    guess = s
+    if is_greedy == 0:
+        guess = s + estimate_gumbel(noise_bits(state, ids.to(tl.uint32)))
+    guess = tl.where(is_open, guess, MINUS_INFINITY)
+    leading = tl.max(guess, axis=0)
+    total = leading.to(tl.float64)
+    winner = tl.min(tl.where(is_open & (guess == leading), ids.to(tl.int64), EVERYONE), axis=0)
+    if is_greedy == 0:
+        is_open = is_open & (guess >= leading - slack_of(leading))
+        total = tl.full([], MINUS_INFINITY, tl.float64)
+        going = tl.max(is_open.to(tl.int32), axis=0)
+        while going > 0:
+            at = tl.min(tl.where(is_open, ids, EVERYONE), axis=0)
+            own = tl.max(tl.where(is_open & (ids == at), s, MINUS_INFINITY), axis=0)
+            here = own.to(tl.float64) + gumbel(noise_bits(state, at.to(tl.uint32))).to(tl.float64)
+            winner = tl.where(here > total, at.to(tl.int64), winner)
+            total = tl.maximum(total, here)
+            is_open = is_open & (ids != at)
+            going = tl.max(is_open.to(tl.int32), axis=0)
+    return total, winner
+
+
+@triton.jit
+def slack_of(leading):
+    return _SLACK + tl.abs(leading) * _SLACK_OF_SCORE
 
 
 @triton.jit

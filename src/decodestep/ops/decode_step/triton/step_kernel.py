@@ -1,4 +1,4 @@
-"""The kernel that runs each row's steps in their order: one program a row."""
+"""The kernels that run each row's steps in their order: one program a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import triton.language as tl
 from decodestep._base.triton import MINUS_INFINITY
 from decodestep.ops.decode_step import steps
 from decodestep.ops.decode_step.triton import filters
-from decodestep.ops.decode_step.triton.row import INFINITY, largest, load_block, refresh, store_block
+from decodestep.ops.decode_step.triton.draw import load_logits, race_span
+from decodestep.ops.decode_step.triton.row import EVERYONE, INFINITY, largest, load_block, refresh, store_block
 from decodestep.ops.decode_step.triton.table import FLOATS, INTEGERS, KINDS
 from decodestep.random.triton import noise_state
 
@@ -28,18 +29,59 @@ _INTEGERS, _FLOATS = tl.constexpr(INTEGERS), tl.constexpr(FLOATS)
 
 @triton.jit
 def run_steps(
-    scores, peaks, rows, integers, floats, ids, values, masks, positions, vocab,
-    KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
+    scores, peaks, rows, integers, floats, ids, values, masks, positions, ways, vocab,
+    LEADING: tl.constexpr, KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
 ):  # fmt: skip
     """scores: (B, vocab) float32; peaks: (B, blocks). The tables are those of `table.Table`.
 
-    KINDS: as in `Table`; what does not occur is not compiled.
+    LEADING: only the patches before all filters. KINDS: as in `Table`; what does not occur is not compiled.
     """
-    b = tl.program_id(0)
-    scores += b.to(tl.int64) * vocab
-    peaks += b.to(tl.int64) * tl.cdiv(vocab, BLOCK)
+    b = tl.program_id(0).to(tl.int64)
+    first, end = tl.load(rows + b), tl.load(rows + b + 1)
+    if LEADING:
+        end = first + tl.load(ways + 3 * b + 1)
+    run_row(
+        scores + b * vocab, peaks + b * tl.cdiv(vocab, BLOCK), first, end, integers, floats, ids, values, masks,
+        tl.load(positions + b), vocab, KINDS, BLOCK, PEAKS,
+    )  # fmt: skip
+
+
+@triton.jit
+def finish_left(
+    logits, row_stride, stride, scores, peaks, rows, integers, floats, ids, values, masks, positions, ways, left, greedy, seeds,
+    tokens, vocab, COPIED: tl.constexpr, KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
+):  # fmt: skip
+    """The tokens of the rows that the quick ways have `left`. COPIED: the scores are there, as the patches leave them."""
+    b = tl.program_id(0).to(tl.int64)
+    if tl.load(left + b) != 0:
+        scores += b * vocab
+        peaks += b * tl.cdiv(vocab, BLOCK)
+        if not COPIED:
+            for start in range(0, vocab, BLOCK):
+                at, s = load_logits(logits + b * row_stride, start, vocab, stride, BLOCK)
+                store_block(scores, peaks, at, s, start, vocab, BLOCK)
+            tl.debug_barrier()
+        first, position = tl.load(rows + b) + tl.load(ways + 3 * b + 1), tl.load(positions + b)
+        run_row(
+            scores, peaks, first, tl.load(rows + b + 1), integers, floats, ids, values, masks, position, vocab,
+            KINDS, BLOCK, PEAKS,
+        )  # fmt: skip
+        state = noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), position.to(tl.uint32))
+        _is_infinite, _total, winner, _mass = race_span(
+            scores, 1, 0, vocab, tl.load(greedy + b) != 0, state, 1.0, 1.0, 0.0, MINUS_INFINITY, -1, peaks, False, False,
+            BLOCK, BLOCK,
+        )  # fmt: skip
+        tl.store(tokens + b, tl.where(winner == EVERYONE, -1, winner))
+
+
+@triton.jit
+def run_row(
+    scores, peaks, first_step, end, integers, floats, ids, values, masks, position, vocab,
+    KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
+):  # fmt: skip
+    """The steps [first_step, end) of a table, on a row."""
     stale = tl.full([], 0, tl.int32)  # whether the peaks are older than the scores
-    for at in range(tl.load(rows + b), tl.load(rows + b + 1)):
+    for at in range(first_step, end):
         step, amounts = integers + at * _INTEGERS, floats + at * _FLOATS
         kind = tl.load(step)
         first = tl.load(step + 1)
@@ -58,7 +100,7 @@ def run_steps(
             stale = tl.full([], 0, tl.int32)
             top = largest(peaks, vocab, BLOCK, PEAKS)
             if top > MINUS_INFINITY:
-                apply_filter(scores, peaks, vocab, top, step, amounts, tl.load(positions + b), KINDS, BLOCK)
+                apply_filter(scores, peaks, vocab, top, step, amounts, position, KINDS, BLOCK)
     if stale > 0:
         refresh(scores, peaks, vocab, BLOCK)
 

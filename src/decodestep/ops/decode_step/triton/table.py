@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -25,7 +26,11 @@ _ORDER = (
     kinds.Normalise,
 )
 KINDS: dict[type, int] = {kind: 1 << number for number, kind in enumerate(_ORDER)}  # a step's kind in a table is a bit
+PATCHING = sum(KINDS[kind] for kind in kinds.PATCHES)
 _AMOUNTS = ("factor", "temperature", "p", "mass", "epsilon", "share", "n", "threshold")
+# How a row's token may be found: by its steps one after the other, or the quick ways (see quick.py).
+GENERAL, LISTED, RACED = 0, 1, 2
+_MOST_LISTED = 256  # of top-k: more would not fit its list
 INTEGERS = 6  # of a step: kind, first id, ids, k or top, keep, seed
 FLOATS = 2  # of a step: amount, probability
 
@@ -33,7 +38,9 @@ FLOATS = 2  # of a step: amount, probability
 class Table(NamedTuple):
     """rows: int32 (B + 1), where each row's steps begin. integers: int64 (steps, 6). floats: float64 (steps, 2). ids: int32,
     those of the patches, each step's distinct. values: float32, those of `Add`, beside their ids. masks: int32, a bit for each
-    token, of the steps that keep their ids alone. kinds: the bits of the kinds that occur."""
+    token, of the steps that keep their ids alone. ways: int32 (B, 3): how the row's token may be found, how many of its steps
+    are patches before all filters, and k. amounts: float64 (B, 3), for the quick ways: temperature, p of top-p, p of min-p.
+    kinds: the bits of the kinds that occur; found: those of the ways."""
 
     rows: np.ndarray
     integers: np.ndarray
@@ -41,16 +48,23 @@ class Table(NamedTuple):
     ids: np.ndarray
     values: np.ndarray
     masks: np.ndarray
+    ways: np.ndarray
+    amounts: np.ndarray
     kinds: int
+    found: int
 
 
 def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
     """`steps`: one list per row, in the form of `normalise_arguments`."""
     starts, integers, floats, ids, values, masks = [0], [], [], [], [], []
+    ways, amounts = [], []
     listed = words = present = 0
     for row in steps:
+        leading: int | None = None
         for step in row:
             kind = KINDS[type(step)]
+            if leading is None and not isinstance(step, kinds.PATCHES):
+                leading = len(integers) - starts[-1]
             present |= kind
             # Counts beyond the vocabulary mean all of it; an int64 holds what is left.
             k = min(getattr(step, "k", getattr(step, "top", 1)), vocab)
@@ -68,6 +82,9 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
                     ids.append(part)
                     values.append(added)
                     listed += len(part)
+        way, k, *amounts_of_row = quick_way(row, vocab)
+        ways.append((way, len(integers) - starts[-1] if leading is None else leading, min(k, vocab)))
+        amounts.append(amounts_of_row)
         starts.append(len(integers))
     return Table(
         np.array(starts, np.int32),
@@ -76,8 +93,27 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
         _join(ids, np.int32),
         _join(values, np.float32),
         _join(masks, np.int32),
+        np.array(ways, np.int32).reshape(-1, 3),
+        np.array(amounts, np.float64).reshape(-1, 3),
         present,
+        int(np.bitwise_or.reduce([way for way, _, _ in ways], initial=0)),
     )
+
+
+def quick_way(steps: Sequence[Step], vocab: int) -> tuple[int, int, float, float, float]:
+    """(way, k, temperature, p of top-p, p of min-p); GENERAL unless the steps are patches and then the usual filters."""
+    k, temperature, p, least = vocab, 1.0, 1.0, 0.0
+    filters = list(itertools.dropwhile(lambda step: isinstance(step, kinds.PATCHES), steps))
+    if filters and isinstance(filters[0], kinds.Temperature):
+        temperature = filters.pop(0).temperature
+    if filters and isinstance(filters[0], kinds.TopK):
+        k = max(filters[0].k, filters.pop(0).keep)
+    if filters and isinstance(filters[0], kinds.TopP) and filters[0].keep == 1 and filters[0].p > 0:
+        p = filters.pop(0).p
+    while filters and isinstance(filters[0], kinds.MinP) and filters[0].keep == 1 and filters[0].p <= 1:
+        least = max(least, filters.pop(0).p)
+    way = GENERAL if filters or vocab > k > _MOST_LISTED else RACED if k >= vocab else LISTED
+    return way, k, temperature, p, least
 
 
 def _parts(step: Any, vocab: int) -> Iterator[tuple[bool, int, np.ndarray, np.ndarray]]:
