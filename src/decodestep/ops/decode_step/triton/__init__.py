@@ -18,16 +18,17 @@ import torch
 from decodestep._base.triton import LAUNCH
 from decodestep.ops.decode_step.steps import Step
 from decodestep.ops.decode_step.triton.draw import finish, make_scores, race, report
-from decodestep.ops.decode_step.triton.quick import choose, find_peaks, race_and_weigh
+from decodestep.ops.decode_step.triton.quick import choose, choose_again, race_again, sweep
 from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
 from decodestep.ops.decode_step.triton.table import PATCHING, RACED, make_table
 
 _BLOCK = 1024  # tokens of a sweep's step
-_WIDE = 2  # blocks of a step of one program that has a row for itself
+_WIDE = 4  # blocks of a step that only adds weights up
 _STRIPS = 8  # strips of a block, each with a peak
 _PEAKS = 128
 _MOST_STRIPS = 4096  # of a row whose candidates are listed
 _LIST = 1024  # candidates
+_CHOOSING_WARPS = 8  # of the one program that has a row for itself
 _PROGRAMS = 2112  # that fill the largest GPUs: rows that are fewer are split
 _MOST_PARTS = 64
 
@@ -163,14 +164,32 @@ def _launch_quick(
     given = x, *x.stride(), table.ways
     drawing = table.amounts, greedy, seeds, positions
     best = work.tops, work.masses, work.best_totals, work.best_tokens
-    find_peaks[grid](*given, work.strip_peaks, work.tops, vocab, work.share, STRIP=work.strip, BLOCK=work.block, **LAUNCH)
-    if table.found & RACED:
-        race_and_weigh[grid](*given, *drawing, *best, vocab, work.share, PARTS=_MOST_PARTS, BLOCK=work.block, **LAUNCH)
+    sweep[grid](
+        *given,
+        *drawing,
+        work.strip_peaks,
+        *best,
+        vocab,
+        work.share,
+        WAYS=table.found,
+        STRIP=work.strip,
+        BLOCK=work.block,
+        **LAUNCH,
+    )
+    wide = {"STRIP": work.strip, "WIDE": _WIDE * work.block, "PARTS": _MOST_PARTS, "num_warps": _CHOOSING_WARPS, **LAUNCH}
     choose[(batch,)](
         *given, *drawing, work.strip_peaks, *best, work.strips, work.list_ids, work.list_scores, work.tokens, work.left,
-        vocab, work.parts, WAYS=table.found, STRIP=work.strip, BLOCK=_WIDE * work.block, PEAKS=work.listed_strips,
-        PARTS=_MOST_PARTS, LIST=_LIST, num_warps=8, **LAUNCH,
+        vocab, work.parts, WAYS=table.found, PEAKS=work.listed_strips, LIST=_LIST, **wide,
     )  # fmt: skip
+    if table.found & RACED:
+        race_again[grid](
+            x, *x.stride(), *drawing, work.strip_peaks, work.best_totals, work.best_tokens, work.tokens, work.left,
+            vocab, work.share, STRIP=work.strip, BLOCK=work.block, **LAUNCH,
+        )  # fmt: skip
+        choose_again[(batch,)](
+            x, *x.stride(), *drawing, work.strip_peaks, *best, work.tokens, work.left, vocab, work.parts,
+            BLOCK=2 * work.block, **wide,
+        )  # fmt: skip
     finish_left[(batch,)](
         logits, *logits.stride(), work.scores, work.peaks, *table.steps, positions, table.ways, work.left, greedy, seeds,
         work.tokens, vocab, COPIED=is_copied, KINDS=table.kinds, BLOCK=work.block, PEAKS=_PEAKS, **LAUNCH,

@@ -1,6 +1,6 @@
 """The quick way of a row with the usual filters: a temperature, top-k, top-p and min-p, in this order, each or none.
 
-None of its kernels writes scores, and most read the logits once. `find_peaks` finds the largest logit of every strip. A row
+None of its kernels writes scores, and most read the logits once. `sweep` finds the largest logit of every strip. A row
 with top-k is then LISTED: the k-th largest peak bounds its candidates, which are few and stay in registers. A row without
 is RACED: all its tokens race, while their weights are added up, and only then is the winner tested: top-p keeps it if the
 weights of the tokens that rank before it stay below p times all of them. If it fails, these tokens race again. (The winner of a
@@ -24,12 +24,15 @@ from decodestep.ops.decode_step.triton.draw import (
     winner_among,
 )
 from decodestep.ops.decode_step.triton.row import EVERYONE, NO_KEY, weight
-from decodestep.ops.decode_step.triton.table import GENERAL, LISTED, RACED
+from decodestep.ops.decode_step.triton.table import GENERAL, LISTED, PLAIN, RACED
 from decodestep.random.triton import noise_state
 
-_GENERAL, _LISTED, _RACED = (tl.constexpr(way) for way in (GENERAL, LISTED, RACED))
+_GENERAL, _LISTED, _RACED, _PLAIN = (tl.constexpr(way) for way in (GENERAL, LISTED, RACED, PLAIN))
+# Of a row in `left`: its token is there, the general steps must find it, or the tokens before this one must race.
+_DONE, _FAILED, _AGAIN = (tl.constexpr(code) for code in range(3))
 _LOG2E = tl.constexpr(1.4426950408889634)
 _TRIES = tl.constexpr(8)  # keys that one look at a list compares
+_NEAR = tl.constexpr(4096)  # of keys: a bound of candidates this much too low lets few more in
 _GROUP = tl.constexpr(16)  # strips whose tokens are listed together
 # Of a sum of weights in float32: of the exponentials and of the additions in a lane, and, for each unit of a score's size, of
 # the exponents, which are differences of rounded quotients. Weights below exp(-64) do not matter.
@@ -41,20 +44,16 @@ _LARGEST_SCORE = tl.constexpr(1e30)  # scores and quotients beyond are left
 
 
 @triton.jit
-def find_peaks(logits, row_stride, stride, ways, peaks, tops, vocab, span, STRIP: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (b, i) writes the largest logit of each strip from token i * span of row b on, and of all of these."""
-    b = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    first = part * span
-    top = tl.full([], MINUS_INFINITY, tl.float32)
-    peaks += b * tl.cdiv(vocab, STRIP)
-    for start in range(first, tl.minimum(first + span, vocab), BLOCK):
-        _ids, v = load_logits(logits + b * row_stride, start, vocab, stride, BLOCK)
-        highest = tl.max(tl.reshape(v, [BLOCK // STRIP, STRIP]), axis=1)
+def find_peaks(x, stride, peaks, first, end, vocab, STRIP: tl.constexpr, BLOCK: tl.constexpr):
+    """Writes the largest logit of each strip of tokens [first, end); returns the largest of these."""
+    highest = tl.full([BLOCK // STRIP], MINUS_INFINITY, tl.float32)
+    for start in range(first, end, BLOCK):
+        _ids, v = load_logits(x, start, end, stride, BLOCK)
+        peak = tl.max(tl.reshape(v, [BLOCK // STRIP, STRIP]), axis=1)
         at = start // STRIP + tl.arange(0, BLOCK // STRIP)
-        tl.store(peaks + at, highest, mask=at * STRIP < vocab)
-        top = tl.maximum(top, tl.max(highest, axis=0))
-    tl.store(tops + b * tl.num_programs(1) + part, top)
+        tl.store(peaks + at, peak, mask=at * STRIP < vocab)
+        highest = tl.maximum(highest, peak)
+    return tl.max(highest, axis=0)
 
 
 @triton.jit
@@ -81,46 +80,50 @@ def load_state(seeds, positions, b):
 
 
 @triton.jit
-def race_and_weigh(
-    logits, row_stride, stride, ways, amounts, greedy, seeds, positions, tops, masses, best_totals, best_tokens, vocab, span,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+def sweep(
+    logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens,
+    vocab, span, WAYS: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i) of a RACED row finds the winner, and the sum of weights, of the tokens from i * span on."""
+    """Program (b, i): of the tokens of row b from i * span on the peaks and the largest logit; where the tokens race also the
+    winner and, relative to that largest logit, the sum of weights."""
     b = tl.program_id(0).to(tl.int64)
-    part = tl.program_id(1)
-    parts = tl.num_programs(1)
-    first = part * span
-    if tl.load(ways + 3 * b) == _RACED:
-        top, _top_score, divisor, inverse, is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
-        if is_usable:
-            x = logits + b * row_stride
-            is_infinite, total, winner, mass = race_span(
-                x, stride, first, tl.minimum(first + span, vocab), tl.load(greedy + b) != 0, load_state(seeds, positions, b),
-                divisor, inverse, top, MINUS_INFINITY, -1, tops, True, False, BLOCK, BLOCK,
-            )  # fmt: skip
-            store_best(best_totals, best_tokens, b * parts + part, is_infinite, total, winner)
-            tl.store(masses + b * parts + part, mass)
+    way = tl.load(ways + 3 * b)
+    if way != _GENERAL:
+        at = b * tl.num_programs(1) + tl.program_id(1)
+        x = logits + b * row_stride
+        first = tl.program_id(1) * span
+        end = tl.minimum(first + span, vocab)
+        top = find_peaks(x, stride, peaks + b * tl.cdiv(vocab, STRIP), first, end, vocab, STRIP, BLOCK)
+        tl.store(tops + at, top)
+        if (_RACED | _PLAIN) & WAYS:
+            divisor = tl.load(amounts + 3 * b).to(tl.float32)
+            if way != _LISTED:
+                is_infinite, total, winner, mass = race_span(
+                    x, stride, first, end, tl.load(greedy + b) != 0, load_state(seeds, positions, b), divisor,
+                    divide(1.0, divisor), top, MINUS_INFINITY, -1, peaks, True, False, STRIP, BLOCK,
+                )  # fmt: skip
+                store_best(best_totals, best_tokens, at, is_infinite, total, winner)
+                tl.store(masses + at, mass)
 
 
 @triton.jit
 def choose(
     logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens,
     strips, ids, scores, tokens, left, vocab, parts,
-    WAYS: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr, PARTS: tl.constexpr, LIST: tl.constexpr,
+    WAYS: tl.constexpr, STRIP: tl.constexpr, WIDE: tl.constexpr, PEAKS: tl.constexpr, PARTS: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row, or a mark in `left`. strips: (B, PEAKS), ids and scores: (B, LIST), to write lists to.
+    """The token of each row and, in `left`, whether it is one. strips: (B, PEAKS), ids, scores: (B, LIST), to write lists to.
 
     WAYS: the bits of those that occur; what does not is not compiled.
     """
     b = tl.program_id(0).to(tl.int64)
-    way, amounts = tl.load(ways + 3 * b), amounts + 3 * b
     x = logits + b * row_stride
     peaks += b * tl.cdiv(vocab, STRIP)
-    top, top_score, divisor, inverse, is_usable = load_scale(tops + b * parts, amounts, parts, PARTS)
-    p, least = tl.load(amounts + 1), tl.load(amounts + 2)
-    is_greedy, state = tl.load(greedy + b) != 0, load_state(seeds, positions, b)
-    way = tl.where(is_usable, way, _GENERAL)
+    top, top_score, divisor, inverse, is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
+    p, least = tl.load(amounts + 3 * b + 1), tl.load(amounts + 3 * b + 2)
+    way = tl.where(is_usable, tl.load(ways + 3 * b), _GENERAL)
     token = tl.full([], -1, tl.int64)
+    verdict = tl.full([], _FAILED, tl.int32)
     if _LISTED & WAYS:
         k = tl.load(ways + 3 * b + 2)
         if way == _LISTED:
@@ -128,62 +131,101 @@ def choose(
             scores += b * LIST
             n = list_candidates(x, stride, peaks, divisor, k, strips + b * PEAKS, ids, scores, vocab, STRIP, PEAKS, LIST)
             if n <= LIST:
-                token = draw_listed(ids, scores, n, k, p, least, top_score, is_greedy, state, LIST)
-    if _RACED & WAYS:
-        part = tl.arange(0, PARTS)
-        if way == _RACED:
-            at = b * parts + part
-            whole = tl.sum(tl.load(masses + at, mask=part < parts, other=0.0), axis=0)
-            totals = tl.load(best_totals + 2 * at + 1, mask=part < parts, other=MINUS_INFINITY)
-            winners = tl.load(best_tokens + at, mask=part < parts, other=EVERYONE)
-            winner = tl.min(tl.where(totals == tl.max(totals, axis=0), winners, EVERYONE), axis=0)
-            token = draw_raced(
-                x,
-                stride,
-                peaks,
-                divisor,
-                inverse,
-                top,
-                top_score,
-                p,
-                least,
-                whole,
-                winner,
-                is_greedy,
-                state,
-                vocab,
-                STRIP,
-                BLOCK,
-            )
+                is_greedy, state = tl.load(greedy + b) != 0, load_state(seeds, positions, b)
+                token, verdict = draw_listed(ids, scores, n, k, p, least, top_score, is_greedy, state, LIST)
+    if (_RACED | _PLAIN) & WAYS:
+        best = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
+        if way >= _RACED:
+            whole = total_mass(masses + b * parts, tops + b * parts, top, inverse, parts, PARTS)
+            token = best
+            verdict = test(x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, best, vocab, STRIP, WIDE)
     tl.store(tokens + b, token)
-    tl.store(left + b, (token < 0).to(tl.int8))
+    tl.store(left + b, verdict.to(tl.int8))
 
 
 @triton.jit
-def draw_raced(
-    x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, winner, is_greedy, state, vocab,
+def race_again(
+    logits, row_stride, stride, amounts, greedy, seeds, positions, peaks, best_totals, best_tokens, tokens, left, vocab, span,
     STRIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The token that the filters keep and that beats all others which they keep; -1 if a sum cannot tell."""
-    error = _ERROR_OF_SUM + (tl.abs(top_score) + _NEGLIGIBLE) * _ERROR_OF_SCORE
-    target = p * whole
-    token = tl.full([], -1, tl.int64)
-    while (token < 0) & (winner < EVERYONE):
-        s = divide(as_float32(tl.load(x + winner * stride)), divisor)
-        is_likely = weight(s, top_score) >= least
-        above = tl.full([], 0.0, tl.float64)
-        if is_likely & (p < 1.0):
-            above = mass_before(x, stride, peaks, divisor, inverse, top, s, winner, vocab, STRIP, BLOCK)
-        is_outside = (is_likely == 0) | ((p < 1.0) & (above * (1.0 - error) >= target * (1.0 + error)))
-        if is_likely & ((p >= 1.0) | (above * (1.0 + error) < target * (1.0 - error))):
-            token = winner
-        elif is_outside:
+    """As `sweep`, the race of the tokens that rank before tokens[b]."""
+    b = tl.program_id(0).to(tl.int64)
+    if tl.load(left + b) == _AGAIN:
+        x = logits + b * row_stride
+        first = tl.program_id(1) * span
+        divisor, token = tl.load(amounts + 3 * b).to(tl.float32), tl.load(tokens + b)
+        limit = divide(as_float32(tl.load(x + token * stride)), divisor)
+        is_infinite, total, winner, _mass = race_span(
+            x, stride, first, tl.minimum(first + span, vocab), tl.load(greedy + b) != 0, load_state(seeds, positions, b),
+            divisor, divide(1.0, divisor), 0.0, limit, token, peaks + b * tl.cdiv(vocab, STRIP), False, True, STRIP, BLOCK,
+        )  # fmt: skip
+        at = b * tl.num_programs(1) + tl.program_id(1)
+        store_best(best_totals, best_tokens, at, is_infinite, total, winner)
+
+
+@triton.jit
+def choose_again(
+    logits, row_stride, stride, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens, tokens, left,
+    vocab, parts, STRIP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Tests the winners of `race_again`; a row that fails once more, as few do, is raced here."""
+    b = tl.program_id(0).to(tl.int64)
+    if tl.load(left + b) == _AGAIN:
+        x = logits + b * row_stride
+        peaks += b * tl.cdiv(vocab, STRIP)
+        top, top_score, divisor, inverse, _is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
+        p, least = tl.load(amounts + 3 * b + 1), tl.load(amounts + 3 * b + 2)
+        whole = total_mass(masses + b * parts, tops + b * parts, top, inverse, parts, PARTS)
+        winner = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
+        verdict = test(x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, winner, vocab, STRIP, WIDE)
+        while verdict == _AGAIN:
+            limit = divide(as_float32(tl.load(x + winner * stride)), divisor)
             _is_infinite, _total, winner, _mass = race_span(
-                x, stride, 0, vocab, is_greedy, state, divisor, inverse, top, s, winner, peaks, False, True, STRIP, BLOCK
-            )
+                x, stride, 0, vocab, tl.load(greedy + b) != 0, load_state(seeds, positions, b), divisor, inverse, top,
+                limit, winner, peaks, False, True, STRIP, BLOCK,
+            )  # fmt: skip
+            verdict = test(x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, winner, vocab, STRIP, WIDE)
+        tl.store(tokens + b, winner)
+        tl.store(left + b, verdict.to(tl.int8))
+
+
+@triton.jit
+def winner_of_parts(best_totals, best_tokens, at, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    totals = tl.load(best_totals + 2 * (at + part) + 1, mask=part < parts, other=MINUS_INFINITY)
+    winners = tl.load(best_tokens + at + part, mask=part < parts, other=EVERYONE)
+    return tl.min(tl.where(totals == tl.max(totals, axis=0), winners, EVERYONE), axis=0)
+
+
+@triton.jit
+def total_mass(masses, tops, top, inverse, parts, PARTS: tl.constexpr):
+    """The sum of a row's weights, from its parts' sums relative to their own largest logits."""
+    part = tl.arange(0, PARTS)
+    own = tl.load(tops + part, mask=part < parts, other=MINUS_INFINITY)
+    mass = tl.load(masses + part, mask=(part < parts) & (own > MINUS_INFINITY), other=0.0)
+    return tl.sum(mass * tl.exp2((own - top) * (inverse * _LOG2E)).to(tl.float64), axis=0)
+
+
+@triton.jit
+def test(
+    x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, token, vocab, STRIP: tl.constexpr, WIDE: tl.constexpr
+):
+    """Whether the filters keep a token: _DONE if they do, _AGAIN if not, _FAILED if a sum cannot tell."""
+    verdict = tl.full([], _FAILED, tl.int32)
+    if token < EVERYONE:
+        s = divide(as_float32(tl.load(x + token * stride)), divisor)
+        if weight(s, top_score) < least:
+            verdict = tl.full([], _AGAIN, tl.int32)
+        elif p < 1.0:
+            above = mass_before(x, stride, peaks, divisor, inverse, top, s, token, vocab, STRIP, WIDE)
+            error = _ERROR_OF_SUM + (tl.abs(top_score) + _NEGLIGIBLE) * _ERROR_OF_SCORE
+            if above * (1.0 + error) < p * whole * (1.0 - error):
+                verdict = tl.full([], _DONE, tl.int32)
+            elif above * (1.0 - error) >= p * whole * (1.0 + error):
+                verdict = tl.full([], _AGAIN, tl.int32)
         else:
-            winner = tl.full([], EVERYONE, tl.int64)
-    return token
+            verdict = tl.full([], _DONE, tl.int32)
+    return verdict
 
 
 @triton.jit
@@ -207,7 +249,7 @@ def list_candidates(
     count = tl.cdiv(vocab, STRIP)
     peak = tl.load(peaks + strip, mask=strip < count, other=MINUS_INFINITY)
     key = tl.where(peak > MINUS_INFINITY, sortable(scaled(peak, divisor, PEAKS)), NO_KEY)
-    bound = highest_reached(key, (key > NO_KEY).to(tl.int32), k)
+    bound = highest_reached(key, (key > NO_KEY).to(tl.int32), k, _NEAR)
     chosen = (key >= bound) & (key > NO_KEY)
     tl.store(strips + tl.cumsum(chosen.to(tl.int32), axis=0) - 1, strip, mask=chosen)
     tl.debug_barrier()
@@ -229,11 +271,14 @@ def list_candidates(
 
 
 @triton.jit
-def highest_reached(key, amount, wanted):
-    """The highest key from which the amounts add up to `wanted`; one below all keys of finite scores if they nowhere do."""
-    low = tl.full([], -2139095040, tl.int64)
+def highest_reached(key, amount, wanted, WITHIN: tl.constexpr):
+    """The highest key from which the amounts add up to `wanted`, or one that is lower by less than WITHIN.
+
+    The lowest where they nowhere do. A key without an amount is NO_KEY.
+    """
+    low = tl.min(tl.where(key > NO_KEY, key, -NO_KEY), axis=0)
     high = tl.max(key, axis=0) + 1
-    while high - low > 1:
+    while high - low > WITHIN:
         step = (high - low + _TRIES) // (_TRIES + 1)
         tries = low + (tl.arange(0, _TRIES).to(tl.int64) + 1) * step
         sums = tl.sum(tl.where(key[None, :] >= tries[:, None], amount[None, :], tl.zeros_like(amount)[None, :]), axis=1)
@@ -245,20 +290,20 @@ def highest_reached(key, amount, wanted):
 
 @triton.jit
 def draw_listed(ids, scores, n, k, p, least, top_score, is_greedy, state, LIST: tl.constexpr):
-    """The token that a list of candidates gives; -1 if a sum cannot tell."""
+    """(token, verdict) of a list of candidates: _DONE, or _FAILED if a sum cannot tell."""
     at = tl.arange(0, LIST)
     token = tl.load(ids + at, mask=at < n, other=0)
     s = tl.load(scores + at, mask=at < n, other=MINUS_INFINITY)
     key = tl.where(at < n, sortable(s), NO_KEY)
-    kept = (key > NO_KEY) & (key >= highest_reached(key, (key > NO_KEY).to(tl.int32), k))
-    is_certain = p > 0.0
+    kept = (key > NO_KEY) & (key >= highest_reached(key, (key > NO_KEY).to(tl.int32), k, 1))
+    is_certain = tl.full([], True, tl.int1)
     weights = tl.where(kept, weight(s, top_score), 0.0)
     if p < 1.0:
         # As filters.top_p, of which this is the form for a list in registers.
         whole = tl.sum(weights, axis=0)
         bound = p * whole
         error = whole * (LIST + 16) * _ESTIMATE
-        last = highest_reached(tl.where(kept, key, NO_KEY), weights, bound)
+        last = highest_reached(tl.where(kept, key, NO_KEY), weights, bound, 1)
         above = tl.sum(tl.where(key > last, weights, 0.0), axis=0)
         is_last = kept & (key == last)
         ties = tl.sum(is_last.to(tl.int32), axis=0)
@@ -270,4 +315,4 @@ def draw_listed(ids, scores, n, k, p, least, top_score, is_greedy, state, LIST: 
         kept = kept & ((key > last) | (is_last & (place.to(tl.float64) <= wanted)))
     kept = kept & (weights >= least)
     _total, winner = winner_among(s, token, kept, is_greedy, state)
-    return tl.where(is_certain & (winner < EVERYONE), winner, -1)
+    return winner, tl.where(is_certain & (winner < EVERYONE), _DONE, _FAILED).to(tl.int32)

@@ -29,7 +29,7 @@ KINDS: dict[type, int] = {kind: 1 << number for number, kind in enumerate(_ORDER
 PATCHING = sum(KINDS[kind] for kind in kinds.PATCHES)
 _AMOUNTS = ("factor", "temperature", "p", "mass", "epsilon", "share", "n", "threshold")
 # How a row's token may be found: by its steps one after the other, or the quick ways (see quick.py).
-GENERAL, LISTED, RACED = 0, 1, 2
+GENERAL, LISTED, RACED, PLAIN = 0, 1, 2, 4
 _MOST_LISTED = 256  # of top-k: more would not fit its list
 INTEGERS = 6  # of a step: kind, first id, ids, k or top, keep, seed
 FLOATS = 2  # of a step: amount, probability
@@ -112,7 +112,8 @@ def quick_way(steps: Sequence[Step], vocab: int) -> tuple[int, int, float, float
         p = filters.pop(0).p
     while filters and isinstance(filters[0], kinds.MinP) and filters[0].keep == 1 and filters[0].p <= 1:
         least = max(least, filters.pop(0).p)
-    way = GENERAL if filters or vocab > k > _MOST_LISTED else RACED if k >= vocab else LISTED
+    is_general = filters or vocab > k > _MOST_LISTED
+    way = GENERAL if is_general else LISTED if k < vocab else RACED if p < 1 or least > 0 else PLAIN
     return way, k, temperature, p, least
 
 
