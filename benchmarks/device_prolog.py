@@ -30,13 +30,15 @@ def cases(report: DeviceReport, chosen: Namespace, N: int, int8: bool) -> None:
     plain = host.weights(rng, N)
     given = host.int8_weights(plain) if int8 else plain
     nbytes = sum(given[name].nbytes for name in (*host.WEIGHTS, "weight_uk"))
+    from decodestep.ops.mla_prolog.triton import prepare  # after the choice of the interpreter
+
     operator: Any = ds.mla_prolog_v2 if int8 else ds.mla_prolog
     for T in chosen.tokens:
         p = host.problem(rng, T, plain)
         expected = host.truth(p)
         p = host.int8_problem(p, given) if int8 else p
         there = {name: host.tensor(np.array(value)).to(report.device) for name, value in p.items()}
-        calls: dict[str, Call] = {"ours": lambda there=there: operator(**there, backend="triton")}
+        calls: dict[str, Call] = {"ours": prepare(operator, **there, backend="triton").run}
         verified("ours", calls["ours"](), expected, int8)
 
         def made(name: str, there: Any = there, expected: Any = expected) -> Call:

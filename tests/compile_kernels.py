@@ -16,14 +16,17 @@ from decodestep.ops.decode_step.triton import draw
 from decodestep.ops.decode_step.triton.step_kernel import run_steps
 from decodestep.ops.mixture_of_experts import triton as experts
 from decodestep.ops.mla_attention import triton as attention
-from decodestep.ops.mla_prolog.triton import kernels as prolog
+from decodestep.ops.mla_prolog.triton.products import multiply
+from decodestep.ops.mla_prolog.triton.queries import finish_queries, quantise_heads
+from decodestep.ops.mla_prolog.triton.rows import finish_rows
 from decodestep.ops.tensor_scatter import triton as scatter
 from decodestep.ops.top_k_top_p_sample.triton import kernels as samplers
 
 TARGET = GPUTarget("cuda", 90, 32)
-FLOATS = ("scale", "share", "epsilon", "alpha")  # by these names, unless they are pointers; other numbers are int32
+# By these names, unless they are pointers; other numbers are int32.
+FLOATS = ("scale", *(f"{name}_{row}" for name in ("share", "epsilon", "alpha") for row in ("cq", "ckv")))
 
-F32, BF16, I8, I16, I32, I64, F64 = "*fp32", "*bf16", "*i8", "*i16", "*i32", "*i64", "*fp64"
+F32, BF16, I8, I32, I64, F64 = "*fp32", "*bf16", "*i8", "*i32", "*i64", "*fp64"
 SIZES = {"BLOCK": 1024, "PEAKS": 128}
 TILE = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 64}
 TABLE = {"rows": I32, "integers": I64, "floats": F64, "ids": I32, "values": F32, "masks": I32, "positions": I64}
@@ -41,11 +44,26 @@ def attend(cache: str, scaled: bool) -> tuple[Any, dict[str, str], dict[str, Any
     return attention._attend, pointers | INDEXES | {"partial": F32, "states": F32}, constants | KEYS
 
 
-def write_rows(kind: int, kv: str, kr: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    pointers = {"rows": F32, "gamma": BF16, "sin": BF16, "cos": BF16, "slots": I64, "kv": kv, "kr": kr}
-    constants = {"KIND": kind, "HAS_GAMMA": True, "KV_NZ": 16 * (kind < 3), "KR_NZ": 16 * (kind < 3), "LATENT": 512}
-    constants |= {"HALF": 32, "TILE": 128, "BFLOAT16": True}
-    return prolog.write_rows, pointers | {"kv_scale": F32, "kr_scale": F32}, constants
+def rows_of(kind: int, kv: str, kr: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    int8, product = kind > 1, I32 if kind > 1 else F32
+    pointers = {"raw": product, "rows": product, "cq": I8 if int8 else BF16, "slots": I64, "kv": kv, "kr": kr}
+    pointers |= dict.fromkeys(("gamma_cq", "gamma_ckv", "sin", "cos"), BF16)
+    scales = ("raw_x_scale", "raw_w_scale", "x_scale", "w_scale", "kv_scale", "kr_scale", "cq_scale", "smooth")
+    constants = {"KIND": kind, "HAS_GAMMA_CQ": True, "HAS_GAMMA_CKV": True, "HAS_SMOOTH": int8, "RAW_SCALED": int8}
+    constants |= {"SCALED": int8, "RAW_PARTS": 8, "PARTS": 8, "KV_NZ": 16 * (kind < 3), "KR_NZ": 16 * (kind < 3)}
+    constants |= {"WIDTH": 2048, "LATENT": 512, "HALF": 32, "TILE": 128, "BFLOAT16": True}
+    return finish_rows, pointers | dict.fromkeys(scales, F32), constants
+
+
+def products(given: str, parts: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """A product of the inputs and what reads it, which for int8 has bfloat16 as its result."""
+    tile = TILE | {"COLUMNS": 64}
+    pointers = {"x": given, "first": given, "second": given, "first_parts": parts, "second_parts": parts}
+    made: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(multiply, pointers, {"GROUP": 16, **tile})]
+    real = F32 if given == F32 else BF16
+    pointers = {"q": parts, "x_scale": F32, "w_scale": F32, **dict.fromkeys(("sin", "cos", "w", "query", "query_rope"), real)}
+    constants = {"PARTS": 1, "SCALED": given == I8, "HALF": 32, "BFLOAT16": real == BF16}
+    return [*made, (finish_queries, pointers, constants | tile)]
 
 
 def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -60,9 +78,8 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(cache, cache == I8) for cache in (BF16, F32, I8)),
         (attention._merge, {"partial": F32, "states": F32, "lengths": I64, "out": F32}, {"SPLIT": 1024, "WIDTH": 512}),
-        *(write_rows(kind, *caches) for kind, caches in enumerate(((I16, I16), (I8, I8), (I8, I16), (I8, I8)))),
-        (prolog.turn_queries, {"q": F32, "sin": BF16, "cos": BF16, "out": F32}, {"HALF": 32, "BFLOAT16": True}),
-        (prolog.absorb, {"q": F32, "w": BF16, "out": F32}, {"BFLOAT16": True, **TILE}),
+        *(rows_of(kind, *caches) for kind, caches in enumerate(((BF16, BF16), (I8, I8), (I8, BF16), (I8, I8)))),
+        *(each for types in ((BF16, BF16), (BF16, F32), (F32, F32), (I8, I32)) for each in products(*types)),
     ]
     for kind, given in enumerate((F32, BF16, BF16)):
         constants = {"PRECISION": "ieee" if given == F32 else "tf32x3", **TILE}
@@ -73,15 +90,9 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     made.append((experts._add, pointers, {"SHARED": True, "COLUMNS": 32}))
     pointers = {name: SURVIVORS[name] for name in ("inputs", "top_k", "top_p", "kept")}
     made.append((samplers.apply_cuts, pointers, {"HAS_K": True, "HAS_P": True, "BLOCK": 1024}))
-    for int8 in (False, True):
-        given = I8 if int8 else BF16
-        constants = {"NZ": 32 * int8, "INT8": int8, "PRECISION": "ieee" if int8 else "tf32", "ROUND": not int8, **TILE}
-        made.append((prolog.multiply, {"x": given, "w": given, "out": F32, "row_scale": F32, "column_scale": F32}, constants))
-        pointers = {"raw": F32, "gamma": BF16, "smooth": F32, "out": I8 if int8 else F32, "out_scale": F32}
-        constants = {"HAS_GAMMA": True, "HAS_SMOOTH": int8, "INT8": int8, "WIDTH": 2048, "BFLOAT16": True}
-        made.append((prolog.norm_rows, pointers, constants))
-        pointers = {"query": F32, "out": I8, "out_scale": F32, "query_rope": F32, "kv_scale": F32}
-        made.append((prolog.quantise_heads, pointers, {"AWAY": int8, "WIDTH": 512, "ROPE": 64, "BFLOAT16": True}))
+    for away in (False, True):
+        pointers = {"query": BF16, "out": I8, "out_scale": F32, "query_rope": BF16, "kv_scale": F32}
+        made.append((quantise_heads, pointers, {"AWAY": away, "WIDTH": 512, "ROPE": 64}))
     for first, raw in ((True, False), (False, False), (False, True)):
         made.append((samplers.survive, SURVIVORS, {"FIRST": first, "RAW": raw, "TWICE": first, "BLOCK": 1024}))
     noise = {"q": F32, "order": I64, "seeds": I64, "positions": I64, "chosen": I64}

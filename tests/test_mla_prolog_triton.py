@@ -9,6 +9,7 @@ import torch
 import decodestep as ds
 import mla_prolog_cases as cases
 import triton_interpreter as gpu
+from decodestep.ops.mla_prolog import triton as prolog
 from decodestep.weights import LinearPanels, PackedWeight, PanelWeight
 from mla_prolog_oracle import oracle
 from triton_interpreter import guard_zones  # noqa: F401
@@ -88,6 +89,53 @@ def test_caches_keep_what_no_token_names_and_what_lies_between():
     assert changed.nonzero().tolist() == [[1, 5]]
     want = oracle(arguments, scenario="PARTIAL_KV")
     assert np.abs(gpu.on_host(made["kv_cache"]).astype(int) - want["kv_cache"].astype(int)).max() <= 1
+
+
+WIDE = {"He": 208, "Hcq": 144, "Hckv": 80, "N": 3}  # several steps of a depth, and tiles that are not full
+
+
+@pytest.mark.parametrize("scenario", ["NO_QUANT", "FULL_KV"])
+@pytest.mark.parametrize("nz_weights", [False, True])
+def test_depths_in_parts(scenario, nz_weights):
+    sizes = WIDE | ({"He": 224, "Hcq": 160, "Hckv": 96, "N": 4} if nz_weights else {})
+    arguments = cases.make(np.random.default_rng(4), scenario, nz_weights=nz_weights, **sizes)
+    cases.agree(call(arguments, 2), oracle(arguments, scenario=scenario))
+
+
+@pytest.mark.parametrize("real", [cases.BF16, np.float32])
+def test_a_token_has_the_same_bits_among_others(real):
+    tokens = 37  # rows of several tiles
+    arguments = cases.make(np.random.default_rng(5), B=tokens, S=1, blocks=tokens, real=real, negative=False, **WIDE)
+    arguments["cache_index"] = np.random.default_rng(6).permutation(tokens * 4)[:tokens]
+    of_tokens = ("token_x", "rope_sin", "rope_cos", "cache_index")
+    first, one, last = cases.copied(arguments), cases.copied(arguments), tokens - 1
+    many = call(first)
+    alone = call(one | {name: one[name][last:] for name in of_tokens})
+    for name in ("query", "query_rope"):
+        assert many[name][last].tobytes() == alone[name][0].tobytes()
+
+
+def test_a_run_allocates_nothing_and_waits_for_nothing(monkeypatch):
+    """So that a graph can hold it: what it reads may be overwritten between replays."""
+    arguments = cases.make(np.random.default_rng(7), **WIDE) | {"cache_index": np.arange(9)}
+    other = cases.make(np.random.default_rng(8), **WIDE) | {"cache_index": np.array([7, 7, 30, -1, 30, 7, 2, 1, 0])}
+    made = on_device(arguments)
+    prepared = prolog.prepare(ds.mla_prolog_v3, **made)
+    for name in ("token_x", "rope_sin", "rope_cos", "cache_index"):
+        made[name].copy_(gpu.on_device(other[name]))
+
+    def refused(*args, **kwargs):
+        raise AssertionError("memory was asked for")
+
+    with monkeypatch.context() as patch:
+        for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
+            patch.setattr(torch, name, refused)
+        gpu.forbid_copies_to_host(patch, 0)
+        results = prepared.run()
+    replayed = arguments | {name: other[name] for name in ("token_x", "rope_sin", "rope_cos", "cache_index")}
+    got = {name: gpu.on_host(value) for name, value in results._asdict().items()}
+    got |= {name: gpu.on_host(made[name]) for name in ("kv_cache", "kr_cache")}
+    cases.agree(got, oracle(replayed, scenario="NO_QUANT"))
 
 
 @pytest.mark.parametrize(

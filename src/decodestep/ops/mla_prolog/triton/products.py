@@ -1,0 +1,180 @@
+"""Products of a few tokens by weights that are read once: sums over parts of the depth, which the next kernel adds.
+
+A product is computed transposed, the weight's columns as its rows, of which the tensor cores of a Hopper GPU take 64 at a time
+for any number of tokens. Every token thus gets the same instructions in the same order, and the same bits, whatever other
+tokens the call has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from decodestep._base.devices import interpreted
+from decodestep._base.triton import LAUNCH, as_float32, round_bfloat16
+from decodestep.weights.nz import fractal_width
+
+_INTERPRETED = tl.constexpr(interpreted())
+
+
+@triton.jit
+def multiply(
+    x, first, second, first_parts, second_parts, rows, depth, share, first_columns, second_columns, x_row, x_item,
+    first_group, first_row, first_item, second_group, second_row, second_item,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """x (rows, depth) times two weights (depth, columns), the second of which may have no columns.
+
+    Part s of a product, (rows, columns), sums over the s-th `share` of the depth. A weight's columns lie in groups of GROUP,
+    as in NZ storage, where a group is a column of fractals.
+    """
+    tile, tiles = tl.program_id(1), tl.cdiv(first_columns, COLUMNS)
+    w, parts, columns, w_group, w_row, w_item = first, first_parts, first_columns, first_group, first_row, first_item
+    if tile >= tiles:
+        tile -= tiles
+        w, parts, columns, w_group, w_row, w_item = second, second_parts, second_columns, second_group, second_row, second_item
+    t = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    n = tile.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    is_row, is_column = t < rows, n < columns
+    part = tl.program_id(2).to(tl.int64)
+    begin = tl.program_id(2) * share
+    end = tl.minimum(begin + share, depth)
+    k = begin.to(tl.int64) + tl.arange(0, DEPTH)
+    x += t[:, None] * x_row + k[None, :] * x_item
+    w += k[:, None] * w_row + (n // GROUP * w_group + n % GROUP * w_item)[None, :]
+    total = tl.zeros([COLUMNS, ROWS], tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32)
+    for at in range(begin, end, DEPTH):
+        is_input = at + tl.arange(0, DEPTH) < end
+        b = tl.load(w, mask=is_input[:, None] & is_column[None, :], other=0)
+        a = tl.load(x, mask=is_row[:, None] & is_input[None, :], other=0)
+        total = add_product(total, a, b)
+        w += DEPTH * w_row
+        x += DEPTH * x_item
+    at = (part * rows + t)[None, :] * columns + n[:, None]
+    store_rounded(parts + at, total, is_row[None, :] & is_column[:, None])
+
+
+@triton.jit
+def add_product(total, x, w):
+    """total (columns, rows) plus the transposed product of x (rows, depth) and w (depth, columns)."""
+    if total.dtype == tl.int32:
+        return tl.dot(tl.trans(w), tl.trans(x), total, out_dtype=tl.int32)
+    elif _INTERPRETED:  # whose products know no bfloat16, and round a row by its place unless it is one of the left matrix
+        return total + tl.trans(tl.dot(as_float32(x), as_float32(w), input_precision="ieee"))
+    else:
+        return tl.dot(tl.trans(w), tl.trans(x), total, input_precision="ieee")
+
+
+@triton.jit
+def store_rounded(out, x, mask):
+    """Stores float32 rounded to bfloat16 where out is that; anything else as it is."""
+    if out.dtype.element_ty == tl.bfloat16:
+        tl.store(out, as_bfloat16(x), mask=mask)
+    else:
+        tl.store(out, x, mask=mask)
+
+
+@triton.jit
+def as_bfloat16(x):
+    return (round_bfloat16(x, True).to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def add_parts(
+    parts, row, item, size, x_scale, w_scale, t, n, mask, PARTS: tl.constexpr, SCALED: tl.constexpr, BFLOAT16: tl.constexpr
+):  # fmt: skip
+    """Elements (t, n) of a product as float32: its parts, `size` elements apart, added in their order, then scaled or rounded.
+
+    x_scale, w_scale: the scales of its rows and columns, which an int8 product has (SCALED).
+    """
+    parts += t * row + n * item
+    total = tl.load(parts, mask=mask, other=0)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + part * size, mask=mask, other=0)
+    total = as_float32(total)
+    if SCALED:
+        total = total * tl.load(x_scale + (t + n * 0), mask=mask, other=0.0)
+        return total * tl.load(w_scale + (n + t * 0), mask=mask, other=0.0)
+    else:
+        return round_bfloat16(total, BFLOAT16)
+
+
+class Parts(NamedTuple):
+    """How kernels read a product, or values that are none: one part without scales. The first six are `add_parts`' own."""
+
+    values: torch.Tensor
+    row: int
+    item: int
+    size: int
+    x_scale: torch.Tensor
+    w_scale: torch.Tensor
+    number: int = 1
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What a program of a product holds of its weight, and the steps that it loads ahead."""
+
+    columns: int = 64
+    depth: int = 64
+    stages: int = 5
+    warps: int = 4
+    programs: int = 264  # that fill the largest GPUs twice: the depth is divided where the columns alone are fewer
+
+
+TILES = {torch.bfloat16: Tiles(), torch.int8: Tiles(), torch.float32: Tiles(depth=16, stages=3)}
+_MOST_PARTS = 16
+_LEAST_ROWS, _MOST_ROWS = 16, 64
+
+
+def row_tile(tokens: int) -> int:
+    return min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(tokens)))
+
+
+class Product:
+    """x times one or two weights, arrays (K, N) or NZ storage, with memory for the result.
+
+    real: the dtype of a product that is not of int8, once it is complete.
+    """
+
+    def __init__(self, x: torch.Tensor, weights: Sequence[tuple[torch.Tensor, int]], real: torch.dtype, tiles: Tiles) -> None:
+        (self.tokens, self.depth), self.x, self.tiles = x.shape, x, tiles
+        self.column_tiles = sum(triton.cdiv(columns, tiles.columns) for _, columns in weights)
+        steps = triton.cdiv(self.depth, tiles.depth)
+        # The number of parts depends on the weights alone, and a token's sums so on no other token.
+        wanted = min(max(1, tiles.programs // self.column_tiles), _MOST_PARTS, steps)
+        self.share = triton.cdiv(steps, wanted) * tiles.depth
+        self.number = triton.cdiv(self.depth, self.share)
+        self.int8 = x.dtype == torch.int8
+        dtype = torch.int32 if self.int8 else real if self.number == 1 else torch.float32
+        self.parts = [torch.empty(self.number, self.tokens, n, dtype=dtype, device=x.device) for _, n in weights]
+        self.weights = [w.contiguous() if w.ndim == 4 else w for w, _ in weights]
+
+    def launch(self) -> None:
+        first, second, columns = self.weights[0], self.weights[-1], [part.shape[2] for part in self.parts]
+        rows, tiles, group = row_tile(self.tokens), self.tiles, fractal_width(first.element_size())
+        multiply[(triton.cdiv(self.tokens, rows), self.column_tiles, self.number)](
+            self.x, first, second, self.parts[0], self.parts[-1], self.tokens, self.depth, self.share, columns[0], columns[-1],
+            *self.x.stride(), *_strides(first, group), *_strides(second, group), GROUP=group, ROWS=rows,
+            COLUMNS=tiles.columns, DEPTH=tiles.depth, num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,
+        )  # fmt: skip
+
+    def of(self, which: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> Parts:
+        parts = self.parts[which]
+        size, row, item = parts.stride()
+        x_scale, w_scale = (parts if scale is None else scale for scale in (x_scale, w_scale))
+        return Parts(parts, row, item, size, x_scale, w_scale, self.number, self.int8)
+
+
+def _strides(w: torch.Tensor, group: int) -> tuple[int, int, int]:
+    """The elements between groups of `group` columns, between rows, and between columns of a group."""
+    if w.ndim == 4:
+        return w.shape[1] * w.shape[2] * group, group, 1
+    row, item = w.stride()
+    return group * item, row, item
