@@ -59,7 +59,7 @@ def products(given: str, parts: str) -> list[tuple[Any, dict[str, str], dict[str
     """A product of the inputs and what reads it, which for int8 has bfloat16 as its result."""
     tile = TILE | {"COLUMNS": 64}
     pointers = {"x": given, "first": given, "second": given, "first_parts": parts, "second_parts": parts}
-    made: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(multiply, pointers, {"GROUP": 16, **tile})]
+    made: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(multiply, pointers, {"PARTS": 1, "GROUP": 16, **tile})]
     real = F32 if given == F32 else BF16
     pointers = {"q": parts, "x_scale": F32, "w_scale": F32, **dict.fromkeys(("sin", "cos", "w", "query", "query_rope"), real)}
     constants = {"PARTS": 1, "SCALED": given == I8, "HALF": 32, "BFLOAT16": real == BF16}

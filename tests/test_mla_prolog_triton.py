@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -103,8 +105,12 @@ def test_depths_in_parts(scenario, nz_weights):
 
 
 @pytest.mark.parametrize("real", [cases.BF16, np.float32])
-def test_a_token_has_the_same_bits_among_others(real):
-    tokens = 37  # rows of several tiles
+@pytest.mark.parametrize("programs", [264, 10])
+def test_a_token_has_the_same_bits_among_others(real, programs, monkeypatch):
+    """Also if, of many tokens alone, a program adds the parts of its sums."""
+    for dtype, tiles in prolog.TILES.items():
+        monkeypatch.setitem(prolog.TILES, dtype, replace(tiles, programs=programs, most_rows=16))
+    tokens = 37
     arguments = cases.make(np.random.default_rng(5), B=tokens, S=1, blocks=tokens, real=real, negative=False, **WIDE)
     arguments["cache_index"] = np.random.default_rng(6).permutation(tokens * 4)[:tokens]
     of_tokens = ("token_x", "rope_sin", "rope_cos", "cache_index")

@@ -21,7 +21,7 @@ from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.ops.mla_prolog.triton.binding import bind_on_device
-from decodestep.ops.mla_prolog.triton.products import TILES, Parts, Product, Tiles, row_tile
+from decodestep.ops.mla_prolog.triton.products import TILES, Parts, Product, Tiles
 from decodestep.ops.mla_prolog.triton.queries import finish_queries, quantise_heads
 from decodestep.ops.mla_prolog.triton.rows import finish_rows
 from decodestep.weights.nz import fractal_width
@@ -132,7 +132,8 @@ class Prolog:
         p, w, tokens = self.p, self.call.weight_uk.detach(), len(self.x)
         (heads, nope, latent), rope = p.w_uk.shape, p.sin.shape[1]
         q = self.of_cq.of(0, self.cq_scale, self.scales.get("dequant_scale_w_uq_qr"))
-        tiles, rows = self.absorb or _ABSORB[self.real], row_tile(tokens)
+        tiles = self.absorb or _ABSORB[self.real]
+        rows = tiles.rows(tokens)
         absorbing = triton.cdiv(latent, tiles.columns) if self.absorb else 0
         stages = tiles.stages if q.number == 1 and not q.scaled else 1  # what is loaded ahead takes shared memory: all parts
         finish_queries[(triton.cdiv(tokens, rows), heads, 1 + absorbing)](

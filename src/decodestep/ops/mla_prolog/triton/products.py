@@ -1,8 +1,9 @@
 """Products of a few tokens by weights that are read once: sums over parts of the depth, which the next kernel adds.
 
-A product is computed transposed, the weight's columns as its rows, of which the tensor cores of a Hopper GPU take 64 at a time
-for any number of tokens. Every token thus gets the same instructions in the same order, and the same bits, whatever other
-tokens the call has.
+A product of floating-point numbers is computed transposed, the weight's columns as its rows, of which the tensor cores of a
+Hopper GPU take 64 at a time for any number of tokens. Every token thus gets the same instructions in the same order, and the
+same bits, whatever other tokens the call has. Sums of int8 products are exact; they are computed as they stand, since those
+instructions take no int8 weight whose columns lie side by side, and for at most 32 tokens at a time, which selects others.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _INTERPRETED = tl.constexpr(interpreted())
 def multiply(
     x, first, second, first_parts, second_parts, rows, depth, share, first_columns, second_columns, x_row, x_item,
     first_group, first_row, first_item, second_group, second_row, second_item,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """x (rows, depth) times two weights (depth, columns), the second of which may have no columns.
 
-    Part s of a product, (rows, columns), sums over the s-th `share` of the depth. A weight's columns lie in groups of GROUP,
-    as in NZ storage, where a group is a column of fractals.
+    A part of a product, (rows, columns), sums over a `share` of the depth; a program adds PARTS of them. A weight's columns lie
+    in groups of GROUP, as in NZ storage, where a group is a column of fractals.
     """
     tile, tiles = tl.program_id(1), tl.cdiv(first_columns, COLUMNS)
     w, parts, columns, w_group, w_row, w_item = first, first_parts, first_columns, first_group, first_row, first_item
@@ -41,30 +42,45 @@ def multiply(
     t = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tile.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = t < rows, n < columns
-    part = tl.program_id(2).to(tl.int64)
-    begin = tl.program_id(2) * share
-    end = tl.minimum(begin + share, depth)
-    k = begin.to(tl.int64) + tl.arange(0, DEPTH)
-    x += t[:, None] * x_row + k[None, :] * x_item
-    w += k[:, None] * w_row + (n // GROUP * w_group + n % GROUP * w_item)[None, :]
-    total = tl.zeros([COLUMNS, ROWS], tl.int32 if w.dtype.element_ty == tl.int8 else tl.float32)
-    for at in range(begin, end, DEPTH):
-        is_input = at + tl.arange(0, DEPTH) < end
-        b = tl.load(w, mask=is_input[:, None] & is_column[None, :], other=0)
-        a = tl.load(x, mask=is_row[:, None] & is_input[None, :], other=0)
-        total = add_product(total, a, b)
-        w += DEPTH * w_row
-        x += DEPTH * x_item
-    at = (part * rows + t)[None, :] * columns + n[:, None]
+    first_part = tl.program_id(2) * PARTS
+    total = make_zeros(first, ROWS, COLUMNS)
+    for part in range(PARTS):
+        begin = (first_part + part) * share
+        end = tl.minimum(begin + share, depth)
+        k = begin.to(tl.int64) + tl.arange(0, DEPTH)
+        x_at = x + t[:, None] * x_row + k[None, :] * x_item
+        w_at = w + k[:, None] * w_row + (n // GROUP * w_group + n % GROUP * w_item)[None, :]
+        part_total = make_zeros(first, ROWS, COLUMNS)
+        for at in range(begin, end, DEPTH):
+            is_input = at + tl.arange(0, DEPTH) < end
+            b = tl.load(w_at, mask=is_input[:, None] & is_column[None, :], other=0)
+            a = tl.load(x_at, mask=is_row[:, None] & is_input[None, :], other=0)
+            if first.dtype.element_ty == tl.int8:
+                part_total = tl.dot(a, b, part_total, out_dtype=tl.int32)
+            else:
+                part_total = add_product(part_total, a, b)
+            w_at += DEPTH * w_row
+            x_at += DEPTH * x_item
+        total += part_total
+    if first.dtype.element_ty == tl.int8:
+        total = tl.trans(total)
+    at = (tl.program_id(2).to(tl.int64) * rows + t)[None, :] * columns + n[:, None]
     store_rounded(parts + at, total, is_row[None, :] & is_column[:, None])
 
 
 @triton.jit
+def make_zeros(w, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a sum of products by w, which int8 ones do not transpose."""
+    if w.dtype.element_ty == tl.int8:
+        return tl.zeros([ROWS, COLUMNS], tl.int32)
+    else:
+        return tl.zeros([COLUMNS, ROWS], tl.float32)
+
+
+@triton.jit
 def add_product(total, x, w):
-    """total (columns, rows) plus the transposed product of x (rows, depth) and w (depth, columns)."""
-    if total.dtype == tl.int32:
-        return tl.dot(tl.trans(w), tl.trans(x), total, out_dtype=tl.int32)
-    elif _INTERPRETED:  # whose products know no bfloat16, and round a row by its place unless it is one of the left matrix
+    """total (columns, rows) plus the transposed product of x (rows, depth) and w (depth, columns), in float32."""
+    if _INTERPRETED:  # whose products know no bfloat16, and round a row by its place unless it is one of the left matrix
         return total + tl.trans(tl.dot(as_float32(x), as_float32(w), input_precision="ieee"))
     else:
         return tl.dot(tl.trans(w), tl.trans(x), total, input_precision="ieee")
@@ -123,18 +139,22 @@ class Tiles:
 
     columns: int = 64
     depth: int = 64
-    stages: int = 5
+    stages: int = 4
     warps: int = 4
     programs: int = 264  # that fill the largest GPUs twice: the depth is divided where the columns alone are fewer
+    most_rows: int = 64
+
+    def rows(self, tokens: int) -> int:
+        return min(self.most_rows, max(_LEAST_ROWS, triton.next_power_of_2(tokens)))
 
 
-TILES = {torch.bfloat16: Tiles(), torch.int8: Tiles(), torch.float32: Tiles(depth=16, stages=3)}
+TILES = {
+    torch.bfloat16: Tiles(),
+    torch.int8: Tiles(columns=128, stages=6, most_rows=32),
+    torch.float32: Tiles(depth=16, stages=3),
+}
 _MOST_PARTS = 16
-_LEAST_ROWS, _MOST_ROWS = 16, 64
-
-
-def row_tile(tokens: int) -> int:
-    return min(_MOST_ROWS, max(_LEAST_ROWS, triton.next_power_of_2(tokens)))
+_LEAST_ROWS = 16
 
 
 class Product:
@@ -147,10 +167,14 @@ class Product:
         (self.tokens, self.depth), self.x, self.tiles = x.shape, x, tiles
         self.column_tiles = sum(triton.cdiv(columns, tiles.columns) for _, columns in weights)
         steps = triton.cdiv(self.depth, tiles.depth)
-        # The number of parts depends on the weights alone, and a token's sums so on no other token.
+        # The sums' parts depend on the weights alone, so that a token's bits depend on no other token. Who adds them does not
+        # matter: where the tokens are many enough to fill the device, their own program.
         wanted = min(max(1, tiles.programs // self.column_tiles), _MOST_PARTS, steps)
         self.share = triton.cdiv(steps, wanted) * tiles.depth
-        self.number = triton.cdiv(self.depth, self.share)
+        parts = triton.cdiv(self.depth, self.share)
+        self.row_tiles = triton.cdiv(self.tokens, tiles.rows(self.tokens))
+        self.added = parts if self.row_tiles * self.column_tiles >= tiles.programs else 1
+        self.number = parts // self.added
         self.int8 = x.dtype == torch.int8
         dtype = torch.int32 if self.int8 else real if self.number == 1 else torch.float32
         self.parts = [torch.empty(self.number, self.tokens, n, dtype=dtype, device=x.device) for _, n in weights]
@@ -158,11 +182,12 @@ class Product:
 
     def launch(self) -> None:
         first, second, columns = self.weights[0], self.weights[-1], [part.shape[2] for part in self.parts]
-        rows, tiles, group = row_tile(self.tokens), self.tiles, fractal_width(first.element_size())
-        multiply[(triton.cdiv(self.tokens, rows), self.column_tiles, self.number)](
+        tiles, group = self.tiles, fractal_width(first.element_size())
+        multiply[(self.row_tiles, self.column_tiles, self.number)](
             self.x, first, second, self.parts[0], self.parts[-1], self.tokens, self.depth, self.share, columns[0], columns[-1],
-            *self.x.stride(), *_strides(first, group), *_strides(second, group), GROUP=group, ROWS=rows,
-            COLUMNS=tiles.columns, DEPTH=tiles.depth, num_warps=tiles.warps, num_stages=tiles.stages, **LAUNCH,
+            *self.x.stride(), *_strides(first, group), *_strides(second, group), PARTS=self.added, GROUP=group,
+            ROWS=tiles.rows(self.tokens), COLUMNS=tiles.columns, DEPTH=tiles.depth, num_warps=tiles.warps,
+            num_stages=tiles.stages, **LAUNCH,
         )  # fmt: skip
 
     def of(self, which: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> Parts:
