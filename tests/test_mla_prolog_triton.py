@@ -105,11 +105,11 @@ def test_depths_in_parts(scenario, nz_weights):
 
 
 @pytest.mark.parametrize("real", [cases.BF16, np.float32])
-@pytest.mark.parametrize("programs", [264, 10])
-def test_a_token_has_the_same_bits_among_others(real, programs, monkeypatch):
-    """Also if, of many tokens alone, a program adds the parts of its sums."""
+@pytest.mark.parametrize("change", [{}, {"programs": 10, "most_rows": 16}], ids=str)
+def test_a_token_has_the_same_bits_among_others(real, change, monkeypatch):
+    """In a wider tile than alone, and, with fewer programs, where each adds the parts of its sums itself."""
     for dtype, tiles in prolog.TILES.items():
-        monkeypatch.setitem(prolog.TILES, dtype, replace(tiles, programs=programs, most_rows=16))
+        monkeypatch.setitem(prolog.TILES, dtype, replace(tiles, **change))
     tokens = 37
     arguments = cases.make(np.random.default_rng(5), B=tokens, S=1, blocks=tokens, real=real, negative=False, **WIDE)
     arguments["cache_index"] = np.random.default_rng(6).permutation(tokens * 4)[:tokens]
