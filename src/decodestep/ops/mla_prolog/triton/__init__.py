@@ -68,7 +68,7 @@ class Prolog:
         self.size = {"BFLOAT16": self.real == torch.bfloat16, **LAUNCH}
         self.caches = bool(tokens and p.kv_cache.shape[0])
         self.slots = _slots(p, call, self.x.device)
-        self.absorb = absorb_tiles[self.real] if p.need_query and nope else None
+        self.absorb_tiles, self.absorbs = absorb_tiles[self.real], p.need_query and nope > 0
 
         self.cq = self._new(tokens, p.query_width, dtype=torch.int8 if s.partial else self.real)
         self.cq_scale = self._new(tokens, 1, dtype=torch.float32)
@@ -132,9 +132,8 @@ class Prolog:
         p, w, tokens = self.p, self.call.weight_uk.detach(), len(self.x)
         (heads, nope, latent), rope = p.w_uk.shape, p.sin.shape[1]
         q = self.of_cq.of(0, self.cq_scale, self.scales.get("dequant_scale_w_uq_qr"))
-        tiles = self.absorb or _ABSORB[self.real]
-        rows = tiles.rows(tokens)
-        absorbing = triton.cdiv(latent, tiles.columns) if self.absorb else 0
+        tiles = self.absorb_tiles
+        rows, absorbing = tiles.rows(tokens), triton.cdiv(latent, tiles.columns) if self.absorbs else 0
         stages = tiles.stages if q.number == 1 and not q.scaled else 1  # what is loaded ahead takes shared memory: all parts
         finish_queries[(triton.cdiv(tokens, rows), heads, 1 + absorbing)](
             *q[:6], self.sin, self.cos, w, _or(self.query, self.query_rope), self.query_rope, tokens, heads, nope, latent, rope,
