@@ -10,6 +10,7 @@ import torch
 import decodestep as ds
 import triton_interpreter as gpu
 from decodestep.ops.mla_attention import triton
+from decodestep.ops.mla_attention.triton.tiles import Tiles
 from test_mla_attention import (  # noqa: F401
     STORED,
     make,
@@ -49,8 +50,8 @@ def attend(args, **options):
 
 @pytest.fixture
 def short_splits(monkeypatch):
-    whole = triton.attention
-    monkeypatch.setattr(triton, "attention", lambda *args: whole(*args, split=32, keys=16))
+    monkeypatch.setattr(triton, "LEAST", 32)
+    monkeypatch.setattr(triton, "tiles_for", lambda *args, **options: Tiles(16, 16, 4, 2))
 
 
 @pytest.mark.usefixtures("short_splits")

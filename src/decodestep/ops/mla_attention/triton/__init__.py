@@ -1,0 +1,133 @@
+"""mla_attention on a GPU: flash decoding over splits of the keys, and their merge.
+
+A split's length follows from its token's length alone, and a token's splits are added in their order, so that its bits do not
+depend on the other tokens. `Workspace` holds everything that the kernels write; `launch` neither allocates nor waits, and can
+be captured into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+
+from decodestep._base.devices import to_device
+from decodestep.ops.mla_attention.arguments import Call, Problem
+from decodestep.ops.mla_attention.triton.kernels import attend, merge
+from decodestep.ops.mla_attention.triton.tiles import LEAST, MOST, power, tiles_for
+
+_EXACT_IN_TF32 = torch.bfloat16, torch.float16
+_MERGED = 128  # columns of a program
+
+
+class Workspace:
+    """The memory that calls of up to `tokens` tokens write, with lengths of up to `longest`. width: Hckv / groups.
+
+    out: (tokens, heads, width) of `dtype`, the results of the last call.
+    """
+
+    def __init__(self, tokens: int, heads: int, width: int, longest: int, device: Any, dtype: torch.dtype) -> None:
+        self.longest = longest
+        self.splits = max(1, min(MOST, triton.cdiv(longest, LEAST)))
+        self.partial = torch.empty((tokens, self.splits, heads, width), dtype=torch.float32, device=device)
+        self.states = torch.empty((tokens, self.splits, heads, 2), dtype=torch.float32, device=device)
+        self.out = torch.empty((tokens, heads, width), dtype=dtype, device=device)
+
+
+def launch(
+    query: torch.Tensor | None,
+    query_rope: torch.Tensor,
+    kv_cache: torch.Tensor,
+    kr_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    sequence: torch.Tensor,
+    work: Workspace,
+    *,
+    scale: float,
+    groups: int = 1,
+    kv_scale: torch.Tensor | None = None,
+    kr_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The results, in work.out.
+
+    Tensors as in `mla_attention`, on one device: queries and indexes packed, indexes int64 or int32. kv_scale, kr_scale:
+    float32, one number for each column of an int8 cache. Checks nothing, allocates nothing and does not wait for the device.
+    Keys beyond work.longest are not read, nor are blocks that do not exist.
+    """
+    tokens, heads, rope = query_rope.shape
+    blocks, block_size, _, latent = kv_cache.shape
+    width = latent // groups
+    out = work.out[:tokens]
+    if not tokens:
+        return out
+    operands = (query_rope.dtype, kv_cache.dtype, kr_cache.dtype)
+    narrow = operands == (torch.bfloat16,) * 3
+    tiles = tiles_for(query_rope.device, heads, latent, rope, narrow=narrow)
+    longest = min(work.longest, block_table.shape[1] * block_size)
+    cut = {"LEAST": LEAST, "MOST": MOST, "KEYS": tiles.keys}
+    attend[(tokens * triton.cdiv(heads, tiles.heads), work.splits)](
+        query_rope if query is None else query, query_rope, kv_cache, kr_cache,
+        work.states if kv_scale is None else kv_scale, work.states if kr_scale is None else kr_scale,
+        block_table, sequence, lengths, work.partial, work.states, scale * math.log2(math.e), heads, latent, rope,
+        blocks, block_size, *block_table.shape, longest, work.splits,
+        kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(3), kr_cache.stride(0), kr_cache.stride(1), kr_cache.stride(3),
+        width, heads // groups, HAS_QUERY=query is not None, KV_SCALED=kv_scale is not None, KR_SCALED=kr_scale is not None,
+        NARROW=narrow, PRECISION="tf32" if all(dtype in _EXACT_IN_TF32 for dtype in operands) else "ieee",
+        WHOLE=block_size % tiles.keys == 0, HEADS=tiles.heads, LATENT=power(latent), WIDTH=power(rope), **cut,
+        num_warps=tiles.warps, num_stages=tiles.stages,
+    )  # fmt: skip
+    merge[(tokens * heads, triton.cdiv(width, _MERGED))](
+        work.partial, work.states, lengths, out, longest, work.splits, heads, width, COLUMNS=_MERGED, **cut
+    )
+    return out
+
+
+def attention(p: Problem, call: Call) -> torch.Tensor:
+    """(T, N, Hckv / groups) in query_rope's dtype. p: the call, checked by its outlines."""
+    query, query_rope = _queries(call)
+    kv_cache, kr_cache = _tensor(call.kv_cache), _tensor(call.kr_cache)
+    tokens, heads, _ = query_rope.shape
+    longest, dtype = int(p.lengths.max(initial=1)), _tensor(call.query_rope).dtype
+    return launch(
+        query,
+        query_rope,
+        kv_cache,
+        kr_cache,
+        *_indexes(p, query_rope.device),
+        Workspace(tokens, heads, kv_cache.shape[3] // p.groups, longest, query_rope.device, dtype),
+        scale=p.scale,
+        groups=p.groups,
+        kv_scale=_by_column(call.quant_scale_ckv, kv_cache),
+        kr_scale=_by_column(call.quant_scale_ckr, kr_cache),
+    )
+
+
+def _indexes(p: Problem, device: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """block_table, lengths and sequence on the device, by one copy."""
+    parts = (p.block_table, p.lengths, p.sequence)
+    whole = to_device(np.concatenate([part.reshape(-1) for part in parts]), device)
+    table, lengths, sequence = whole.split([part.size for part in parts])
+    return table.view(p.block_table.shape), lengths, sequence
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    tensor: torch.Tensor = value.detach()
+    return tensor
+
+
+def _queries(call: Call) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The queries, packed; with dequant_scale_q_nope the float32 ones that they stand for."""
+    query, rope = None if call.query is None else _tensor(call.query), _tensor(call.query_rope)
+    if call.dequant_scale_q_nope is not None:
+        assert query is not None
+        factor = _tensor(call.dequant_scale_q_nope)
+        query, rope = query * factor, rope.float() * factor / _tensor(call.quant_scale_ckv).reshape(())
+    return None if query is None else query.contiguous(), rope.contiguous()
+
+
+def _by_column(scale: Any, cache: torch.Tensor) -> torch.Tensor | None:
+    return None if scale is None else _tensor(scale).reshape(-1).expand(cache.shape[3]).contiguous()
