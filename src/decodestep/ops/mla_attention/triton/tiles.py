@@ -25,8 +25,8 @@ class Tiles(NamedTuple):
 
 
 # From the largest on. From 64 rows on Hopper multiplies by warp groups, whose operands lie in shared memory.
-_NARROW = Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 3), Tiles(16, 32, 4, 3), Tiles(16, 16, 4, 2)
-_WIDE = Tiles(16, 64, 4, 3)  # of float32
+NARROW = Tiles(64, 64, 8, 2), Tiles(64, 32, 8, 2), Tiles(32, 32, 8, 3), Tiles(16, 32, 4, 3), Tiles(16, 16, 4, 2)
+WIDE = Tiles(16, 64, 4, 3)  # of float32
 
 
 def power(width: int) -> int:
@@ -37,16 +37,16 @@ def power(width: int) -> int:
 def tiles_for(device: Any, heads: int, latent: int, rope: int, *, narrow: bool) -> Tiles:
     """narrow: of operands that are bfloat16 throughout."""
     if not narrow:
-        return _WIDE
+        return WIDE
     room, row = _shared_bytes(device), 2 * (power(latent) + power(rope))
     fitting = (
         tiles
-        for tiles in _NARROW
+        for tiles in NARROW
         if (tiles.heads == 16 or 2 * heads > tiles.heads)
         and tiles.heads * power(latent) <= 64 * _MOST_COLUMNS
         and (tiles.heads + tiles.stages * tiles.keys) * row <= room
     )
-    return next(fitting, _NARROW[-1])
+    return next(fitting, NARROW[-1])
 
 
 @cache
