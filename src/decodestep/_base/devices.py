@@ -56,10 +56,13 @@ def outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray:
         refuse(op, arg, f"a tensor on {device}", Words(type(value).__name__) if arrays.is_array(value) else value)
     if value.device != device:
         refuse(op, arg, f"on {device}, as the other tensors", Words(f"a tensor on {value.device}"))
-    torch = sys.modules["torch"]
-    dtype = arrays.view(op, arg, torch.empty(1, dtype=value.dtype, device="cpu")).dtype
-    made: np.ndarray = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), tuple(value.shape), (0,) * value.ndim)
-    return made
+    dtype = _dtype_in_numpy(op, arg, value.dtype)
+    return np.ndarray(tuple(value.shape), dtype, bytearray(dtype.itemsize), strides=(0,) * value.ndim)
+
+
+@cache
+def _dtype_in_numpy(op: str, arg: str, dtype: Any) -> np.dtype:
+    return arrays.view(op, arg, sys.modules["torch"].empty(1, dtype=dtype, device="cpu")).dtype
 
 
 def optional_outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray | None:
@@ -72,5 +75,6 @@ def to_host(value: Any) -> Any:
 
 
 def to_device(array: np.ndarray, device: Any) -> Any:
-    """A copy of a NumPy array as a tensor on the device."""
-    return arrays.like(sys.modules["torch"].empty(0), np.ascontiguousarray(array)).to(device)
+    """A copy of a NumPy array as a tensor on the device, for which the host does not wait."""
+    tensor = arrays.like(sys.modules["torch"].empty(0), np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

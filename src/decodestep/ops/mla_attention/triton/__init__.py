@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton
 
 from decodestep._base.devices import to_device
 from decodestep.ops.mla_attention.arguments import Call, Problem
@@ -31,7 +30,7 @@ class Workspace:
 
     def __init__(self, tokens: int, heads: int, width: int, longest: int, device: Any, dtype: torch.dtype) -> None:
         self.longest = longest
-        self.splits = max(1, min(MOST, triton.cdiv(longest, LEAST)))
+        self.splits = max(1, min(MOST, -(-longest // LEAST)))
         self.partial = torch.empty((tokens, self.splits, heads, width), dtype=torch.float32, device=device)
         self.states = torch.empty((tokens, self.splits, heads, 2), dtype=torch.float32, device=device)
         self.out = torch.empty((tokens, heads, width), dtype=dtype, device=device)
@@ -69,7 +68,7 @@ def launch(
     tiles = tiles_for(query_rope.device, heads, latent, rope, narrow=narrow)
     longest = min(work.longest, block_table.shape[1] * block_size)
     cut = {"LEAST": LEAST, "MOST": MOST, "KEYS": tiles.keys}
-    attend[(tokens * triton.cdiv(heads, tiles.heads), work.splits)](
+    attend[(tokens * -(-heads // tiles.heads), work.splits)](
         query_rope if query is None else query, query_rope, kv_cache, kr_cache,
         work.states if kv_scale is None else kv_scale, work.states if kr_scale is None else kr_scale,
         block_table, sequence, lengths, work.partial, work.states, scale * math.log2(math.e), heads, latent, rope,
@@ -80,7 +79,7 @@ def launch(
         WHOLE=block_size % tiles.keys == 0, HEADS=tiles.heads, LATENT=power(latent), WIDTH=power(rope), **cut,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    merge[(tokens * heads, triton.cdiv(width, _MERGED))](
+    merge[(tokens * heads, -(-width // _MERGED))](
         work.partial, work.states, lengths, out, longest, work.splits, heads, width, COLUMNS=_MERGED, **cut
     )
     return out

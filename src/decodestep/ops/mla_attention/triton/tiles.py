@@ -6,7 +6,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from decodestep._base.devices import interpreted
 
@@ -31,7 +30,7 @@ WIDE = Tiles(16, 64, 4, 3)  # of float32
 
 def power(width: int) -> int:
     """The power of two that holds `width`, at least the 16 that a product needs."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, 1 << (width - 1).bit_length())
 
 
 def tiles_for(device: Any, heads: int, latent: int, rope: int, *, narrow: bool) -> Tiles:
