@@ -29,3 +29,11 @@ def split_bfloat16(x):
     """float32 as a bfloat16 and the float32 that it lacks."""
     high = x.to(tl.bfloat16)
     return high, x - as_float32(high)
+
+
+@triton.jit
+def truncate_bfloat16(x):
+    """float32 cut after the bits that bfloat16 has, and what it lacks; both float32, and infinity lacks nothing. What is left
+    after two cuts is a bfloat16."""
+    high = (x.to(tl.uint32, bitcast=True) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return high, tl.where(tl.abs(x) == float("inf"), 0.0, x - high)
