@@ -10,7 +10,7 @@ import torch
 import decodestep as ds
 import triton_interpreter as gpu
 from decodestep.ops.mla_attention import triton
-from decodestep.ops.mla_attention.triton.tiles import Tiles
+from decodestep.ops.mla_attention.triton.tiles import NARROW, Tiles
 from test_mla_attention import (  # noqa: F401
     STORED,
     make,
@@ -88,6 +88,43 @@ def test_bfloat16_throughout_and_strided_caches():
     out = ds.mla_attention(*on_device, backend="triton", **options)
     assert out.dtype == torch.bfloat16
     assert_close(gpu.on_host(out), want)
+
+
+@pytest.mark.parametrize("tiles", NARROW)
+@pytest.mark.parametrize("block_size", [64, 24])
+def test_bfloat16_tiles_before_the_result_is_rounded(tiles, block_size, monkeypatch):
+    """The softmax's weights keep 16 bits: two bfloat16 numbers, each of which the interpreter cuts off and does not round."""
+    monkeypatch.setattr(triton, "tiles_for", lambda *args, **options: tiles)
+    rng = np.random.default_rng(8)
+    args, options = make(
+        rng, tokens=2, heads=70, latent=48, rope=16, block_size=block_size, blocks=400 // block_size, sequences=1
+    )
+    args = [a.astype(ml_dtypes.bfloat16) if a.dtype == np.float32 else a for a in args]
+    want, terms = plain(*(a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 else a for a in args), **options)
+    tensors = [gpu.on_device(np.asarray(a)) for a in (*args, options["sequence"])]
+    work = triton.Workspace(2, 70, 48, 400, gpu.DEVICE, torch.float32)
+    out = gpu.on_host(triton.launch(*tensors, work, scale=options["scale"]))
+    assert (np.abs(out - want) <= 2.0**-16 * terms).all()
+
+
+def test_a_launch_leaves_out_what_does_not_exist():
+    """Unchecked indexes: lengths beyond the workspace, sequences that the table lacks, blocks that the cache lacks."""
+    rng = np.random.default_rng(9)
+    args, options = make(rng, tokens=4, heads=3, latent=16, rope=4, block_size=4, blocks=9, sequences=1)
+    query, rope, kv, kr, table, _ = args
+    kv, kr = np.nan_to_num(kv), np.nan_to_num(kr)
+    table = np.concatenate([table, table])
+    table[1, 1::2], table[1, 2::2] = -1, 10**6
+    lengths, sequence = np.array([10**6, 20, 5, 32]), np.array([0, 0, 7, 1])
+    work = triton.Workspace(4, 3, 16, 20, gpu.DEVICE, torch.float32)
+    tensors = [gpu.on_device(a) for a in (query, rope, kv, kr, table, lengths, sequence)]
+    out = gpu.on_host(triton.launch(*tensors, work, scale=options["scale"]))
+    for t, (row, length) in enumerate(((0, 20), (0, 20), (None, 0), (1, 4))):
+        if length:
+            one = (query[[t]], rope[[t]], kv, kr, table[[row]], [length])
+            assert_close(out[[t]], ds.mla_attention(*one, scale=options["scale"], backend="reference"))
+        else:
+            assert np.isnan(out[t]).all()
 
 
 def test_queries_quantised_by_head():

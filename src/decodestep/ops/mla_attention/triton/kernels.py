@@ -26,7 +26,7 @@ def keys_of(lengths, t, longest):
     return tl.minimum(tl.load(lengths + t).to(tl.int32), longest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["blocks", "sequences", "table_width", "longest", "splits"])
 def attend(
     query, query_rope, kv_cache, kr_cache, kv_scale, kr_scale, table, sequence, lengths, partial, states,
     exponent, heads, latent, width, blocks, block_size, sequences, table_width, longest, splits,
@@ -132,7 +132,7 @@ def add_values(weight, values, total, always, NARROW: tl.constexpr, PRECISION: t
         return tl.dot(weight, values, total, input_precision="ieee" if PRECISION == "ieee" else "tf32x3")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["longest", "splits"])
 def merge(
     partial, states, lengths, out, longest, splits, heads, width,
     LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
