@@ -45,6 +45,10 @@ def attend(
     first = split * share
     if first < length:
         end = tl.minimum(length, first + share)
+        place = tl.load(sequence + t).to(tl.int64)
+        table += place * table_width
+        end = tl.where((place >= 0) & (place < sequences), end, first)
+        next_block = tl.load(table + first // block_size, mask=first < end, other=-1)
         head = tl.program_id(0) % tiles * HEADS + tl.arange(0, HEADS)
         column, turn = tl.arange(0, LATENT), tl.arange(0, WIDTH)
         is_column, is_turn, is_head = column < latent, turn < width, head < heads
@@ -52,16 +56,14 @@ def attend(
         rope = load_queries(query_rope, row, turn, is_head, is_turn, width, NARROW)
         if HAS_QUERY:
             q = load_queries(query, row, column, is_head, is_column, latent, NARROW)
-        place = tl.load(sequence + t).to(tl.int64)
-        table += place * table_width
-        end = tl.where((place >= 0) & (place < sequences), end, first)
         top = tl.full([HEADS], MINUS_INFINITY, tl.float32)
         weights = tl.zeros([HEADS], tl.float32)
         total = tl.zeros([HEADS, LATENT], tl.float32)
         for start in range(first, end, KEYS):
             j = start + tl.arange(0, KEYS)
             if WHOLE:
-                block = tl.load(table + start // block_size).to(tl.int64)
+                block = next_block.to(tl.int64)  # read a turn ahead, because the addresses of the loads wait for it
+                next_block = tl.load(table + (start + KEYS) // block_size, mask=start + KEYS < end, other=-1)
                 line = start % block_size + tl.arange(0, KEYS)
                 is_key = j < tl.where((block >= 0) & (block < blocks), end, first)
             else:
