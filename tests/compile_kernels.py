@@ -14,8 +14,9 @@ from triton.compiler import ASTSource
 
 from decodestep.ops.decode_step.triton import draw
 from decodestep.ops.decode_step.triton.step_kernel import run_steps
-from decodestep.ops.mixture_of_experts import triton as experts
-from decodestep.ops.mla_attention import triton as attention
+from decodestep.ops.mixture_of_experts.triton import kernels as experts
+from decodestep.ops.mla_attention.triton import kernels as attention
+from decodestep.ops.mla_attention.triton import tiles as attention_tiles
 from decodestep.ops.mla_prolog.triton.products import multiply
 from decodestep.ops.mla_prolog.triton.queries import finish_queries, quantise_heads
 from decodestep.ops.mla_prolog.triton.rows import finish_rows
@@ -24,24 +25,28 @@ from decodestep.ops.top_k_top_p_sample.triton import kernels as samplers
 
 TARGET = GPUTarget("cuda", 90, 32)
 # By these names, unless they are pointers; other numbers are int32.
-FLOATS = ("scale", *(f"{name}_{row}" for name in ("share", "epsilon", "alpha") for row in ("cq", "ckv")))
+FLOATS = ("exponent", "scale", *(f"{name}_{row}" for name in ("share", "epsilon", "alpha") for row in ("cq", "ckv")))
 
-F32, BF16, I8, I32, I64, F64 = "*fp32", "*bf16", "*i8", "*i32", "*i64", "*fp64"
+F32, F16, BF16, I8, I32, I64, F64 = "*fp32", "*fp16", "*bf16", "*i8", "*i32", "*i64", "*fp64"
 SIZES = {"BLOCK": 1024, "PEAKS": 128}
 TILE = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 64}
 TABLE = {"rows": I32, "integers": I64, "floats": F64, "ids": I32, "values": F32, "masks": I32, "positions": I64}
 REPORT = {"chosen": F64, "best_ids": I64, "best_values": F64, "tokens": I64, "wanted": I64}
 RACE = {"greedy": I8, "seeds": I64, "positions": I64, "best_totals": F64, "best_tokens": I64, "tokens": I64}
-KEYS = {"HEADS": 16, "KEYS": 64, "SPLIT": 1024, "LATENT": 512, "WIDTH": 64, "HAS_QUERY": True}
+CUT = {"LEAST": attention_tiles.LEAST, "MOST": attention_tiles.MOST}
+MERGED = {"partial": F32, "states": F32, "lengths": I64, "out": BF16}
 INDEXES = {"table": I64, "sequence": I64, "lengths": I64}
 SURVIVORS = {"inputs": BF16, "top_k": I32, "top_p": F32, "min_p": F32, "kept": I8, "values": F32, "keys": I64, "counts": I64}
 
 
-def attend(cache: str, scaled: bool) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    query = BF16 if cache == BF16 else F32
+def attend(tiles: attention_tiles.Tiles, cache: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    narrow = cache == BF16
+    query = BF16 if narrow else F32
     pointers = {"query": query, "query_rope": query, "kv_cache": cache, "kr_cache": cache, "kv_scale": F32, "kr_scale": F32}
-    constants = {"KV_SCALED": scaled, "KR_SCALED": scaled, "PRECISION": "tf32" if cache == BF16 else "ieee"}
-    return attention._attend, pointers | INDEXES | {"partial": F32, "states": F32}, constants | KEYS
+    constants = {"KV_SCALED": cache == I8, "KR_SCALED": cache == I8, "NARROW": narrow, "PRECISION": "ieee", "HAS_QUERY": True}
+    constants |= {"HEADS": tiles.heads, "KEYS": tiles.keys, "WHOLE": narrow, "LATENT": 512, "WIDTH": 64, **CUT}
+    constants |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
+    return attention.attend, pointers | INDEXES | {"partial": F32, "states": F32}, constants
 
 
 def rows_of(kind: int, kv: str, kr: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
@@ -67,7 +72,7 @@ def products(given: str, parts: str) -> list[tuple[Any, dict[str, str], dict[str
 
 
 def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """(kernel, its pointers' types, its constants)."""
+    """(kernel, its pointers' types, its constants and the compiler's options)."""
     scores = {"scores": F32, "peaks": F32}
     made = [
         (draw.make_scores, scores | {"logits": BF16}, {"BLOCK": 1024}),
@@ -76,18 +81,19 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (draw.report, scores | REPORT, SIZES),
         *((run_steps, scores | TABLE, {"KINDS": kinds, **SIZES}) for kinds in (63, *(1 << n for n in range(6, 17)))),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
-        *(attend(cache, cache == I8) for cache in (BF16, F32, I8)),
-        (attention._merge, {"partial": F32, "states": F32, "lengths": I64, "out": F32}, {"SPLIT": 1024, "WIDTH": 512}),
+        *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
+        *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),
+        (attention.merge, MERGED, {"KEYS": 64, "COLUMNS": 128, **CUT}),
         *(rows_of(kind, *caches) for kind, caches in enumerate(((BF16, BF16), (I8, I8), (I8, BF16), (I8, I8)))),
         *(each for types in ((BF16, BF16), (BF16, F32), (F32, F32), (I8, I32)) for each in products(*types)),
     ]
-    for kind, given in enumerate((F32, BF16, BF16)):
-        constants = {"PRECISION": "ieee" if given == F32 else "tf32x3", **TILE}
+    for kind, (given, precision) in enumerate(((F32, "ieee"), (F16, "tf32x3"), (BF16, "tf32x3"))):
+        constants = {"NARROW": given == BF16, "PIECES": 4 if given == BF16 else 1, "PRECISION": precision, **TILE}
         pointers = {"x": F32, "tokens": I64, "tiles": I64, "gate": given, "up": given, "out": F32}
-        made.append((experts._gate_up, pointers, constants | {"KIND": kind}))
-        made.append((experts._down, {"between": F32, "tiles": I64, "down": given, "out": F32}, constants))
+        made.append((experts.gate_up, pointers, constants | {"KIND": kind}))
+        made.append((experts.down, {"between": F32, "tiles": I64, "weights": given, "out": F32}, constants))
     pointers = {"outputs": F32, "of_shared": F32, "weights": F32, "places": I64, "columns": I64, "y": F32}
-    made.append((experts._add, pointers, {"SHARED": True, "COLUMNS": 32}))
+    made.append((experts.add_outputs, pointers, {"SHARED": True, "COLUMNS": 32}))
     pointers = {name: SURVIVORS[name] for name in ("inputs", "top_k", "top_p", "kept")}
     made.append((samplers.apply_cuts, pointers, {"HAS_K": True, "HAS_P": True, "BLOCK": 1024}))
     for away in (False, True):
@@ -107,9 +113,10 @@ def main() -> int:
     for kernel, pointers, constants in cases():
         names = kernel.arg_names
         types = {n: "constexpr" if n in constants else pointers.get(n, "fp32" if n in FLOATS else "i32") for n in names}
-        source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()})
+        source = ASTSource(kernel, types, {(names.index(name),): constants[name] for name in names if name in constants})
+        options = {"enable_fp_fusion": False} | {name: value for name, value in constants.items() if name not in names}
         try:
-            compiled = triton.compile(source, target=TARGET, options={"enable_fp_fusion": False})
+            compiled = triton.compile(source, target=TARGET, options=options)
             print(f"{kernel.__name__}: {compiled.metadata.shared} bytes of shared memory", flush=True)
         except Exception as error:
             failed += 1

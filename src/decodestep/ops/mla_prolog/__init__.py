@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import Any
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, refuse
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.mla_prolog import cpu, reference
 from decodestep.ops.mla_prolog.arguments import bind
 from decodestep.ops.mla_prolog.cache_layouts import cache_from_nz as cache_from_nz
 from decodestep.ops.mla_prolog.cache_layouts import cache_to_nz as cache_to_nz
-from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight
+from decodestep.ops.mla_prolog.call import Call, ProjectionWeight
 from decodestep.ops.mla_prolog.gather import gather_cache as gather_cache
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
@@ -264,31 +262,12 @@ def _run(call: Call) -> Results:
     return run(call.op, backend, cpu.prolog if backend == "cpu" else reference.prolog, problem)
 
 
-# Arguments whose values are checked, and so read on the host.
-_INDEXES = ("cache_index", "actual_seq_len")
-
-
 def _run_on_device(call: Call) -> Results:
     devices.choose_triton(call.op, call.backend, call.token_x)
     from decodestep.ops.mla_prolog import triton
+    from decodestep.ops.mla_prolog.triton.binding import bind_on_device
 
-    given = {field.name: getattr(call, field.name) for field in fields(call)}
-    outlines = {}
-    for name, value in given.items():
-        if name in _INDEXES:
-            outlines[name] = devices.to_host(value)
-        elif arrays.is_array(value):
-            outlines[name] = devices.outline(call.op, name, value, call.token_x.device)
-        elif isinstance(value, HOST_WEIGHTS):
-            refuse(
-                call.op,
-                name,
-                f"a tensor on {call.token_x.device}",
-                Words(f"a {type(value).__name__}, whose memory is the host's"),
-            )
-    problem = bind(replace(call, **outlines))
-    devices.choose_triton(call.op, "triton", call.token_x, kernel_obstacle(problem))
-    return run(call.op, "triton", triton.prolog, problem, call)
+    return run(call.op, "triton", triton.prolog, bind_on_device(call), call)
 
 
 def _with_axes_of(result: Any, token_x: Array) -> Any:

@@ -27,7 +27,7 @@ _WIDE = 4  # blocks of a step that only adds weights up
 _STRIPS = 8  # strips of a block, each with a peak
 _PEAKS = 128
 _MOST_STRIPS = 4096  # of a row whose candidates are listed
-_LIST = 1024  # candidates
+_LIST = 512  # candidates
 _CHOOSING_WARPS = 8  # of the one program that has a row for itself
 _PROGRAMS = 2112  # that fill the largest GPUs: rows that are fewer are split
 _MOST_PARTS = 64
@@ -91,6 +91,7 @@ class Workspace:
         self.strips = new(batch, self.listed_strips, dtype=torch.int32)
         self.list_ids = new(batch, _LIST, dtype=torch.int32)
         self.list_scores = new(batch, _LIST, dtype=torch.float32)
+        self.list_weights = new(batch, _LIST, dtype=torch.float64)
         self.left = new(batch, dtype=torch.int8)
 
 
@@ -178,8 +179,8 @@ def _launch_quick(
     )
     wide = {"STRIP": work.strip, "WIDE": _WIDE * work.block, "PARTS": _MOST_PARTS, "num_warps": _CHOOSING_WARPS, **LAUNCH}
     choose[(batch,)](
-        *given, *drawing, work.strip_peaks, *best, work.strips, work.list_ids, work.list_scores, work.tokens, work.left,
-        vocab, work.parts, WAYS=table.found, PEAKS=work.listed_strips, LIST=_LIST, **wide,
+        *given, *drawing, work.strip_peaks, *best, work.strips, work.list_ids, work.list_scores, work.list_weights,
+        work.tokens, work.left, vocab, work.parts, WAYS=table.found, PEAKS=work.listed_strips, LIST=_LIST, **wide,
     )  # fmt: skip
     if table.found & RACED:
         race_again[grid](

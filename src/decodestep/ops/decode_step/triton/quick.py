@@ -34,6 +34,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 _TRIES = tl.constexpr(8)  # keys that one look at a list compares
 _NEAR = tl.constexpr(4096)  # of keys: a bound of candidates this much too low lets few more in
 _GROUP = tl.constexpr(16)  # strips whose tokens are listed together
+_SOME = tl.constexpr(16)  # tokens that all others are compared with at a time
 # Of a sum of weights in float32: of the exponentials and of the additions in a lane, and, for each unit of a score's size, of
 # the exponents, which are differences of rounded quotients. Weights below exp(-64) do not matter.
 _ERROR_OF_SUM = tl.constexpr(2.0**-16)
@@ -109,10 +110,10 @@ def sweep(
 @triton.jit
 def choose(
     logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens,
-    strips, ids, scores, tokens, left, vocab, parts,
+    strips, ids, scores, weights, tokens, left, vocab, parts,
     WAYS: tl.constexpr, STRIP: tl.constexpr, WIDE: tl.constexpr, PEAKS: tl.constexpr, PARTS: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row and, in `left`, whether it is one. strips: (B, PEAKS), ids, scores: (B, LIST), to write lists to.
+    """The token of each row and, in `left`, whether it is one. strips: (B, PEAKS), the others to write lists to: (B, LIST).
 
     WAYS: the bits of those that occur; what does not is not compiled.
     """
@@ -132,7 +133,7 @@ def choose(
             n = list_candidates(x, stride, peaks, divisor, k, strips + b * PEAKS, ids, scores, vocab, STRIP, PEAKS, LIST)
             if n <= LIST:
                 is_greedy, state = tl.load(greedy + b) != 0, load_state(seeds, positions, b)
-                token, verdict = draw_listed(ids, scores, n, k, p, least, top_score, is_greedy, state, LIST)
+                token, verdict = draw_listed(ids, scores, weights + b * LIST, n, k, p, least, top_score, is_greedy, state, LIST)
     if (_RACED | _PLAIN) & WAYS:
         best = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
         if way >= _RACED:
@@ -249,7 +250,7 @@ def list_candidates(
     count = tl.cdiv(vocab, STRIP)
     peak = tl.load(peaks + strip, mask=strip < count, other=MINUS_INFINITY)
     key = tl.where(peak > MINUS_INFINITY, sortable(scaled(peak, divisor, PEAKS)), NO_KEY)
-    bound = highest_reached(key, (key > NO_KEY).to(tl.int32), k, _NEAR)
+    bound = reached_by(key, k)
     chosen = (key >= bound) & (key > NO_KEY)
     tl.store(strips + tl.cumsum(chosen.to(tl.int32), axis=0) - 1, strip, mask=chosen)
     tl.debug_barrier()
@@ -271,17 +272,17 @@ def list_candidates(
 
 
 @triton.jit
-def highest_reached(key, amount, wanted, WITHIN: tl.constexpr):
-    """The highest key from which the amounts add up to `wanted`, or one that is lower by less than WITHIN.
+def reached_by(key, wanted):
+    """The highest key that as many reach as are wanted, or one that is lower by less than _NEAR; the lowest if there are fewer.
 
-    The lowest where they nowhere do. A key without an amount is NO_KEY.
+    NO_KEY does not count.
     """
     low = tl.min(tl.where(key > NO_KEY, key, -NO_KEY), axis=0)
     high = tl.max(key, axis=0) + 1
-    while high - low > WITHIN:
+    while high - low > _NEAR:
         step = (high - low + _TRIES) // (_TRIES + 1)
         tries = low + (tl.arange(0, _TRIES).to(tl.int64) + 1) * step
-        sums = tl.sum(tl.where(key[None, :] >= tries[:, None], amount[None, :], tl.zeros_like(amount)[None, :]), axis=1)
+        sums = tl.sum((key[None, :] >= tries[:, None]).to(tl.int32), axis=1)
         met = tl.sum((sums >= wanted).to(tl.int64), axis=0)
         high = tl.minimum(high, low + (met + 1) * step)
         low = low + met * step
@@ -289,30 +290,35 @@ def highest_reached(key, amount, wanted, WITHIN: tl.constexpr):
 
 
 @triton.jit
-def draw_listed(ids, scores, n, k, p, least, top_score, is_greedy, state, LIST: tl.constexpr):
-    """(token, verdict) of a list of candidates: _DONE, or _FAILED if a sum cannot tell."""
+def draw_listed(ids, scores, weights, n, k, p, least, top_score, is_greedy, state, LIST: tl.constexpr):
+    """(token, verdict) of a list of candidates: _DONE, or _FAILED if a sum cannot tell.
+
+    Each token is compared with all others, a few of them at a time, which is what ranks are by their definition.
+    """
     at = tl.arange(0, LIST)
-    token = tl.load(ids + at, mask=at < n, other=0)
+    some = tl.arange(0, _SOME)
     s = tl.load(scores + at, mask=at < n, other=MINUS_INFINITY)
-    key = tl.where(at < n, sortable(s), NO_KEY)
-    kept = (key > NO_KEY) & (key >= highest_reached(key, (key > NO_KEY).to(tl.int32), k, 1))
+    higher = tl.zeros([LIST], tl.int32)
+    for first in range(0, n, _SOME):
+        other = tl.load(scores + first + some, mask=first + some < n, other=MINUS_INFINITY)
+        higher += tl.sum((other[None, :] > s[:, None]).to(tl.int32), axis=1)
+    kept = (at < n) & (higher < k)
+    weight_of = tl.where(kept, weight(s, top_score), 0.0)
     is_certain = tl.full([], True, tl.int1)
-    weights = tl.where(kept, weight(s, top_score), 0.0)
     if p < 1.0:
-        # As filters.top_p, of which this is the form for a list in registers.
-        whole = tl.sum(weights, axis=0)
-        bound = p * whole
-        error = whole * (LIST + 16) * _ESTIMATE
-        last = highest_reached(tl.where(kept, key, NO_KEY), weights, bound, 1)
-        above = tl.sum(tl.where(key > last, weights, 0.0), axis=0)
-        is_last = kept & (key == last)
-        ties = tl.sum(is_last.to(tl.int32), axis=0)
-        each = tl.sum(tl.where(is_last, weights, 0.0), axis=0) / tl.maximum(ties, 1).to(tl.float64)
-        wanted = tl.ceil((bound - above) / tl.maximum(each, 1e-300))
-        wanted = tl.minimum(tl.maximum(wanted, 0.0), ties.to(tl.float64))
-        is_certain = (bound - (above + (wanted - 1.0) * each) > 2.0 * error) & (above + wanted * each - bound > 2.0 * error)
-        place = tl.cumsum(is_last.to(tl.int32), axis=0)
-        kept = kept & ((key > last) | (is_last & (place.to(tl.float64) <= wanted)))
-    kept = kept & (weights >= least)
+        tl.store(weights + at, weight_of, mask=at < n)
+        tl.debug_barrier()
+        above = tl.zeros([LIST], tl.float64)
+        for first in range(0, n, _SOME):
+            place = first + some
+            other = tl.load(scores + place, mask=place < n, other=MINUS_INFINITY)
+            before = ranks_before(other[None, :], place[None, :], s[:, None], at[:, None])
+            above += tl.sum(tl.where(before, tl.load(weights + place, mask=place < n, other=0.0)[None, :], 0.0), axis=1)
+        whole = tl.sum(weight_of, axis=0)
+        is_open = kept & (tl.abs(above - p * whole) <= 4.0 * whole * (LIST + 16) * _ESTIMATE)
+        is_certain = tl.max(is_open.to(tl.int32), axis=0) == 0
+        kept = kept & (above < p * whole)
+    kept = kept & (weight_of >= least)
+    token = tl.load(ids + at, mask=at < n, other=0)
     _total, winner = winner_among(s, token, kept, is_greedy, state)
     return winner, tl.where(is_certain & (winner < EVERYONE), _DONE, _FAILED).to(tl.int32)

@@ -30,6 +30,7 @@ PATCHING = sum(KINDS[kind] for kind in kinds.PATCHES)
 _AMOUNTS = ("factor", "temperature", "p", "mass", "epsilon", "share", "n", "threshold")
 # How a row's token may be found: by its steps one after the other, or the quick ways (see quick.py).
 GENERAL, LISTED, RACED, PLAIN = 0, 1, 2, 4
+_USUAL = (kinds.Temperature, kinds.TopK, kinds.TopP, kinds.MinP)
 _MOST_LISTED = 256  # of top-k: more would not fit its list
 INTEGERS = 6  # of a step: kind, first id, ids, k or top, keep, seed
 FLOATS = 2  # of a step: amount, probability
@@ -56,7 +57,8 @@ class Table(NamedTuple):
 
 def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
     """`steps`: one list per row, in the form of `normalise_arguments`."""
-    starts, integers, floats, ids, values, masks = [0], [], [], [], [], []
+    integers: list[tuple[int, ...]] = []
+    starts, floats, ids, values, masks = [0], [], [], [], []
     ways, amounts = [], []
     listed = words = present = 0
     for row in steps:
@@ -102,19 +104,19 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
 
 def quick_way(steps: Sequence[Step], vocab: int) -> tuple[int, int, float, float, float]:
     """(way, k, temperature, p of top-p, p of min-p); GENERAL unless the steps are patches and then the usual filters."""
-    k, temperature, p, least = vocab, 1.0, 1.0, 0.0
     filters = list(itertools.dropwhile(lambda step: isinstance(step, kinds.PATCHES), steps))
-    if filters and isinstance(filters[0], kinds.Temperature):
-        temperature = filters.pop(0).temperature
-    if filters and isinstance(filters[0], kinds.TopK):
-        k = max(filters[0].k, filters.pop(0).keep)
-    if filters and isinstance(filters[0], kinds.TopP) and filters[0].keep == 1 and filters[0].p > 0:
-        p = filters.pop(0).p
-    while filters and isinstance(filters[0], kinds.MinP) and filters[0].keep == 1 and filters[0].p <= 1:
-        least = max(least, filters.pop(0).p)
-    is_general = filters or vocab > k > _MOST_LISTED
-    way = GENERAL if is_general else LISTED if k < vocab else RACED if p < 1 or least > 0 else PLAIN
-    return way, k, temperature, p, least
+    found: dict[type, Any] = {type(step): step for step in filters}
+    top_k = found.get(kinds.TopK, kinds.TopK(vocab))
+    top_p, min_p = found.get(kinds.TopP, kinds.TopP(1.0)), found.get(kinds.MinP, kinds.MinP(0.0))
+    k = max(top_k.k, top_k.keep)
+    is_usual = list(map(type, filters)) == [kind for kind in _USUAL if kind in found]  # each once, in this order
+    if not is_usual or vocab > k > _MOST_LISTED or not (top_p.keep == min_p.keep == 1 and top_p.p > 0 and min_p.p <= 1):
+        way = GENERAL
+    elif k < vocab:
+        way = LISTED
+    else:
+        way = RACED if top_p.p < 1 or min_p.p > 0 else PLAIN
+    return way, k, found.get(kinds.Temperature, kinds.Temperature(1.0)).temperature, top_p.p, min_p.p
 
 
 def _parts(step: Any, vocab: int) -> Iterator[tuple[bool, int, np.ndarray, np.ndarray]]:

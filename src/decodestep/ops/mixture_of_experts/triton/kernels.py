@@ -100,7 +100,8 @@ def load_weights(weights, output, k, is_input, by_row, by_item, NARROW: tl.const
 @triton.jit
 def add_product(a, b, total, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     if NARROW:
-        return product(a, b, total)
+        # Tensor cores cut what they add, so that the error of a sum in them grows with its length: theirs ends with the tile.
+        return tl.fma(product(a, b, tl.zeros_like(total)), tl.full(total.shape, 1.0, tl.float32), total)
     else:
         return tl.dot(a, b, total, input_precision=PRECISION)
 
