@@ -18,17 +18,15 @@ import torch
 from decodestep._base.triton import LAUNCH
 from decodestep.ops.decode_step.steps import Step
 from decodestep.ops.decode_step.triton.draw import finish, make_scores, race, report
-from decodestep.ops.decode_step.triton.quick import choose, choose_again, race_again, sweep
+from decodestep.ops.decode_step.triton.quick import choose_listed, judge_winners, settle, sweep, weigh_before
 from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
-from decodestep.ops.decode_step.triton.table import PATCHING, RACED, make_table
+from decodestep.ops.decode_step.triton.table import LISTED, PATCHING, PLAIN, RACED, make_table
 
 _BLOCK = 1024  # tokens of a sweep's step
-_WIDE = 4  # blocks of a step that only adds weights up
 _STRIPS = 8  # strips of a block, each with a peak
 _PEAKS = 128
 _MOST_STRIPS = 4096  # of a row whose candidates are listed
 _LIST = 512  # candidates
-_CHOOSING_WARPS = 8  # of the one program that has a row for itself
 _PROGRAMS = 2112  # that fill the largest GPUs: rows that are fewer are split
 _MOST_PARTS = 64
 
@@ -86,6 +84,9 @@ class Workspace:
         strips = -(-vocab // self.strip)
         self.listed_strips = min(max(16, 1 << (strips - 1).bit_length()), _MOST_STRIPS)
         self.strip_peaks = new(batch, strips, dtype=torch.float32)
+        self.above = new(batch, self.parts, dtype=torch.float64)
+        self.second_totals = new(batch, self.parts, 2, dtype=torch.float64)
+        self.second_tokens = new(batch, self.parts, dtype=torch.int64)
         self.tops = new(batch, self.parts, dtype=torch.float32)
         self.masses = new(batch, self.parts, dtype=torch.float64)
         self.strips = new(batch, self.listed_strips, dtype=torch.int32)
@@ -164,33 +165,29 @@ def _launch_quick(
     x = work.scores if is_copied else logits
     given = x, *x.stride(), table.ways
     drawing = table.amounts, greedy, seeds, positions
-    best = work.tops, work.masses, work.best_totals, work.best_tokens
-    sweep[grid](
-        *given,
-        *drawing,
-        work.strip_peaks,
-        *best,
-        vocab,
-        work.share,
-        WAYS=table.found,
-        STRIP=work.strip,
-        BLOCK=work.block,
-        **LAUNCH,
-    )
-    wide = {"STRIP": work.strip, "WIDE": _WIDE * work.block, "PARTS": _MOST_PARTS, "num_warps": _CHOOSING_WARPS, **LAUNCH}
-    choose[(batch,)](
-        *given, *drawing, work.strip_peaks, *best, work.strips, work.list_ids, work.list_scores, work.list_weights,
-        work.tokens, work.left, vocab, work.parts, WAYS=table.found, PEAKS=work.listed_strips, LIST=_LIST, **wide,
-    )  # fmt: skip
-    if table.found & RACED:
-        race_again[grid](
-            x, *x.stride(), *drawing, work.strip_peaks, work.best_totals, work.best_tokens, work.tokens, work.left,
-            vocab, work.share, STRIP=work.strip, BLOCK=work.block, **LAUNCH,
+    end = vocab, work.share
+    size = {"STRIP": work.strip, "BLOCK": work.block, **LAUNCH}
+    tops, best = (work.strip_peaks, work.tops), (work.best_totals, work.best_tokens)
+    sweep[grid](*given, *drawing, *tops, work.masses, *best, *end, WAYS=table.found, **size)
+    if table.found & LISTED:
+        choose_listed[(batch,)](
+            *given, *drawing, *tops, work.strips, work.list_ids, work.list_scores, work.list_weights, work.tokens, work.left,
+            vocab, work.parts, STRIP=work.strip, PEAKS=work.listed_strips, PARTS=_MOST_PARTS, LIST=_LIST, num_warps=8, **LAUNCH,
         )  # fmt: skip
-        choose_again[(batch,)](
-            x, *x.stride(), *drawing, work.strip_peaks, *best, work.tokens, work.left, vocab, work.parts,
-            BLOCK=2 * work.block, **wide,
-        )  # fmt: skip
+    if table.found & (RACED | PLAIN):
+        size["PARTS"] = _MOST_PARTS
+        second = work.second_totals, work.second_tokens
+        if table.found & RACED:
+            weigh_before[grid](*given, table.amounts, *tops, *best, work.above, work.left, *end, AGAIN=False, **size)
+        judge_winners[grid](
+            *given, *drawing, *tops, work.masses, *best, work.above, *second, work.tokens, work.left, *end, **size
+        )
+        if table.found & RACED:
+            weigh_before[grid](*given, table.amounts, *tops, *second, work.above, work.left, *end, AGAIN=True, **size)
+            settle[(batch,)](
+                x, *x.stride(), *drawing, *tops, work.masses, *second, work.above, work.tokens, work.left, vocab, work.parts,
+                num_warps=8, **size | {"BLOCK": 2 * work.block},
+            )  # fmt: skip
     finish_left[(batch,)](
         logits, *logits.stride(), work.scores, work.peaks, *table.steps, positions, table.ways, work.left, greedy, seeds,
         work.tokens, vocab, COPIED=is_copied, KINDS=table.kinds, BLOCK=work.block, PEAKS=_PEAKS, **LAUNCH,

@@ -87,17 +87,16 @@ def race_span(
 ):  # fmt: skip
     """(whether +inf, total, token, mass) of the winner among tokens [first, end) of a row, whose scores are x / divisor.
 
-    Each lane keeps its best two estimates of score + noise. The logarithms in float64 run for the lanes whose best may be the
-    winner, or, where a lane's second may be it too, for all such tokens in a second sweep.
+    Noise is -log(q), where q is at least its uniform number u; so a token beats a total only if u <= exp(score - total). That
+    needs no logarithm, and holds for few tokens of few blocks: these enter the race.
 
     inverse: about 1 / divisor. LIMITED: only tokens that rank before one with score `limit` and id `limit_id`; peaks are the
-    largest x of strips of STRIP. WEIGH: also an estimate of the sum of exp((x - top) / divisor), `top` being the row's largest.
+    largest x of strips of STRIP. WEIGH: also an estimate of the sum of exp((x - top) / divisor), `top` being the largest x.
     """
-    best = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
-    second = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
-    holder = tl.zeros([BLOCK], tl.int32)
+    total = tl.full([], MINUS_INFINITY, tl.float64)
+    winner = tl.full([], EVERYONE, tl.int64)
+    is_infinite = tl.full([], 0, tl.int32)
     masses = tl.zeros([BLOCK], tl.float32)
-    highest = tl.full([BLOCK], MINUS_INFINITY, tl.float32)
     for start in range(first, end, BLOCK):
         if is_within(peaks, start, end, divisor, limit, LIMITED, STRIP, BLOCK):
             ids, v = load_logits(x, start, end, stride, BLOCK)
@@ -105,44 +104,24 @@ def race_span(
                 masses += tl.exp2((v - top) * (inverse * _LOG2E))
             if LIMITED:
                 v = tl.where(ranks_before(scaled(v, divisor, BLOCK), ids, limit, limit_id), v, MINUS_INFINITY)
-            highest = tl.maximum(highest, v)
-            v = tl.where(v < INFINITY, v, MINUS_INFINITY)
+            bound = total.to(tl.float32)
             if is_greedy:
-                guess = scaled(v, divisor, BLOCK)
+                is_open = scaled(v, divisor, BLOCK) > bound
             else:
-                guess = v * inverse + estimate_gumbel(noise_bits(state, ids.to(tl.uint32)))
-            second = tl.maximum(second, tl.minimum(best, guess))
-            holder = tl.where(guess > best, ids, holder)
-            best = tl.maximum(best, guess)
-    is_infinite = tl.max(highest, axis=0) == INFINITY
-    leading = tl.max(best, axis=0)
-    least = leading
-    if is_greedy == 0:
-        least = leading - slack_of(leading)
-    crowded = (tl.max(second, axis=0) >= least) & (leading > MINUS_INFINITY)
-    total = tl.full([], MINUS_INFINITY, tl.float64)
-    winner = tl.full([], EVERYONE, tl.int64)
-    if crowded | is_infinite:
-        for start in range(first, end, BLOCK):
-            if is_within(peaks, start, end, divisor, limit, LIMITED, STRIP, BLOCK):
-                ids, v = load_logits(x, start, end, stride, BLOCK)
+                reach = tl.exp2((v * inverse - (bound - slack_of(bound))) * _LOG2E)
+                is_open = uniform(noise_bits(state, ids.to(tl.uint32))) <= reach
+            if tl.max(is_open.to(tl.int32), axis=0) > 0:
                 s = scaled(v, divisor, BLOCK)
-                is_open = s > MINUS_INFINITY
-                if LIMITED:
-                    is_open = is_open & ranks_before(s, ids, limit, limit_id)
-                if is_infinite:
-                    is_open = v == INFINITY
-                    s = tl.where(is_open, 0.0, MINUS_INFINITY)
-                if (is_greedy == 0) & (is_infinite == 0):
-                    is_open = is_open & (v * inverse + estimate_gumbel(noise_bits(state, ids.to(tl.uint32))) >= least)
-                if tl.max(is_open.to(tl.int32), axis=0) > 0:
-                    here, at = winner_among(s, ids, is_open, is_greedy, state)
-                    winner = tl.where(here > total, at, winner)
-                    total = tl.maximum(total, here)
-    elif leading > MINUS_INFINITY:
-        is_open = best >= least
-        s = scaled(tl.load(x + holder.to(tl.int64) * stride, mask=is_open, other=MINUS_INFINITY), divisor, BLOCK)
-        total, winner = winner_among(s, holder, is_open & (s > MINUS_INFINITY), is_greedy, state)
+                is_open = is_open & (s > MINUS_INFINITY)
+                if tl.max(tl.where(is_open, s, MINUS_INFINITY), axis=0) == INFINITY:
+                    total = tl.where(is_infinite > 0, total, MINUS_INFINITY)
+                    is_infinite = tl.full([], 1, tl.int32)
+                if is_infinite > 0:
+                    is_open = is_open & (s == INFINITY)
+                    s = tl.where(s == INFINITY, 0.0, s)
+                here, at = winner_among(s, ids, is_open, is_greedy, state)
+                winner = tl.where(here > total, at, winner)
+                total = tl.maximum(total, here)
     return is_infinite, total, winner, tl.sum(masses.to(tl.float64), axis=0)
 
 
@@ -159,7 +138,10 @@ def is_within(peaks, start, end, divisor, limit, LIMITED: tl.constexpr, STRIP: t
 
 @triton.jit
 def scaled(x, divisor, WIDTH: tl.constexpr):
-    return tl.div_rn(as_float32(x), tl.zeros([WIDTH], tl.float32) + divisor)
+    s = as_float32(x)
+    if divisor != 1.0:  # a division takes as long as all else that is done with most tokens
+        s = tl.div_rn(s, tl.zeros([WIDTH], tl.float32) + divisor)
+    return s
 
 
 @triton.jit

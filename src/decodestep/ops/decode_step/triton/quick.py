@@ -101,75 +101,110 @@ def sweep(
             if way != _LISTED:
                 is_infinite, total, winner, mass = race_span(
                     x, stride, first, end, tl.load(greedy + b) != 0, load_state(seeds, positions, b), divisor,
-                    divide(1.0, divisor), top, MINUS_INFINITY, -1, peaks, True, False, STRIP, BLOCK,
+                    divide(1.0, divisor), top, MINUS_INFINITY, -1, peaks, (_RACED & WAYS) != 0, False, STRIP, BLOCK,
                 )  # fmt: skip
                 store_best(best_totals, best_tokens, at, is_infinite, total, winner)
                 tl.store(masses + at, mass)
 
 
 @triton.jit
-def choose(
-    logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens,
-    strips, ids, scores, weights, tokens, left, vocab, parts,
-    WAYS: tl.constexpr, STRIP: tl.constexpr, WIDE: tl.constexpr, PEAKS: tl.constexpr, PARTS: tl.constexpr, LIST: tl.constexpr,
+def choose_listed(
+    logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, strips, ids, scores, weights,
+    tokens, left, vocab, parts, STRIP: tl.constexpr, PEAKS: tl.constexpr, PARTS: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
-    """The token of each row and, in `left`, whether it is one. strips: (B, PEAKS), the others to write lists to: (B, LIST).
-
-    WAYS: the bits of those that occur; what does not is not compiled.
-    """
+    """The token of each LISTED row. strips: (B, PEAKS), the others to write lists to: (B, LIST)."""
     b = tl.program_id(0).to(tl.int64)
-    x = logits + b * row_stride
-    peaks += b * tl.cdiv(vocab, STRIP)
-    top, top_score, divisor, inverse, is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
-    p, least = tl.load(amounts + 3 * b + 1), tl.load(amounts + 3 * b + 2)
-    way = tl.where(is_usable, tl.load(ways + 3 * b), _GENERAL)
+    way = tl.load(ways + 3 * b)
     token = tl.full([], -1, tl.int64)
     verdict = tl.full([], _FAILED, tl.int32)
-    if _LISTED & WAYS:
-        k = tl.load(ways + 3 * b + 2)
-        if way == _LISTED:
-            ids += b * LIST
-            scores += b * LIST
-            n = list_candidates(x, stride, peaks, divisor, k, strips + b * PEAKS, ids, scores, vocab, STRIP, PEAKS, LIST)
-            if n <= LIST:
-                is_greedy, state = tl.load(greedy + b) != 0, load_state(seeds, positions, b)
-                token, verdict = draw_listed(ids, scores, weights + b * LIST, n, k, p, least, top_score, is_greedy, state, LIST)
-    if (_RACED | _PLAIN) & WAYS:
-        best = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
-        if way >= _RACED:
-            whole = total_mass(masses + b * parts, tops + b * parts, top, inverse, parts, PARTS)
-            token = best
-            verdict = test(x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, best, vocab, STRIP, WIDE)
-    tl.store(tokens + b, token)
-    tl.store(left + b, verdict.to(tl.int8))
-
-
-@triton.jit
-def race_again(
-    logits, row_stride, stride, amounts, greedy, seeds, positions, peaks, best_totals, best_tokens, tokens, left, vocab, span,
-    STRIP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """As `sweep`, the race of the tokens that rank before tokens[b]."""
-    b = tl.program_id(0).to(tl.int64)
-    if tl.load(left + b) == _AGAIN:
+    if way == _LISTED:
         x = logits + b * row_stride
-        first = tl.program_id(1) * span
-        divisor, token = tl.load(amounts + 3 * b).to(tl.float32), tl.load(tokens + b)
-        limit = divide(as_float32(tl.load(x + token * stride)), divisor)
-        is_infinite, total, winner, _mass = race_span(
-            x, stride, first, tl.minimum(first + span, vocab), tl.load(greedy + b) != 0, load_state(seeds, positions, b),
-            divisor, divide(1.0, divisor), 0.0, limit, token, peaks + b * tl.cdiv(vocab, STRIP), False, True, STRIP, BLOCK,
-        )  # fmt: skip
-        at = b * tl.num_programs(1) + tl.program_id(1)
-        store_best(best_totals, best_tokens, at, is_infinite, total, winner)
+        _top, top_score, divisor, _inverse, is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
+        p, least, k = tl.load(amounts + 3 * b + 1), tl.load(amounts + 3 * b + 2), tl.load(ways + 3 * b + 2)
+        ids += b * LIST
+        scores += b * LIST
+        n = tl.full([], LIST + 1, tl.int32)
+        if is_usable:
+            peaks += b * tl.cdiv(vocab, STRIP)
+            n = list_candidates(x, stride, peaks, divisor, k, strips + b * PEAKS, ids, scores, vocab, STRIP, PEAKS, LIST)
+        if n <= LIST:
+            token, verdict = draw_listed(
+                ids, scores, weights + b * LIST, n, k, p, least, top_score, tl.load(greedy + b) != 0,
+                load_state(seeds, positions, b), LIST,
+            )  # fmt: skip
+    if (way == _LISTED) | (way == _GENERAL):
+        tl.store(tokens + b, token)
+        tl.store(left + b, verdict.to(tl.int8))
 
 
 @triton.jit
-def choose_again(
-    logits, row_stride, stride, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens, tokens, left,
-    vocab, parts, STRIP: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, PARTS: tl.constexpr,
+def weigh_before(
+    logits, row_stride, stride, ways, amounts, peaks, tops, best_totals, best_tokens, above, left, vocab, span,
+    AGAIN: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Tests the winners of `race_again`; a row that fails once more, as few do, is raced here."""
+    """Program (b, i): the weights, among the tokens from i * span on, of those that rank before the winner of a RACED row."""
+    b = tl.program_id(0).to(tl.int64)
+    parts = tl.num_programs(1)
+    is_wanted = tl.load(ways + 3 * b) == _RACED
+    if AGAIN:
+        is_wanted = tl.load(left + b) == _AGAIN
+    if is_wanted:
+        x = logits + b * row_stride
+        top, _top_score, divisor, inverse, is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
+        token = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
+        if is_usable & (token < EVERYONE):
+            first = tl.program_id(1) * span
+            s = divide(as_float32(tl.load(x + token * stride)), divisor)
+            own = mass_before(
+                x, stride, peaks + b * tl.cdiv(vocab, STRIP), divisor, inverse, top, s, token,
+                first, tl.minimum(first + span, vocab), STRIP, BLOCK,
+            )  # fmt: skip
+            tl.store(above + b * parts + tl.program_id(1), own)
+
+
+@triton.jit
+def judge_winners(
+    logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens, above,
+    next_totals, next_tokens, tokens, left, vocab, span,
+    STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The verdict on the winner of each row that raced; if it is _AGAIN, program (b, i) races its tokens that rank before."""
+    b = tl.program_id(0).to(tl.int64)
+    parts = tl.num_programs(1)
+    way = tl.load(ways + 3 * b)
+    token = tl.full([], -1, tl.int64)
+    verdict = tl.full([], _FAILED, tl.int32)
+    if way >= _RACED:
+        x = logits + b * row_stride
+        top, top_score, divisor, inverse, is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
+        token = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
+        if is_usable & (token < EVERYONE):
+            p, least = tl.load(amounts + 3 * b + 1), tl.load(amounts + 3 * b + 2)
+            whole = total_mass(masses + b * parts, tops + b * parts, top, inverse, parts, PARTS)
+            before = tl.full([], 0.0, tl.float64)
+            if way == _RACED:
+                before = sum_of_parts(above + b * parts, parts, PARTS)
+            s = divide(as_float32(tl.load(x + token * stride)), divisor)
+            verdict = judge(s, top_score, p, least, whole, before)
+            if verdict == _AGAIN:
+                first = tl.program_id(1) * span
+                is_infinite, total, winner, _mass = race_span(
+                    x, stride, first, tl.minimum(first + span, vocab), tl.load(greedy + b) != 0,
+                    load_state(seeds, positions, b), divisor, inverse, top, s, token, peaks + b * tl.cdiv(vocab, STRIP),
+                    False, True, STRIP, BLOCK,
+                )  # fmt: skip
+                store_best(next_totals, next_tokens, b * parts + tl.program_id(1), is_infinite, total, winner)
+    if (way != _LISTED) & (tl.program_id(1) == 0):
+        tl.store(tokens + b, token)
+        tl.store(left + b, verdict.to(tl.int8))
+
+
+@triton.jit
+def settle(
+    logits, row_stride, stride, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens, above, tokens,
+    left, vocab, parts, STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The verdict on the winners of second races; a row whose winner fails once more, as few do, goes on here."""
     b = tl.program_id(0).to(tl.int64)
     if tl.load(left + b) == _AGAIN:
         x = logits + b * row_stride
@@ -177,16 +212,18 @@ def choose_again(
         top, top_score, divisor, inverse, _is_usable = load_scale(tops + b * parts, amounts + 3 * b, parts, PARTS)
         p, least = tl.load(amounts + 3 * b + 1), tl.load(amounts + 3 * b + 2)
         whole = total_mass(masses + b * parts, tops + b * parts, top, inverse, parts, PARTS)
-        winner = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
-        verdict = test(x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, winner, vocab, STRIP, WIDE)
+        token = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
+        s = divide(as_float32(tl.load(x + token * stride)), divisor)
+        verdict = judge(s, top_score, p, least, whole, sum_of_parts(above + b * parts, parts, PARTS))
         while verdict == _AGAIN:
-            limit = divide(as_float32(tl.load(x + winner * stride)), divisor)
-            _is_infinite, _total, winner, _mass = race_span(
+            _is_infinite, _total, token, _mass = race_span(
                 x, stride, 0, vocab, tl.load(greedy + b) != 0, load_state(seeds, positions, b), divisor, inverse, top,
-                limit, winner, peaks, False, True, STRIP, BLOCK,
+                s, token, peaks, False, True, STRIP, BLOCK,
             )  # fmt: skip
-            verdict = test(x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, winner, vocab, STRIP, WIDE)
-        tl.store(tokens + b, winner)
+            s = divide(as_float32(tl.load(x + token * stride)), divisor)
+            before = mass_before(x, stride, peaks, divisor, inverse, top, s, token, 0, vocab, STRIP, BLOCK)
+            verdict = judge(s, top_score, p, least, whole, before)
+        tl.store(tokens + b, token)
         tl.store(left + b, verdict.to(tl.int8))
 
 
@@ -208,34 +245,28 @@ def total_mass(masses, tops, top, inverse, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def test(
-    x, stride, peaks, divisor, inverse, top, top_score, p, least, whole, token, vocab, STRIP: tl.constexpr, WIDE: tl.constexpr
-):
-    """Whether the filters keep a token: _DONE if they do, _AGAIN if not, _FAILED if a sum cannot tell."""
-    verdict = tl.full([], _FAILED, tl.int32)
-    if token < EVERYONE:
-        s = divide(as_float32(tl.load(x + token * stride)), divisor)
-        if weight(s, top_score) < least:
-            verdict = tl.full([], _AGAIN, tl.int32)
-        elif p < 1.0:
-            above = mass_before(x, stride, peaks, divisor, inverse, top, s, token, vocab, STRIP, WIDE)
-            error = _ERROR_OF_SUM + (tl.abs(top_score) + _NEGLIGIBLE) * _ERROR_OF_SCORE
-            if above * (1.0 + error) < p * whole * (1.0 - error):
-                verdict = tl.full([], _DONE, tl.int32)
-            elif above * (1.0 - error) >= p * whole * (1.0 + error):
-                verdict = tl.full([], _AGAIN, tl.int32)
-        else:
-            verdict = tl.full([], _DONE, tl.int32)
-    return verdict
+def sum_of_parts(values, parts, PARTS: tl.constexpr):
+    part = tl.arange(0, PARTS)
+    return tl.sum(tl.load(values + part, mask=part < parts, other=0.0), axis=0)
 
 
 @triton.jit
-def mass_before(x, stride, peaks, divisor, inverse, top, s, token, vocab, STRIP: tl.constexpr, BLOCK: tl.constexpr):
-    """An estimate of the weights of the tokens that rank before one of score `s`."""
+def judge(s, top_score, p, least, whole, above):
+    """Whether the filters keep a token of score s: _DONE if they do, _AGAIN if not, _FAILED if a sum cannot tell."""
+    error = _ERROR_OF_SUM + (tl.abs(top_score) + _NEGLIGIBLE) * _ERROR_OF_SCORE
+    is_inside = (p >= 1.0) | (above * (1.0 + error) < p * whole * (1.0 - error))
+    is_outside = (p < 1.0) & (above * (1.0 - error) >= p * whole * (1.0 + error))
+    is_outside = is_outside | (weight(s, top_score) < least)
+    return tl.where(is_outside, _AGAIN, tl.where(is_inside, _DONE, _FAILED)).to(tl.int32)
+
+
+@triton.jit
+def mass_before(x, stride, peaks, divisor, inverse, top, s, token, first, end, STRIP: tl.constexpr, BLOCK: tl.constexpr):
+    """An estimate of the weights, among tokens [first, end), of those that rank before a token of score s."""
     masses = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocab, BLOCK):
-        if is_within(peaks, start, vocab, divisor, s, True, STRIP, BLOCK):
-            ids, v = load_logits(x, start, vocab, stride, BLOCK)
+    for start in range(first, end, BLOCK):
+        if is_within(peaks, start, end, divisor, s, True, STRIP, BLOCK):
+            ids, v = load_logits(x, start, end, stride, BLOCK)
             before = ranks_before(scaled(v, divisor, BLOCK), ids, s, token)
             masses += tl.where(before, tl.exp2((v - top) * (inverse * _LOG2E)), 0.0)
     return tl.sum(masses.to(tl.float64), axis=0)
@@ -250,7 +281,8 @@ def list_candidates(
     count = tl.cdiv(vocab, STRIP)
     peak = tl.load(peaks + strip, mask=strip < count, other=MINUS_INFINITY)
     key = tl.where(peak > MINUS_INFINITY, sortable(scaled(peak, divisor, PEAKS)), NO_KEY)
-    bound = reached_by(key, k)
+    # With fewer strips than k, nothing bounds the candidates.
+    bound = tl.where(tl.sum((key > NO_KEY).to(tl.int32), axis=0) < k, NO_KEY + 1, reached_by(key, k))
     chosen = (key >= bound) & (key > NO_KEY)
     tl.store(strips + tl.cumsum(chosen.to(tl.int32), axis=0) - 1, strip, mask=chosen)
     tl.debug_barrier()
