@@ -12,8 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from decodestep.ops.decode_step.triton import draw
-from decodestep.ops.decode_step.triton.step_kernel import run_steps
+from decodestep.ops.decode_step.triton import draw, quick
+from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
 from decodestep.ops.mixture_of_experts.triton import kernels as experts
 from decodestep.ops.mla_attention.triton import kernels as attention
 from decodestep.ops.mla_attention.triton import tiles as attention_tiles
@@ -31,8 +31,13 @@ F32, F16, BF16, I8, I32, I64, F64 = "*fp32", "*fp16", "*bf16", "*i8", "*i32", "*
 SIZES = {"BLOCK": 1024, "PEAKS": 128}
 TILE = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 64}
 TABLE = {"rows": I32, "integers": I64, "floats": F64, "ids": I32, "values": F32, "masks": I32, "positions": I64}
+TABLE |= {"ways": I32}
 REPORT = {"chosen": F64, "best_ids": I64, "best_values": F64, "tokens": I64, "wanted": I64}
 RACE = {"greedy": I8, "seeds": I64, "positions": I64, "best_totals": F64, "best_tokens": I64, "tokens": I64}
+QUICK = RACE | {"logits": BF16, "ways": I32, "amounts": F64, "peaks": F32, "tops": F32, "masses": F64, "above": F64, "left": I8}
+QUICK |= {"next_totals": F64, "next_tokens": I64}
+LISTS = {"strips": I32, "ids": I32, "scores": F32, "weights": F64}
+STRIPS = {"STRIP": 128, "BLOCK": 1024}
 CUT = {"LEAST": attention_tiles.LEAST, "MOST": attention_tiles.MOST}
 MERGED = {"partial": F32, "states": F32, "lengths": I64, "out": BF16}
 INDEXES = {"table": I64, "sequence": I64, "lengths": I64}
@@ -79,7 +84,13 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (draw.race, {"scores": F32} | RACE, {"BLOCK": 1024}),
         (draw.finish, {name: RACE[name] for name in ("best_totals", "best_tokens", "tokens")}, {"PARTS": 64}),
         (draw.report, scores | REPORT, SIZES),
-        *((run_steps, scores | TABLE, {"KINDS": kinds, **SIZES}) for kinds in (63, *(1 << n for n in range(6, 17)))),
+        *((run_steps, scores | TABLE, {"LEADING": False, "KINDS": k, **SIZES}) for k in (63, *(1 << n for n in range(6, 17)))),
+        (run_steps, scores | TABLE, {"LEADING": True, "KINDS": 63, **SIZES}),
+        (finish_left, scores | TABLE | RACE | {"logits": BF16, "left": I8}, {"COPIED": True, "KINDS": 63, **SIZES}),
+        *((quick.sweep, QUICK, {"WAYS": ways, **STRIPS}) for ways in (1, 2, 4)),
+        (quick.choose_listed, QUICK | LISTS, {"STRIP": 128, "PEAKS": 1024, "LIST": 512, "PARTS": 64}),
+        *((quick.weigh_before, QUICK, {"AGAIN": again, "PARTS": 64, **STRIPS}) for again in (False, True)),
+        *((kernel, QUICK, {"PARTS": 64, **STRIPS}) for kernel in (quick.judge_winners, quick.settle)),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),

@@ -25,6 +25,7 @@ from decodestep.ops.decode_step.triton.table import LISTED, PATCHING, PLAIN, RAC
 _BLOCK = 1024  # tokens of a sweep's step
 _STRIPS = 8  # strips of a block, each with a peak
 _PEAKS = 128
+_ROW_WARPS = 16  # of a program that has a row for itself
 _MOST_STRIPS = 4096  # of a row whose candidates are listed
 _LIST = 512  # candidates
 _PROGRAMS = 2112  # that fill the largest GPUs: rows that are fewer are split
@@ -190,7 +191,8 @@ def _launch_quick(
             )  # fmt: skip
     finish_left[(batch,)](
         logits, *logits.stride(), work.scores, work.peaks, *table.steps, positions, table.ways, work.left, greedy, seeds,
-        work.tokens, vocab, COPIED=is_copied, KINDS=table.kinds, BLOCK=work.block, PEAKS=_PEAKS, **LAUNCH,
+        work.tokens, vocab, COPIED=is_copied, KINDS=table.kinds, BLOCK=work.block, PEAKS=_PEAKS,
+        num_warps=_ROW_WARPS, **LAUNCH,
     )  # fmt: skip
 
 
@@ -205,7 +207,7 @@ def _run_steps(table: DeviceTable, positions: torch.Tensor, work: Workspace, voc
     kinds = table.kinds & PATCHING if leading else table.kinds
     run_steps[(len(positions),)](
         work.scores, work.peaks, *table.steps, positions, table.ways, vocab,
-        LEADING=leading, KINDS=kinds, BLOCK=work.block, PEAKS=_PEAKS, **LAUNCH,
+        LEADING=leading, KINDS=kinds, BLOCK=work.block, PEAKS=_PEAKS, num_warps=_ROW_WARPS, **LAUNCH,
     )  # fmt: skip
 
 

@@ -88,12 +88,14 @@ def race_span(
     """(whether +inf, total, token, mass) of the winner among tokens [first, end) of a row, whose scores are x / divisor.
 
     Noise is -log(q), where q is at least its uniform number u; so a token beats a total only if u <= exp(score - total). That
-    needs no logarithm, and holds for few tokens of few blocks: these enter the race.
+    needs no logarithm, and holds for few tokens of few blocks. Estimates of the totals of these tell the winner, unless two are
+    too near to each other; then a second sweep computes all that are as high.
 
     inverse: about 1 / divisor. LIMITED: only tokens that rank before one with score `limit` and id `limit_id`; peaks are the
     largest x of strips of STRIP. WEIGH: also an estimate of the sum of exp((x - top) / divisor), `top` being the largest x.
     """
-    total = tl.full([], MINUS_INFINITY, tl.float64)
+    best = tl.full([], MINUS_INFINITY, tl.float32)  # estimates
+    second = tl.full([], MINUS_INFINITY, tl.float32)
     winner = tl.full([], EVERYONE, tl.int64)
     is_infinite = tl.full([], 0, tl.int32)
     masses = tl.zeros([BLOCK], tl.float32)
@@ -104,25 +106,71 @@ def race_span(
                 masses += tl.exp2((v - top) * (inverse * _LOG2E))
             if LIMITED:
                 v = tl.where(ranks_before(scaled(v, divisor, BLOCK), ids, limit, limit_id), v, MINUS_INFINITY)
-            bound = total.to(tl.float32)
             if is_greedy:
-                is_open = scaled(v, divisor, BLOCK) > bound
+                is_open = scaled(v, divisor, BLOCK) > best
             else:
-                reach = tl.exp2((v * inverse - (bound - slack_of(bound))) * _LOG2E)
+                reach = tl.exp2((v * inverse - (best - slack_of(best))) * _LOG2E)
                 is_open = uniform(noise_bits(state, ids.to(tl.uint32))) <= reach
             if tl.max(is_open.to(tl.int32), axis=0) > 0:
                 s = scaled(v, divisor, BLOCK)
-                is_open = is_open & (s > MINUS_INFINITY)
-                if tl.max(tl.where(is_open, s, MINUS_INFINITY), axis=0) == INFINITY:
-                    total = tl.where(is_infinite > 0, total, MINUS_INFINITY)
-                    is_infinite = tl.full([], 1, tl.int32)
-                if is_infinite > 0:
-                    is_open = is_open & (s == INFINITY)
-                    s = tl.where(s == INFINITY, 0.0, s)
-                here, at = winner_among(s, ids, is_open, is_greedy, state)
+                guess = tl.where(is_open & (s > MINUS_INFINITY), estimate_total(s, ids, is_greedy, state), MINUS_INFINITY)
+                highest = tl.max(guess, axis=0)
+                is_highest = (guess == highest) & (guess > MINUS_INFINITY)
+                at = tl.min(tl.where(is_highest, ids.to(tl.int64), EVERYONE), axis=0)
+                next_highest = tl.max(tl.where(ids == at, MINUS_INFINITY, guess), axis=0)
+                is_infinite = tl.where(highest == INFINITY, 1, is_infinite)
+                winner = tl.where(highest > best, at, winner)
+                second = tl.maximum(tl.maximum(second, next_highest), tl.minimum(best, highest))
+                best = tl.maximum(best, highest)
+    total = best.to(tl.float64)
+    if (is_greedy == 0) & (winner < EVERYONE):
+        least = best - slack_of(best)
+        if (second >= least) | (is_infinite > 0):
+            total, winner = race_exactly(
+                x, stride, first, end, state, divisor, least, is_infinite, limit, limit_id, peaks, LIMITED, STRIP, BLOCK
+            )
+        else:
+            bits = noise_bits(state, tl.zeros([2], tl.uint32) + winner.to(tl.uint32))
+            s = scaled(tl.load(x + (tl.zeros([2], tl.int64) + winner) * stride), divisor, 2)
+            total = tl.max(s.to(tl.float64) + gumbel(bits).to(tl.float64), axis=0)
+    elif is_infinite > 0:
+        total = tl.full([], 0.0, tl.float64)
+    return is_infinite, total, winner, tl.sum(masses.to(tl.float64), axis=0)
+
+
+@triton.jit
+def race_exactly(
+    x, stride, first, end, state, divisor, least, is_infinite, limit, limit_id, peaks,
+    LIMITED: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(total, token) of the winner among those whose estimate is `least` or more, or among scores of +inf if there are any."""
+    total = tl.full([], MINUS_INFINITY, tl.float64)
+    winner = tl.full([], EVERYONE, tl.int64)
+    for start in range(first, end, BLOCK):
+        if is_within(peaks, start, end, divisor, limit, LIMITED, STRIP, BLOCK):
+            ids, v = load_logits(x, start, end, stride, BLOCK)
+            s = scaled(v, divisor, BLOCK)
+            is_open = s > MINUS_INFINITY
+            if LIMITED:
+                is_open = is_open & ranks_before(s, ids, limit, limit_id)
+            if is_infinite > 0:
+                is_open = s == INFINITY
+                s = tl.where(is_open, 0.0, s)
+            else:
+                is_open = is_open & (estimate_total(s, ids, False, state) >= least)
+            if tl.max(is_open.to(tl.int32), axis=0) > 0:
+                here, at = winner_among(s, ids, is_open, False, state)
                 winner = tl.where(here > total, at, winner)
                 total = tl.maximum(total, here)
-    return is_infinite, total, winner, tl.sum(masses.to(tl.float64), axis=0)
+    return total, winner
+
+
+@triton.jit
+def estimate_total(s, ids, is_greedy, state):
+    guess = s
+    if is_greedy == 0:
+        guess = s + estimate_gumbel(noise_bits(state, ids.to(tl.uint32)))
+    return guess
 
 
 @triton.jit
@@ -152,10 +200,7 @@ def ranks_before(s, ids, limit, limit_id):
 @triton.jit
 def winner_among(s, ids, is_open, is_greedy, state):
     """(total, token): the first maximum of the exact totals, whose logarithms run for few, one after the other."""
-    guess = s
-    if is_greedy == 0:
-        guess = s + estimate_gumbel(noise_bits(state, ids.to(tl.uint32)))
-    guess = tl.where(is_open, guess, MINUS_INFINITY)
+    guess = tl.where(is_open, estimate_total(s, ids, is_greedy, state), MINUS_INFINITY)
     leading = tl.max(guess, axis=0)
     total = leading.to(tl.float64)
     winner = tl.min(tl.where(is_open & (guess == leading), ids.to(tl.int64), EVERYONE), axis=0)

@@ -42,7 +42,7 @@ def run_steps(
         end = first + tl.load(ways + 3 * b + 1)
     run_row(
         scores + b * vocab, peaks + b * tl.cdiv(vocab, BLOCK), first, end, integers, floats, ids, values, masks,
-        tl.load(positions + b), vocab, KINDS, BLOCK, PEAKS,
+        tl.load(positions + b), vocab, not LEADING, KINDS, BLOCK, PEAKS,
     )  # fmt: skip
 
 
@@ -51,12 +51,15 @@ def finish_left(
     logits, row_stride, stride, scores, peaks, rows, integers, floats, ids, values, masks, positions, ways, left, greedy, seeds,
     tokens, vocab, COPIED: tl.constexpr, KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
 ):  # fmt: skip
-    """The tokens of the rows that the quick ways have `left`. COPIED: the scores are there, as the patches leave them."""
+    """The tokens of the rows that the quick ways have `left`. COPIED: the scores are there, as the patches leave them, without
+    their peaks."""
     b = tl.program_id(0).to(tl.int64)
     if tl.load(left + b) != 0:
         scores += b * vocab
         peaks += b * tl.cdiv(vocab, BLOCK)
-        if not COPIED:
+        if COPIED:
+            refresh(scores, peaks, vocab, BLOCK)
+        else:
             for start in range(0, vocab, BLOCK):
                 at, s = load_logits(logits + b * row_stride, start, vocab, stride, BLOCK)
                 store_block(scores, peaks, at, s, start, vocab, BLOCK)
@@ -64,7 +67,7 @@ def finish_left(
         first, position = tl.load(rows + b) + tl.load(ways + 3 * b + 1), tl.load(positions + b)
         run_row(
             scores, peaks, first, tl.load(rows + b + 1), integers, floats, ids, values, masks, position, vocab,
-            KINDS, BLOCK, PEAKS,
+            False, KINDS, BLOCK, PEAKS,
         )  # fmt: skip
         state = noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), position.to(tl.uint32))
         _is_infinite, _total, winner, _mass = race_span(
@@ -77,9 +80,9 @@ def finish_left(
 @triton.jit
 def run_row(
     scores, peaks, first_step, end, integers, floats, ids, values, masks, position, vocab,
-    KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
+    REFRESH: tl.constexpr, KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
 ):  # fmt: skip
-    """The steps [first_step, end) of a table, on a row."""
+    """The steps [first_step, end) of a table, on a row. REFRESH: the peaks are those of the scores afterwards too."""
     stale = tl.full([], 0, tl.int32)  # whether the peaks are older than the scores
     for at in range(first_step, end):
         step, amounts = integers + at * _INTEGERS, floats + at * _FLOATS
@@ -101,7 +104,7 @@ def run_row(
             top = largest(peaks, vocab, BLOCK, PEAKS)
             if top > MINUS_INFINITY:
                 apply_filter(scores, peaks, vocab, top, step, amounts, position, KINDS, BLOCK)
-    if stale > 0:
+    if REFRESH and stale > 0:
         refresh(scores, peaks, vocab, BLOCK)
 
 

@@ -17,6 +17,7 @@ from decodestep.ops.top_k_top_p_sample.rules import Rules, SeededNoise
 from decodestep.ops.top_k_top_p_sample.triton.kernels import apply_cuts, choose, survive
 
 _BLOCK = 1024
+_WARPS = 16  # of the one program that has a row
 
 
 def sample(
@@ -37,7 +38,7 @@ def sample(
     columns = [to_device(np.asarray(column, np.float32), device) for column in (p, np.zeros(batch) if m is None else m)]
     survive[(batch,)](
         logits, *logits.stride(), to_device(k, device), *columns, kept, values, keys, counts, vocab, rules.largest_k,
-        FIRST=m is None, RAW=not rules.input_is_logits, TWICE=rules.kernel_exact, BLOCK=_BLOCK, **LAUNCH,
+        FIRST=m is None, RAW=not rules.input_is_logits, TWICE=rules.kernel_exact, BLOCK=_BLOCK, num_warps=_WARPS, **LAUNCH,
     )  # fmt: skip
     masked = None
     if rules.need_logits:
@@ -57,7 +58,7 @@ def sample(
     choose[(batch,)](
         values, keys, keys if order is None else order, counts,
         values if q is None else q, *((0, 0) if q is None else q.stride()), seeds, positions, rules.eps, chosen, vocab,
-        GIVEN=q is not None, SEEDED=seeded is not None, BLOCK=_BLOCK, **LAUNCH,
+        GIVEN=q is not None, SEEDED=seeded is not None, BLOCK=_BLOCK, num_warps=_WARPS, **LAUNCH,
     )  # fmt: skip
     return chosen, masked, None, None
 
@@ -70,6 +71,15 @@ def apply(logits: torch.Tensor, p: np.ndarray | None, k: np.ndarray | None) -> t
         for column, dtype in ((k, np.int32), (p, np.float32))
     ]
     apply_cuts[(batch,)](
-        logits, *logits.stride(), *columns, kept, vocab, HAS_K=k is not None, HAS_P=p is not None, BLOCK=_BLOCK, **LAUNCH
+        logits,
+        *logits.stride(),
+        *columns,
+        kept,
+        vocab,
+        HAS_K=k is not None,
+        HAS_P=p is not None,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+        **LAUNCH,
     )
     return logits.masked_fill(kept == 0, -torch.inf)

@@ -85,11 +85,13 @@ def largest(x, stride, kept, vocab, BLOCK: tl.constexpr):
 def softmax_total(x, stride, kept, vocab, top, total, top_value, RANKED, TWICE: tl.constexpr, BLOCK: tl.constexpr):
     """The sum of the survivors' weights, in float32; TWICE: of those of their shares. RANKED: its order is that of ranks."""
     estimate = tl.full([], 0.0, tl.float64)
+    terms = tl.full([], 0, tl.int32)
     for start in range(0, vocab, BLOCK):
         ids, values = load_inputs(x, start, stride, vocab, BLOCK)
-        weight = weight_of(values, top, total, top_value, TWICE)
-        estimate += tl.sum(tl.where(load_kept(kept, ids, vocab), weight, 0.0).to(tl.float64), axis=0)
-    error = estimate * (vocab + 16) * _ESTIMATE
+        weight = tl.where(load_kept(kept, ids, vocab), weight_of(values, top, total, top_value, TWICE), 0.0)
+        estimate += tl.sum(weight.to(tl.float64), axis=0)
+        terms += tl.sum((weight > 0.0).to(tl.int32), axis=0)  # others leave a sum as it is
+    error = estimate * (terms + 16) * _ESTIMATE
     result = estimate.to(tl.float32)
     if ((estimate - error).to(tl.float32) < result) | ((estimate + error).to(tl.float32) > result):
         parts = tl.zeros([16], tl.float64)
