@@ -61,15 +61,17 @@ def rows_of(kind: int, kv: str, kr: str) -> tuple[Any, dict[str, str], dict[str,
     scales = ("raw_x_scale", "raw_w_scale", "x_scale", "w_scale", "kv_scale", "kr_scale", "cq_scale", "smooth")
     constants = {"KIND": kind, "HAS_GAMMA_CQ": True, "HAS_GAMMA_CKV": True, "HAS_SMOOTH": int8, "RAW_SCALED": int8}
     constants |= {"SCALED": int8, "RAW_PARTS": 8, "PARTS": 8, "KV_NZ": 16 * (kind < 3), "KR_NZ": 16 * (kind < 3)}
-    constants |= {"WIDTH": 2048, "LATENT": 512, "HALF": 32, "TILE": 128, "BFLOAT16": True}
+    constants |= {"WIDTH": 2048, "LATENT": 512, "HALF": 32, "TILE": 128, "BFLOAT16": True, "OVERLAPS": True}
     return finish_rows, pointers | dict.fromkeys(scales, F32), constants
 
 
 def products(given: str, parts: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """A product of the inputs and what reads it, which for int8 has bfloat16 as its result."""
-    tile = TILE | {"COLUMNS": 64}
+    tile = TILE | {"COLUMNS": 64, "OVERLAPS": True}
     pointers = {"x": given, "first": given, "second": given, "first_parts": parts, "second_parts": parts}
-    made: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(multiply, pointers, {"PARTS": 1, "GROUP": 16, **tile})]
+    made: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
+        (multiply, pointers, {"PARTS": 1, "GROUP": 16, "AHEAD": 5, **tile})
+    ]
     real = F32 if given == F32 else BF16
     pointers = {"q": parts, "x_scale": F32, "w_scale": F32, **dict.fromkeys(("sin", "cos", "w", "query", "query_rope"), real)}
     constants = {"PARTS": 1, "SCALED": given == I8, "HALF": 32, "BFLOAT16": real == BF16}
@@ -109,7 +111,7 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     made.append((samplers.apply_cuts, pointers, {"HAS_K": True, "HAS_P": True, "BLOCK": 1024}))
     for away in (False, True):
         pointers = {"query": BF16, "out": I8, "out_scale": F32, "query_rope": BF16, "kv_scale": F32}
-        made.append((quantise_heads, pointers, {"AWAY": away, "WIDTH": 512, "ROPE": 64}))
+        made.append((quantise_heads, pointers, {"AWAY": away, "WIDTH": 512, "ROPE": 64, "OVERLAPS": True}))
     for first, raw in ((True, False), (False, False), (False, True)):
         made.append((samplers.survive, SURVIVORS, {"FIRST": first, "RAW": raw, "TWICE": first, "BLOCK": 1024}))
     noise = {"q": F32, "order": I64, "seeds": I64, "positions": I64, "chosen": I64}

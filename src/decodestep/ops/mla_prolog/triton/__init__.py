@@ -16,19 +16,21 @@ import triton
 
 from decodestep._base import arrays, devices
 from decodestep._base.triton import LAUNCH
+from decodestep._base.triton_overlap import overlap
 from decodestep.ops.mla_prolog.call import Call
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.ops.mla_prolog.triton.binding import bind_on_device
 from decodestep.ops.mla_prolog.triton.products import TILES, Parts, Product, Tiles
-from decodestep.ops.mla_prolog.triton.queries import finish_queries, quantise_heads
+from decodestep.ops.mla_prolog.triton.queries import TURNED, finish_queries, quantise_heads
 from decodestep.ops.mla_prolog.triton.rows import finish_rows
 from decodestep.weights.nz import fractal_width
 
 _FLT_EPSILON = 2.0**-23
 _ROW_WARPS = 8  # of a program that norms a row
-_ABSORB = {torch.bfloat16: Tiles(depth=128, stages=2), torch.float32: Tiles(depth=16, stages=2)}
+# One stage: loads ahead of a step would wait with it for the product before.
+_ABSORB = {torch.bfloat16: Tiles(depth=128, stages=1), torch.float32: Tiles(depth=16, stages=1)}
 
 
 def prolog(p: Problem, call: Any) -> Results:
@@ -80,8 +82,8 @@ class Prolog:
         of_x = [] if p.w_dq is None else [(call.weight_dq.detach(), p.query_width)]
         of_x += [(call.weight_dkv_kr.detach(), latent + rope)] if self.caches else []
         of_cq = [(call.weight_uq_qr.detach(), heads * (nope + rope // p.rope_groups))]
-        self.of_x = Product(self.x, of_x, self.real, tiles[self.x.dtype]) if of_x else None
-        self.of_cq = Product(self.cq, of_cq, self.real, tiles[self.cq.dtype])
+        self.of_x = Product(self.x, of_x, self.real, tiles[self.x.dtype], first=True) if of_x else None
+        self.of_cq = Product(self.cq, of_cq, self.real, tiles[self.cq.dtype], first=False)
 
     def run(self) -> Results:
         """Launches the kernels, without waiting for them."""
@@ -125,7 +127,7 @@ class Prolog:
             KIND=CACHE_SCALES[p.scenario.kv], HAS_GAMMA_CKV=self.gamma_ckv is not None,
             KV_NZ=fractal_width(kv.element_size()) if p.nz else 0, KR_NZ=fractal_width(kr.element_size()) if p.nz else 0,
             LATENT=max(TILE, triton.next_power_of_2(latent)), HALF=triton.next_power_of_2(rope // 2), TILE=TILE,
-            num_warps=_ROW_WARPS, **self.size,
+            num_warps=_ROW_WARPS, **overlap(x.device, first=self.of_x is None), **self.size,
         )  # fmt: skip
 
     def _finish_queries(self) -> None:
@@ -134,11 +136,12 @@ class Prolog:
         q = self.of_cq.of(0, self.cq_scale, self.scales.get("dequant_scale_w_uq_qr"))
         tiles = self.absorb_tiles
         rows, absorbing = tiles.rows(tokens), triton.cdiv(latent, tiles.columns) if self.absorbs else 0
-        stages = tiles.stages if q.number == 1 and not q.scaled else 1  # what is loaded ahead takes shared memory: all parts
-        finish_queries[(triton.cdiv(tokens, rows), heads, 1 + absorbing)](
+        turning = rows // TURNED.value
+        finish_queries[(triton.cdiv(tokens, rows), heads, absorbing + turning)](
             *q[:6], self.sin, self.cos, w, _or(self.query, self.query_rope), self.query_rope, tokens, heads, nope, latent, rope,
             p.rope_groups, *w.stride(), PARTS=q.number, SCALED=q.scaled, ROWS=rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
-            HALF=triton.next_power_of_2(rope // 2), num_stages=stages, num_warps=tiles.warps, **self.size,
+            HALF=triton.next_power_of_2(rope // 2), num_stages=tiles.stages, num_warps=tiles.warps, **overlap(w.device),
+            **self.size,
         )  # fmt: skip
 
     def _quantise_heads(self) -> None:
@@ -147,7 +150,7 @@ class Prolog:
         quantise_heads[(tokens * heads,)](
             self.query, self.int8_query, self.query_scale, self.query_rope, self.scales["quant_scale_ckv"], latent, rope,
             AWAY=self.p.rounding == "half_away", WIDTH=triton.next_power_of_2(latent), ROPE=triton.next_power_of_2(rope),
-            **LAUNCH,
+            **overlap(self.x.device), **LAUNCH,
         )  # fmt: skip
 
     def _new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:

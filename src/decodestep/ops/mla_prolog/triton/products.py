@@ -18,6 +18,7 @@ import triton.language as tl
 
 from decodestep._base.devices import interpreted
 from decodestep._base.triton import LAUNCH, as_float32, round_bfloat16
+from decodestep._base.triton_overlap import fetch_sectors, let_next_start, overlap, wait_for_last
 from decodestep.weights.nz import fractal_width
 
 _INTERPRETED = tl.constexpr(interpreted())
@@ -28,12 +29,15 @@ def multiply(
     x, first, second, first_parts, second_parts, rows, depth, share, first_columns, second_columns, x_row, x_item,
     first_group, first_row, first_item, second_group, second_row, second_item,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    AHEAD: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """x (rows, depth) times two weights (depth, columns), the second of which may have no columns.
 
     A part of a product, (rows, columns), sums over a `share` of the depth; a program adds PARTS of them. A weight's columns lie
-    in groups of GROUP, as in NZ storage, where a group is a column of fractals.
+    in groups of GROUP, a sector's, as in NZ storage, where a group is a column of fractals. AHEAD: the steps whose weights are
+    fetched while the kernel before, which makes x, still runs.
     """
+    let_next_start(OVERLAPS)
     tile, tiles = tl.program_id(1), tl.cdiv(first_columns, COLUMNS)
     w, parts, columns, w_group, w_row, w_item = first, first_parts, first_columns, first_group, first_row, first_item
     if tile >= tiles:
@@ -43,6 +47,9 @@ def multiply(
     n = tile.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = t < rows, n < columns
     first_part = tl.program_id(2) * PARTS
+    if OVERLAPS:
+        fetch_weight(w, first_part * share, depth, tile, columns, w_group, w_row, GROUP, COLUMNS, DEPTH, AHEAD)
+    wait_for_last(OVERLAPS)
     total = make_zeros(first, ROWS, COLUMNS)
     for part in range(PARTS):
         begin = (first_part + part) * share
@@ -66,6 +73,20 @@ def multiply(
         total = tl.trans(total)
     at = (tl.program_id(2).to(tl.int64) * rows + t)[None, :] * columns + n[:, None]
     store_rounded(parts + at, total, is_row[None, :] & is_column[:, None])
+
+
+@triton.jit
+def fetch_weight(
+    w, begin, depth, tile, columns, w_group, w_row, GROUP: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """To the L2 cache: AHEAD steps of a tile of columns."""
+    groups: tl.constexpr = COLUMNS // GROUP
+    n = tile * groups + tl.arange(0, groups)
+    for step in tl.static_range(AHEAD):
+        k = begin + step * DEPTH + tl.arange(0, DEPTH)
+        at = k[:, None].to(tl.int64) * w_row + n[None, :].to(tl.int64) * w_group
+        fetch_sectors(w + tl.where((k < depth)[:, None] & (n * GROUP < columns)[None, :], at, 0))
 
 
 @triton.jit
@@ -117,7 +138,7 @@ def add_parts(
         total = total * tl.load(x_scale + (t + n * 0), mask=mask, other=0.0)
         return total * tl.load(w_scale + (n + t * 0), mask=mask, other=0.0)
     else:
-        return round_bfloat16(total, BFLOAT16)
+        return round_bfloat16(total, BFLOAT16 and parts.dtype.element_ty != tl.bfloat16)
 
 
 class Parts(NamedTuple):
@@ -143,6 +164,7 @@ class Tiles:
     warps: int = 4
     programs: int = 264  # that fill the largest GPUs twice: the depth is divided where the columns alone are fewer
     most_rows: int = 64
+    ahead: int = 5  # steps of a product that does not begin a chain: what memory delivers while the kernel before is idle
 
     def rows(self, tokens: int) -> int:
         return min(self.most_rows, max(_LEAST_ROWS, triton.next_power_of_2(tokens)))
@@ -160,11 +182,14 @@ _LEAST_ROWS = 16
 class Product:
     """x times one or two weights, arrays (K, N) or NZ storage, with memory for the result.
 
-    real: the dtype of a product that is not of int8, once it is complete.
+    real: the dtype of a product that is not of int8, once it is complete. first: whether it begins a chain of launches.
     """
 
-    def __init__(self, x: torch.Tensor, weights: Sequence[tuple[torch.Tensor, int]], real: torch.dtype, tiles: Tiles) -> None:
+    def __init__(
+        self, x: torch.Tensor, weights: Sequence[tuple[torch.Tensor, int]], real: torch.dtype, tiles: Tiles, first: bool
+    ) -> None:
         (self.tokens, self.depth), self.x, self.tiles = x.shape, x, tiles
+        self.ahead, self.overlap = 0 if first else tiles.ahead, overlap(x.device, first)
         self.column_tiles = sum(triton.cdiv(columns, tiles.columns) for _, columns in weights)
         steps = triton.cdiv(self.depth, tiles.depth)
         # The sums' parts depend on the weights alone, so that a token's bits depend on no other token. Who adds them does not
@@ -186,8 +211,8 @@ class Product:
         multiply[(self.row_tiles, self.column_tiles, self.number)](
             self.x, first, second, self.parts[0], self.parts[-1], self.tokens, self.depth, self.share, columns[0], columns[-1],
             *self.x.stride(), *_strides(first, group), *_strides(second, group), PARTS=self.added, GROUP=group,
-            ROWS=tiles.rows(self.tokens), COLUMNS=tiles.columns, DEPTH=tiles.depth, num_warps=tiles.warps,
-            num_stages=tiles.stages, **LAUNCH,
+            ROWS=tiles.rows(self.tokens), COLUMNS=tiles.columns, DEPTH=tiles.depth, AHEAD=self.ahead, num_warps=tiles.warps,
+            num_stages=tiles.stages, **self.overlap, **LAUNCH,
         )  # fmt: skip
 
     def of(self, which: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> Parts:

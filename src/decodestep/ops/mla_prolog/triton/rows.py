@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import as_float32, round_bfloat16
+from decodestep._base.triton_overlap import let_next_start, wait_for_last
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES
 from decodestep.ops.mla_prolog.triton.products import add_parts, store_rounded
 from decodestep.ops.mla_prolog.triton.quantising import as_int8, in_bytes, in_tiles
@@ -23,20 +24,26 @@ def finish_rows(
     RAW_PARTS: tl.constexpr, RAW_SCALED: tl.constexpr, HAS_GAMMA_CQ: tl.constexpr, HAS_SMOOTH: tl.constexpr,
     WIDTH: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr, HAS_GAMMA_CKV: tl.constexpr,
     KV_NZ: tl.constexpr, KR_NZ: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr,
-    BFLOAT16: tl.constexpr,
+    BFLOAT16: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """For token program_id(0): its compressed query, or by the second program of axis 1 its rows of the caches."""
+    """For token program_id(0): its compressed query, or by the second program of axis 1 its rows of the caches.
+
+    What does not come from the products is read before they are complete.
+    """
+    let_next_start(OVERLAPS)
     t = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) == 0:
         norm_query(
             raw, raw_row, raw_item, raw_size, raw_x_scale, raw_w_scale, gamma_cq, smooth, cq, cq_scale, t, width, share_cq,
             epsilon_cq, alpha_cq, RAW_PARTS, RAW_SCALED, HAS_GAMMA_CQ, HAS_SMOOTH, WIDTH, BFLOAT16,
+            OVERLAPS,
         )  # fmt: skip
     else:
         write_rows(
             rows, row, item, size, x_scale, w_scale, gamma_ckv, sin, cos, slots, kv, kr, kv_scale, kr_scale, t, tokens, latent,
             rope, share_ckv, epsilon_ckv, alpha_ckv, blocks, block_size, kv_block, kv_row, kv_item, kr_block, kr_row, kr_item,
             PARTS, SCALED, KIND, HAS_GAMMA_CKV, KV_NZ, KR_NZ, LATENT, HALF, TILE, BFLOAT16,
+            OVERLAPS,
         )  # fmt: skip
 
 
@@ -44,16 +51,19 @@ def finish_rows(
 def norm_query(
     raw, row, item, size, x_scale, w_scale, gamma, smooth, cq, cq_scale, t, width, share, epsilon, alpha,
     PARTS: tl.constexpr, SCALED: tl.constexpr, HAS_GAMMA: tl.constexpr, HAS_SMOOTH: tl.constexpr,
-    WIDTH: tl.constexpr, BFLOAT16: tl.constexpr,
+    WIDTH: tl.constexpr, BFLOAT16: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The compressed query as weight_uq_qr multiplies it."""
     at = tl.arange(0, WIDTH)
     here = at < width
+    factor = load_float32(gamma + at, here & HAS_GAMMA)
+    smoothing = tl.load(smooth + at, mask=here & HAS_SMOOTH, other=0.0)
+    wait_for_last(OVERLAPS)
     x = add_parts(raw, row, item, size, x_scale, w_scale, t, at, here, PARTS, SCALED, BFLOAT16)
-    x = normalise(x, gamma, width, share, epsilon, alpha, HAS_GAMMA, WIDTH)
+    x = normalise(x, factor, share, epsilon, alpha, HAS_GAMMA, WIDTH)
     if cq.dtype.element_ty == tl.int8:
         if HAS_SMOOTH:
-            x = x * tl.load(smooth + at, mask=here, other=0.0)
+            x = x * smoothing
         q, scale = in_bytes(x, False, WIDTH)
         tl.store(cq + t * width + at, q.to(tl.int8), mask=here)
         tl.store(cq_scale + t, scale)
@@ -62,12 +72,10 @@ def norm_query(
 
 
 @triton.jit
-def normalise(x, gamma, width, share, epsilon, alpha, HAS_GAMMA: tl.constexpr, WIDTH: tl.constexpr):
+def normalise(x, factor, share, epsilon, alpha, HAS_GAMMA: tl.constexpr, WIDTH: tl.constexpr):
     """rms_norm of a row, times alpha; share is 1 / width."""
-    at = tl.arange(0, WIDTH)
     if HAS_GAMMA:
         rms = tl.sqrt_rn(tl.sum(x * x, axis=0) * share + epsilon)
-        factor = as_float32(tl.load(gamma + at, mask=at < width, other=0.0))
         x = tl.div_rn(x, tl.zeros([WIDTH], tl.float32) + rms) * factor
     return x * alpha
 
@@ -78,19 +86,24 @@ def write_rows(
     epsilon, alpha, blocks, block_size, kv_block, kv_row, kv_item, kr_block, kr_row, kr_item,
     PARTS: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr, HAS_GAMMA: tl.constexpr, KV_NZ: tl.constexpr,
     KR_NZ: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, BFLOAT16: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The rows of both caches. KIND: of `CACHE_SCALES`."""
     slot = tl.load(slots + t)
     block, offset = slot // block_size, slot % block_size
-    if (slot >= 0) & (block < blocks) & is_last(slots, slot, t, tokens):
-        h, j = tl.arange(0, LATENT).to(tl.int64), tl.arange(0, HALF).to(tl.int64)
-        here, half = h < latent, rope // 2
+    is_kept = (slot >= 0) & (block < blocks) & is_last(slots, slot, t, tokens)
+    h, j = tl.arange(0, LATENT).to(tl.int64), tl.arange(0, HALF).to(tl.int64)
+    here, half = h < latent, rope // 2
+    factor = load_float32(gamma + h, here & HAS_GAMMA)
+    low_cos, high_cos, low_sin, high_sin = load_angles(sin, cos, t * rope + j, half, j < half)
+    wait_for_last(OVERLAPS)
+    if is_kept:
         x = add_parts(rows, row, item, size, x_scale, w_scale, t, h, here, PARTS, SCALED, BFLOAT16)
-        x = normalise(x, gamma, latent, share, epsilon, alpha, HAS_GAMMA, LATENT)
+        x = normalise(x, factor, share, epsilon, alpha, HAS_GAMMA, LATENT)
         n = latent + 2 * j
         even = add_parts(rows, row, item, size, x_scale, w_scale, t, n, j < half, PARTS, SCALED, BFLOAT16)
         odd = add_parts(rows, row, item, size, x_scale, w_scale, t, n + 1, j < half, PARTS, SCALED, BFLOAT16)
-        low, high = rotate(even, odd, sin, cos, t * rope + j, half, j < half, BFLOAT16)
+        low, high = rotate(even, odd, low_cos, high_cos, low_sin, high_sin, BFLOAT16)
         if KIND == _BY_TILE:
             at = block * kv_block + offset * kv_row
             bound, q = in_tiles(x, tl.load(kv_scale), LATENT, TILE)
@@ -131,10 +144,16 @@ def is_last(slots, slot, t, tokens):
 
 
 @triton.jit
-def rotate(even, odd, sin, cos, at, half, mask, BFLOAT16: tl.constexpr):
-    """The rotated pairs as two halves; at: where the first half's angles lie."""
+def load_angles(sin, cos, at, half, mask):
+    """What `rotate` takes; at: where the first half's angles lie."""
     low_cos, high_cos = load_float32(cos + at, mask), load_float32(cos + at + half, mask)
     low_sin, high_sin = load_float32(sin + at, mask), load_float32(sin + at + half, mask)
+    return low_cos, high_cos, low_sin, high_sin
+
+
+@triton.jit
+def rotate(even, odd, low_cos, high_cos, low_sin, high_sin, BFLOAT16: tl.constexpr):
+    """The rotated pairs as two halves."""
     return round_bfloat16(even * low_cos - odd * low_sin, BFLOAT16), round_bfloat16(odd * high_cos + even * high_sin, BFLOAT16)
 
 
