@@ -70,7 +70,7 @@ def products(given: str, parts: str) -> list[tuple[Any, dict[str, str], dict[str
     tile = TILE | {"COLUMNS": 64, "OVERLAPS": True}
     pointers = {"x": given, "first": given, "second": given, "first_parts": parts, "second_parts": parts}
     made: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
-        (multiply, pointers, {"PARTS": 1, "GROUP": 16, "AHEAD": 5, **tile})
+        (multiply, pointers, {"PARTS": 1, "GROUP": 16, "AHEAD": 5, "REMAINING": 4, **tile})
     ]
     real = F32 if given == F32 else BF16
     pointers = {"q": parts, "x_scale": F32, "w_scale": F32, **dict.fromkeys(("sin", "cos", "w", "query", "query_rope"), real)}

@@ -29,15 +29,15 @@ def multiply(
     x, first, second, first_parts, second_parts, rows, depth, share, first_columns, second_columns, x_row, x_item,
     first_group, first_row, first_item, second_group, second_row, second_item,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    AHEAD: tl.constexpr, OVERLAPS: tl.constexpr,
+    AHEAD: tl.constexpr, REMAINING: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """x (rows, depth) times two weights (depth, columns), the second of which may have no columns.
 
     A part of a product, (rows, columns), sums over a `share` of the depth; a program adds PARTS of them. A weight's columns lie
     in groups of GROUP, a sector's, as in NZ storage, where a group is a column of fractals. AHEAD: the steps whose weights are
-    fetched while the kernel before, which makes x, still runs.
+    fetched while the kernel before, which makes x, still runs. REMAINING: the steps of a program when it lets the next kernel
+    start, whose first loads shall come when memory is about to be idle, and not before those of this one.
     """
-    let_next_start(OVERLAPS)
     tile, tiles = tl.program_id(1), tl.cdiv(first_columns, COLUMNS)
     w, parts, columns, w_group, w_row, w_item = first, first_parts, first_columns, first_group, first_row, first_item
     if tile >= tiles:
@@ -60,6 +60,8 @@ def multiply(
         part_total = make_zeros(first, ROWS, COLUMNS)
         for at in range(begin, end, DEPTH):
             is_input = at + tl.arange(0, DEPTH) < end
+            if (part == PARTS - 1) & (end - at <= REMAINING * DEPTH):
+                let_next_start(OVERLAPS)
             b = tl.load(w_at, mask=is_input[:, None] & is_column[None, :], other=0)
             a = tl.load(x_at, mask=is_row[:, None] & is_input[None, :], other=0)
             if first.dtype.element_ty == tl.int8:
@@ -165,6 +167,7 @@ class Tiles:
     programs: int = 264  # that fill the largest GPUs twice: the depth is divided where the columns alone are fewer
     most_rows: int = 64
     ahead: int = 5  # steps of a product that does not begin a chain: what memory delivers while the kernel before is idle
+    remaining: int = 4  # steps, at the end of a product, that last as long as the start of the kernels after it
 
     def rows(self, tokens: int) -> int:
         return min(self.most_rows, max(_LEAST_ROWS, triton.next_power_of_2(tokens)))
@@ -211,8 +214,8 @@ class Product:
         multiply[(self.row_tiles, self.column_tiles, self.number)](
             self.x, first, second, self.parts[0], self.parts[-1], self.tokens, self.depth, self.share, columns[0], columns[-1],
             *self.x.stride(), *_strides(first, group), *_strides(second, group), PARTS=self.added, GROUP=group,
-            ROWS=tiles.rows(self.tokens), COLUMNS=tiles.columns, DEPTH=tiles.depth, AHEAD=self.ahead, num_warps=tiles.warps,
-            num_stages=tiles.stages, **self.overlap, **LAUNCH,
+            ROWS=tiles.rows(self.tokens), COLUMNS=tiles.columns, DEPTH=tiles.depth, AHEAD=self.ahead,
+            REMAINING=tiles.remaining, num_warps=tiles.warps, num_stages=tiles.stages, **self.overlap, **LAUNCH,
         )  # fmt: skip
 
     def of(self, which: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> Parts:
