@@ -125,20 +125,23 @@ def as_bfloat16(x):
 
 @triton.jit
 def add_parts(
-    parts, row, item, size, x_scale, w_scale, t, n, mask, PARTS: tl.constexpr, SCALED: tl.constexpr, BFLOAT16: tl.constexpr
+    parts, row, item, size, x_scale, w_scale, t, n, is_row, is_column, PARTS: tl.constexpr, SCALED: tl.constexpr,
+    BFLOAT16: tl.constexpr,
 ):  # fmt: skip
     """Elements (t, n) of a product as float32: its parts, `size` elements apart, added in their order, then scaled or rounded.
 
-    x_scale, w_scale: the scales of its rows and columns, which an int8 product has (SCALED).
+    x_scale, w_scale: the scales of its rows and columns, which an int8 product has (SCALED). is_row, is_column: which of t and
+    of n to load, each of the shape of its own, so that scales are not loaded for every element.
     """
+    mask = is_row & is_column
     parts += t * row + n * item
     total = tl.load(parts, mask=mask, other=0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(parts + part * size, mask=mask, other=0)
     total = as_float32(total)
     if SCALED:
-        total = total * tl.load(x_scale + (t + n * 0), mask=mask, other=0.0)
-        return total * tl.load(w_scale + (n + t * 0), mask=mask, other=0.0)
+        total = total * tl.load(x_scale + t, mask=is_row, other=0.0)
+        return total * tl.load(w_scale + n, mask=is_column, other=0.0)
     else:
         return round_bfloat16(total, BFLOAT16 and parts.dtype.element_ty != tl.bfloat16)
 

@@ -57,12 +57,11 @@ def absorb(
         at = d[:, None].to(tl.int64) * w_row + column[None, :].to(tl.int64) * w_item
         b = tl.load(w + at, mask=is_input[:, None] & is_column[None, :], other=0.0)
         wait_for_last(OVERLAPS)
-        mask = is_row[:, None] & is_input[None, :]
-        n = (first + d)[None, :]
+        n, is_t, is_n = (first + d)[None, :], is_row[:, None], is_input[None, :]
         if PARTS == 1 and q.dtype.element_ty == w.dtype.element_ty:  # complete: straight to the tensor cores
-            a = tl.load(q + t[:, None] * row + n * item, mask=mask, other=0.0)
+            a = tl.load(q + t[:, None] * row + n * item, mask=is_t & is_n, other=0.0)
         else:
-            a = add_parts(q, row, item, size, x_scale, w_scale, t[:, None], n, mask, PARTS, SCALED, BFLOAT16)
+            a = add_parts(q, row, item, size, x_scale, w_scale, t[:, None], n, is_t, is_n, PARTS, SCALED, BFLOAT16)
             a = as_bfloat16(a) if BFLOAT16 else a
         total = add_product(total, a, b)
     at = (t * heads * latent)[None, :] + column[:, None]
@@ -77,13 +76,13 @@ def turn(
     """The rotated part of a head, whose columns outside of its group's are zeros."""
     j, half, width = tl.arange(0, HALF), rope // 2, rope // groups
     first = head // (heads // groups) * width
-    is_here = (t < tokens)[:, None] & (j < half)[None, :]
-    is_own = is_here & ((2 * j >= first) & (2 * j < first + width))[None, :]
+    is_row = (t < tokens)[:, None]
+    is_here, is_own = is_row & (j < half)[None, :], ((j < half) & (2 * j >= first) & (2 * j < first + width))[None, :]
     t, n = t[:, None], (head * (nope + width) + nope + 2 * j - first)[None, :]
     low_cos, high_cos, low_sin, high_sin = load_angles(sin, cos, t * rope + j[None, :], half, is_here)
     wait_for_last(OVERLAPS)
-    even = add_parts(q, row, item, size, x_scale, w_scale, t, n, is_own, PARTS, SCALED, BFLOAT16)
-    odd = add_parts(q, row, item, size, x_scale, w_scale, t, n + 1, is_own, PARTS, SCALED, BFLOAT16)
+    even = add_parts(q, row, item, size, x_scale, w_scale, t, n, is_row, is_own, PARTS, SCALED, BFLOAT16)
+    odd = add_parts(q, row, item, size, x_scale, w_scale, t, n + 1, is_row, is_own, PARTS, SCALED, BFLOAT16)
     low, high = rotate(even, odd, low_cos, high_cos, low_sin, high_sin, BFLOAT16)
     at = (t * heads + head) * rope + j[None, :]
     store_rounded(query_rope + at, low, is_here)

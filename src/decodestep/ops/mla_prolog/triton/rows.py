@@ -59,7 +59,7 @@ def norm_query(
     factor = load_float32(gamma + at, here & HAS_GAMMA)
     smoothing = tl.load(smooth + at, mask=here & HAS_SMOOTH, other=0.0)
     wait_for_last(OVERLAPS)
-    x = add_parts(raw, row, item, size, x_scale, w_scale, t, at, here, PARTS, SCALED, BFLOAT16)
+    x = add_parts(raw, row, item, size, x_scale, w_scale, t, at, True, here, PARTS, SCALED, BFLOAT16)
     x = normalise(x, factor, share, epsilon, alpha, HAS_GAMMA, WIDTH)
     if cq.dtype.element_ty == tl.int8:
         if HAS_SMOOTH:
@@ -98,11 +98,11 @@ def write_rows(
     low_cos, high_cos, low_sin, high_sin = load_angles(sin, cos, t * rope + j, half, j < half)
     wait_for_last(OVERLAPS)
     if is_kept:
-        x = add_parts(rows, row, item, size, x_scale, w_scale, t, h, here, PARTS, SCALED, BFLOAT16)
+        x = add_parts(rows, row, item, size, x_scale, w_scale, t, h, True, here, PARTS, SCALED, BFLOAT16)
         x = normalise(x, factor, share, epsilon, alpha, HAS_GAMMA, LATENT)
         n = latent + 2 * j
-        even = add_parts(rows, row, item, size, x_scale, w_scale, t, n, j < half, PARTS, SCALED, BFLOAT16)
-        odd = add_parts(rows, row, item, size, x_scale, w_scale, t, n + 1, j < half, PARTS, SCALED, BFLOAT16)
+        even = add_parts(rows, row, item, size, x_scale, w_scale, t, n, True, j < half, PARTS, SCALED, BFLOAT16)
+        odd = add_parts(rows, row, item, size, x_scale, w_scale, t, n + 1, True, j < half, PARTS, SCALED, BFLOAT16)
         low, high = rotate(even, odd, low_cos, high_cos, low_sin, high_sin, BFLOAT16)
         if KIND == _BY_TILE:
             at = block * kv_block + offset * kv_row
