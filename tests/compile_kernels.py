@@ -38,6 +38,7 @@ QUICK = RACE | {"logits": BF16, "ways": I32, "amounts": F64, "peaks": F32, "tops
 QUICK |= {"next_totals": F64, "next_tokens": I64}
 LISTS = {"strips": I32, "ids": I32, "scores": F32, "weights": F64}
 STRIPS = {"STRIP": 128, "BLOCK": 1024}
+RACES = STRIPS | {"PARTS": 64}
 CUT = {"LEAST": attention_tiles.LEAST, "MOST": attention_tiles.MOST}
 MERGED = {"partial": F32, "states": F32, "lengths": I64, "out": BF16}
 INDEXES = {"table": I64, "sequence": I64, "lengths": I64}
@@ -91,8 +92,8 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (finish_left, scores | TABLE | RACE | {"logits": BF16, "left": I8}, {"COPIED": True, "KINDS": 63, **SIZES}),
         *((quick.sweep, QUICK, {"WAYS": ways, **STRIPS}) for ways in (1, 2, 4)),
         (quick.choose_listed, QUICK | LISTS, {"STRIP": 128, "PEAKS": 1024, "LIST": 512, "PARTS": 64}),
-        *((quick.weigh_before, QUICK, {"AGAIN": again, "PARTS": 64, **STRIPS}) for again in (False, True)),
-        *((kernel, QUICK, {"PARTS": 64, **STRIPS}) for kernel in (quick.judge_winners, quick.settle)),
+        *((kernel, QUICK, RACES | {"AGAIN": a}) for kernel in (quick.weigh_before, quick.judge_winners) for a in (False, True)),
+        (quick.settle, QUICK, RACES),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),

@@ -30,6 +30,7 @@ _MOST_STRIPS = 4096  # of a row whose candidates are listed
 _LIST = 512  # candidates
 _PROGRAMS = 2112  # that fill the largest GPUs: rows that are fewer are split
 _MOST_PARTS = 64
+_FEW_ROWS = 32  # with more, it is likely that one must race a third time
 
 
 @dataclass(frozen=True)
@@ -177,16 +178,20 @@ def _launch_quick(
         )  # fmt: skip
     if table.found & (RACED | PLAIN):
         size["PARTS"] = _MOST_PARTS
-        second = work.second_totals, work.second_tokens
-        if table.found & RACED:
-            weigh_before[grid](*given, table.amounts, *tops, *best, work.above, work.left, *end, AGAIN=False, **size)
-        judge_winners[grid](
-            *given, *drawing, *tops, work.masses, *best, work.above, *second, work.tokens, work.left, *end, **size
-        )
-        if table.found & RACED:
-            weigh_before[grid](*given, table.amounts, *tops, *second, work.above, work.left, *end, AGAIN=True, **size)
+        rounds = 0 if not table.found & RACED else 1 if batch <= _FEW_ROWS else 2
+        following = work.second_totals, work.second_tokens
+        for again in range(1 + rounds):
+            if table.found & RACED:
+                weigh_before[grid](*given, table.amounts, *tops, *best, work.above, work.left, *end, AGAIN=again > 0, **size)
+            if again < max(rounds, 1):
+                judge_winners[grid](
+                    *given, *drawing, *tops, work.masses, *best, work.above, *following, work.tokens, work.left, *end,
+                    AGAIN=again > 0, **size,
+                )  # fmt: skip
+                best, following = following, best
+        if rounds:
             settle[(batch,)](
-                x, *x.stride(), *drawing, *tops, work.masses, *second, work.above, work.tokens, work.left, vocab, work.parts,
+                x, *x.stride(), *drawing, *tops, work.masses, *best, work.above, work.tokens, work.left, vocab, work.parts,
                 num_warps=8, **size | {"BLOCK": 2 * work.block},
             )  # fmt: skip
     finish_left[(batch,)](

@@ -21,6 +21,7 @@ from decodestep.random.triton import gumbel, noise_bits, noise_state, uniform
 # An estimate of gumbel noise from float32 logarithms is off by less than this, sums in float32 by a little more.
 _SLACK = tl.constexpr(4e-3)
 _SLACK_OF_SCORE = tl.constexpr(2.0**-20)
+_AHEAD = tl.constexpr(3)  # blocks in flight
 _LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -97,37 +98,38 @@ def race_span(
     best = tl.full([], MINUS_INFINITY, tl.float32)  # estimates
     second = tl.full([], MINUS_INFINITY, tl.float32)
     winner = tl.full([], EVERYONE, tl.int64)
-    is_infinite = tl.full([], 0, tl.int32)
     masses = tl.zeros([BLOCK], tl.float32)
-    for start in range(first, end, BLOCK):
-        if is_within(peaks, start, end, divisor, limit, LIMITED, STRIP, BLOCK):
-            ids, v = load_logits(x, start, end, stride, BLOCK)
-            if WEIGH:
-                masses += tl.exp2((v - top) * (inverse * _LOG2E))
-            if LIMITED:
-                v = tl.where(ranks_before(scaled(v, divisor, BLOCK), ids, limit, limit_id), v, MINUS_INFINITY)
-            if is_greedy:
-                is_open = scaled(v, divisor, BLOCK) > best
-            else:
-                reach = tl.exp2((v * inverse - (best - slack_of(best))) * _LOG2E)
-                is_open = uniform(noise_bits(state, ids.to(tl.uint32))) <= reach
-            if tl.max(is_open.to(tl.int32), axis=0) > 0:
-                s = scaled(v, divisor, BLOCK)
-                guess = tl.where(is_open & (s > MINUS_INFINITY), estimate_total(s, ids, is_greedy, state), MINUS_INFINITY)
-                highest = tl.max(guess, axis=0)
-                is_highest = (guess == highest) & (guess > MINUS_INFINITY)
-                at = tl.min(tl.where(is_highest, ids.to(tl.int64), EVERYONE), axis=0)
-                next_highest = tl.max(tl.where(ids == at, MINUS_INFINITY, guess), axis=0)
-                is_infinite = tl.where(highest == INFINITY, 1, is_infinite)
-                winner = tl.where(highest > best, at, winner)
-                second = tl.maximum(tl.maximum(second, next_highest), tl.minimum(best, highest))
-                best = tl.maximum(best, highest)
+    for start in tl.range(first, end, BLOCK, num_stages=_AHEAD):
+        is_worth = True
+        if LIMITED:
+            is_worth = is_within(peaks, start, end, divisor, limit, STRIP, BLOCK)
+        ids, v = load_logits(x, start, tl.where(is_worth, end, start), stride, BLOCK)
+        if WEIGH:
+            masses += tl.exp2((v - top) * (inverse * _LOG2E))
+        if LIMITED:
+            v = tl.where(ranks_before(scaled(v, divisor, BLOCK), ids, limit, limit_id), v, MINUS_INFINITY)
+        if is_greedy:
+            is_open = scaled(v, divisor, BLOCK) > best
+        else:
+            reach = tl.exp2((v * inverse - (best - slack_of(best))) * _LOG2E)
+            is_open = uniform(noise_bits(state, ids.to(tl.uint32))) <= reach
+        if tl.max(is_open.to(tl.int32), axis=0) > 0:
+            s = scaled(v, divisor, BLOCK)
+            guess = tl.where(is_open & (s > MINUS_INFINITY), estimate_total(s, ids, is_greedy, state), MINUS_INFINITY)
+            highest = tl.max(guess, axis=0)
+            is_highest = (guess == highest) & (guess > MINUS_INFINITY)
+            at = tl.min(tl.where(is_highest, ids.to(tl.int64), EVERYONE), axis=0)
+            next_highest = tl.max(tl.where(ids == at, MINUS_INFINITY, guess), axis=0)
+            winner = tl.where(highest > best, at, winner)
+            second = tl.maximum(tl.maximum(second, next_highest), tl.minimum(best, highest))
+            best = tl.maximum(best, highest)
+    is_infinite = (best == INFINITY).to(tl.int32)
     total = best.to(tl.float64)
     if (is_greedy == 0) & (winner < EVERYONE):
         least = best - slack_of(best)
         if (second >= least) | (is_infinite > 0):
             total, winner = race_exactly(
-                x, stride, first, end, state, divisor, least, is_infinite, limit, limit_id, peaks, LIMITED, STRIP, BLOCK
+                x, stride, first, end, state, divisor, least, is_infinite, limit, limit_id, LIMITED, BLOCK
             )
         else:
             bits = noise_bits(state, tl.zeros([2], tl.uint32) + winner.to(tl.uint32))
@@ -140,28 +142,26 @@ def race_span(
 
 @triton.jit
 def race_exactly(
-    x, stride, first, end, state, divisor, least, is_infinite, limit, limit_id, peaks,
-    LIMITED: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    x, stride, first, end, state, divisor, least, is_infinite, limit, limit_id, LIMITED: tl.constexpr, BLOCK: tl.constexpr
+):
     """(total, token) of the winner among those whose estimate is `least` or more, or among scores of +inf if there are any."""
     total = tl.full([], MINUS_INFINITY, tl.float64)
     winner = tl.full([], EVERYONE, tl.int64)
     for start in range(first, end, BLOCK):
-        if is_within(peaks, start, end, divisor, limit, LIMITED, STRIP, BLOCK):
-            ids, v = load_logits(x, start, end, stride, BLOCK)
-            s = scaled(v, divisor, BLOCK)
-            is_open = s > MINUS_INFINITY
-            if LIMITED:
-                is_open = is_open & ranks_before(s, ids, limit, limit_id)
-            if is_infinite > 0:
-                is_open = s == INFINITY
-                s = tl.where(is_open, 0.0, s)
-            else:
-                is_open = is_open & (estimate_total(s, ids, False, state) >= least)
-            if tl.max(is_open.to(tl.int32), axis=0) > 0:
-                here, at = winner_among(s, ids, is_open, False, state)
-                winner = tl.where(here > total, at, winner)
-                total = tl.maximum(total, here)
+        ids, v = load_logits(x, start, end, stride, BLOCK)
+        s = scaled(v, divisor, BLOCK)
+        is_open = s > MINUS_INFINITY
+        if LIMITED:
+            is_open = is_open & ranks_before(s, ids, limit, limit_id)
+        if is_infinite > 0:
+            is_open = s == INFINITY
+            s = tl.where(is_open, 0.0, s)
+        else:
+            is_open = is_open & (estimate_total(s, ids, False, state) >= least)
+        if tl.max(is_open.to(tl.int32), axis=0) > 0:
+            here, at = winner_among(s, ids, is_open, False, state)
+            winner = tl.where(here > total, at, winner)
+            total = tl.maximum(total, here)
     return total, winner
 
 
@@ -174,14 +174,11 @@ def estimate_total(s, ids, is_greedy, state):
 
 
 @triton.jit
-def is_within(peaks, start, end, divisor, limit, LIMITED: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr):
+def is_within(peaks, start, end, divisor, limit, STRIP: tl.constexpr, BLOCK: tl.constexpr):
     """Whether a block of tokens may hold one that ranks before `limit`."""
-    within = start < end
-    if LIMITED:
-        at = start // STRIP + tl.arange(0, BLOCK // STRIP)
-        peak = tl.load(peaks + at, mask=at * STRIP < end, other=MINUS_INFINITY)
-        within = tl.max(scaled(peak, divisor, BLOCK // STRIP), axis=0) >= limit
-    return within
+    at = start // STRIP + tl.arange(0, BLOCK // STRIP)
+    peak = tl.load(peaks + at, mask=at * STRIP < end, other=MINUS_INFINITY)
+    return tl.max(scaled(peak, divisor, BLOCK // STRIP), axis=0) >= limit
 
 
 @triton.jit

@@ -166,12 +166,17 @@ def weigh_before(
 def judge_winners(
     logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens, above,
     next_totals, next_tokens, tokens, left, vocab, span,
-    STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    AGAIN: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The verdict on the winner of each row that raced; if it is _AGAIN, program (b, i) races its tokens that rank before."""
+    """The verdict on the winner of each row that raced; if it is _AGAIN, program (b, i) races its tokens that rank before.
+
+    AGAIN: only of the rows whose verdict was that. Their programs need not agree on `left`, which one of them writes: where the
+    new verdict is another, there is nothing more to do for the others."""
     b = tl.program_id(0).to(tl.int64)
     parts = tl.num_programs(1)
     way = tl.load(ways + 3 * b)
+    if AGAIN:
+        way = tl.where(tl.load(left + b) == _AGAIN, way, _LISTED)
     token = tl.full([], -1, tl.int64)
     verdict = tl.full([], _FAILED, tl.int32)
     if way >= _RACED:
@@ -265,7 +270,7 @@ def mass_before(x, stride, peaks, divisor, inverse, top, s, token, first, end, S
     """An estimate of the weights, among tokens [first, end), of those that rank before a token of score s."""
     masses = tl.zeros([BLOCK], tl.float32)
     for start in range(first, end, BLOCK):
-        if is_within(peaks, start, end, divisor, s, True, STRIP, BLOCK):
+        if is_within(peaks, start, end, divisor, s, STRIP, BLOCK):
             ids, v = load_logits(x, start, end, stride, BLOCK)
             before = ranks_before(scaled(v, divisor, BLOCK), ids, s, token)
             masses += tl.where(before, tl.exp2((v - top) * (inverse * _LOG2E)), 0.0)
