@@ -1,7 +1,7 @@
 """bench_decode_step on a GPU: the captured decode step against FlashInfer's kernels and torch's sort, eager and compiled.
 
-Ours does all that the parameters say. FlashInfer's samplers take probabilities, so their time includes torch's softmax, and
-know no min-p beside top-k and top-p: of "full" they do less.
+Ours does all that the parameters say. FlashInfer's samplers take probabilities, so their time includes its softmax of float32,
+and know no min-p beside top-k and top-p: of "full" they do less.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def flashinfer(case: Case, logits: Any) -> Peer:
         raise ValueError("needs the same parameters in every row, and no penalties")
 
     def call() -> Any:
-        probs = torch.softmax(logits.float() / params.temperature, -1)
+        probs = theirs.softmax(logits.float(), params.temperature)
         if params.top_k:
             return theirs.top_k_top_p_sampling_from_probs(probs, params.top_k, params.top_p)
         if params.top_p < 1:
