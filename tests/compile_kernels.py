@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from decodestep.ops.decode_step.triton import draw, quick
+from decodestep.ops.decode_step.triton import draw, listed, quick, raced
 from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
 from decodestep.ops.mixture_of_experts.triton import kernels as experts
 from decodestep.ops.mla_attention.triton import kernels as attention
@@ -91,9 +91,13 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (run_steps, scores | TABLE, {"LEADING": True, "KINDS": 63, **SIZES}),
         (finish_left, scores | TABLE | RACE | {"logits": BF16, "left": I8}, {"COPIED": True, "KINDS": 63, **SIZES}),
         *((quick.sweep, QUICK, {"WAYS": ways, **STRIPS}) for ways in (1, 2, 4)),
-        (quick.choose_listed, QUICK | LISTS, {"STRIP": 128, "PEAKS": 1024, "LIST": 512, "PARTS": 64}),
-        *((kernel, QUICK, RACES | {"AGAIN": a}) for kernel in (quick.weigh_before, quick.judge_winners) for a in (False, True)),
-        (quick.settle, QUICK, RACES),
+        (listed.choose_listed, QUICK | LISTS, {"STRIP": 128, "PEAKS": 1024, "LIST": 512, "PARTS": 64}),
+        *(
+            (kernel, QUICK, RACES | {"REPEATED": a})
+            for kernel in (raced.weigh_before, raced.judge_winners)
+            for a in (False, True)
+        ),
+        (raced.settle, QUICK, RACES),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),

@@ -12,7 +12,7 @@ import decodestep as ds
 import triton_interpreter as gpu
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step import triton
-from decodestep.ops.decode_step.triton import draw, quick
+from decodestep.ops.decode_step.triton import draw, listed, quick, raced
 from test_decode_step import (  # noqa: F401
     ids,
     test_a_row_without_a_candidate_has_no_token,
@@ -70,8 +70,8 @@ def test_random_calls_give_the_tokens_of_the_reference(seed, monkeypatch):
     ("module", "name", "value"),
     [
         (draw, "_SLACK", 50.0),  # every race is too close for estimates
-        (quick, "_ERROR_OF_SUM", 1.0),  # no sum decides
-        (quick, "_ESTIMATE", 1.0),
+        (raced, "_ERROR_OF_SUM", 1.0),  # no sum decides
+        (listed, "_ESTIMATE", 1.0),
         (quick, "_LARGEST_SCORE", 0.0),  # every row is left to the general steps
     ],
 )

@@ -18,7 +18,9 @@ import torch
 from decodestep._base.triton import LAUNCH
 from decodestep.ops.decode_step.steps import Step
 from decodestep.ops.decode_step.triton.draw import finish, make_scores, race, report
-from decodestep.ops.decode_step.triton.quick import choose_listed, judge_winners, settle, sweep, weigh_before
+from decodestep.ops.decode_step.triton.listed import choose_listed
+from decodestep.ops.decode_step.triton.quick import sweep
+from decodestep.ops.decode_step.triton.raced import judge_winners, settle, weigh_before
 from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
 from decodestep.ops.decode_step.triton.table import LISTED, PATCHING, PLAIN, RACED, make_table
 
@@ -182,11 +184,11 @@ def _launch_quick(
         following = work.second_totals, work.second_tokens
         for again in range(1 + rounds):
             if table.found & RACED:
-                weigh_before[grid](*given, table.amounts, *tops, *best, work.above, work.left, *end, AGAIN=again > 0, **size)
+                weigh_before[grid](*given, table.amounts, *tops, *best, work.above, work.left, *end, REPEATED=again > 0, **size)
             if again < max(rounds, 1):
                 judge_winners[grid](
                     *given, *drawing, *tops, work.masses, *best, work.above, *following, work.tokens, work.left, *end,
-                    AGAIN=again > 0, **size,
+                    REPEATED=again > 0, **size,
                 )  # fmt: skip
                 best, following = following, best
         if rounds:

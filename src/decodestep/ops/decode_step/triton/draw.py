@@ -22,7 +22,7 @@ from decodestep.random.triton import gumbel, noise_bits, noise_state, uniform
 _SLACK = tl.constexpr(4e-3)
 _SLACK_OF_SCORE = tl.constexpr(2.0**-20)
 _AHEAD = tl.constexpr(3)  # blocks in flight
-_LOG2E = tl.constexpr(1.4426950408889634)
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -105,13 +105,13 @@ def race_span(
             is_worth = is_within(peaks, start, end, divisor, limit, STRIP, BLOCK)
         ids, v = load_logits(x, start, tl.where(is_worth, end, start), stride, BLOCK)
         if WEIGH:
-            masses += tl.exp2((v - top) * (inverse * _LOG2E))
+            masses += tl.exp2((v - top) * (inverse * LOG2E))
         if LIMITED:
             v = tl.where(ranks_before(scaled(v, divisor, BLOCK), ids, limit, limit_id), v, MINUS_INFINITY)
         if is_greedy:
             is_open = scaled(v, divisor, BLOCK) > best
         else:
-            reach = tl.exp2((v * inverse - (best - slack_of(best))) * _LOG2E)
+            reach = tl.exp2((v * inverse - (best - slack_of(best))) * LOG2E)
             is_open = uniform(noise_bits(state, ids.to(tl.uint32))) <= reach
         if tl.max(is_open.to(tl.int32), axis=0) > 0:
             s = scaled(v, divisor, BLOCK)
