@@ -4,8 +4,8 @@ None of its kernels writes scores. `sweep` finds the largest logit of every stri
 the k-th largest peak bounds its candidates, which are few. A row without is RACED (raced.py): all its tokens race, while their
 weights are added up, and only then is the winner tested: top-p keeps it if the weights of the tokens that rank before it stay
 below p times all of them. If it fails, these tokens race again. (The winner of a set is the winner of every subset that holds
-it, so that the result is that of filtering first.) Sums in float32 have an error bound: where it leaves a test open, and wherever
-a list or a number would not fit, the row is `left` to the general steps.
+it, so that the result is that of filtering first.) Sums in float32 have an error bound: where it leaves a test open, and
+wherever a list or a number would not fit, the row is `left` to the general steps.
 """
 
 from __future__ import annotations
