@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,6 +21,7 @@ from decodestep._base.checks import Words, refuse
 from decodestep._base.dispatch import choose
 
 _HOST_ONLY = "reads the CPU's memory alone"
+_ALIGNED = 16  # bytes, which any element and the widest loads want; as many or more lie between arrays that are copied together
 
 
 def goes_to_triton(backend: str, value: object) -> bool:
@@ -78,3 +80,16 @@ def to_device(array: np.ndarray, device: Any) -> Any:
     """A copy of a NumPy array as a tensor on the device, for which the host does not wait."""
     tensor = arrays.like(sys.modules["torch"].empty(0), np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def to_device_together(given: Sequence[np.ndarray], device: Any) -> list[Any]:
+    """As `to_device`, of several arrays by one copy."""
+    ends = np.cumsum([-(-array.nbytes // _ALIGNED) * _ALIGNED + _ALIGNED for array in given]).tolist()
+    whole = np.zeros(ends[-1], np.uint8)
+    for array, begin in zip(given, [0, *ends], strict=False):
+        whole[begin : begin + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    there, torch = to_device(whole, device), sys.modules["torch"]
+    return [
+        there[begin : begin + array.nbytes].view(torch.from_numpy(array[:0].reshape(-1)).dtype).view(array.shape)
+        for array, begin in zip(given, [0, *ends], strict=False)
+    ]

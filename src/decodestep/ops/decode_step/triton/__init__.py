@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from decodestep._base.devices import to_device, to_device_together
 from decodestep._base.triton import LAUNCH
 from decodestep.ops.decode_step.steps import Step
 from decodestep.ops.decode_step.triton.draw import finish, make_scores, race, report
@@ -58,12 +59,10 @@ class DeviceTable:
 
 def device_table(steps: Sequence[Sequence[Step]], vocab: int, device: Any) -> DeviceTable:
     """`steps` in the form of `normalise_arguments`."""
-    table = make_table(steps, vocab)
-    held = {
-        name: torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value
-        for name, value in table._asdict().items()
-    }
-    return DeviceTable(**held)
+    table: dict[str, Any] = make_table(steps, vocab)._asdict()
+    numbers = {name: table.pop(name) for name in ("kinds", "found")}
+    tensors = to_device_together(list(table.values()), torch.device(device))
+    return DeviceTable(**dict(zip(table, tensors, strict=True)), **numbers)
 
 
 class Workspace:
@@ -234,20 +233,12 @@ def decode_step(
     batch, vocab = logits.shape
     work = Workspace(batch, vocab, logits.device)
     reported = any(count is not None for count in top_logprobs)
-    launch(
-        logits,
-        device_table(steps, vocab, logits.device),
-        _column(greedy, np.int8, logits.device),
-        _column([seed if seed < 2**63 else seed - 2**64 for seed in seeds], np.int64, logits.device),
-        _column(positions, np.int64, logits.device),
-        work,
-        need_scores=need_processed or reported,
-    )
+    table = device_table(steps, vocab, logits.device)
+    bits = [seed if seed < 2**63 else seed - 2**64 for seed in seeds]
+    columns = [np.array(column, dtype) for column, dtype in ((greedy, np.int8), (bits, np.int64), (positions, np.int64))]
+    flags, seeds_there, positions_there = to_device_together(columns, logits.device)
+    launch(logits, table, flags, seeds_there, positions_there, work, need_scores=need_processed or reported)
     return work.tokens, work.scores if need_processed else None, _logprobs(logits, work, top_logprobs) if reported else None
-
-
-def _column(values: Sequence[Any], dtype: Any, device: Any) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, dtype)).to(device)
 
 
 def _logprobs(logits: torch.Tensor, work: Workspace, top_logprobs: Sequence[int | None]) -> list[Any]:
@@ -256,7 +247,7 @@ def _logprobs(logits: torch.Tensor, work: Workspace, top_logprobs: Sequence[int 
     raw = Workspace(batch, vocab, logits.device, block=work.block)
     _make_scores(logits, raw)
     counts = [-1 if count is None else min(count, vocab) for count in top_logprobs]
-    wanted = _column(counts, np.int64, logits.device)
+    wanted = to_device(np.array(counts, np.int64), logits.device)
     rows: list[list[Any]] = [[] for _ in range(batch)]
     for side in (raw, work):
         most = max(1, *counts)

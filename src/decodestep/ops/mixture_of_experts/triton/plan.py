@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from decodestep._base.devices import to_device
+from decodestep._base.devices import to_device_together
 
 
 class Entries(NamedTuple):
@@ -48,8 +48,7 @@ class Plan:
 
 def _on_device(arrays: list[np.ndarray], device: Any) -> list[torch.Tensor]:
     """int64 arrays in one copy, each followed by a number, so that none is empty there."""
-    whole = to_device(np.concatenate([np.append(array, 0) for array in arrays]), device)
-    parts = whole.split([array.size + 1 for array in arrays])
+    parts = to_device_together([np.append(array, 0) for array in arrays], device)
     return [part[:-1].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 
-from decodestep._base.devices import to_device
+from decodestep._base.devices import to_device_together
 from decodestep.ops.mla_attention.arguments import Call, Problem
 from decodestep.ops.mla_attention.triton.kernels import attend, merge
 from decodestep.ops.mla_attention.triton.tiles import LEAST, MOST, power, tiles_for
@@ -91,26 +90,21 @@ def attention(p: Problem, call: Call) -> torch.Tensor:
     kv_cache, kr_cache = _tensor(call.kv_cache), _tensor(call.kr_cache)
     tokens, heads, _ = query_rope.shape
     longest, dtype = int(p.lengths.max(initial=1)), _tensor(call.query_rope).dtype
+    table, lengths, sequence = to_device_together([p.block_table, p.lengths, p.sequence], query_rope.device)
     return launch(
         query,
         query_rope,
         kv_cache,
         kr_cache,
-        *_indexes(p, query_rope.device),
+        table,
+        lengths,
+        sequence,
         Workspace(tokens, heads, kv_cache.shape[3] // p.groups, longest, query_rope.device, dtype),
         scale=p.scale,
         groups=p.groups,
         kv_scale=_by_column(call.quant_scale_ckv, kv_cache),
         kr_scale=_by_column(call.quant_scale_ckr, kr_cache),
     )
-
-
-def _indexes(p: Problem, device: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """block_table, lengths and sequence on the device, by one copy."""
-    parts = (p.block_table, p.lengths, p.sequence)
-    whole = to_device(np.concatenate([part.reshape(-1) for part in parts]), device)
-    table, lengths, sequence = whole.split([part.size for part in parts])
-    return table.view(p.block_table.shape), lengths, sequence
 
 
 def _tensor(value: Any) -> torch.Tensor:
