@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -113,14 +113,14 @@ class Acceleration:
         self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with its previous attention implementation
         self._hooks: list[Any] = []
-        self._experts: Any = None  # the previous experts implementation, and the one selected by name
+        self._experts: _SelectedExperts | None = None
         self._blocks = 0  # `with` blocks that have been entered and not left
         setattr(model, _HANDLE, self)
 
     def _choose_experts(self, name: str) -> None:
         before = self.model.get_experts_implementation()
         self.model.set_experts_implementation(name)
-        self._experts = before, self.model.get_experts_implementation()
+        self._experts = _SelectedExperts(self.model.get_experts_implementation(), before)
 
     def _read_latents(self, attentions: dict[str, nn.Module], absorb_up_to: int, backend: str) -> None:
         self._replace(Latents(module, self._switch, absorb_up_to, backend) for module in attentions.values())
@@ -166,8 +166,8 @@ class Acceleration:
                 config._attn_implementation_internal = before
         for hook in self._hooks:
             hook.remove()
-        if self._experts is not None and self.model.get_experts_implementation() == self._experts[1]:
-            self.model.set_experts_implementation(self._experts[0])
+        if self._experts is not None and self.model.get_experts_implementation() == self._experts.now:
+            self.model.set_experts_implementation(self._experts.before)
 
     @property
     def _in_force(self) -> bool:
@@ -206,29 +206,41 @@ class Acceleration:
 
     def _state_of(self, module: Any) -> str | None:
         """What serves an attention or experts module; None for any other module."""
-        kind = type(module).__name__
         if latents := latents_of(module):
-            in_use = module.config._attn_implementation
-            if in_use != NAME:
-                return f'"{in_use}", selected since: on expanded keys'
-            if latents.absorb_up_to == 0:
-                return "on expanded keys, absorb_up_to=0"
-            if not latents.switch.on:
-                return "on expanded keys, a copy of another module"
-            if why := why_expanded(module) if latents.in_use else "the class has another expand_kv":
-                return f"on expanded keys, {why}"
-            triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
-            return "on the latents, in Triton" if triton else "on the latents"
+            return _state_of_latents(module, latents)
+        kind = type(module).__name__
         if _is_latent_attention(module):
             return "on expanded keys, expand_kv is another one" if "expand_kv" in vars(module) else "kept, attention=False"
         if kind.endswith("Attention") and not any(below.endswith("Attention") for below in _kinds_below(module)):
             return "kept, it caches no latents"
-        if kind.endswith("Experts"):
-            stock = getattr(getattr(module, "config", None), "_experts_implementation", None) or "as it is"
-            ours = (each for each in self._replacements if isinstance(each, FewExperts) and each.module is module)
-            served = any(each.in_use for each in ours)
-            return f"up to {MOST_ROWS} rows in one pass over the weights, else {stock}" if served else f"kept, {stock}"
-        return None
+        return self._state_of_experts(module) if kind.endswith("Experts") else None
+
+    def _state_of_experts(self, module: Any) -> str:
+        stock = getattr(getattr(module, "config", None), "_experts_implementation", None) or "as it is"
+        ours = (each for each in self._replacements if isinstance(each, FewExperts) and each.module is module)
+        served = any(each.in_use for each in ours)
+        return f"up to {MOST_ROWS} rows in one pass over the weights, else {stock}" if served else f"kept, {stock}"
+
+
+class _SelectedExperts(NamedTuple):
+    """The experts implementation that was selected by name, and the one before it."""
+
+    now: str
+    before: str
+
+
+def _state_of_latents(module: Any, latents: Latents) -> str:
+    in_use = module.config._attn_implementation
+    if in_use != NAME:
+        return f'"{in_use}", selected since: on expanded keys'
+    if latents.absorb_up_to == 0:
+        return "on expanded keys, absorb_up_to=0"
+    if not latents.switch.on:
+        return "on expanded keys, a copy of another module"
+    if why := why_expanded(module) if latents.in_use else "the class has another expand_kv":
+        return f"on expanded keys, {why}"
+    triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
+    return "on the latents, in Triton" if triton else "on the latents"
 
 
 def _is_latent_attention(module: nn.Module) -> bool:
