@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.checks import Words, ids_below, is_finite, is_int, is_real, refuse, require
 from decodestep.ops.decode_step import steps as kinds
-from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
+from decodestep.ops.decode_step.steps import FILTERS, PATCHES, Step, Steps
 
 _OP = "decode_step"
 
@@ -55,8 +56,25 @@ def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
 
 def normalise_step(step: Step, vocab: int) -> Step:
     """The step with Python numbers and packed arrays of int64 or float64; ValueError outside its rules."""
+    if type(step) in FILTERS:
+        try:
+            return _normalise_filter((type(step), *map(type, step)), tuple(step))
+        except TypeError:  # a field that cannot be a key, and so is none that is allowed
+            pass
     _check_step(step, vocab)
     return type(step)(*(_plain_field(value) for value in step))
+
+
+@lru_cache(maxsize=1 << 12)
+def _normalise_filter(types: tuple[Any, ...], fields: tuple[Any, ...]) -> Step:
+    """Remembered, because rows have the same filters at every step, and their checks take longer than a GPU does for a row.
+
+    types: the step's, and those of its fields, since True and 1.0 equal 1.
+    """
+    step: Step = types[0](*fields)
+    _check_step(step, 0)  # no rule of a filter speaks of the vocabulary
+    normalised: Step = types[0](*map(_plain_field, fields))
+    return normalised
 
 
 def _plain_field(value: Any) -> Any:

@@ -166,6 +166,7 @@ Step = (
 Steps = Sequence[Step]
 
 PATCHES = (Penalise, Add, Lift, Ban, Allow, Force)
+FILTERS = (Temperature, TopK, TopP, MinP, Typical, Epsilon, Eta, TopH, TopNSigma, Xtc, Normalise)
 
 
 # Steps that follow from a row's history. `decode_step` does not take these; the core derives them from the indexes of the

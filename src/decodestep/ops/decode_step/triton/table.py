@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,23 +12,11 @@ import numpy as np
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import Step
 
-_ORDER = (
-    *kinds.PATCHES,
-    kinds.Temperature,
-    kinds.TopK,
-    kinds.TopP,
-    kinds.MinP,
-    kinds.Typical,
-    kinds.Epsilon,
-    kinds.Eta,
-    kinds.TopH,
-    kinds.TopNSigma,
-    kinds.Xtc,
-    kinds.Normalise,
-)
-KINDS: dict[type, int] = {kind: 1 << number for number, kind in enumerate(_ORDER)}  # a step's kind in a table is a bit
+KINDS: dict[type, int] = {
+    kind: 1 << number for number, kind in enumerate((*kinds.PATCHES, *kinds.FILTERS))
+}  # a step's kind in a table is a bit
 PATCHING = sum(KINDS[kind] for kind in kinds.PATCHES)
-_AMOUNTS = ("factor", "temperature", "p", "mass", "epsilon", "share", "n", "threshold")
+_AMOUNTS = ("temperature", "p", "mass", "epsilon", "share", "n", "threshold")
 # How a row's token may be found: by its steps one after the other, or the quick ways (see quick.py).
 GENERAL, LISTED, RACED, PLAIN = 0, 1, 2, 4
 _USUAL = (kinds.Temperature, kinds.TopK, kinds.TopP, kinds.MinP)
@@ -65,18 +54,16 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
         leading: int | None = None
         for step in row:
             kind = KINDS[type(step)]
-            if leading is None and not isinstance(step, kinds.PATCHES):
-                leading = len(integers) - starts[-1]
             present |= kind
-            # Counts beyond the vocabulary mean all of it; an int64 holds what is left.
-            k = min(getattr(step, "k", getattr(step, "top", 1)), vocab)
-            keep, seed = min(getattr(step, "keep", 1), vocab), getattr(step, "seed", 0)
-            amount = next((getattr(step, name) for name in _AMOUNTS if hasattr(step, name)), 0.0)
-            floats_of_step = (amount, getattr(step, "probability", 0.0))
+            if not kind & PATCHING:
+                leading = len(integers) - starts[-1] if leading is None else leading
+                numbers, of_filter = _filter_numbers(kind, step, vocab)
+                integers.append((kind, 0, 0, *numbers))
+                floats.append(of_filter)
+                continue
             for is_mask, count, part, added in _parts(step, vocab):
-                place = words if is_mask else listed
-                integers.append((kind, place, count, k, keep, seed if seed < 2**63 else seed - 2**64))
-                floats.append(floats_of_step)
+                integers.append((kind, words if is_mask else listed, count, 0, 0, 0))
+                floats.append((getattr(step, "factor", 0.0), 0.0))
                 if is_mask:
                     masks.append(part)
                     words += len(part)
@@ -102,14 +89,30 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
     )
 
 
+@lru_cache(maxsize=1 << 12)
+def _filter_numbers(kind: int, step: Any, vocab: int) -> tuple[tuple[int, int, int], tuple[float, float]]:
+    """(k or top, keep, seed) and (amount, probability) of a filter. kind: by its bit, as steps of two kinds may be equal."""
+    # Counts beyond the vocabulary mean all of it; an int64 holds what is left.
+    k = min(getattr(step, "k", getattr(step, "top", 1)), vocab)
+    keep, seed = min(getattr(step, "keep", 1), vocab), getattr(step, "seed", 0)
+    amount = next((getattr(step, name) for name in _AMOUNTS if hasattr(step, name)), 0.0)
+    return (k, keep, seed if seed < 2**63 else seed - 2**64), (amount, getattr(step, "probability", 0.0))
+
+
 def quick_way(steps: Sequence[Step], vocab: int) -> tuple[int, int, float, float, float]:
     """(way, k, temperature, p of top-p, p of min-p); GENERAL unless the steps are patches and then the usual filters."""
-    filters = list(itertools.dropwhile(lambda step: isinstance(step, kinds.PATCHES), steps))
-    found: dict[type, Any] = {type(step): step for step in filters}
+    filters = tuple(itertools.dropwhile(lambda step: isinstance(step, kinds.PATCHES), steps))
+    types = tuple(map(type, filters))
+    return _way_of(types, filters, vocab) if set(types) <= set(_USUAL) else (GENERAL, vocab, 1.0, 1.0, 0.0)
+
+
+@lru_cache(maxsize=1 << 12)
+def _way_of(types: tuple[type, ...], filters: tuple[Any, ...], vocab: int) -> tuple[int, int, float, float, float]:
+    found: dict[type, Any] = dict(zip(types, filters, strict=True))
     top_k = found.get(kinds.TopK, kinds.TopK(vocab))
     top_p, min_p = found.get(kinds.TopP, kinds.TopP(1.0)), found.get(kinds.MinP, kinds.MinP(0.0))
     k = max(top_k.k, top_k.keep)
-    is_usual = list(map(type, filters)) == [kind for kind in _USUAL if kind in found]  # each once, in this order
+    is_usual = list(types) == [kind for kind in _USUAL if kind in found]  # each once, in this order
     if not is_usual or vocab > k > _MOST_LISTED or not (top_p.keep == min_p.keep == 1 and top_p.p > 0 and min_p.p <= 1):
         way = GENERAL
     elif k < vocab:
@@ -121,13 +124,10 @@ def quick_way(steps: Sequence[Step], vocab: int) -> tuple[int, int, float, float
 
 def _parts(step: Any, vocab: int) -> Iterator[tuple[bool, int, np.ndarray, np.ndarray]]:
     """(is a mask, length, ids or mask, values): a patch of ids that come more than once is as many patches of distinct ones."""
-    nothing = np.zeros(0, np.float32)
-    if not isinstance(step, kinds.PATCHES):
-        yield False, 0, np.zeros(0, np.int32), nothing
-    elif isinstance(step, kinds.Allow | kinds.Force):
+    if isinstance(step, kinds.Allow | kinds.Force):
         kept = np.zeros(-(-vocab // 32) * 32, bool)
         kept[step.ids] = True
-        yield True, len(kept) // 32, np.packbits(kept, bitorder="little").view("<i4"), nothing
+        yield True, len(kept) // 32, np.packbits(kept, bitorder="little").view("<i4"), np.zeros(0, np.float32)
     elif isinstance(step, kinds.Ban):
         ids = np.unique(step.ids).astype(np.int32)
         yield False, len(ids), ids, np.zeros(len(ids), np.float32)
@@ -140,6 +140,9 @@ def _parts(step: Any, vocab: int) -> Iterator[tuple[bool, int, np.ndarray, np.nd
 
 def occurrences(ids: np.ndarray) -> Iterator[np.ndarray]:
     """The places of the first occurrence of every id, then of every second one, and so on."""
+    if (ids[1:] > ids[:-1]).all():
+        yield np.arange(len(ids))
+        return
     order = np.argsort(ids, kind="stable")
     rank = np.empty(len(ids), np.int64)
     rank[order] = np.arange(len(ids)) - np.searchsorted(ids[order], ids[order])
