@@ -91,7 +91,7 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (run_steps, scores | TABLE, {"LEADING": True, "KINDS": 63, **SIZES}),
         (finish_left, scores | TABLE | RACE | {"logits": BF16, "left": I8}, {"COPIED": True, "KINDS": 63, **SIZES}),
         *((quick.sweep, QUICK, {"WAYS": ways, **STRIPS}) for ways in (1, 2, 4)),
-        (listed.choose_listed, QUICK | LISTS, {"STRIP": 128, "PEAKS": 1024, "LIST": 512, "PARTS": 64}),
+        (listed.choose_listed, QUICK | LISTS, {"WAYS": 1, "STRIP": 128, "PEAKS": 1024, "LIST": 512, "PARTS": 64}),
         *(
             (kernel, QUICK, RACES | {"REPEATED": a})
             for kernel in (raced.weigh_before, raced.judge_winners)

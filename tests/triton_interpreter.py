@@ -163,6 +163,16 @@ def forbid_copies_to_host(monkeypatch, most):
         watched(name)
 
 
+def forbid_allocations(monkeypatch):
+    """Fails from now on where torch is asked for a new tensor."""
+
+    def refused(*args, **kwargs):
+        raise AssertionError("memory was asked for")
+
+    for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
+        monkeypatch.setattr(torch, name, refused)
+
+
 def serve(monkeypatch, name, change=lambda value: value):
     """Lets `ds.<name>` run on the device wherever a test does not ask for the reference: NumPy arrays go there and come back.
 

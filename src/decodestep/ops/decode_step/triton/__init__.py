@@ -165,29 +165,31 @@ def _launch_quick(
     if is_copied:
         _make_scores(logits, work)
         _run_steps(table, positions, work, vocab, leading=True)
+    ways = table.found | (PLAIN if table.found & RACED else 0)
     x = work.scores if is_copied else logits
     given = x, *x.stride(), table.ways
     drawing = table.amounts, greedy, seeds, positions
     end = vocab, work.share
     size = {"STRIP": work.strip, "BLOCK": work.block, **LAUNCH}
     tops, best = (work.strip_peaks, work.tops), (work.best_totals, work.best_tokens)
-    sweep[grid](*given, *drawing, *tops, work.masses, *best, *end, WAYS=table.found, **size)
-    if table.found & LISTED:
+    sweep[grid](*given, *drawing, *tops, work.masses, *best, *end, WAYS=ways, **size)
+    if ways & LISTED:
         choose_listed[(batch,)](
             *given, *drawing, *tops, work.strips, work.list_ids, work.list_scores, work.list_weights, work.tokens, work.left,
-            vocab, work.parts, STRIP=work.strip, PEAKS=work.listed_strips, PARTS=_MOST_PARTS, LIST=_LIST, num_warps=8, **LAUNCH,
+            vocab, work.parts, WAYS=ways, STRIP=work.strip, PEAKS=work.listed_strips, PARTS=_MOST_PARTS, LIST=_LIST,
+            num_warps=8, **LAUNCH,
         )  # fmt: skip
-    if table.found & (RACED | PLAIN):
+    if ways & PLAIN:
         size["PARTS"] = _MOST_PARTS
-        rounds = 0 if not table.found & RACED else 1 if batch <= _FEW_ROWS else 2
+        rounds = 0 if not ways & RACED else 1 if batch <= _FEW_ROWS else 2
         following = work.second_totals, work.second_tokens
         for again in range(1 + rounds):
-            if table.found & RACED:
+            if ways & RACED:
                 weigh_before[grid](*given, table.amounts, *tops, *best, work.above, work.left, *end, REPEATED=again > 0, **size)
             if again < max(rounds, 1):
                 judge_winners[grid](
                     *given, *drawing, *tops, work.masses, *best, work.above, *following, work.tokens, work.left, *end,
-                    REPEATED=again > 0, **size,
+                    WAYS=ways, REPEATED=again > 0, **size,
                 )  # fmt: skip
                 best, following = following, best
         if rounds:

@@ -35,6 +35,12 @@ def load_logits(logits, start, end, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def load_state(seeds, positions, b):
+    """What all tokens of row b share of their noise."""
+    return noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), tl.load(positions + b).to(tl.uint32))
+
+
+@triton.jit
 def make_scores(logits, row_stride, stride, scores, peaks, vocab, span, BLOCK: tl.constexpr):
     """Program (b, i) copies the blocks of row b from token i * span on as float32."""
     b = tl.program_id(0).to(tl.int64)
@@ -63,7 +69,7 @@ def race(
     """
     b = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * span
-    state = noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), tl.load(positions + b).to(tl.uint32))
+    state = load_state(seeds, positions, b)
     is_infinite, total, winner, _mass = race_span(
         scores + b * row_stride, stride, first, tl.minimum(first + span, vocab), tl.load(greedy + b) != 0, state,
         1.0, 1.0, 0.0, MINUS_INFINITY, -1, scores, False, False, BLOCK, BLOCK,

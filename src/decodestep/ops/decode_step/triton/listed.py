@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import MINUS_INFINITY, as_float32, sortable
-from decodestep.ops.decode_step.triton.draw import ranks_before, scaled, winner_among
-from decodestep.ops.decode_step.triton.quick import DONE, FAILED, GENERAL, LISTED, load_scale, load_state
+from decodestep.ops.decode_step.triton.draw import load_state, ranks_before, scaled, winner_among
+from decodestep.ops.decode_step.triton.quick import DONE, FAILED, GENERAL, LISTED, load_scale, load_way
 from decodestep.ops.decode_step.triton.row import EVERYONE, NO_KEY, weight
 
 _TRIES = tl.constexpr(8)  # keys that one look at a list compares
@@ -20,11 +20,12 @@ _SOME = tl.constexpr(16)  # tokens that all others are compared with at a time
 @triton.jit
 def choose_listed(
     logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, strips, ids, scores, weights,
-    tokens, left, vocab, parts, STRIP: tl.constexpr, PEAKS: tl.constexpr, PARTS: tl.constexpr, LIST: tl.constexpr,
+    tokens, left, vocab, parts,
+    WAYS: tl.constexpr, STRIP: tl.constexpr, PEAKS: tl.constexpr, PARTS: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     """The token of each LISTED row. strips: (B, PEAKS), the others to write lists to: (B, LIST)."""
     b = tl.program_id(0).to(tl.int64)
-    way = tl.load(ways + 3 * b)
+    way = load_way(ways, b, WAYS)
     token = tl.full([], -1, tl.int64)
     verdict = tl.full([], FAILED, tl.int32)
     if way == LISTED:

@@ -15,8 +15,7 @@ import triton.language as tl
 
 from decodestep._base.triton import MINUS_INFINITY
 from decodestep.ops.decode_step.triton import table
-from decodestep.ops.decode_step.triton.draw import load_logits, race_span, scaled, store_best
-from decodestep.random.triton import noise_state
+from decodestep.ops.decode_step.triton.draw import load_logits, load_state, race_span, scaled, store_best
 
 # The ways of table.py as constants of kernels.
 GENERAL, LISTED, RACED, PLAIN = (tl.constexpr(way) for way in (table.GENERAL, table.LISTED, table.RACED, table.PLAIN))
@@ -57,8 +56,9 @@ def load_scale(tops, amounts, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def load_state(seeds, positions, b):
-    return noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), tl.load(positions + b).to(tl.uint32))
+def load_way(ways, b, WAYS: tl.constexpr):
+    """The way of row b, or GENERAL if it is none of WAYS: a launch serves later tables too, whose ways may be others."""
+    return tl.load(ways + 3 * b) & WAYS
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def sweep(
     """Program (b, i): of the tokens of row b from i * span on the peaks and the largest logit; where the tokens race also the
     winner and, relative to that largest logit, the sum of weights."""
     b = tl.program_id(0).to(tl.int64)
-    way = tl.load(ways + 3 * b)
+    way = load_way(ways, b, WAYS)
     if way != GENERAL:
         at = b * tl.num_programs(1) + tl.program_id(1)
         x = logits + b * row_stride

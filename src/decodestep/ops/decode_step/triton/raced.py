@@ -6,8 +6,17 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import MINUS_INFINITY, as_float32
-from decodestep.ops.decode_step.triton.draw import LOG2E, is_within, load_logits, race_span, ranks_before, scaled, store_best
-from decodestep.ops.decode_step.triton.quick import AGAIN, DONE, FAILED, LISTED, RACED, divide, load_scale, load_state
+from decodestep.ops.decode_step.triton.draw import (
+    LOG2E,
+    is_within,
+    load_logits,
+    load_state,
+    race_span,
+    ranks_before,
+    scaled,
+    store_best,
+)
+from decodestep.ops.decode_step.triton.quick import AGAIN, DONE, FAILED, LISTED, RACED, divide, load_scale, load_way
 from decodestep.ops.decode_step.triton.row import EVERYONE, weight
 
 # Of a sum of weights in float32: of the exponentials and of the additions in a lane, and, for each unit of a score's size, of
@@ -46,7 +55,7 @@ def weigh_before(
 def judge_winners(
     logits, row_stride, stride, ways, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens, above,
     next_totals, next_tokens, tokens, left, vocab, span,
-    REPEATED: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    WAYS: tl.constexpr, REPEATED: tl.constexpr, STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """The verdict on the winner of each row that raced; if it is AGAIN, program (b, i) races its tokens that rank before.
 
@@ -55,7 +64,7 @@ def judge_winners(
     """
     b = tl.program_id(0).to(tl.int64)
     parts = tl.num_programs(1)
-    way = tl.load(ways + 3 * b)
+    way = load_way(ways, b, WAYS)
     if REPEATED:
         way = tl.where(tl.load(left + b) == AGAIN, way, LISTED)
     token = tl.full([], -1, tl.int64)

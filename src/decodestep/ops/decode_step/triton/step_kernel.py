@@ -8,7 +8,7 @@ import triton.language as tl
 from decodestep._base.triton import MINUS_INFINITY
 from decodestep.ops.decode_step import steps
 from decodestep.ops.decode_step.triton import filters
-from decodestep.ops.decode_step.triton.draw import load_logits, race_span
+from decodestep.ops.decode_step.triton.draw import load_logits, load_state, race_span
 from decodestep.ops.decode_step.triton.row import EVERYONE, INFINITY, largest, load_block, refresh, store_block
 from decodestep.ops.decode_step.triton.table import FLOATS, INTEGERS, KINDS
 from decodestep.random.triton import noise_state
@@ -69,7 +69,7 @@ def finish_left(
             scores, peaks, first, tl.load(rows + b + 1), integers, floats, ids, values, masks, position, vocab,
             False, KINDS, BLOCK, PEAKS,
         )  # fmt: skip
-        state = noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), position.to(tl.uint32))
+        state = load_state(seeds, positions, b)
         _is_infinite, _total, winner, _mass = race_span(
             scores, 1, 0, vocab, tl.load(greedy + b) != 0, state, 1.0, 1.0, 0.0, MINUS_INFINITY, -1, peaks, False, False,
             BLOCK, BLOCK,
