@@ -673,7 +673,7 @@ def test_a_pool_of_no_more_than_the_bytes_asked_for(monkeypatch):
 
     def scarce(count):
         if count > 100:
-            raise OSError("cannot allocate memory")
+            raise MemoryError
         return TokenPages(count)
 
     assert 50 <= new_pool(scarce, 1000, None).pages <= 100

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import mmap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
+from decodestep._base.memory import HUGE_PAGE, untouched_zeros
 from decodestep.ops.decoder_forward.arguments import PAGE as PAGE
 from decodestep.ops.decoder_forward.arguments import latent_page_shapes, rope_key_dtype
 from decodestep.ops.decoder_forward.group_cache import page_shapes
 
 SLAB_BYTES = 2**24
-HUGE_PAGE = 2**21
 
 
 class Pages(ABC):
@@ -86,8 +85,8 @@ class LatentPages(Pages):
 
     def __init__(self, layout: PageLayout, count: int) -> None:
         self.count, self.page_bytes = count, layout.page_bytes
-        self.kv = _untouched_zeros((*layout.axes, count, *layout.value), layout.dtypes[1], huge_pages=False)
-        self.kr = _untouched_zeros((*layout.axes, count, *layout.key), layout.dtypes[0], huge_pages=False)
+        self.kv = untouched_zeros((*layout.axes, count, *layout.value), layout.dtypes[1], huge_pages=False)
+        self.kr = untouched_zeros((*layout.axes, count, *layout.key), layout.dtypes[0], huge_pages=False)
 
     def copy(self, source: int, target: int) -> None:
         for part in (self.kv, self.kr):
@@ -106,8 +105,8 @@ class SlabPages(Pages):
         self._slab = max(1, min(count, SLAB_BYTES // self.page_bytes))
         slabs = count // self._slab
         self.count = slabs * self._slab
-        self.keys = _untouched_zeros((slabs, *layout.axes, self._slab, *layout.key), layout.dtypes[0], huge_pages=True)
-        self.values = _untouched_zeros((slabs, *layout.axes, self._slab, *layout.value), layout.dtypes[1], huge_pages=True)
+        self.keys = untouched_zeros((slabs, *layout.axes, self._slab, *layout.key), layout.dtypes[0], huge_pages=True)
+        self.values = untouched_zeros((slabs, *layout.axes, self._slab, *layout.value), layout.dtypes[1], huge_pages=True)
         self._axis = len(layout.axes)  # of the pages inside a slab
         self._prepared = 0  # slabs before this one have their memory, or users
         self._untouched: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched; empty: of all
@@ -137,16 +136,3 @@ def _bytes_of_huge_pages(memory: np.ndarray) -> list[np.ndarray]:
     """The first byte in `memory` of every huge page that it has a part of; it need not begin or end at the edge of one."""
     edge = -memory.ctypes.data % HUGE_PAGE or HUGE_PAGE
     return [memory[at : at + 1] for at in (0, *range(edge, memory.size, HUGE_PAGE)) if at < memory.size]
-
-
-def _untouched_zeros(shape: tuple[int, ...], dtype: np.dtype, *, huge_pages: bool) -> np.ndarray:
-    """Zeros without memory: the system allocates it on write, 4 KB or 2 MB at a time.
-
-    Huge pages are for arrays whose neighbours are written soon after: one touched byte takes all of 2 MB.
-    """
-    size = max(1, math.prod(shape) * dtype.itemsize)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000))
-    advice = getattr(mmap, "MADV_HUGEPAGE" if huge_pages else "MADV_NOHUGEPAGE", None)
-    if advice is not None:
-        memory.madvise(advice)
-    return np.frombuffer(memory, np.uint8, math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.extras import extra
+from decodestep._base.memory import Arena
 from decodestep._base.threads import MAX_THREADS, use_threads
 from decodestep.models.decoder import Decoder
 from decodestep.models.errors import ModelError, naming
@@ -146,10 +147,11 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint, progress=progress))
     if why is None:
+        memory = Arena()
         return StepDecoder(
             convert(
                 checkpoint,
-                lambda weight, widened: _panels(weight, widened, dtype),
+                lambda weight, widened: _panels(weight, widened, dtype, memory),
                 as_latent=as_latent,
                 head_dim=None if config.latent_attention else step_head_dim(config),
                 progress=progress,
@@ -176,12 +178,12 @@ def _as_latent(checkpoint: Checkpoint) -> Config:
     return latent_config(config)
 
 
-def _panels(weight: Rows, widened: bool, dtype: str) -> LinearPanels:
+def _panels(weight: Rows, widened: bool, dtype: str, memory: Arena) -> LinearPanels:
     """A weight in panels. Formats without a kernel arrive widened to float32 and become Q8_0 if the file's format is requested;
     weights whose inputs are not a multiple of 32 become bfloat16 instead of Q8_0."""
     chosen = Format.Q8_0 if widened and dtype == "auto" else (PANEL_FORMATS | QUANTISED)[dtype]
     if chosen is None or chosen == Format.BF16:
-        return LinearPanels.pack(weight, chosen)
+        return LinearPanels.pack(weight, chosen, allocate=memory.new_bytes)
     from decodestep.models.quantise import panels_of
 
-    return panels_of(weight, chosen)
+    return panels_of(weight, chosen, memory.new_bytes)

@@ -269,7 +269,7 @@ def new_pool(
     while True:
         try:
             return PagePool(new_pages(count), MOST_KEPT_BYTES // page_bytes, long_after)
-        except (OSError, OverflowError) as error:  # OverflowError: more than any address space
+        except MemoryError as error:
             if cache_bytes is not None or count == 1:
                 raise MemoryError(f"no address space for a cache of {count * page_bytes} bytes") from error
             count //= 2

@@ -15,6 +15,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import quantize
 
+from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
@@ -61,7 +62,7 @@ def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
     return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in _HALVES.get(kind, ()))
 
 
-def panels_of(weight: PackedWeight | FileRows, format_: Format) -> LinearPanels:
+def panels_of(weight: PackedWeight | FileRows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
     """A weight in panels of Q8_0, Q4_0 or Q4_K; of Q5_0 or BF16 if its inputs are not a multiple of their block.
 
     Raises FileRowsError for values whose scales are beyond float16's range.
@@ -70,10 +71,10 @@ def panels_of(weight: PackedWeight | FileRows, format_: Format) -> LinearPanels:
     if format_ == Format.Q4_K and inputs % _SUPER:
         format_ = Format.Q5_0
     if inputs % 32 or format_ == Format.Q8_0:
-        return _within_range(LinearPanels.pack(weight, Format.BF16 if inputs % 32 else format_), weight)
+        return _within_range(LinearPanels.pack(weight, Format.BF16 if inputs % 32 else format_, allocate=allocate), weight)
     rows = weight.whole() if isinstance(weight, FileRows) else weight
     blocks = quantise(rows.values(), GGMLQuantizationType[format_.name])
-    return _within_range(LinearPanels.pack(PackedWeight(blocks, format_, inputs)), weight)
+    return _within_range(LinearPanels.pack(PackedWeight(blocks, format_, inputs), allocate=allocate), weight)
 
 
 def _within_range(panels: LinearPanels, weight: PackedWeight | FileRows) -> LinearPanels:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decodestep._base.checks import is_int, require
-from decodestep._base.memory import new_bytes
+from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, require_inputs, row_bytes
 from decodestep.weights.unpack_linear_panels import unpack_rows
 
@@ -70,11 +70,14 @@ class LinearPanels:
         require(ok, _CLASS, "data", f"{size} contiguous bytes of uint8", data)
 
     @classmethod
-    def pack(cls, weight: PackedWeight | FileRows, format_: Format | None = None) -> LinearPanels:
+    def pack(
+        cls, weight: PackedWeight | FileRows, format_: Format | None = None, *, allocate: Allocate = new_bytes
+    ) -> LinearPanels:
         """Copies a weight into panels, on all threads.
 
         weight: a `PackedWeight` of any format, or `FileRows`, which are read while they are packed.
         format_: the format of the panels: the weight's own, Q8_0 or BF16. None: the weight's own.
+        allocate: makes the memory of the panels: uint8 (size,), aligned to a cache line.
 
         In its own format a weight keeps its values. Otherwise they are rounded, ties to even: to bfloat16, or for Q8_0 each 32
         values of an output to integers in [-127, 127] times a scale, their largest magnitude / 127 rounded to float16.
@@ -90,7 +93,7 @@ class LinearPanels:
         require(known, _CLASS, "format", f"one of {', '.join(each.name for each in possible)}", chosen)
         inputs, outputs = weight.shape
         require_inputs(_CLASS, chosen, inputs)
-        data = new_bytes(_packed_bytes(chosen, inputs, outputs))
+        data = allocate(_packed_bytes(chosen, inputs, outputs))
         if isinstance(weight, PackedWeight):
             pack_linear_panels(weight, chosen, data)
         else:
