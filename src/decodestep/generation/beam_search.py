@@ -124,40 +124,25 @@ def beam_search(
         seed=int(seed) if do_sample else None,
     )
     groups = [BeamGroup(rules) for _ in range(num_beam_groups)]
-
-    def advance(logits: Any, sequences: list[list[int]], length: int) -> None:
-        log_probs = _log_softmax(logits, len(sequences), vocab_size)
-        _advance(groups, log_probs, sequences, length, process, float(diversity_penalty), top_logprobs)
-
-    steps = _run(groups, next_logits, start, advance)
-    collected = [beam for group in groups for beam in group.collected]
-    if not collected and steps is not None:
-        raise NoBeamError(_OP, "next_logits", "such that some beam can go on", f"no token above -inf at step {steps}")
-    return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
-
-
-def _run(
-    groups: Sequence[BeamGroup],
-    next_logits: NextLogits,
-    start: list[int],
-    advance: Callable[[Any, list[list[int]], int], None],
-) -> int | None:
-    """Steps until no group has a live beam, which is after max_new_tokens at the latest. Returns the number of steps; None if
-    `next_logits` ended the search, with the live beams collected as they are."""
     sequences, parents, length = [start], [0], 0
-    while sequences:
+    while sequences:  # no more after max_new_tokens steps
         try:
             logits = next_logits(sequences, parents)
         except SearchInterrupt:
             for group in groups:
                 group.cut(length)
-            return None
+            break
         length += 1
-        advance(logits, sequences, length)
-        parents = [path.parent for group in groups for path in group.live]
-        sequences = [start + path.tokens for group in groups for path in group.live]
+        log_probs = _log_softmax(logits, len(sequences), vocab_size)
+        _advance(groups, log_probs, sequences, length, process, float(diversity_penalty), top_logprobs)
+        live = [path for group in groups for path in group.live]
+        sequences, parents = [start + path.tokens for path in live], [path.parent for path in live]
         _number_rows(groups)
-    return length
+    else:
+        if not any(group.collected for group in groups):
+            raise NoBeamError(_OP, "next_logits", "such that some beam can go on", f"no token above -inf at step {length}")
+    collected = [beam for group in groups for beam in group.collected]
+    return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
 
 
 def _advance(
