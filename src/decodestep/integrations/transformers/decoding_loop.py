@@ -44,43 +44,34 @@ class DecodingLoop:
         # Processes that share the weights, as with FSDP, pass on together until all have ended. `generate` does not say so.
         self.synced = model._extract_generation_mode_kwargs(None, {}, None, None, None)["synced_gpus"]
         self.params = self._params(seed)
+        self.sampler: Sampler | None = None  # until the first logits say how many tokens there are
+        self.done = torch.zeros(len(ids), dtype=torch.bool, device="cpu")  # which rows have ended
+        self.report = _Report(config)
 
     def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
+        """Draws tokens until all rows have ended; returns what `generate` does. processors: as for `Sampler`. stops: one more
+        criterion. streamer: transformers', or None."""
         if stops is not None:
             self.criteria.append(stops)
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
         require(padded, OP, "pad_token_id", "given if end tokens end the rows of a batch", None)
-        report, sampler, ended = _Report(self.config), None, False
-        done = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
         outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
+        ended = False
         with self.model._optimize_model_for_decode():
             while self.model._has_unfinished_sequences(ended, synced_gpus=self.synced, device=self.ids.device):
                 outputs = outputs or self._forward()
                 self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
-                if ended:  # another process has not
-                    outputs = None
-                    continue
-                logits = outputs.logits[:, -1].to(self.ids.device)
-                logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
-                if sampler is None:
-                    # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.
-                    self.own_chain |= bool(self._outside(logits.shape[-1]).any())
-                scores = None
-                if self.own_chain or report.keeps_scores:
-                    scores = self.chain(self.ids, logits.to(torch.float32, copy=True))
-                report.add(outputs, logits, scores)
-                drawn: Any = scores.float() if self.own_chain and scores is not None else logits
-                sampler = sampler or self._sampler(int(drawn.shape[-1]), processors)
-                done, outputs = self._step(sampler, drawn, done, report.scores), None
-                ended = bool(done.all())
-                if streamer is not None:
-                    streamer.put(self.ids[:, -1].cpu())
+                if not ended:  # else another process has not
+                    ended = self._step(self._scores(outputs), processors)
+                    if streamer is not None:
+                        streamer.put(self.ids[:, -1].cpu())
+                outputs = None
         if streamer is not None:
             streamer.end()
         if not self.config.return_dict_in_generate:
             return self.ids
         cache = next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
-        return GenerateDecoderOnlyOutput(sequences=self.ids, **{_CACHE: cache}, **report.fields())
+        return GenerateDecoderOnlyOutput(sequences=self.ids, **{_CACHE: cache}, **self.report.fields())
 
     def _forward(self) -> Any:
         """The model's outputs for the tokens that it has not seen."""
@@ -88,8 +79,22 @@ class DecodingLoop:
         inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=length, **self.model_kwargs)
         return self.model(**inputs, return_dict=True)
 
-    def _step(self, sampler: Sampler, scores: Any, done: Tensor, reported: Any) -> Tensor:
-        """Draws and appends a token for each row; returns which rows have ended."""
+    def _scores(self, outputs: Any) -> Tensor:
+        """What the sampler draws from, by the model's outputs: the logits, or what transformers' chain makes of them."""
+        logits: Tensor = outputs.logits[:, -1].to(self.ids.device)
+        logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
+        if self.sampler is None:
+            # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.
+            self.own_chain |= bool(self._outside(logits.shape[-1]).any())
+        scores: Any = None
+        if self.own_chain or self.report.keeps_scores:
+            scores = self.chain(self.ids, logits.to(torch.float32, copy=True))
+        self.report.add(outputs, logits, scores)
+        return scores.float() if self.own_chain else logits
+
+    def _step(self, scores: Tensor, processors: Processors) -> bool:
+        """Draws and appends a token for each row; returns whether all rows have ended."""
+        self.sampler = sampler = self.sampler or self._sampler(int(scores.shape[-1]), processors)
         result = sampler.step(scores)
         tokens = torch.as_tensor(result.tokens, device=self.ids.device)
         for number, row in enumerate(sampler.rows):
@@ -99,12 +104,12 @@ class DecodingLoop:
         if self.pad is not None:
             tokens = tokens.where(tokens >= 0, self.pad)
         self.ids = torch.cat([self.ids, tokens[:, None]], -1)
-        done = done | torch.from_numpy(result.done) | self.criteria(self.ids, reported).cpu()
+        self.done = self.done | torch.from_numpy(result.done) | self.criteria(self.ids, self.report.scores).cpu()
         if self.criteria and self.rows_end:
-            for row, ended in zip(sampler.rows, done.tolist(), strict=True):
+            for row, ended in zip(sampler.rows, self.done.tolist(), strict=True):
                 if ended and not row.reason:
                     row.end("stop")
-        return done
+        return bool(self.done.all())
 
     def _params(self, seed: Any) -> list[SamplingParams]:
         """The parameters of each row, by the config."""
