@@ -121,12 +121,12 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
             len(context) > 0, _OP, "context", "of at least one token, or the empty text", Words("whitespace without a token")
         )
         ids = [*context, *continuation][-(self.max_length + 1) :][:-1]
-        scored = len(continuation)
+        first = len(ids) - len(continuation)  # whose logits are needed
         with self.model.sequence() as sequence:
             sequence.expect(len(ids))
-            sequence.reuse(ids[: len(ids) - scored + 1])
-            if len(sequence) < len(ids) - scored:
-                self.model.forward([(sequence, ids[len(sequence) : len(ids) - scored])])
+            sequence.reuse(ids[: first + 1])
+            if len(sequence) < first:
+                self.model.forward([(sequence, ids[len(sequence) : first])])
             logits = self.model.forward([(sequence, ids[len(sequence) :])], every=True)
         return float(_log_probabilities(logits, continuation).sum()), bool((logits.argmax(axis=-1) == continuation).all())
 
