@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -30,8 +31,6 @@ from decodestep.weights.file_rows import FilePart, FileRows
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight
 
 Rows = PackedWeight | FileRows
-Stored = tuple[Rows, bool]  # a weight, and whether it was widened to float32 because no kernel multiplies it as it is
-
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
 _FLOAT8, _SCALE, _TILE = "F8_E4M3", "_scale_inv", 128
@@ -41,6 +40,13 @@ _FLOAT8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).as
 _READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
+
+
+class Stored(NamedTuple):
+    """A weight. widened: whether it was converted to float32 because no kernel multiplies it as it is."""
+
+    weight: Rows
+    widened: bool = False
 
 
 class Checkpoint:
@@ -186,9 +192,9 @@ class Checkpoint:
         if len(formats) > 1 or format_ is None:
             values = np.concatenate([self._values(tensor).reshape(-1, inputs) for tensor in tensors])
             widened = not formats <= DENSE_FORMATS  # dense formats together are float32, exactly
-            return PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), widened
+            return Stored(PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), widened)
         parts = [FilePart(*tensor.place, math.prod(tensor.shape[:-1]), f"tensor {tensor.name}") for tensor in tensors]
-        return FileRows(parts, format_, inputs, tensors[0].nbytes // parts[0].rows), False
+        return Stored(FileRows(parts, format_, inputs, tensors[0].nbytes // parts[0].rows))
 
     def _values(self, tensor: Tensor | SafeTensor) -> np.ndarray:
         if isinstance(tensor, Tensor) or tensor.type != _FLOAT8:

@@ -14,7 +14,7 @@ import numpy as np
 
 from decodestep.models import latent_form
 from decodestep.models.checkpoint import Checkpoint, Rows, Stored
-from decodestep.models.config import LatentConfig
+from decodestep.models.config import Config, LatentConfig
 from decodestep.models.errors import ModelError
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
 from decodestep.weights.feed_forward import FeedForward
@@ -23,11 +23,26 @@ from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_b
 
 Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 Progress = Callable[[int, int], object]  # (layers that are done, all layers)
-Attention = Callable[[Checkpoint, int, Pack], GroupedWeights | LatentWeights]  # of a layer
 
 
 def as_it_is(weight: Rows, widened: bool) -> Weight:
     return _whole(weight)
+
+
+class _LayerParts:
+    """The parts of layer i, as `Checkpoint` has them. pack: makes one weight of several, see `_weight_of`."""
+
+    def __init__(self, checkpoint: Checkpoint, i: int, pack: Pack) -> None:
+        self.config, self.is_of_experts = checkpoint.config, checkpoint.config.has_experts(i)
+        self.has, self.pack = partial(checkpoint.has, i=i), partial(_weight_of, pack)
+        self.vector, self.optional_vector = partial(checkpoint.vector, i=i), partial(checkpoint.optional_vector, i=i)
+        self.weight, self.stack = partial(checkpoint.weight, i=i), partial(checkpoint.stack, i=i)
+
+    def packed(self, part: str) -> Weight:
+        return self.pack(self.weight(part))
+
+
+Attention = Callable[[_LayerParts], GroupedWeights | LatentWeights]
 
 
 def convert(
@@ -64,85 +79,84 @@ def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int 
     if as_latent and config.latent_attention is None:
         ropes = (latent_form.latent_rope(ropes[0], config),)
         config, attention = latent_form.latent_config(config), _grouped_as_latent
-    stored, widened = checkpoint.weight("embedding")
-    embedding = _whole(stored)
+    stored = checkpoint.weight("embedding")
+    embedding = _whole(stored.weight)
     layers = []
     for i in range(config.layers):
         progress(i, config.layers)
-        layers.append(_layer(checkpoint, i, pack, attention))
+        layers.append(_layer(_LayerParts(checkpoint, i, pack), attention))
     weights = Weights(
         config=config,
         embedding=embedding,
         layers=tuple(layers),
         norm=checkpoint.vector("norm"),
-        output=_weight_of(pack, (embedding, widened) if config.tied else checkpoint.weight("output")),
+        output=_weight_of(pack, stored._replace(weight=embedding) if config.tied else checkpoint.weight("output")),
         ropes=ropes,
     )
     progress(config.layers, config.layers)
     return weights
 
 
-def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Attention) -> Layer:
+def _layer(layer: _LayerParts, attention: Attention) -> Layer:
     return Layer(
-        attention_norm=checkpoint.vector("attention_norm", i),
-        attention=attention(checkpoint, i, pack),
-        ffn_norm=checkpoint.vector("ffn_norm", i),
-        feed_forward=_experts(checkpoint, i, pack) if checkpoint.config.has_experts(i) else _dense(checkpoint, i, pack),
-        attention_post_norm=checkpoint.optional_vector("attention_post_norm", i),
-        ffn_post_norm=checkpoint.optional_vector("ffn_post_norm", i),
+        attention_norm=layer.vector("attention_norm"),
+        attention=attention(layer),
+        ffn_norm=layer.vector("ffn_norm"),
+        feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer),
+        attention_post_norm=layer.optional_vector("attention_post_norm"),
+        ffn_post_norm=layer.optional_vector("ffn_post_norm"),
     )
 
 
-def _grouped_weights(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> GroupedWeights:
-    options = checkpoint.config.grouped
+def _grouped_weights(layer: _LayerParts, head_dim: int) -> GroupedWeights:
+    options = layer.config.grouped
     query_norm, key_norm = (
-        _paired_vector(checkpoint, f"{part}_head_norm", i, 1) if options.head_norms else None for part in ("query", "key")
+        _paired_vector(layer, f"{part}_head_norm", 1) if options.head_norms else None for part in ("query", "key")
     )
-    values, keys = (_head_weights(checkpoint, part, i, head_dim) for part in ("value", "key"))
-    apart = values[0].format != keys[0].format
+    values, keys = (_head_weights(layer, part, head_dim) for part in ("value", "key"))
+    apart = values.weight.format != keys.weight.format
     return GroupedWeights(
-        query=_weight_of(pack, _head_weights(checkpoint, "query", i, head_dim)),
-        values_keys=_weight_of(pack, values) if apart else _weight_of(pack, values, keys),
-        keys=_weight_of(pack, keys) if apart else None,
-        output=_weight_of(pack, checkpoint.weight("attention_output", i)),
-        query_bias=_bias(checkpoint, "query", i, head_dim) if "query" in options.biases else None,
-        values_keys_bias=np.concatenate([_bias(checkpoint, part, i, head_dim) for part in ("value", "key")])
+        query=layer.pack(_head_weights(layer, "query", head_dim)),
+        values_keys=layer.pack(values) if apart else layer.pack(values, keys),
+        keys=layer.pack(keys) if apart else None,
+        output=layer.packed("attention_output"),
+        query_bias=_bias(layer, "query", head_dim) if "query" in options.biases else None,
+        values_keys_bias=np.concatenate([_bias(layer, part, head_dim) for part in ("value", "key")])
         if {"key", "value"} & set(options.biases)
         else None,
-        output_bias=checkpoint.optional_vector("attention_output_bias", i),
+        output_bias=layer.optional_vector("attention_output_bias"),
         query_norm=query_norm,
         key_norm=key_norm,
     )
 
 
-def _head_weights(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> Stored:
+def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
     """The weight of queries, keys or values: the rotated pairs side by side, the heads padded."""
-    config, heads, stored = checkpoint.config, _head_count(checkpoint, part), checkpoint.weight(part, i)
+    config, heads, stored = layer.config, _head_count(layer.config, part), layer.weight(part)
     if part != "value":
         stored = _neighbours(stored, heads, 0, config.head_dim, config.rope_half_split)
     if head_dim == config.head_dim:
         return stored
-    weight = _whole(stored[0])
-    return replace(weight, rows=_padded_heads(weight.rows, heads, head_dim)), stored[1]
+    weight = _whole(stored.weight)
+    return stored._replace(weight=replace(weight, rows=_padded_heads(weight.rows, heads, head_dim)))
 
 
-def _head_count(checkpoint: Checkpoint, part: str) -> int:
-    return checkpoint.config.heads if part == "query" else checkpoint.config.kv_heads
+def _head_count(config: Config, part: str) -> int:
+    return config.heads if part == "query" else config.kv_heads
 
 
-def _paired_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.ndarray:
+def _paired_vector(layer: _LayerParts, part: str, heads: int) -> np.ndarray:
     """A vector of queries or keys, with rotated pairs side by side."""
-    config, values = checkpoint.config, checkpoint.vector(part, i)
+    config, values = layer.config, layer.vector(part)
     return values[neighbour_order(heads, 0, config.head_dim)] if config.rope_half_split else values
 
 
-def _bias(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> np.ndarray:
+def _bias(layer: _LayerParts, part: str, head_dim: int) -> np.ndarray:
     """Zeros where the part has none."""
-    heads = _head_count(checkpoint, part)
-    if not checkpoint.has(f"{part}_bias", i):
+    heads, name = _head_count(layer.config, part), f"{part}_bias"
+    if not layer.has(name):
         return np.zeros(heads * head_dim, np.float32)
-    name = f"{part}_bias"
-    values = checkpoint.vector(name, i) if part == "value" else _paired_vector(checkpoint, name, i, heads)
+    values = layer.vector(name) if part == "value" else _paired_vector(layer, name, heads)
     return _padded_heads(values[:, None], heads, head_dim)[:, 0]
 
 
@@ -156,60 +170,59 @@ def _padded_heads(rows: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
     return padded.reshape(heads * head_dim, -1)
 
 
-def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
-    config = checkpoint.config
-    query, widened = _head_weights(checkpoint, "query", i, config.head_dim)
+def _grouped_as_latent(layer: _LayerParts) -> LatentWeights:
+    config = layer.config
+    query = _head_weights(layer, "query", config.head_dim)
     return LatentWeights(
         query_down=None,
         query_norm=None,
-        query=_weight_of(pack, (latent_form.spread_queries(_whole(query), config), widened)),
-        latent=_weight_of(pack, *(_head_weights(checkpoint, part, i, config.head_dim) for part in ("value", "key"))),
+        query=layer.pack(query._replace(weight=latent_form.spread_queries(_whole(query.weight), config))),
+        latent=layer.pack(*(_head_weights(layer, part, config.head_dim) for part in ("value", "key"))),
         latent_norm=latent_form.no_norm(config),
-        key_up=_weight_of(pack, (latent_form.no_keys_up(config), False)),
-        value_up=_weight_of(pack, (latent_form.chosen_values(config), False)),
-        output=_weight_of(pack, checkpoint.weight("attention_output", i)),
+        key_up=layer.pack(Stored(latent_form.no_keys_up(config))),
+        value_up=layer.pack(Stored(latent_form.chosen_values(config))),
+        output=layer.packed("attention_output"),
     )
 
 
-def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
-    config, sizes = checkpoint.config, checkpoint.config.latent_attention
+def _latent(layer: _LayerParts) -> LatentWeights:
+    config, sizes = layer.config, layer.config.latent_attention
     assert sizes is not None
     direct = sizes.query_rank is None
-    down = None if direct else _weight_of(pack, checkpoint.weight("query_down", i))
+    down = None if direct else layer.packed("query_down")
     half_split = config.rope_half_split
-    query = _neighbours(
-        checkpoint.weight("query" if direct else "query_up", i), config.heads, sizes.nope_dim, sizes.rope_dim, half_split
-    )
-    latent = _neighbours(checkpoint.weight("latent_rope", i), 1, sizes.latent_dim, sizes.rope_dim, half_split)
-    latent_bias = checkpoint.optional_vector("latent_rope_bias", i)
+    query = layer.weight("query" if direct else "query_up")
+    query = _neighbours(query, config.heads, sizes.nope_dim, sizes.rope_dim, half_split)
+    latent = _neighbours(layer.weight("latent_rope"), 1, sizes.latent_dim, sizes.rope_dim, half_split)
+    latent_bias = layer.optional_vector("latent_rope_bias")
     if latent_bias is not None and half_split:
         latent_bias = latent_bias[neighbour_order(1, sizes.latent_dim, sizes.rope_dim)]
-    key_up, value_up = _up_projections(checkpoint, i, sizes)
+    key_up, value_up = _up_projections(layer, sizes)
     return LatentWeights(
         query_down=down,
-        query_norm=None if direct else checkpoint.vector("query_norm", i),
-        query=_weight_of(pack, query),
-        latent=_weight_of(pack, latent),
-        latent_norm=checkpoint.vector("latent_norm", i),
-        key_up=_weight_of(pack, key_up),
-        value_up=_weight_of(pack, value_up),
-        output=_weight_of(pack, checkpoint.weight("attention_output", i)),
-        query_down_bias=checkpoint.optional_vector("query_down_bias", i),
+        query_norm=None if direct else layer.vector("query_norm"),
+        query=layer.pack(query),
+        latent=layer.pack(latent),
+        latent_norm=layer.vector("latent_norm"),
+        key_up=layer.pack(key_up),
+        value_up=layer.pack(value_up),
+        output=layer.packed("attention_output"),
+        query_down_bias=layer.optional_vector("query_down_bias"),
         latent_bias=latent_bias,
-        output_bias=checkpoint.optional_vector("attention_output_bias", i),
+        output_bias=layer.optional_vector("attention_output_bias"),
     )
 
 
-def _up_projections(checkpoint: Checkpoint, i: int, sizes: LatentConfig) -> tuple[Stored, Stored]:
+def _up_projections(layer: _LayerParts, sizes: LatentConfig) -> tuple[Stored, Stored]:
     """For each head, the weight that projects its query to the latents' space, and that of its values.
 
     If the checkpoint has them in one weight, by the rows of keys and values, those of keys are transposed: blocks as float32.
     """
-    if checkpoint.has("keys_up", i):
-        return checkpoint.stack("keys_up", i), checkpoint.stack("values_up", i)
-    both, widened = checkpoint.weight("keys_values_up", i)
-    both = _whole(both)
-    heads = checkpoint.config.heads
+    if layer.has("keys_up"):
+        return layer.stack("keys_up"), layer.stack("values_up")
+    stored = layer.weight("keys_values_up")
+    both, widened = _whole(stored.weight), stored.widened
+    heads = layer.config.heads
     nope, latent = sizes.nope_dim, sizes.latent_dim
     rows = both.rows.reshape(heads, nope + sizes.value_dim, -1)
     keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, :nope], rows[:, nope:]))
@@ -219,50 +232,50 @@ def _up_projections(checkpoint: Checkpoint, i: int, sizes: LatentConfig) -> tupl
         widened_keys, numbers, format_ = True, np.ascontiguousarray(keys.values()).view(np.uint8), Format.F32
     size = row_bytes(format_, 1)
     transposed = numbers.reshape(heads, nope, latent, size).swapaxes(1, 2).reshape(heads * latent, nope * size)
-    return (PackedWeight(np.ascontiguousarray(transposed), format_, nope), widened_keys), (values, widened)
+    packed_keys = PackedWeight(np.ascontiguousarray(transposed), format_, nope)
+    return Stored(packed_keys, widened_keys), Stored(values, widened)
 
 
-def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> FeedForward:
-    if checkpoint.has(f"{prefix}gate_up", i):
-        stored = _halves(checkpoint.weight(f"{prefix}gate_up", i), 1)
+def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
+    if layer.has(f"{prefix}gate_up"):
+        stored = _halves(layer.weight(f"{prefix}gate_up"), 1)
     else:
         parts = [f"{prefix}{part}" for part in ("gate", "up")]
-        stored = [checkpoint.weight(part, i) for part in parts if checkpoint.has(part, i)]
-    *gate, up = (_weight_of(pack, one) for one in stored)
-    gate_bias, up_bias, down_bias = (checkpoint.optional_vector(f"{prefix}{part}_bias", i) for part in ("gate", "up", "down"))
+        stored = [layer.weight(part) for part in parts if layer.has(part)]
+    *gate, up = map(layer.pack, stored)
+    gate_bias, up_bias, down_bias = (layer.optional_vector(f"{prefix}{part}_bias") for part in ("gate", "up", "down"))
     return FeedForward(
         gate=gate[0] if gate else None,
         up=up,
-        down=_weight_of(pack, checkpoint.weight(f"{prefix}down", i)),
-        gelu=checkpoint.config.activation == "gelu_gated",
+        down=layer.packed(f"{prefix}down"),
+        gelu=layer.config.activation == "gelu_gated",
         gate_bias=gate_bias,
         up_bias=up_bias,
         down_bias=down_bias,
     )
 
 
-def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertWeights:
-    experts, router = checkpoint.config.experts, _whole(checkpoint.weight("router", i)[0])
+def _experts(layer: _LayerParts) -> ExpertWeights:
+    experts, router = layer.config.experts, _whole(layer.weight("router").weight)
     assert experts is not None
-    if checkpoint.has("experts_gate_up", i):
-        halves = _halves(checkpoint.stack("experts_gate_up", i), experts.count)
-        gate, up = (_weight_of(pack, half) for half in halves)
+    if layer.has("experts_gate_up"):
+        gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
     else:
-        gate, up = (_weight_of(pack, checkpoint.stack(f"experts_{part}", i)) for part in ("gate", "up"))
+        gate, up = (layer.pack(layer.stack(f"experts_{part}")) for part in ("gate", "up"))
     return ExpertWeights(
         router=router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense()),
-        bias=checkpoint.optional_vector("correction", i),
-        routed=FeedForward(gate, up, _weight_of(pack, checkpoint.stack("experts_down", i)), experts.count),
-        shared=_dense(checkpoint, i, pack, "shared_") if experts.shared else None,
+        bias=layer.optional_vector("correction"),
+        routed=FeedForward(gate, up, layer.pack(layer.stack("experts_down")), experts.count),
+        shared=_dense(layer, "shared_") if experts.shared else None,
     )
 
 
 def _halves(stored: Stored, blocks: int) -> list[Stored]:
     """The first halves of `blocks` blocks of rows, one after the other, and the second halves."""
-    weight, widened = _whole(stored[0]), stored[1]
+    weight = _whole(stored.weight)
     rows = weight.rows.reshape(blocks, 2, -1, weight.rows.shape[1])
     first, second = (np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3]) for k in (0, 1))
-    return [(replace(weight, rows=half), widened) for half in (first, second)]
+    return [stored._replace(weight=replace(weight, rows=half)) for half in (first, second)]
 
 
 def neighbour_order(heads: int, start: int, width: int) -> np.ndarray:
@@ -275,8 +288,8 @@ def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: 
     """A weight whose rows are in `neighbour_order`. half_split: whether they are not yet."""
     if not half_split:
         return stored
-    weight = _whole(stored[0])
-    return replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]), stored[1]
+    weight = _whole(stored.weight)
+    return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]))
 
 
 def _weight_of(pack: Pack, *parts: Stored) -> Weight:
@@ -284,8 +297,8 @@ def _weight_of(pack: Pack, *parts: Stored) -> Weight:
 
     Parts of different formats are widened to float32; those of dense formats are exactly that, and not to be quantised.
     """
-    weights = [weight for weight, _ in parts]
-    widened = any(widened for _, widened in parts)
+    weights = [part.weight for part in parts]
+    widened = any(part.widened for part in parts)
     if len(weights) == 1:
         return pack(weights[0], widened)
     formats = {weight.format for weight in weights}
