@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS, Scenario
@@ -15,6 +14,23 @@ _STEP = 128  # tokens at a time
 _MOST_TOKENS = 2**20  # of the operator: 65536 sequences of 16
 _CKVKR_COLUMNS, _CKVKR_CORES = 64, 9
 _SCENARIOS = tuple(s.name for s in SCENARIOS.values() if s.key is not None)
+
+
+@dataclass(frozen=True)
+class Widths:
+    """N, He, Hcq, Hckv, D and Dr of a call."""
+
+    heads: int
+    hidden: int
+    hcq: int
+    hckv: int
+    nope: int
+    rope: int
+
+    @property
+    def head(self) -> int:
+        """The columns of a head in MatmulQcQr."""
+        return self.nope + self.rope
 
 
 @dataclass(frozen=True)
@@ -95,7 +111,7 @@ def mla_prolog_plan(
         return MlaPrologPlan(MlaPrologTilingKey.decode(key.encode()), (), (), 1, (), heads_dequant, 0)
 
     step = min(_STEP, tokens)
-    widths = _Widths(heads, hidden, hcq, hckv, nope, rope)
+    widths = Widths(heads, hidden, hcq, hckv, nope, rope)
     matmuls = _matmuls(s, step, widths, aic)
     if empty_cache:
         matmuls = (matmuls[0], *matmuls[2:])
@@ -111,23 +127,12 @@ def mla_prolog_plan(
     )
 
 
-class _Widths(NamedTuple):
-    """N, He, Hcq, Hckv, D and Dr of a call."""
-
-    heads: int
-    hidden: int
-    hcq: int
-    hckv: int
-    nope: int
-    rope: int
-
-
-def _matmuls(s: Scenario, step: int, widths: _Widths, aic: int) -> tuple[Matmul, ...]:
+def _matmuls(s: Scenario, step: int, widths: Widths, aic: int) -> tuple[Matmul, ...]:
     """The products of a step and their split over the cube cores."""
-    heads, hidden, hcq, hckv, nope, rope = widths
+    heads, hidden, hcq, hckv, nope = widths.heads, widths.hidden, widths.hcq, widths.hckv, widths.nope
     down, up = 32 if s.full else 16, 32 if s.partial else 16  # the columns that 32 bytes of a weight hold
-    unit = nope + rope if _dequantises(s, heads) else up  # whole heads
-    latent, projected = hckv + rope, heads * (nope + rope)
+    unit = widths.head if _dequantises(s, heads) else up  # whole heads
+    latent, projected = hckv + widths.rope, heads * widths.head
     core_heads = -(-heads // aic)
     return (
         _matmul("MatmulCq", step, hidden, hcq, _single_n(hcq, aic, down)),
@@ -142,11 +147,11 @@ def _dequantises(s: Scenario, heads: int) -> bool:
     return s.partial and heads >= 8
 
 
-def _workspace(s: Scenario, step: int, widths: _Widths) -> int:
+def _workspace(s: Scenario, step: int, widths: Widths) -> int:
     """Bytes of the workspace: int32 for int8 products, else bfloat16; four bytes a value for the heads' part in any case."""
-    heads, _, hcq, hckv, nope, rope = widths
+    heads, hcq, hckv, rope = widths.heads, widths.hcq, widths.hckv, widths.rope
     if s.full:
         token = hcq * 4 + hcq * 2 + (hckv + rope) * 4 + (heads * hckv * 2 if s.query_int8 else 0)
     else:
         token = hcq * 2 * 2 + (hckv + rope) * 2
-    return step * (token + heads * (nope + rope) * 4 + heads * nope * 2 + (32 if _dequantises(s, heads) else 0))
+    return step * (token + heads * widths.head * 4 + heads * widths.nope * 2 + (32 if _dequantises(s, heads) else 0))

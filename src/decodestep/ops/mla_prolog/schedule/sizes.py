@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decodestep._base.checks import Words, is_int, refuse, require
-from decodestep.ops.mla_prolog.plan import Matmul, MlaPrologPlan
+from decodestep.ops.mla_prolog.plan import Matmul, MlaPrologPlan, Widths
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS, Scenario
 
 _OP = "mla_prolog_schedule"
@@ -13,15 +13,11 @@ _BY_KEY = {(2 if s.partial else 1, s.key): s for s in SCENARIOS.values() if s.ke
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Widths):
+    """The widths of a call, what else its schedule depends on, and its cores."""
+
     scenario: Scenario
     tokens: int
-    heads: int
-    hidden: int
-    hcq: int
-    hckv: int
-    nope: int
-    rope: int
     cached: bool  # whether the caches have blocks
     by_head: bool  # whether dequantisation overlaps with the products, head by head
     cubes: int
@@ -30,11 +26,6 @@ class Sizes:
     @property
     def vectors(self) -> int:
         return self.cubes * self.group
-
-    @property
-    def head(self) -> int:
-        """The columns of a head in MatmulQcQr."""
-        return self.nope + self.rope
 
 
 def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
@@ -49,13 +40,13 @@ def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
     if tokens == 0:
         names = [m.name for m in plan.matmuls]
         require(not names and empty == 2, _OP, "plan", "without products where there are no tokens", names)
-        return Sizes(SCENARIOS["NO_QUANT"], 0, 0, 0, 0, 0, 0, 0, False, False, cubes, group)
+        return Sizes(0, 0, 0, 0, 0, 0, SCENARIOS["NO_QUANT"], 0, False, False, cubes, group)
     products = _products(plan, cubes)
     scenario, by_head = _scenario(plan)
     cq, qcqr, qn = products["MatmulCq"], products["MatmulQcQr"], products["MatmulQn"]
     head = qcqr.n // qn.batch
     _check_fit(products, head)
-    return Sizes(scenario, tokens, qn.batch, cq.k, cq.n, qn.n, qn.k, head - qn.k, empty == 0, by_head, cubes, group)
+    return Sizes(qn.batch, cq.k, cq.n, qn.n, qn.k, head - qn.k, scenario, tokens, empty == 0, by_head, cubes, group)
 
 
 def _products(plan: MlaPrologPlan, cubes: int) -> dict[str, Matmul]:
