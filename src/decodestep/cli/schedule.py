@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,13 @@ from decodestep.ops.mla_prolog.schedule import (
     search,
     timeline,
 )
+from decodestep.ops.mla_prolog.schedule.cost import NUMBERS
 from decodestep.ops.mla_prolog.schedule.critical import critical_path, utilisation
 from decodestep.ops.mla_prolog.schedule.gantt import chart, title
 from decodestep.ops.mla_prolog.schedule.page import page
 from decodestep.ops.mla_prolog.schedule.trace import trace
 
 _DRAWN: dict[str, Callable[[Timeline], str]] = {".html": page, ".svg": chart, ".json": trace}
-_NUMBERS = [f.name for f in fields(CostModel) if f.name not in ("vector_passes", "l2_buffers")]
-_INTEGERS = ("fractal_rows", "fractal_columns", "fractal_bytes", "vector_lanes", "buffers")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hidden", type=int, default=7168, metavar="HE", help="width of a token [%(default)s]")
     add("--cubes", type=int, default=24, metavar="N", help="cube cores [%(default)s]")
     add("--group", type=int, default=2, metavar="N", help="vector cores of each cube core [%(default)s]")
-    add("--cost", action="append", default=[], metavar="NAME=VALUE", help=f"a number of the cost model: {', '.join(_NUMBERS)}")
+    add("--cost", action="append", default=[], metavar="NAME=VALUE", help=f"a number of the cost model: {', '.join(NUMBERS)}")
     add("--published", action="store_true", help="the design as published, without the flag between steps")
     add("--search", action="store_true", help="search for a better schedule, and show it")
     add("--audit", action="store_true", help="remove each flag in turn and report what breaks")
@@ -90,11 +88,12 @@ def _cost(given: list[str]) -> CostModel:
     values: dict[str, Any] = {}
     for item in given:
         name, _, text = item.partition("=")
-        require(name in _NUMBERS, "schedule", "cost", f"NAME=VALUE of {', '.join(_NUMBERS)}", item)
+        require(name in NUMBERS, "schedule", "cost", f"NAME=VALUE of {', '.join(NUMBERS)}", item)
+        whole = NUMBERS[name] == "int"
         try:
-            values[name] = int(text) if name in _INTEGERS else float(text)
+            values[name] = int(text) if whole else float(text)
         except ValueError:
-            refuse("schedule", f"cost {name}", "an integer" if name in _INTEGERS else "a number", text)
+            refuse("schedule", f"cost {name}", "an integer" if whole else "a number", text)
     return CostModel(**values)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 
-from decodestep._base.checks import is_int, is_real, require
+from decodestep._base.checks import is_finite, is_int, is_real, require
 from decodestep.ops.mla_prolog.schedule.instructions import CUBE, Compute, Core, Load, Store
 from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 
@@ -63,24 +63,17 @@ class CostModel:
     buffers: int = 2
 
     def __post_init__(self) -> None:
-        times = ("flag_seconds", "move_seconds", "bfloat16_cycles", "int8_cycles")
-        for name in (f.name for f in fields(self)):
+        costs = {f"vector_passes[{kernel!r}]": self.vector_passes.get(kernel) for kernel in _PASSES}
+        for name, kind in NUMBERS.items():
             value = getattr(self, name)
-            if name in ("fractal_rows", "fractal_columns", "fractal_bytes", "vector_lanes", "buffers"):
+            if kind == "int":
                 require(is_int(value) and value >= 1, "CostModel", name, "an integer >= 1", value)
-            elif name in times:
-                require(is_real(value) and 0 <= value < float("inf"), "CostModel", name, "a finite number >= 0", value)
-            elif name not in ("vector_passes", "l2_buffers"):
+            elif name.endswith(("_seconds", "_cycles")):  # of what may take no time
+                costs[name] = value
+            else:
                 require(is_real(value) and value > 0, "CostModel", name, "a number > 0", value)
-        for kernel in _PASSES:
-            passes = self.vector_passes.get(kernel)
-            require(
-                is_real(passes) and 0 <= passes < float("inf"),
-                "CostModel",
-                f"vector_passes[{kernel!r}]",
-                "a finite number >= 0",
-                passes,
-            )
+        for name, cost in costs.items():
+            require(is_finite(cost) and cost >= 0, "CostModel", name, "a finite number >= 0", cost)
 
     def level(self, instruction: Load | Store) -> str:
         """The memory level that a move reads from or writes to."""
@@ -97,3 +90,6 @@ class CostModel:
         c0 = self.fractal_bytes // (1 if int8 else 2)
         fractals = -(-rows // self.fractal_rows) * -(-columns // self.fractal_columns) * -(-inner // c0)
         return fractals * (self.int8_cycles if int8 else self.bfloat16_cycles) / self.cube_hz
+
+
+NUMBERS = {f.name: f.type for f in fields(CostModel) if f.type in ("int", "float")}  # its fields that --cost can set
