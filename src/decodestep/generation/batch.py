@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from itertools import starmap
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class _Pass(NamedTuple):
     """The input of a forward pass.
 
-    decoding: the keys of the rows that draw after it, whose pieces come first. wanted, every: as for `Model.forward`, every not
-    False if the last piece is of a prompt that is scored, which needs the logits of all its tokens.
+    decoding: the keys of the rows that draw after it, whose pieces come first. wanted: as for `Model.forward`. scores: whether
+    the last piece is of a prompt that is scored, which needs the logits of all its tokens.
     """
 
     decoding: list[int]
     pieces: Sequence[tuple[CachedSequence, Sequence[int]]]
     wanted: list[bool]
     work: Work
-    every: Sequence[bool] | Literal[False] = False
+    scores: bool = False
 
 
 class Batch:
@@ -220,14 +220,15 @@ class Batch:
             count = len(composed.decoding)
             if not composed.pieces:
                 return [], np.zeros((0, self._model.config.vocab_size), np.float32)
+            every = [False] * (len(composed.pieces) - 1) + [composed.scores]
             try:
                 with self._schedule.measure(composed.work):
-                    logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=composed.every)
+                    logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=every)
                 break
             except CacheFullError:
                 self._preempt_last()
         if len(composed.pieces) > count:
-            self._scored = bool(composed.every)
+            self._scored = composed.scores
             self._start_sampling((self._scoring if self._scored else self._prefill).finish(logits[count:]))
         return composed.decoding, logits[:count]
 
@@ -244,15 +245,12 @@ class Batch:
 
     def _with_prompts(self, rows: _Pass, room: Room) -> _Pass:
         """A pass of rows, and as much as the room allows of a prompt that is scored, or of the others."""
-        if self._scoring and not (self._scored and self._prefill):
-            prompts, wanted = [self._scoring.take(room)], [True]
-            every: Sequence[bool] | Literal[False] = [False] * len(rows.pieces) + [True]
-        else:
-            prompts, every = self._prefill.take(room), False
-            wanted = self._prefill.completing()
+        scores = bool(self._scoring) and not (self._scored and self._prefill)
+        prompts = [self._scoring.take(room)] if scores else self._prefill.take(room)
+        wanted = [True] if scores else self._prefill.completing()
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
         work = rows.work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
-        return _Pass(rows.decoding, [*rows.pieces, *prompts], [*rows.wanted, *wanted], work, every)
+        return _Pass(rows.decoding, [*rows.pieces, *prompts], [*rows.wanted, *wanted], work, scores)
 
     def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.
