@@ -13,15 +13,25 @@ import decodestep as ds
 from tolerances import assert_close
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-#            int8: token  uq     kv         kr      V3's three modes
+
+
+class Int8(NamedTuple):
+    """What is int8 in a scenario: the tokens, weight_uq_qr and the caches. modes: V3's, of weights, caches and queries."""
+
+    token: bool
+    uq: bool
+    kv: str | None
+    modes: tuple[int, int, int]
+
+
 SCENARIOS = {
-    "NO_QUANT": (False, False, None, (0, 0, 0)),
-    "PARTIAL": (False, True, None, (1, 0, 0)),
-    "PARTIAL_KV": (False, True, "channel", (1, 2, 0)),
-    "FULL": (True, True, None, (2, 0, 0)),
-    "FULL_KV": (True, True, "tensor", (2, 1, 1)),
-    "PARTIAL_TILE": (False, True, "tile", (1, 3, 0)),
-    "FULL_TILE": (True, True, "tile", (2, 3, 0)),
+    "NO_QUANT": Int8(False, False, None, (0, 0, 0)),
+    "PARTIAL": Int8(False, True, None, (1, 0, 0)),
+    "PARTIAL_KV": Int8(False, True, "channel", (1, 2, 0)),
+    "FULL": Int8(True, True, None, (2, 0, 0)),
+    "FULL_KV": Int8(True, True, "tensor", (2, 1, 1)),
+    "PARTIAL_TILE": Int8(False, True, "tile", (1, 3, 0)),
+    "FULL_TILE": Int8(True, True, "tile", (2, 3, 0)),
 }
 MODES = ["PA_BSND", "PA_NZ", "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND"]
 V1 = ["NO_QUANT", "PARTIAL", "PARTIAL_KV"]
@@ -102,8 +112,8 @@ def make(
 ) -> dict[str, Any]:
     """The arguments of mla_prolog_v3; caches hold random bits. sizes: of `Sizes`."""
     values, size = Values(rng, real), Sizes(**sizes)
-    modes = SCENARIOS[scenario][3]
-    if SCENARIOS[scenario][2] == "tile":
+    modes = SCENARIOS[scenario].modes
+    if SCENARIOS[scenario].kv == "tile":
         size = size._replace(Hckv=128 * tiles)
     lengths = list(lengths) if lengths is not None else [S] * B
     axes = (sum(lengths),) if merged else (B, S)
@@ -121,15 +131,15 @@ def make(
 
 
 def _tensors(values: Values, size: Sizes, scenario: str, axes: tuple[int, ...], nz: bool) -> dict[str, Any]:
-    token8, uq8, _, _ = SCENARIOS[scenario]
+    int8 = SCENARIOS[scenario]
     He, Hcq, N, D, Hckv, Dr = size
     angle = values.rng.uniform(0, 6.3, (*axes, Dr))
     return dict(
-        token_x=values.int8(*axes, He) if token8 else values.normal(*axes, He),
-        weight_dq=values.weight(He, Hcq, token8, nz),
-        weight_uq_qr=values.weight(Hcq, N * (D + Dr), uq8, nz),
+        token_x=values.int8(*axes, He) if int8.token else values.normal(*axes, He),
+        weight_dq=values.weight(He, Hcq, int8.token, nz),
+        weight_uq_qr=values.weight(Hcq, N * (D + Dr), int8.uq, nz),
         weight_uk=values.normal(N, D, Hckv, scale=1 / math.sqrt(D or 1)),
-        weight_dkv_kr=values.weight(He, Hckv + Dr, token8, nz),
+        weight_dkv_kr=values.weight(He, Hckv + Dr, int8.token, nz),
         rmsnorm_gamma_cq=values.gamma(Hcq),
         rmsnorm_gamma_ckv=values.gamma(Hckv),
         rope_sin=np.sin(angle).astype(values.real),
@@ -138,31 +148,31 @@ def _tensors(values: Values, size: Sizes, scenario: str, axes: tuple[int, ...], 
 
 
 def _scales(values: Values, size: Sizes, scenario: str, tokens: int, smooth: bool) -> dict[str, Any]:
-    token8, uq8, kv, _ = SCENARIOS[scenario]
+    int8 = SCENARIOS[scenario]
     _, Hcq, N, D, Hckv, Dr = size
     positive, made = values.positive, dict[str, Any]()
-    if token8:
+    if int8.token:
         made |= dict(
             dequant_scale_x=positive(tokens, 1, scale=1e-2),
             dequant_scale_w_dq=positive(1, Hcq, scale=1e-2),
             dequant_scale_w_dkv_kr=positive(1, Hckv + Dr, scale=1e-2),
         )
-    if uq8:
+    if int8.uq:
         made |= dict(dequant_scale_w_uq_qr=positive(1, N * (D + Dr), scale=2e-3))
         if smooth:
             made |= dict(smooth_scales_cq=positive(1, Hcq))
-    if kv == "channel":
+    if int8.kv == "channel":
         made |= dict(quant_scale_ckv=positive(1, Hckv, scale=50), quant_scale_ckr=positive(1, Dr, scale=50))
-    if kv == "tensor":
+    if int8.kv == "tensor":
         made |= dict(quant_scale_ckv=positive(*[(1,), (1, 1), (1, Hckv)][values.rng.integers(3)], scale=50))
-    if kv == "tile":
+    if int8.kv == "tile":
         alpha = np.array([values.rng.uniform(0.6, 1)], np.float32)
         made |= dict(k_nope_clip_alpha=alpha, ckvkr_repo_mode=1, quant_scale_repo_mode=1)
     return made
 
 
 def _caches(values: Values, size: Sizes, scenario: str, rows: tuple[int, ...]) -> dict[str, Any]:
-    kv, latent, rope = SCENARIOS[scenario][2], size.Hckv, size.Dr
+    kv, latent, rope = SCENARIOS[scenario].kv, size.Hckv, size.Dr
     if kv == "tile":
         rows_of_bytes = values.int8(*rows, 1, latent + 2 * rope + 4 * (latent // 128))
         return dict(kv_cache=rows_of_bytes & 63, kr_cache=np.zeros(0, np.int8))  # no pattern of the bytes is a NaN

@@ -90,7 +90,7 @@ class Formulas:
 
     def __init__(self, call: dict[str, Any], scenario: str) -> None:
         self.call = call
-        self.token8, self.uq8, self.kv, _ = SCENARIOS[scenario]
+        self.int8 = SCENARIOS[scenario]
         self.rounded = bf16 if call["weight_uk"].dtype == BF16 else (lambda v: v)
         self.f = {
             name: value.astype(float)
@@ -103,7 +103,7 @@ class Formulas:
         )
 
     def projected(self, t: int, weight: np.ndarray, scale: str) -> np.ndarray:
-        if self.token8:
+        if self.int8.token:
             return self.x[t] @ weight * self.f["dequant_scale_x"][t, 0] * self.f[scale][0]
         return self.rounded(self.x[t] @ weight)
 
@@ -115,7 +115,7 @@ class Formulas:
         """What the call returns for a token."""
         f, r = self.f, self.rounded
         y = self.norm(self.projected(t, self.w_dq, "dequant_scale_w_dq"), "cq", "qc_qr_scale")
-        if self.uq8:
+        if self.int8.uq:
             c, s_t = dynamic8(y * f["smooth_scales_cq"][0] if "smooth_scales_cq" in f else y)
             q = c @ self.w_uq * s_t * f["dequant_scale_w_uq_qr"][0]
         else:
@@ -125,7 +125,7 @@ class Formulas:
         heads = []
         for n, head in enumerate(q.reshape(N, -1)):
             query, rope, scale = r(r(head[:D]) @ f["weight_uk"][n]), r(rope1(head[D:], self.sin[t], self.cos[t])), 0.0
-            if self.kv == "tensor":
+            if self.int8.kv == "tensor":
                 a = float(np.abs(query).max())
                 scale = a / 127
                 query = dynamic8(query)[0] if rounding == "half_even" else away(query * (127 / a))
@@ -139,11 +139,11 @@ class Formulas:
         f, r, latent = self.f, self.rounded, self.f["weight_uk"].shape[2]
         raw = self.projected(t, self.w_dkv, "dequant_scale_w_dkv_kr")
         kc, kr = self.norm(raw[:latent], "ckv", "kc_scale"), r(rope1(raw[latent:], self.sin[t], self.cos[t]))
-        if self.kv == "tile":
+        if self.int8.kv == "tile":
             return tile_row(kc, kr, f["k_nope_clip_alpha"][0]), kr[:0]
-        if self.kv == "channel":
+        if self.int8.kv == "channel":
             return clamp8(kc * f["quant_scale_ckv"][0]), clamp8(kr * f["quant_scale_ckr"][0])
-        if self.kv == "tensor":
+        if self.int8.kv == "tensor":
             return clamp8(kc * f["quant_scale_ckv"].reshape(-1)[0]), kr
         return r(kc), kr
 

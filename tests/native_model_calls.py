@@ -270,12 +270,14 @@ def mla_prolog(s: Source) -> Arguments:
     width = s.one_of(15, 16, 32, 48) if has_down else hidden
     up = heads * (nope + rope // groups)
 
-    def weight(inputs: int, outputs: int, int8: bool) -> tuple[np.ndarray, int, np.ndarray | None]:
+    def weight(name: str, inputs: int, outputs: int, int8: bool) -> Arguments:
         if int8 or s.one_of(True, True, False):
-            return (columns(s, inputs, outputs, np.int8 if int8 else real), -1, s.array(outputs) if int8 else None)
-        if s.one_of(True, False):
-            return (*panels_of(s, inputs, outputs)[:2], None)
-        return (*s.weight(inputs, outputs), None)
+            given = columns(s, inputs, outputs, np.int8 if int8 else real), -1
+        elif s.one_of(True, False):
+            given = panels_of(s, inputs, outputs)[:2]
+        else:
+            given = s.weight(inputs, outputs)
+        return {name: given[0], f"{name}_format": given[1], f"{name}_scale": s.array(outputs) if int8 else None}
 
     def vector(length: int, wanted: bool) -> np.ndarray | None:
         return s.array(length) if wanted else None
@@ -284,18 +286,15 @@ def mla_prolog(s: Source) -> Arguments:
         rows = cache(s, blocks, block_size, width, dtype)
         return s.one_of(rows, rows, rows[::-1], np.repeat(rows, 2, -1)[..., ::2])
 
-    down = weight(hidden, width, full) if has_down else (None, 0, None)
-    w_uq_qr, w_dkv_kr = weight(width, up, partial), weight(hidden, latent + rope, full)
+    weights = weight("w_dq", hidden, width, full) if has_down else {"w_dq": None, "w_dq_format": 0, "w_dq_scale": None}
+    weights |= weight("w_uq_qr", width, up, partial) | weight("w_dkv_kr", hidden, latent + rope, full)
     blocks, block_size = s.size(3), s.size(4)
     slots = s.ids(tokens, end=blocks * block_size, start=-1) if blocks * block_size else np.full(tokens, -1)
     row = latent + 2 * rope + latent // 32 if kind == 3 else latent
     query_type = np.int8 if kind == 2 else real
     return {
         "x": s.array(tokens, hidden, dtype=np.int8 if full else real), "x_scale": vector(tokens, full), "width": width,
-        "heads": heads, "nope": nope, "latent": latent, "rope_groups": groups,
-        "w_dq": down[0], "w_dq_format": down[1], "w_dq_scale": down[2],
-        "w_uq_qr": w_uq_qr[0], "w_uq_qr_format": w_uq_qr[1], "w_uq_qr_scale": w_uq_qr[2],
-        "w_dkv_kr": w_dkv_kr[0], "w_dkv_kr_format": w_dkv_kr[1], "w_dkv_kr_scale": w_dkv_kr[2],
+        "heads": heads, "nope": nope, "latent": latent, "rope_groups": groups, **weights,
         "w_uk": columns(s, nope, latent, real, heads),
         "gamma_cq": s.one_of(None, s.array(width)), "gamma_ckv": s.one_of(None, s.array(latent)),
         "eps_cq": 1e-5, "eps_ckv": 1e-5, "alpha_cq": 1.0, "alpha_ckv": 1.0,

@@ -42,10 +42,10 @@ def test_every_scenario_mode_and_token_axis(scenario, backend):
                     assert got["dequant_scale_q_nope"] is None
                 if scenario == "NO_QUANT":
                     assert got["dequant_scale_q_norm"] is None
-                assert got["query_norm"].dtype == (np.int8 if SCENARIOS[scenario][1] else BF16)
+                assert got["query_norm"].dtype == (np.int8 if SCENARIOS[scenario].uq else BF16)
                 agree(got, want, flips)
     # One int8 of the normed query on the other side of a tie moves its whole row.
-    allowed = {"query": 0.03, "query_rope": 0.03} if SCENARIOS[scenario][1] else {}
+    allowed = {"query": 0.03, "query_rope": 0.03} if SCENARIOS[scenario].uq else {}
     for part in {part for part, _ in flips}:
         assert flips[part, "off"] <= allowed.get(part, 0.01) * flips[part, "all"], part
 
