@@ -32,15 +32,12 @@ def token_slots(
             refuse(op, "cache_index", f"None in cache mode {cache_mode}", index)
         return np.arange(tokens)
     ids = view(op, "cache_index", index)
-    ends = None
-    shape = axes
-    if by_block:
-        if len(axes) == 2:
-            ends = np.arange(1, axes[0] + 1) * axes[1]
-            shape = (axes[0], -(-axes[1] // block_size))
-        else:
-            ends = _ends(op, actual_seq_len, tokens)
-            shape = (int((-(-np.diff(ends, prepend=0) // block_size)).sum()),)
+    ends, shape = None, axes
+    if by_block and len(axes) == 2:
+        ends, shape = np.arange(1, axes[0] + 1) * axes[1], (axes[0], -(-axes[1] // block_size))
+    elif by_block:
+        ends = _ends(op, actual_seq_len, tokens)
+        shape = (int((-(-np.diff(ends, prepend=0) // block_size)).sum()),)
     if ids.dtype != _INT64 or ids.shape != shape:
         refuse(op, "cache_index", f"int64 of shape {shape_text(shape)}", ids)
     limit = blocks if by_block else blocks * block_size
