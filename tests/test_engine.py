@@ -26,7 +26,7 @@ from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models.kv_cache import PAGE
-from decodestep.models.prefill import Room, keys_of
+from decodestep.models.prefill import Budget, keys_of
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 from decodestep.serving import engine as engine_module
 
@@ -126,7 +126,7 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
 @pytest.mark.parametrize("passes", range(1, 7))
 def test_a_scored_row_is_the_same_whenever_it_is_preempted(tiny, passes, monkeypatch):
     """Its prompt takes four passes, and three more tokens one each."""
-    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(3))
     prompt, params = list(range(10)), ds.SamplingParams(max_new_tokens=4, seed=1, logprobs=1, prompt_logprobs=1, **FREE)
     [alone] = ds.generate(tiny, [prompt], params)
     sampler = sampler_for(tiny)
@@ -168,7 +168,7 @@ def test_a_prompt_that_is_only_scored_may_fill_the_cache(tiny):
 
 
 def test_a_prompt_does_not_wait_for_one_that_is_scored(tiny, monkeypatch, hold_passes):
-    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(4))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(4))
     both_here, done = hold_passes(tiny), []
     engine = Engine(tiny, deliver=lambda deltas: done.extend(request.number for request, delta in deltas if delta.reason))
     with engine:
@@ -212,7 +212,7 @@ def test_a_row_for_which_open_sequences_leave_no_pages_ends_alone(tiny):
 
 @pytest.mark.parametrize("scored", [None, 1])
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch, scored):
-    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(3))
     order, came = [], threading.Event()
 
     def deliver(deltas):
@@ -231,7 +231,7 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch, score
 
 @pytest.mark.parametrize("scored", [None, 1])
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch, scored):
-    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(4))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(4))
     done = []
     engine = Engine(tiny, deliver=lambda deltas: done.extend(request.number for request, delta in deltas if delta.reason))
     with engine:
@@ -245,7 +245,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tin
 
 @pytest.mark.parametrize("schedule", [None, ChunkedPrefill(64)])
 def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tiny, schedule, monkeypatch):
-    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(64))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(64))
     made = [(prompt, replace(params, num_return_sequences=1)) for prompt, params in requests(7, 12)]
     made[3] = ([5] * 300, replace(made[3][1], prompt_logprobs=2))
     expected = fresh_answers(tiny, made)
@@ -287,7 +287,7 @@ def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):
 
 @pytest.mark.parametrize("scored", [None, 1])
 def test_a_prompt_that_is_cancelled_while_it_runs_leaves_the_others_alone(tiny, monkeypatch, scored):
-    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(3))
     params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
     [alone] = ds.generate(tiny, [[1, 2]], params)
     submitted, passes, cancelled = [], [], threading.Event()
@@ -472,8 +472,8 @@ class Machine:
     def run(self, rows, keys=0, prompts=0, position=0):
         """(tokens of the piece, seconds without it, its seconds) of a pass beside this many rows of this many keys."""
         work = Work(rows, rows * keys, prompts)
-        room = self.schedule.room(work) if prompts else None
-        tokens = max(1, room.fitting(position)) if room else 0
+        budget = self.schedule.prompt_budget(work) if prompts else None
+        tokens = max(1, budget.fitting(position)) if budget else 0
         seconds, more = 0.01 + 1e-6 * work.keys, 1e-3 * tokens + 2e-6 * keys_of(position, tokens)
         with self.schedule.measure(work._replace(tokens=tokens, token_keys=keys_of(position, tokens))):
             self.now += seconds + more
@@ -517,7 +517,7 @@ def test_rows_are_measured_alone_now_and_then_and_prompts_alone_never_wait_for_i
     assert without == [every - 1, 2 * every - 1, 3 * every - 1]
     for _ in range(every - 1):
         machine.run(1, prompts=1)
-    assert machine.schedule.room(Work(1, 0, 1)) is None and machine.schedule.room(Work(0, 0, 1)) is not None
+    assert machine.schedule.prompt_budget(Work(1, 0, 1)) is None and machine.schedule.prompt_budget(Work(0, 0, 1)) is not None
 
 
 @given(
@@ -527,12 +527,12 @@ def test_as_many_tokens_fit_as_their_keys_allow(tokens, cost, token, key, positi
     def costs(count):
         return token * count + key * sum(range(position + 1, position + count + 1))
 
-    room = Room(tokens, cost, token, key)
-    count, most = room.fitting(position, share), math.ceil(tokens * share)
+    budget = Budget(tokens, cost, token, key)
+    count, most = budget.fitting(position, share), math.ceil(tokens * share)
     assert costs(count) <= cost * share * (1 + 1e-9)
     assert count == most or (count < most and costs(count + 1) >= cost * share * (1 - 1e-9))
-    room.use(position, count)
-    assert room.tokens == tokens - count and room.cost == pytest.approx(cost - costs(count), abs=1e-6)
+    budget.use(position, count)
+    assert budget.tokens == tokens - count and budget.cost == pytest.approx(cost - costs(count), abs=1e-6)
 
 
 def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monkeypatch):

@@ -13,7 +13,7 @@ from decodestep.generation.pass_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.schedule import PrefillFirst, Schedule
 from decodestep.models.page_pool import CacheFullError
-from decodestep.models.prefill import Prefill, Room, keys_of
+from decodestep.models.prefill import Budget, Prefill, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
 from decodestep.sampling.jump import MAX_JUMP, jump
 from decodestep.sampling.row import Row
@@ -239,14 +239,14 @@ class Batch:
         waiting = len(self._prefill) + len(self._scoring)
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         rows = [(one, self._rows[key].history.tokens[len(one) :]) for key, one in zip(decoding, sequences, strict=True)]
-        room = self._schedule.room(work) if waiting else None
+        budget = self._schedule.prompt_budget(work) if waiting else None
         alone = _Pass(decoding, rows, [True] * len(rows), work)
-        return alone if room is None else self._with_prompts(alone, room)
+        return alone if budget is None else self._with_prompts(alone, budget)
 
-    def _with_prompts(self, rows: _Pass, room: Room) -> _Pass:
-        """A pass of rows, and as much as the room allows of a prompt that is scored, or of the others."""
+    def _with_prompts(self, rows: _Pass, budget: Budget) -> _Pass:
+        """A pass of rows, and as much as the budget allows of a prompt that is scored, or of the others."""
         scores = bool(self._scoring) and not (self._scored and self._prefill)
-        prompts = [self._scoring.take(room)] if scores else self._prefill.take(room)
+        prompts = [self._scoring.take(budget)] if scores else self._prefill.take(budget)
         wanted = [True] if scores else self._prefill.completing()
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
         work = rows.work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))

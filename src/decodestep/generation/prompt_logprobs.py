@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodestep.models.prefill import Piece, Room
+from decodestep.models.prefill import Budget, Piece
 from decodestep.models.sequence import CachedSequence
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, steps
 from decodestep.sampling.row import Row
@@ -54,13 +54,13 @@ class PromptScoring:
         """Drops a prompt that need not be finished."""
         self._waiting = [prompt for prompt in self._waiting if prompt.key != key]
 
-    def take(self, room: Room) -> Piece:
-        """The next piece for `Model.forward`, all of whose logits are wanted: as much as the room allows, at least a token."""
+    def take(self, budget: Budget) -> Piece:
+        """The next piece for `Model.forward`, whose logits are all wanted: as much as the budget allows, at least a token."""
         self._oldest = not self._oldest
         prompt = self._waiting[0] if self._oldest else min(self._waiting, key=lambda each: each.tokens_left)
         self._taken, sequence, tokens = prompt.key, prompt.sequence, prompt.tokens
         start = len(sequence)
-        return sequence, tuple(tokens[start : start + max(1, min(_BLOCK, room.fitting(start)))])
+        return sequence, tuple(tokens[start : start + max(1, min(_BLOCK, budget.fitting(start)))])
 
     def finish(self, logits: np.ndarray) -> dict[int, np.ndarray]:
         """After the piece has been run: returns the logits (V,) of the last token of every prompt that it completes.

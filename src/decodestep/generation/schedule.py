@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from decodestep.generation.pass_cost import PassCost, Work
 from decodestep.models.forward import BLOCK
-from decodestep.models.prefill import Room
+from decodestep.models.prefill import Budget
 
 
 class Schedule(ABC):
@@ -27,7 +27,7 @@ class Schedule(ABC):
         """The number of future tokens of a row for which pages are reserved when it is admitted."""
 
     @abstractmethod
-    def room(self, work: Work) -> Room | None:
+    def prompt_budget(self, work: Work) -> Budget | None:
         """How much of the prompts may run in a pass with this other work; None for nothing in a pass of decoding rows."""
 
     @contextmanager
@@ -45,8 +45,8 @@ class PrefillFirst(Schedule):
     def reserved_tokens(self, remaining: int) -> int:
         return remaining
 
-    def room(self, work: Work) -> Room:
-        return Room()
+    def prompt_budget(self, work: Work) -> Budget:
+        return Budget()
 
 
 class ChunkedPrefill(Schedule):
@@ -82,12 +82,12 @@ class ChunkedPrefill(Schedule):
     def reserved_tokens(self, remaining: int) -> int:
         return min(remaining, self.RESERVED_TOKENS)
 
-    def room(self, work: Work) -> Room | None:
+    def prompt_budget(self, work: Work) -> Budget | None:
         if work.rows and self._mixed + 1 >= self.MEASURE_EVERY:
             return None
         if not self._cost.knows(work):
-            return Room(self._FIRST_BESIDE_ROWS if work.rows else self._FIRST_ALONE)
-        return Room(BLOCK, self._seconds_for_prompts(work), self._cost.per_prefill_token, self._cost.per_prefill_key)
+            return Budget(self._FIRST_BESIDE_ROWS if work.rows else self._FIRST_ALONE)
+        return Budget(BLOCK, self._seconds_for_prompts(work), self._cost.per_prefill_token, self._cost.per_prefill_key)
 
     def _seconds_for_prompts(self, work: Work) -> float:
         """The number of seconds by which prompts may lengthen a pass."""

@@ -34,7 +34,7 @@ class _Prompt(Generic[Key]):
 
 
 @dataclass
-class Room:
+class Budget:
     """What is left of the limits of a block: a number of tokens, and a cost in any unit.
 
     token: the cost of a token. key: the cost of each key that a token attends to, its own included.
@@ -46,7 +46,7 @@ class Room:
     key: float = 0.0
 
     def fitting(self, position: int, share: float = 1.0) -> int:
-        """The number of tokens of a prompt, from this position on, that fit into a share of the room."""
+        """The number of tokens of a prompt, from this position on, that fit into a share of the budget."""
         tokens = math.ceil(self.tokens * share)
         cost = self.cost * share
         if cost >= self._cost(position, tokens):
@@ -55,7 +55,7 @@ class Room:
         return max(0, int(2 * cost / (first + math.sqrt(max(0.0, first * first + 2 * self.key * cost)))))
 
     def use(self, position: int, tokens: int) -> None:
-        """Leaves less room by the tokens of a prompt from this position on."""
+        """Takes the tokens of a prompt, from this position on, from the budget."""
         self.tokens -= tokens
         self.cost -= self._cost(position, tokens)
 
@@ -102,9 +102,9 @@ class Prefill(Generic[Key]):
         pieces = self.take()
         return self.finish(self._model.forward(pieces, wanted=self.completing()))
 
-    def take(self, room: Room | None = None) -> list[Piece]:
-        """The pieces of the next block for `Model.forward`: as much as the room allows, at least one token."""
-        room = room or Room()
+    def take(self, budget: Budget | None = None) -> list[Piece]:
+        """The pieces of the next block for `Model.forward`: as much as the budget allows, at least one token."""
+        budget = budget or Budget()
         batch: list[Piece] = []
         self._taken = []
         prompts: set[tuple[int, ...]] = set()  # those of the block
@@ -116,14 +116,14 @@ class Prefill(Generic[Key]):
             page = sequence.next_page(tokens[start : start + PAGE])
             if tokens in prompts or page in pages:
                 continue
-            fitting = room.fitting(start, share)
+            fitting = budget.fitting(start, share)
             if batch and fitting == 0:
                 break
             prompts.add(tokens)
             pages.add(page)
             batch.append((sequence, tokens[start : start + max(1, fitting)]))
             self._taken.append((*batch[-1], tokens))
-            room.use(start, len(batch[-1][1]))
+            budget.use(start, len(batch[-1][1]))
         return batch
 
     def completing(self) -> list[bool]:
@@ -146,7 +146,7 @@ class Prefill(Generic[Key]):
         return ready
 
     def _in_turn(self) -> list[tuple[_Prompt[Key], float]]:
-        """The prompts in the order in which a block takes them, each with its share of the remaining room."""
+        """The prompts in the order in which a block takes them, each with its share of the remaining budget."""
         if not self._fair or len(self._waiting) < 2:
             return [(prompt, 1.0) for prompt in self._waiting]
         oldest, *others = self._waiting
