@@ -43,23 +43,23 @@ class PageLayout:
     """What a page holds over all layers.
 
     axes: layers, and key/value heads if each has a part of its own. key, value: the shape of such a part of keys and of values.
-    dtypes: of keys and of values.
     """
 
     axes: tuple[int, ...]
     key: tuple[int, ...]
     value: tuple[int, ...]
-    dtypes: tuple[np.dtype, np.dtype]
+    key_dtype: np.dtype
+    value_dtype: np.dtype
 
     @property
     def page_bytes(self) -> int:
-        parts = zip(self.dtypes, (self.key, self.value), strict=True)
-        return math.prod(self.axes) * sum(dtype.itemsize * math.prod(shape) for dtype, shape in parts)
+        key, value = self.key_dtype.itemsize * math.prod(self.key), self.value_dtype.itemsize * math.prod(self.value)
+        return math.prod(self.axes) * (key + value)
 
 
 def grouped_layout(layers: int, kv_heads: int, head_dim: int, dtype: np.dtype) -> PageLayout:
     """Of keys and values as `page_shapes` of decoder_forward has them. dtype: bfloat16, float16 or int8."""
-    return PageLayout((layers, kv_heads), *page_shapes(dtype, head_dim), (dtype, dtype))
+    return PageLayout((layers, kv_heads), *page_shapes(dtype, head_dim), dtype, dtype)
 
 
 def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) -> PageLayout:
@@ -68,13 +68,13 @@ def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) 
     dtype: of both, bfloat16 or float16; or int8, of latents in rows that end with the four bytes of a scale, beside keys in
     bfloat16.
     """
-    return PageLayout((layers,), *latent_page_shapes(dtype, latent_dim, rope_dim), (rope_key_dtype(dtype), dtype))
+    return PageLayout((layers,), *latent_page_shapes(dtype, latent_dim, rope_dim), rope_key_dtype(dtype), dtype)
 
 
 def float32_layout(layers: int, latent_dim: int, rope_dim: int) -> PageLayout:
     """Of latents as values and rotated keys in the layout PA_BSND of `mla_prolog` and `mla_attention`."""
     dtype = np.dtype(np.float32)
-    return PageLayout((layers,), (PAGE, 1, rope_dim), (PAGE, 1, latent_dim), (dtype, dtype))
+    return PageLayout((layers,), (PAGE, 1, rope_dim), (PAGE, 1, latent_dim), dtype, dtype)
 
 
 class LatentPages(Pages):
@@ -85,8 +85,8 @@ class LatentPages(Pages):
 
     def __init__(self, layout: PageLayout, count: int) -> None:
         self.count, self.page_bytes = count, layout.page_bytes
-        self.kv = untouched_zeros((*layout.axes, count, *layout.value), layout.dtypes[1], huge_pages=False)
-        self.kr = untouched_zeros((*layout.axes, count, *layout.key), layout.dtypes[0], huge_pages=False)
+        self.kv = untouched_zeros((*layout.axes, count, *layout.value), layout.value_dtype, huge_pages=False)
+        self.kr = untouched_zeros((*layout.axes, count, *layout.key), layout.key_dtype, huge_pages=False)
 
     def copy(self, source: int, target: int) -> None:
         for part in (self.kv, self.kr):
@@ -105,8 +105,8 @@ class SlabPages(Pages):
         self._slab = max(1, min(count, SLAB_BYTES // self.page_bytes))
         slabs = count // self._slab
         self.count = slabs * self._slab
-        self.keys = untouched_zeros((slabs, *layout.axes, self._slab, *layout.key), layout.dtypes[0], huge_pages=True)
-        self.values = untouched_zeros((slabs, *layout.axes, self._slab, *layout.value), layout.dtypes[1], huge_pages=True)
+        self.keys = untouched_zeros((slabs, *layout.axes, self._slab, *layout.key), layout.key_dtype, huge_pages=True)
+        self.values = untouched_zeros((slabs, *layout.axes, self._slab, *layout.value), layout.value_dtype, huge_pages=True)
         self._axis = len(layout.axes)  # of the pages inside a slab
         self._prepared = 0  # slabs before this one have their memory, or users
         self._untouched: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched; empty: of all
