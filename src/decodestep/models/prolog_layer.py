@@ -62,7 +62,7 @@ def attend(
     kv, kr = cache
     latent = config.latent_attention
     groups = 1 if latent else config.kv_heads
-    query = mla_prolog(
+    projected = mla_prolog(
         np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1) if weights.biased else h,
         *weights[:6],
         *rope,
@@ -75,8 +75,8 @@ def attend(
         need_query=latent is not None,
     )
     return mla_attention(
-        query.query,
-        query.query_rope,
+        projected.query,
+        projected.query_rope,
         kv,
         kr,
         batch.page_table,
