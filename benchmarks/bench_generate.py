@@ -237,10 +237,11 @@ def main() -> None:
         model = ds.load(path, dtype=chosen.dtype)
         if name:
             print(model.decoder.description)
-        for report.threads in chosen.threads:
-            threads = f"{report.threads} thread(s)" if len(chosen.threads) > 1 else ""
-            chosen.about = "".join(f"{part}, " for part in (name, threads) if part)
-            with ds.use_threads(report.threads):
+        for threads in chosen.threads:
+            report.threads = threads
+            counted = f"{threads} thread(s)" if len(chosen.threads) > 1 else ""
+            chosen.about = "".join(f"{part}, " for part in (name, counted) if part)
+            with ds.use_threads(threads):
                 measure(model, report, chosen)
     report.save()
 
