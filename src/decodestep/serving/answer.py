@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("decodestep.serving.requests")
 _DONE = b"data: [DONE]\n\n"
-_MAX_SCORES = 2**20  # log-probabilities of the prompts of an answer, which is held whole: about 300 MB of them
+_MAX_PROMPT_LOGPROBS = 2**20  # of an answer, which is held whole: about 300 MB of them
 
 
 class Answer:
@@ -58,7 +58,7 @@ class Answer:
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
                 request = engine.submit(prompt, job.params, listener=listener, spelled=job.spelled, only_scored=job.only_scored)
                 self._requests.append(request)
-                self._require_few_scores()
+                self._require_few_prompt_logprobs()
         except RequestError as error:
             self.cancel()
             raise http_error(error, job.field_of) from None
@@ -69,12 +69,12 @@ class Answer:
         self._choices = [job.form.choice(i, engine.model.tokenizer, row) for i, row in enumerate(rows)]
         self._running = len(self._choices)
 
-    def _require_few_scores(self) -> None:
+    def _require_few_prompt_logprobs(self) -> None:
         """Refuses more log-probabilities of the prompts submitted so far than an answer may hold."""
-        count, scored = self._job.params.num_return_sequences, self._job.params.prompt_logprobs
+        count, top = self._job.params.num_return_sequences, self._job.params.prompt_logprobs
         tokens = sum(len(request.prompt_ids) for request in self._requests)
-        if scored is not None and tokens * count * (1 + scored) > _MAX_SCORES:
-            rule = f"such that n times the prompts' tokens times 1 + logprobs is at most {_MAX_SCORES} with echo"
+        if top is not None and tokens * count * (1 + top) > _MAX_PROMPT_LOGPROBS:
+            rule = f"such that n times the prompts' tokens times 1 + logprobs is at most {_MAX_PROMPT_LOGPROBS} with echo"
             raise refusal("logprobs", rule)
 
     def cancel(self) -> None:

@@ -39,8 +39,8 @@ class Choice(ABC):
         self.text = ""
         self.tokens = 0
         self._tokenizer, self._row = tokenizer, row
-        self._scored: list[int] = []  # the tokens whose log-probabilities have not been sent yet; the row holds these
-        self._scores_sent = 0  # how many of the row's have been sent
+        self._unsent: list[int] = []  # the tokens whose log-probabilities have not been sent yet; the row holds these
+        self._logprobs_sent = 0  # how many of the row's have been sent
         self._ended_by = ""
         self._sent = 0  # how many characters of the text a stream has sent
 
@@ -50,7 +50,7 @@ class Choice(ABC):
         if delta.token is not None:
             self.tokens += 1
             if delta.logprobs is not None:
-                self._scored.append(delta.token)
+                self._unsent.append(delta.token)
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class Choice(ABC):
 
     def _new_logprobs(self) -> list[tuple[int, TokenLogprobs | None]]:
         """The tokens not sent yet, with their log-probabilities; None for a prompt's first token."""
-        tokens, start = self._scored, self._scores_sent
-        self._scored, self._scores_sent = [], start + len(tokens)
+        tokens, start = self._unsent, self._logprobs_sent
+        self._unsent, self._logprobs_sent = [], start + len(tokens)
         return [(token, self._row.logprobs[start + i]) for i, token in enumerate(tokens)]
 
     @abstractmethod
