@@ -51,8 +51,8 @@ class EngineRequest:
         self.cancelled = threading.Event()
         self.deltas: SimpleQueue[Delta] = SimpleQueue()
         self._wake = wake
-        self._lengths = [len(prompt_ids)] * len(rows)  # of each row, the tokens already reported
-        self._ended = [False] * len(rows)  # whether the end has been reported
+        # How many tokens of its row have been reported, of each sample whose end has not been.
+        self._reported = dict.fromkeys(range(len(rows)), len(prompt_ids))
         self._read = 0  # how many of the ends have been read
 
     def cancel(self) -> None:
@@ -63,7 +63,7 @@ class EngineRequest:
     @property
     def done(self) -> bool:
         """Whether the end of every sample has been reported."""
-        return all(self._ended)
+        return not self._reported
 
     def __iter__(self) -> Iterator[Delta]:
         while self._read < len(self.rows):
@@ -81,12 +81,13 @@ class EngineRequest:
     def new_deltas(self, texts: Mapping[int, str]) -> list[Delta]:
         """The deltas of the samples since the last call, for the engine's thread. texts: of rows, by their keys."""
         deltas: list[Delta] = []
-        for sample, (row, key, length) in enumerate(zip(self.rows, self.keys, self._lengths, strict=True)):
-            if not self._ended[sample]:
-                tokens = row.history.tokens[length:]
-                deltas += _deltas(sample, row, tokens, texts.get(key, ""))
-                self._lengths[sample] += len(tokens)
-                self._ended[sample] = bool(row.reason)
+        for sample, reported in list(self._reported.items()):
+            row = self.rows[sample]
+            tokens = row.history.tokens[reported:]
+            deltas += _deltas(sample, row, tokens, texts.get(self.keys[sample], ""))
+            self._reported[sample] += len(tokens)
+            if row.reason:
+                del self._reported[sample]
         return deltas
 
 
