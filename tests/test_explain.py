@@ -20,6 +20,7 @@ from decodestep.explain import data, terminal
 from decodestep.explain.page import page
 from decodestep.explain.record import record
 from decodestep.explain.spelling import pieces, spell
+from decodestep.explain.terminal import DrawnToken
 from decodestep.explain.words import WORDS, words_of
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.plan import plan
@@ -259,7 +260,7 @@ def test_colours_and_bars_where_the_terminal_has_them(color, width):
     file = io.TextIOWrapper(io.BytesIO(), "utf-8")
     console = Console(file=file, force_terminal=color, color_system="truecolor" if color else None, width=width)
     terminal.print_stages(console, SHOWN, ["TopK"], "seed 1 draws")
-    terminal.print_alternatives(console, [(" a", 0.5, 1.0, []), ("b", 0.01, 0.2, [("c", 0.8)])])
+    terminal.print_alternatives(console, [DrawnToken(" a", 0.5, 1.0, []), DrawnToken("b", 0.01, 0.2, [("c", 0.8)])])
     file.seek(0)
     text = file.read()
     assert "50.00%" in text and "100.00%" in text and "tokens left" in text and "seed 1 draws: ' a'" in text
@@ -273,7 +274,7 @@ def test_a_long_token_is_cut_and_no_number(width):
     long = {"token_id": 1, "token": "=" * 80, "probabilities": [0.5, 0.25, 1.0]}
     shown = {**SHOWN, "tokens": [long], "others": [0.5, 0.75, 0.0], "left": [49152, 49151, 1]}
     terminal.print_stages(console, shown, ["Temperature", "TopK"], "seed 1 draws")
-    terminal.print_alternatives(console, [("=" * 80, 0.5, 1.0, [("c", 0.25)])])
+    terminal.print_alternatives(console, [DrawnToken("=" * 80, 0.5, 1.0, [("c", 0.25)])])
     text = file.getvalue()
     assert console.width == width
     for number in ("50.00%", "25.00%", "75.00%", "100.00%", "0.00%", "49152", "49151", "'c' 25.0%"):

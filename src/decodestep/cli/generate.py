@@ -143,17 +143,17 @@ def _print_alternatives(completion: Completion, model: Model, count: int) -> Non
     from rich.console import Console
 
     from decodestep.explain.spelling import spell
-    from decodestep.explain.terminal import print_alternatives
+    from decodestep.explain.terminal import DrawnToken, print_alternatives
 
     def others(token: int, pairs: tuple[tuple[int, float], ...]) -> list[tuple[str, float]]:
         return [(spell(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]
 
-    steps = [
-        (spell(model.tokenizer, token), math.exp(step.raw), math.exp(step.processed), others(token, step.top_processed))
-        for token, step in zip(completion.token_ids, completion.logprobs or (), strict=False)
+    drawn = [
+        DrawnToken(spell(model.tokenizer, i), math.exp(step.raw), math.exp(step.processed), others(i, step.top_processed))
+        for i, step in zip(completion.token_ids, completion.logprobs or (), strict=False)
     ]
     print(flush=True)
-    print_alternatives(Console(), steps)
+    print_alternatives(Console(), drawn)
 
 
 def _stats(model: Model, profile: Profile, completion: Completion, clock: _Clock) -> dict[str, Any]:

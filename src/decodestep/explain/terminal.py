@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -111,10 +111,19 @@ def why_dropped(after: Sequence[float | None], heads: Sequence[str]) -> Text:
     return Text("never a candidate" if at == 0 else f"dropped by {heads[at - 1].split()[0]}", style="red")
 
 
-def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float, Sequence[tuple[str, float]]]]) -> None:
-    """One line for each token: its text, its probability in the model and after the steps, the most likely alternatives."""
+class DrawnToken(NamedTuple):
+    """raw, processed: its probability in the model and after the steps. others: the most likely ones instead, with theirs."""
+
+    text: str
+    raw: float
+    processed: float
+    others: Sequence[tuple[str, float]]
+
+
+def print_alternatives(console: Console, tokens: Sequence[DrawnToken]) -> None:
+    """One line for each token."""
     drawn = can_draw(console)
-    columns = _token_columns([step[0] for step in steps])
+    columns = _token_columns([token.text for token in tokens])
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("token", no_wrap=True, width=columns)
     for head in ("model", "drawn with"):
@@ -122,7 +131,7 @@ def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float
     if drawn:
         table.add_column("", no_wrap=True, width=_BAR // 2)
     table.add_column("instead")
-    for text, raw, processed, others in steps:
+    for text, raw, processed, others in tokens:
         instead = ", ".join(f"{other!r} {p:.1%}" for other, p in others) or "nothing else"
         rare = "yellow" if drawn and raw < 0.1 else ""
         cells: list[Any] = [Text(repr(text), style=rare), percent(raw), percent(processed)]
