@@ -149,21 +149,23 @@ def _can_absorb(
     queries, keys = query.shape[2], k_rot.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
-    # `is_watched` before the weight's checks, because torch.compile cannot trace `is_neg`.
-    if _has_any_global_hook() or is_watched() or why_expanded(module):
-        return False
-    if torch.is_autocast_enabled(query.device.type):
+    # `is_watched` before the tensors' checks, because torch.compile cannot trace `is_neg`.
+    if _has_any_global_hook() or is_watched() or why_expanded(module) or torch.is_autocast_enabled(query.device.type):
         return False
     weight = module.kv_b_proj.weight
-    tensors = (query, kv_nope, k_rot, weight)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+    fits = weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)
+    return fits and _are_plain(query, kv_nope, k_rot, weight)
+
+
+def _are_plain(query: Tensor, *others: Tensor) -> bool:
+    """Whether these are plain tensors without gradients, all of one dtype, on the CPU or on one GPU."""
+    tensors = (query, *others)
+    if type(query) is not Tensor or not (query.is_cpu or query.is_cuda):
         return False
-    if type(query) is not Tensor:
-        return False
-    if query.is_neg() or kv_nope.is_neg() or k_rot.is_neg() or not (query.is_cpu or query.is_cuda):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return False
     alike = all(t.device == query.device and t.layout == torch.strided and t.dtype == query.dtype for t in tensors)
-    return alike and weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)
+    return alike and not any(t.is_neg() for t in tensors)
 
 
 def why_expanded(module: Any) -> str | None:
