@@ -29,22 +29,6 @@ def as_it_is(weight: Rows, widened: bool) -> Weight:
     return _whole(weight)
 
 
-class _LayerParts:
-    """The parts of layer i, as `Checkpoint` has them. pack: makes one weight of several, see `_weight_of`."""
-
-    def __init__(self, checkpoint: Checkpoint, i: int, pack: Pack) -> None:
-        self.config, self.is_of_experts = checkpoint.config, checkpoint.config.has_experts(i)
-        self.has, self.pack = partial(checkpoint.has, i=i), partial(_weight_of, pack)
-        self.vector, self.optional_vector = partial(checkpoint.vector, i=i), partial(checkpoint.optional_vector, i=i)
-        self.weight, self.stack = partial(checkpoint.weight, i=i), partial(checkpoint.stack, i=i)
-
-    def packed(self, part: str) -> Weight:
-        return self.pack(self.weight(part))
-
-
-Attention = Callable[[_LayerParts], GroupedWeights | LatentWeights]
-
-
 def convert(
     checkpoint: Checkpoint,
     pack: Pack = as_it_is,
@@ -95,6 +79,22 @@ def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int 
     )
     progress(config.layers, config.layers)
     return weights
+
+
+class _LayerParts:
+    """Layer i of a checkpoint: the methods of `Checkpoint` for its parts, and `_weight_of` with this `pack`."""
+
+    def __init__(self, checkpoint: Checkpoint, i: int, pack: Pack) -> None:
+        self.config, self.is_of_experts = checkpoint.config, checkpoint.config.has_experts(i)
+        self.has, self.pack = partial(checkpoint.has, i=i), partial(_weight_of, pack)
+        self.vector, self.optional_vector = partial(checkpoint.vector, i=i), partial(checkpoint.optional_vector, i=i)
+        self.weight, self.stack = partial(checkpoint.weight, i=i), partial(checkpoint.stack, i=i)
+
+    def packed(self, part: str) -> Weight:
+        return self.pack(self.weight(part))
+
+
+Attention = Callable[[_LayerParts], GroupedWeights | LatentWeights]
 
 
 def _layer(layer: _LayerParts, attention: Attention) -> Layer:
