@@ -164,7 +164,7 @@ def test_the_file_that_is_broken_below_works(whole):
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_corruption_does_worse_than_an_error(whole, data):
-    header = min(tensor._at for tensor in GgufFile(whole).tensors.values())
+    header = min(tensor.offset for tensor in GgufFile(whole).tensors.values())
     broken = bytearray(whole.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         broken[data.draw(st.integers(0, header + 99))] = data.draw(st.integers(0, 255))

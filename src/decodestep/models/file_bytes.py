@@ -55,12 +55,12 @@ class FileBytes:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: `nbytes` bytes from offset `_at`."""
+    """A tensor in a file: `nbytes` bytes from `offset` on."""
 
     name: str
     shape: tuple[int, ...]
     nbytes: int
-    _at: int
+    offset: int
     _file: FileBytes = field(repr=False)
 
     @property
@@ -69,9 +69,9 @@ class StoredTensor:
 
     def read(self) -> np.ndarray:
         """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
-        return self._file.read(self._at, self.nbytes)
+        return self._file.read(self.offset, self.nbytes)
 
     @property
     def place(self) -> tuple[int, int]:
         """The file descriptor, and the offset of the tensor's first byte."""
-        return self._file.descriptor, self._at
+        return self._file.descriptor, self.offset

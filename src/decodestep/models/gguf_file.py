@@ -84,10 +84,10 @@ class GgufFile:
                 raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} is not at a multiple of {alignment} bytes")
             found[name] = self._tensor(name, shape, kind, start + at)
         end = start
-        for tensor in sorted(found.values(), key=lambda tensor: tensor.place[1]):
-            if tensor.place[1] < end:
+        for tensor in sorted(found.values(), key=lambda tensor: tensor.offset):
+            if tensor.offset < end:
                 raise ModelError(f"{self.path}: corrupt: tensor {tensor.name!r:.80} begins within another")
-            end = tensor.place[1] + tensor.nbytes
+            end = tensor.offset + tensor.nbytes
         return found
 
     def _tensor_header(self, header: GgufHeader) -> tuple[str, tuple[int, ...], int, int]:

@@ -61,9 +61,9 @@ def read_header(path: Path) -> dict[str, SafeTensor]:
     start = 8 + size
     tensors = {name: _tensor(file, name, value, start) for name, value in header.items()}
     end = start
-    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor._at, tensor.nbytes)):
-        if tensor._at != end:
-            raise ModelError(f"{path}: corrupt: tensor {tensor.name!r:.80} begins at byte {tensor._at}, not at {end}")
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
+        if tensor.offset != end:
+            raise ModelError(f"{path}: corrupt: tensor {tensor.name!r:.80} begins at byte {tensor.offset}, not at {end}")
         end += tensor.nbytes
         if end > file.size:
             raise ModelError(f"{path}: truncated: tensor {tensor.name!r:.80} ends at byte {end} of {file.size}")
