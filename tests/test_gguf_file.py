@@ -80,15 +80,64 @@ def test_every_truncation_is_noticed(tiny_file):
             GgufFile(path)
 
 
-@pytest.mark.parametrize(("move", "message"), [(-64, "begins within another"), (4, "not at a multiple of 32")])
-def test_tensors_lie_beside_each_other(tiny_file, move, message):
+@pytest.mark.parametrize(
+    ("name", "move"),
+    [
+        ("blk.1.attn_q.weight", -64),
+        ("blk.1.attn_q.weight", 4),
+        ("blk.1.attn_q.weight", 64),
+        ("token_embd.weight", 32),  # the first
+    ],
+)
+def test_tensors_lie_beside_each_other(tiny_file, name, move):
     path = tiny_file()
-    tensor = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "blk.1.attn_q.weight")
+    tensor = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == name)
     at = tensor.field.offset + sum(int(part.nbytes) for part in tensor.field.parts[:-1])
     data = bytearray(path.read_bytes())
     data[at : at + 8] = length(int.from_bytes(data[at : at + 8], "little") + move)
     path.write_bytes(data)
-    with pytest.raises(ModelError, match=f"blk.1.attn_[a-z]*.weight' .*{message}"):
+    with pytest.raises(ModelError, match=rf"tensor '{name}' is at byte \d+, by general.alignment 32 not at \d+"):
+        GgufFile(path)
+
+
+def places_of(path):
+    """Where the tensors are, or why the file is refused."""
+    try:
+        return [tensor.place[1] for tensor in GgufFile(path).tensors.values()]
+    except ModelError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("alignment", [1, 8, 64])
+def test_tensors_that_lie_by_another_alignment_are_refused(tiny_file, alignment):
+    """Their sizes are multiples of 64, so that every offset is right, from a first byte that is not."""
+    refused = []
+    for more in range(0, 64, 3):  # where the metadata end at a multiple of both, the first byte is the same
+        path = tiny_file(**{"general.alignment": 32, "general.description": "x" * more})
+        places, data = places_of(path), path.read_bytes()
+        at = data.index(b"general.alignment") + len(b"general.alignment") + 4
+        path.write_bytes(data[:at] + alignment.to_bytes(4, "little") + data[at + 4 :])
+        found = places_of(path)
+        refused += [] if found == places else [found]
+    message = "truncated" if alignment > 32 else f"bytes after the last tensor, by general.alignment {alignment}"
+    assert len(refused) > 5 and all(message in found for found in refused)
+
+
+def test_the_last_tensor_may_be_padded(tmp_path):
+    """Or not: writers do either."""
+    path = tmp_path / "odd.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tensor("odd", np.zeros(3, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    data = path.read_bytes()
+    for missing in (0, 20):
+        path.write_bytes(data[: len(data) - missing])
+        assert GgufFile(path).tensors["odd"].nbytes == 12
+    path.write_bytes(data + b"\0")
+    with pytest.raises(ModelError, match="1 bytes after the last tensor, by general.alignment 32"):
         GgufFile(path)
 
 

@@ -75,20 +75,25 @@ class GgufFile:
         alignment = self.metadata.get("general.alignment", 32)
         if not (type(alignment) is int and alignment > 0):
             raise ModelError(f"{self.path}: general.alignment is {alignment!r}")
-        start = -(-header.at // alignment) * alignment
+        start = _padded(header.at, alignment)
         found: dict[str, Tensor] = {}
         for name, shape, kind, at in headers:
             if name in found:
                 raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} occurs twice")
-            if at % alignment:
-                raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} is not at a multiple of {alignment} bytes")
             found[name] = self._tensor(name, shape, kind, start + at)
-        end = start
-        for tensor in sorted(found.values(), key=lambda tensor: tensor.offset):
-            if tensor.offset < end:
-                raise ModelError(f"{self.path}: corrupt: tensor {tensor.name!r:.80} begins within another")
-            end = tensor.offset + tensor.nbytes
+        self._check_places(found, start, alignment)
         return found
+
+    def _check_places(self, tensors: dict[str, Tensor], start: int, alignment: int) -> None:
+        """Refuses tensors with more or less between them than padding, which belong to a file of another alignment."""
+        end, rule = start, f"general.alignment {alignment}"
+        for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
+            if tensor.offset != end:
+                found = f"tensor {tensor.name!r:.80} is at byte {tensor.offset}"
+                raise ModelError(f"{self.path}: corrupt: {found}, by {rule} not at {end}")
+            end = _padded(end + tensor.nbytes, alignment)
+        if self._file.size > end:
+            raise ModelError(f"{self.path}: corrupt: {self._file.size - end} bytes after the last tensor, by {rule}")
 
     def _tensor_header(self, header: GgufHeader) -> tuple[str, tuple[int, ...], int, int]:
         name = header.string()
@@ -110,3 +115,7 @@ class GgufFile:
         if at + length > self._file.size:
             raise ModelError(f"{self.path}: truncated: tensor {name!r:.80} ends at byte {at + length} of {self._file.size}")
         return Tensor(name, shape, length, at, self._file, kind)
+
+
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
