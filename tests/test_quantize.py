@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 import families
+import latent_files
 import processes
 from decodestep import cli
 from decodestep.models import DEFAULT_MODEL, ModelError
@@ -145,6 +146,19 @@ def test_which_tensors_get_which_types(source, tmp_path):
     assert cli.main(["quantize", str(target), str(tmp_path / "again.gguf"), "--type", "q4_k_m"]) == 0  # what has its type stays
     again = GgufFile(tmp_path / "again.gguf").tensors
     assert all((tensor.read() == again[name].read()).all() for name, tensor in GgufFile(target).tensors.items())
+
+
+def test_shared_experts_and_projections_of_latents_are_down_projections_and_values(tmp_path):
+    sizes = {"moe_intermediate_size": 256, "kv_lora_rank": 256, "num_hidden_layers": 8, "first_k_dense_replace": 0}
+    model = families.model_of("deepseek_v3", 1, **sizes)
+    source, target = latent_files.write_gguf(model, tmp_path / "model.gguf", whole=True), tmp_path / "small.gguf"
+    assert cli.main(["quantize", str(source), str(target), "--type", "q4_k_m"]) == 0
+    types = {name: tensor.type for name, tensor in GgufFile(target).tensors.items()}
+    for name in ("attn_kv_b", "ffn_down_exps", "ffn_down_shexp"):
+        assert [types[f"blk.{i}.{name}.weight"] for i in range(8)] == [
+            Type.Q6_K if i in (0, 3, 6, 7) else Type.Q4_K for i in range(8)
+        ]
+    assert types["blk.0.ffn_up_shexp.weight"] == Type.Q5_0  # 32 inputs
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k"])

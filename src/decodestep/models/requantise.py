@@ -57,7 +57,7 @@ RECIPES = {
 # In place of types whose blocks of 256 the rows do not fill; below them come blocks of 32, then float16.
 _NARROWER = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 _DENSE = ("ffn_gate_inp.", "rope_", "_norm.", "ssm_")
-_SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
+_SENSITIVE = tuple(f"{name}.weight" for name in ("attn_v", "attn_kv_b", "ffn_down", "ffn_down_exps", "ffn_down_shexp"))
 
 
 def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> int:
