@@ -41,6 +41,29 @@ def test_k_quants_are_read_back_as_near_as_their_bits(kind, rng):
     np.testing.assert_array_equal(quantise(x[7:9], kind), blocks[7:9])  # a row is alone
 
 
+# Of a block, the bytes of its integers' low bits and of the upper ones; the largest integer.
+INTEGERS = {
+    Type.Q4_K: (slice(16, 144), slice(0), 15),
+    Type.Q5_K: (slice(48, 176), slice(16, 48), 31),
+    Type.Q6_K: (slice(128), slice(128, 192), 63),
+}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("offset", [0, 0.5, -3])
+def test_integers_are_the_nearest_for_the_scales_that_are_stored(kind, offset, rng):
+    x = (rng.normal(size=(20, 256)) * rng.gamma(1, 1, (20, 8)).repeat(32, axis=1) + offset).astype(np.float32)
+    blocks, (low_bits, high_bits, largest) = quantise(x, kind), INTEGERS[kind]
+    zeros = blocks.copy()
+    zeros[:, low_bits] = zeros[:, high_bits] = 0
+    ones = zeros.copy()
+    ones[:, low_bits] = 0x11
+    low = dequantize(zeros, kind)
+    step = dequantize(ones, kind) - low
+    q, grid = (np.where(step == 0, 0, (of - low) / np.where(step == 0, 1, step)) for of in (dequantize(blocks, kind), x))
+    assert np.abs(q - grid.clip(0, largest)).max() < 0.501
+
+
 @pytest.mark.parametrize("kind", ERRORS)
 @settings(max_examples=15)
 @given(data=st.data())
