@@ -26,6 +26,7 @@ from decodestep import cli
 from decodestep.models import DEFAULT_MODEL, ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.quantise import has_finite_scales, quantise
+from decodestep.models.requantise import RECIPES
 from grouped_files import write_gguf
 
 # Root mean squares of the error that values of a normal distribution have, relative to the values'.
@@ -159,7 +160,9 @@ def test_which_tensors_get_which_types(source, tmp_path):
     """As llama.cpp's mixture: more bits for the logits, and for values and last products in some layers."""
     target = tmp_path / "small.gguf"
     assert cli.main(["quantize", str(source), str(target), "--type", "Q4_K_M"]) == 0
-    types = {name: tensor.type for name, tensor in GgufFile(target).tensors.items()}
+    file = GgufFile(target)
+    assert (file.metadata["general.file_type"], file.metadata["general.quantization_version"]) == (15, 2)
+    types = {name: tensor.type for name, tensor in file.tensors.items()}
     assert types["token_embd.weight"] == Type.Q6_K and types["output_norm.weight"] == Type.F32  # tied
     assert [types[f"blk.{i}.attn_v.weight"] for i in range(8)] == [
         Type.Q6_K if i in (0, 3, 6, 7) else Type.Q4_K for i in range(8)
@@ -182,6 +185,33 @@ def test_shared_experts_and_projections_of_latents_are_down_projections_and_valu
             Type.Q6_K if i in (0, 3, 6, 7) else Type.Q4_K for i in range(8)
         ]
     assert types["blk.0.ffn_up_shexp.weight"] == Type.Q5_0  # 32 inputs
+    assert types["blk.0.exp_probs_b.bias"] == types["blk.0.ffn_gate_inp.weight"] == Type.F32
+
+
+def llama_cpp_file(source, target, kind):
+    llama_cpp = pytest.importorskip("llama_cpp")
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.nthread = int(RECIPES[kind].file_type), 1
+    assert llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(options)) == 0
+    return GgufFile(target)
+
+
+@pytest.mark.parametrize("kind", ["f16", "q4_0", "q6_k", "q4_k_m", "q5_k_m"])
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "minicpm3"])
+def test_types_are_those_of_llama_cpps_quantiser(tmp_path, family, kind):
+    if family == "qwen3":
+        sizes = {"intermediate_size": 256, "hidden_size": 288, "num_hidden_layers": 5, "tie_word_embeddings": False}
+        source = write_gguf(families.model_of(family, 2, **sizes), tmp_path / "model.gguf")
+    else:
+        sizes = {"intermediate_size": 256, "moe_intermediate_size": 256, "kv_lora_rank": 256, "num_hidden_layers": 8}
+        source = latent_files.write_gguf(families.model_of(family, 0, **sizes), tmp_path / "model.gguf")
+    assert cli.main(["quantize", str(source), str(tmp_path / "ours.gguf"), "--type", kind]) == 0
+    ours, theirs = GgufFile(tmp_path / "ours.gguf"), llama_cpp_file(source, tmp_path / "theirs.gguf", kind)
+    assert {name: tensor.type for name, tensor in ours.tensors.items()} == {
+        name: tensor.type for name, tensor in theirs.tensors.items()
+    }
+    for key in ("general.file_type", "general.quantization_version"):
+        assert ours.metadata[key] == theirs.metadata[key]
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k"])
