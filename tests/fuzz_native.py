@@ -119,10 +119,27 @@ def wrong(s: Source, value: Any) -> Any:
     return s.one_of(None, "text", 7, 1.5, [], object(), np.zeros(3), b"bytes", {})
 
 
+def overlapping(s: Source, arguments: Arguments) -> Arguments:
+    """The arguments with one of their arrays in the memory of another, or partly beyond its end."""
+    arrays = {key: value for key, value in arguments.items() if isinstance(value, np.ndarray) and value.size}
+    if len(arrays) < 2:
+        return arguments
+    chosen = [list(arrays)[i] for i in s.rng.permutation(len(arrays))[:2]]
+    first, second = (arrays[key] for key in chosen)
+    start = int(s.rng.integers(first.nbytes // second.itemsize + 1)) * second.itemsize
+    memory = np.zeros(max(first.nbytes, start + second.nbytes), np.uint8)
+    placed = [np.ndarray(first.shape, first.dtype, memory), np.ndarray(second.shape, second.dtype, memory, start)]
+    for key, array in zip(chosen, placed, strict=True):
+        array[...] = arrays[key]
+    return arguments | dict(zip(chosen, placed, strict=True))
+
+
 def call(native: ModuleType, seed: int, number: int, counts: Counter[str]) -> None:
     s = Source(seed, number)
     name = s.one_of(*CALLS)
     arguments = {key: built(native, value) for key, value in CALLS[name](s).items()}
+    if s.one_of(*[False] * 9, True):
+        arguments = overlapping(s, arguments)
     for _ in range(s.one_of(0, 0, 1, 1, 1, 2, 3)):
         key = s.one_of(*arguments)
         arguments[key] = wrong(s, arguments[key])

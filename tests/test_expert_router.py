@@ -9,6 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import decodestep as ds
+from decodestep import _native
+from decodestep.ops.expert_router.arguments import RouterRule
+from decodestep.ops.expert_router.cpu import native_rule
 from tolerances import assert_close
 
 BACKENDS = ["cpu", "reference"]
@@ -29,6 +32,15 @@ def test_softmax_by_hand(backend):
     assert_close(routes.weights, np.array([[2, 1.5], [1.25, 1.25]]))
     normed = ds.expert_router(logits, 2, normalise=True, scale=0.5, backend=backend)
     assert_close(normed.weights, np.array([[4 / 14, 3 / 14], [0.25, 0.25]]))
+
+
+def test_the_core_does_not_read_its_results():
+    """Other threads may write there, and here the weights lie over the second expert: as an index, it would be outside."""
+    memory = np.zeros(2, np.int64)
+    experts, weights = memory[None], memory[1:].view(np.float32)[None]
+    logits, rule = np.arange(8, dtype=np.float32)[None], native_rule(RouterRule(used=2))
+    _native.expert_router(logits=logits, bias=None, experts=experts, weights=weights, threads=1, **rule)
+    assert experts[0, 0] == 7
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -22,8 +22,13 @@ class RouteRow {
         r_.scores == RouterScores::softmax ? softmax(logits) : sigmoid(logits);
         for (size_t e = 0; e < r_.experts; ++e) choice_[e] = ordered(r_.bias ? score_[e] + r_.bias[e] : score_[e]);
         if (r_.kept_groups < r_.groups) drop_groups();
-        for (size_t j = 0; j < r_.used; ++j) experts[j] = take_largest();
-        weigh(experts, weights);
+        // `experts` is a result: it is not read again, because it may be memory that another thread writes to.
+        for (size_t j = 0; j < r_.used; ++j) {
+            const size_t expert = take_largest();
+            experts[j] = static_cast<int64_t>(expert);
+            weights[j] = score_[expert];
+        }
+        weigh(weights);
     }
 
   private:
@@ -83,15 +88,16 @@ class RouteRow {
         return best;
     }
 
-    int64_t take_largest() const {
+    size_t take_largest() const {
         const size_t expert = largest_of(choice_, r_.experts);
         choice_[expert] = kTaken;
-        return static_cast<int64_t>(expert);
+        return expert;
     }
 
-    void weigh(const int64_t* experts, float* weights) const {
+    // Turns the scores of the chosen experts into weights.
+    void weigh(float* weights) const {
         float total = 0.0f;
-        for (size_t j = 0; j < r_.used; ++j) total += weights[j] = score_[experts[j]];
+        for (size_t j = 0; j < r_.used; ++j) total += weights[j];
         for (size_t j = 0; j < r_.used; ++j)
             weights[j] = (r_.normalise ? weights[j] / (total + 1e-20f) : weights[j]) * r_.scale;
     }

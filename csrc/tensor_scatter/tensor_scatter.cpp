@@ -10,10 +10,10 @@ void copy_rows(uint8_t* to, ptrdiff_t to_stride, const uint8_t* from, ptrdiff_t 
                size_t row_bytes) {
     const auto packed = static_cast<ptrdiff_t>(row_bytes);
     if (to_stride == packed && from_stride == packed) {
-        std::memcpy(to, from, rows * row_bytes);
+        std::memmove(to, from, rows * row_bytes);
         return;
     }
-    for (size_t i = 0; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, row_bytes);
+    for (size_t i = 0; i < rows; ++i) std::memmove(to + i * to_stride, from + i * from_stride, row_bytes);
 }
 
 }  // namespace
