@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 
 import decode_step_cases as cases
 import decodestep as ds
+from decodestep._base import exact_math
 from decodestep.ops.decode_step import steps as s
 
 
@@ -75,6 +76,21 @@ def test_hand_examples(steps, want):
     assert kept(LN, *steps) == want
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_what_is_exactly_at_a_bound_is_within(backend):
+    def kept(logits, step):
+        logits = np.array([logits], np.float32)
+        scores = ds.decode_step(logits, [[step]], need_processed=True, backend=backend).processed
+        return np.flatnonzero(scores > -np.inf).tolist()
+
+    low = exact_math.exp(-1.0)
+    least = float(low / ((1 + low) + (1 + low)))  # the probability of the last two, in the order in which they are summed
+    assert kept([0, 0, -1, -1], s.Epsilon(least)) == [0, 1, 2, 3]
+    assert kept([0, 0, -1, -1], s.Xtc(least, 1.0, 7)) == [3]
+    most = float(exact_math.exp(-exact_math.log(1 + low)))
+    assert kept([0, -1], s.Typical(most)) == [0]
+
+
 def test_patches_change_their_tokens_alone():
     logits = [1.0, -2.0, 4.0, 0.0]
     np.testing.assert_array_equal(processed(logits, s.Penalise(ids(0, 1), 2.0)), [0.5, -4.0, 4.0, 0.0])
@@ -90,6 +106,15 @@ def test_a_token_that_is_named_twice_is_changed_twice():
     np.testing.assert_array_equal(processed(logits, s.Add(ids(3, 0, 3), np.array([1.5, -1.0, 1.0]))), [0.0, -2.0, 4.0, 2.5])
     np.testing.assert_array_equal(processed(logits, s.Lift(ids(1, 1), 0.5)), [1.0, -0.5, 4.0, 0.0])
     assert kept(LN, s.Ban(ids(1, 1))) == [0, 2, 3]
+
+
+def test_many_patched_tokens_are_found_again():
+    """The table in which they are found is full when a patch of many new ones comes."""
+    few, many = np.arange(20), np.arange(40, 440)
+    steps = [s.Penalise(few, 1.3), s.Penalise(few, 1.2), s.Add(many, np.ones(400)), s.Penalise(many[:30], 1.1)]
+    logits = np.random.default_rng(0).standard_normal((1, 600), np.float32)
+    want = ds.decode_step(logits, [steps], need_processed=True, backend="reference")
+    assert np.array_equal(ds.decode_step(logits, [steps], need_processed=True).processed, want.processed)
 
 
 def test_a_step_does_not_bring_back_what_a_step_before_dropped():
@@ -216,8 +241,12 @@ def test_log_probabilities_before_and_after_the_steps():
     none, empty = ds.decode_step(np.tile(LN, (2, 1)), [[], []], top_logprobs=[None, 0]).logprobs
     assert none is None
     assert empty.top_raw == ()
-    forced = ds.decode_step(np.array([[0, -np.inf]], np.float32), [[s.Force(ids(1))]], top_logprobs=[1]).logprobs[0]
-    assert (forced.raw, forced.processed) == (-math.inf, 0.0)
+    for dropped in (-np.inf, np.nan):
+        forced = ds.decode_step(np.array([[0, dropped]], np.float32), [[s.Force(ids(1))]], top_logprobs=[1]).logprobs[0]
+        assert (forced.raw, forced.processed) == (-math.inf, 0.0)
+    lowered = np.array([[0, -3e38, -1]], np.float32)  # to -inf, where the second token is none any more
+    left = ds.decode_step(lowered, [[s.Temperature(0.5)]], top_logprobs=[3]).logprobs[0]
+    assert [token for token, _ in left.top_processed] == [0, 2] and len(left.top_raw) == 3
 
 
 def test_half_precision_and_torch():

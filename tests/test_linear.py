@@ -479,8 +479,12 @@ def test_rounding_to_bytes():
     expected[1, :32] = 0
     expected[2, 1] = 4
     assert np.array_equal(reference.quantise(x)[:, :32], expected[:, :32])
-    identity = PackedWeight.from_array(np.eye(64, dtype=np.float32))
-    assert np.array_equal(ds.linear(x, LinearPanels.pack(identity, Format.Q8_0))[:, :32].round(1), expected[:, :32])
+    identity = LinearPanels.pack(PackedWeight.from_array(np.eye(64, dtype=np.float32)), Format.Q8_0)
+    assert np.array_equal(ds.linear(x, identity)[:, :32].round(1), expected[:, :32])
+    x[:2, 0], x[:2, 1:32] = [1.01e-36, 0.99e-36], 0  # either side of the smallest block that counts
+    assert (ds.linear(x[:2], identity)[:, 0] > 0).tolist() == [True, False]
+    x[0, [0, 32]], x[0, [1, 33]] = 127, 0.3  # of two blocks with one scale, the first has the rest
+    assert (ds.linear(x[:1], identity)[0, [1, 33]] > 0.2).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
