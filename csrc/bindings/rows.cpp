@@ -239,14 +239,32 @@ class LockedRows {
         }
     }
 
+    // Takes the tokens into the rows' histories, all or none of them, and ends the rows that end with theirs. A row
+    // that has ended, also since its token was drawn, takes none: its token becomes -1. Returns what result_of makes of
+    // the ends (bytes of End, or None if no row has ended in this call or before): while the rows are locked, and
+    // before they change, because making Python objects may fail, or start a garbage collection, and that may run any
+    // code, another step of these rows too.
+    template <class ResultOf>
+    nb::object take(int64_t* tokens, ResultOf&& result_of) {
+        const std::string ends = ends_of(tokens);
+        const nb::object result = result_of(reported(ends, tokens));
+        unlock();
+        append(tokens);
+        for (size_t b = 0; b < count(); ++b) rows_[b].second->ended |= ends[b] != static_cast<char>(End::none);
+        return result;
+    }
+
+    size_t count() const { return rows_.size(); }
+    HeldRow& operator[](size_t i) const { return *rows_[i].second; }
+
+  private:
     void unlock() {
         if (unlocked_) return;
         for (const auto& [object, row] : rows_) row->history->in_use = false;
         unlocked_ = true;
     }
 
-    // Why each row ends with its token, as End's. A row that has ended, also since its token was drawn, has none: its
-    // token becomes -1.
+    // Why each row ends with its token, as End's.
     std::string ends_of(int64_t* tokens) const {
         std::string ends(count(), static_cast<char>(End::none));
         for (size_t b = 0; b < count(); ++b) {
@@ -259,9 +277,14 @@ class LockedRows {
         return ends;
     }
 
-    // Takes the tokens into the rows' histories, all or none of them, and ends rows as `ends_of` has decided.
-    void take(const int64_t* tokens, const std::string& ends) {
-        unlock();
+    static nb::object reported(const std::string& ends, const int64_t* tokens) {
+        bool ended = false;
+        for (size_t b = 0; b < ends.size(); ++b) ended |= tokens[b] < 0 || ends[b] != static_cast<char>(End::none);
+        return ended ? nb::object(nb::bytes(ends.data(), ends.size())) : nb::none();
+    }
+
+    // All of the tokens or none.
+    void append(const int64_t* tokens) {
         size_t b = 0;
         try {
             for (; b < count(); ++b)
@@ -271,26 +294,14 @@ class LockedRows {
                 if (tokens[b] >= 0) rows_[b].second->history->remove_last();
             throw;
         }
-        for (b = 0; b < count(); ++b) rows_[b].second->ended |= ends[b] != static_cast<char>(End::none);
     }
 
-    size_t count() const { return rows_.size(); }
-    HeldRow& operator[](size_t i) const { return *rows_[i].second; }
-
-  private:
     std::vector<std::pair<nb::object, HeldRow*>> rows_;
     bool unlocked_ = false;
 };
 
-// Bytes of End, or None if no row has ended in this call or before.
-nb::object reported(const std::string& ends, const int64_t* tokens) {
-    bool ended = false;
-    for (size_t b = 0; b < ends.size(); ++b) ended |= tokens[b] < 0 || ends[b] != static_cast<char>(End::none);
-    return ended ? nb::object(nb::bytes(ends.data(), ends.size())) : nb::none();
-}
-
-// Returns (tokens, ends, logprobs): int64, -1 for a row without a token; as `reported`; as decode_step. Nothing has
-// changed where it throws.
+// Returns (tokens, ends, logprobs): int64, -1 for a row without a token; as `take` reports them; as decode_step.
+// Nothing has changed where it throws.
 nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
     static const Step force_nothing{.kind = StepKind::force};
     static const RowRequest ended_row{&force_nothing, 1, true, 0, 0, nullptr};  // its logits are not read
@@ -309,12 +320,9 @@ nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
         const ReleasedGil released;
         decode_step(args);
     }
-    // While the rows are locked, and before they change: Python objects are made, which may fail, or start a garbage
-    // collection, and that may run any code, another step of these rows too.
-    const std::string ends = locked.ends_of(args.tokens);
-    const nb::object result = nb::make_tuple(tokens, reported(ends, args.tokens), logprobs_of(rows, args.tokens));
-    locked.take(args.tokens, ends);
-    return result;
+    return locked.take(args.tokens, [&](const nb::object& ends) {
+        return nb::make_tuple(tokens, ends, logprobs_of(rows, args.tokens));
+    });
 }
 
 // Takes tokens that were drawn elsewhere, one for each row, -1 for none. Returns the ends, as step_rows does. Nothing
@@ -334,10 +342,7 @@ nb::object accept_tokens(const nb::list& objects, const nb::list& drawn, size_t 
                 "tokens must be -1 or in [0, vocab)");
         tokens.push_back(value);
     }
-    const std::string ends = locked.ends_of(tokens.data());
-    const nb::object result = reported(ends, tokens.data());
-    locked.take(tokens.data(), ends);
-    return result;
+    return locked.take(tokens.data(), [](const nb::object& ends) { return ends; });
 }
 
 }  // namespace
