@@ -143,6 +143,12 @@ void copy_output(const uint8_t* row, size_t in, size_t r, uint8_t* out) {
     for (size_t k = 0; k < in; ++k) std::memcpy(out + 2 * (k * kPanelOutputs + r), row + 2 * k, 2);
 }
 
+// Row r of the weight as float32.
+void widen_row(const RowWeight& w, size_t r, float* values) {
+    const auto id = static_cast<int64_t>(r);
+    gather_rows({w, &id, 1, values, 1});
+}
+
 void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t first, size_t count, size_t bytes,
                       uint8_t* out) {
     const size_t in = a.rows.in;
@@ -154,8 +160,7 @@ void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t f
             copy_output(rows.row[r], in, r, out);
             continue;
         }
-        const int64_t id = static_cast<int64_t>(first + r);
-        gather_rows({a.rows, &id, 1, values.data(), 1});
+        widen_row(a.rows, first + r, values.data());
         store_output(a.format, values.data(), in, r, out);
     }
 }
@@ -167,8 +172,7 @@ void pack_quantised_panel(const PackLinearPanels& a, size_t first, size_t count,
     std::vector<float> values(in);
     PanelRows rows{};
     for (size_t r = 0; r < count; ++r) {
-        const int64_t id = static_cast<int64_t>(first + r);
-        gather_rows({a.rows, &id, 1, values.data(), 1});
+        widen_row(a.rows, first + r, values.data());
         uint8_t* row = quantised.data() + r * bytes;
         quantise_q8_0(values.data(), in, row);
         rows.row[r] = row;

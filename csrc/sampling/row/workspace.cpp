@@ -12,8 +12,8 @@ std::unique_ptr<T[]> room(size_t items) {
     return std::make_unique_for_overwrite<T[]>(items + kLanesOfBlock);
 }
 
-constexpr size_t kTokenBytes =
-    97;  // of a workspace: the sizes of the items below, of which there is one for each token
+// Of a workspace: the sizes of the items below, of which there is one for each token, and four slots.
+constexpr size_t kTokenBytes = 97;
 
 size_t bytes_of(const std::unique_ptr<Workspace>& workspace) { return workspace ? workspace->vocab * kTokenBytes : 0; }
 
