@@ -14,7 +14,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
 #include "attention/group_pages.h"
 #include "core/pieces.h"

@@ -10,8 +10,6 @@
 // for each position. Queries and weights are float32.
 #pragma once
 
-#include <algorithm>
-
 #include "attention/cache_type.h"
 #include "attention/kv_page.h"
 #include "simd/dot_products.h"

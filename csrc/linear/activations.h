@@ -1,9 +1,6 @@
 // Activations in the forms that products with panels read: int8 with a scale for each block of 32 values, or float32.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-
 #include "linear/activation_memory.h"
 #include "simd/byte_sums.h"
 #include "simd/rounding.h"

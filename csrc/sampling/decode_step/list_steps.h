@@ -1,6 +1,8 @@
 // Every step on a list of candidates, as in reference.py, operation for operation.
 #pragma once
 
+#include <cmath>
+
 #include "sampling/decode_step/candidate_list.h"
 
 namespace decodestep::DECODESTEP_BUILD {
