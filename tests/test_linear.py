@@ -466,6 +466,21 @@ def test_every_build_gives_the_same_products_of_blocks(isa):
     assert printed_under(isa, "import test_linear; print(test_linear.exact_products())") == exact_products()
 
 
+@pytest.mark.parametrize("inputs", [33, 64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_many_tokens_read_no_more_than_the_rows(dtype, inputs, rng):
+    """Not what an earlier product has left where rows are padded; rows may lie any number of bytes apart."""
+    x, w = rng.normal(size=(40, inputs)).astype(np.float32), rng.normal(size=(inputs, 25)).astype(dtype)
+    rows = PackedWeight.from_array(w)
+    apart = np.zeros((25, rows.rows.shape[1] + 3), np.uint8)
+    apart[:, 1:-2] = rows.rows
+    with ds.use_threads(1):
+        ds.linear(np.ones((40, 353), np.float32), PackedWeight.from_array(np.full((353, 25), np.nan, dtype)))
+        y = ds.linear(x, rows)
+        assert_close(y, x.astype(np.float64) @ w.astype(np.float64), np.abs(x) @ np.abs(w.astype(np.float32)))
+        assert np.array_equal(ds.linear(x, PackedWeight(apart[:, 1:-2], rows.format, inputs)), y)
+
+
 def test_rounding_to_bytes():
     """By hand: ties to even, zeros, and blocks too small for a unit."""
     x = np.zeros((4, 32), np.float32)
