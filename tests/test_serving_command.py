@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -19,10 +21,37 @@ import tiny_files
 from decodestep import cli
 from decodestep.cli import serve
 from decodestep.serving.http import Server
-from servers import HELLO, TEMPLATE, post, post_stream
+from servers import HELLO, TEMPLATE, post, post_stream, wait_until
 
 
-def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):
+@pytest.fixture
+def few_files():
+    """The hard limit of open files; the soft one is lower, as that of a shell."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+    yield before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def running(path, grace=0.0):
+    """The uvicorn server of the command, in a thread of this process, and its port."""
+    local = Server(servers.load(path), name="tiny")
+    found = serve._uvicorn_server(local, grace)
+    listening = serve._listen("127.0.0.1", 0)
+    thread = threading.Thread(target=found.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        wait_until(lambda: found.started)
+        yield found, listening.getsockname()[1]
+    finally:
+        found.should_exit = True
+        thread.join()
+        local.close()
+
+
+def test_the_command_listens_serves_and_stops(tiny_file, tmp_path, few_files):
     template = tmp_path / "template.jinja"
     template.write_text(TEMPLATE)
     path = tiny_file(kind="Q8_0", context=400)
@@ -30,6 +59,9 @@ def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):
         alone = ds.generate(servers.load(path), HELLO, ds.SamplingParams(seed=1, max_new_tokens=5))[0]
         found = servers.client_of(port).chat.completions.create(model="", messages=HELLO, seed=1, max_tokens=5)
         assert found.choices[0].message.content == alone.text
+        if sys.platform == "linux":
+            resource = sys.modules["resource"]
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (few_files, few_files)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0 and err.splitlines()[-1] == "decodestep: stopped" and "hello" not in err
@@ -85,18 +117,12 @@ def test_a_head_without_end_is_refused(port, start):
 def test_a_connection_without_a_request_is_closed(tiny_file, monkeypatch):
     """Also where a few bytes keep coming, and not during a request, however long it takes."""
     monkeypatch.setattr(serve, "_IDLE", 0.5)
-    local = Server(servers.load(tiny_file(context=4000)), name="tiny")
-    running = serve._uvicorn_server(local, 0.0)
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        address = listening.getsockname()
-        silent, dripping, again = [socket.create_connection(address, timeout=30) for _ in range(3)]
+    with running(tiny_file(context=4000)) as (_, port):
+        silent, dripping, again = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(3)]
         again.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         while not again.recv(999).endswith(b"}"):
             pass
-        busy = post_stream(address[1], max_tokens=3900)
+        busy = post_stream(port, max_tokens=3900)
         for client in (dripping, again):
             with suppress(OSError):
                 for byte in b"GET /health HTTP/1.1\r\nx: " + b"y" * 12:
@@ -108,10 +134,6 @@ def test_a_connection_without_a_request_is_closed(tiny_file, monkeypatch):
             client.close()
         with busy, busy.makefile("rb") as events:
             assert b"data: [DONE]\n" in events
-    finally:
-        running.should_exit = True
-        thread.join()
-        local.close()
 
 
 def test_requests_that_come_while_it_stops_get_503(tiny_file):
@@ -126,6 +148,39 @@ def test_requests_that_come_while_it_stops_get_503(tiny_file):
         late.close()
         process.communicate(timeout=30)
     assert got.startswith(b"HTTP/1.1 503") and process.returncode == 0
+
+
+def test_a_request_whose_end_comes_after_the_last_row_gets_503(tiny_file, caplog):
+    with running(tiny_file(kind="Q8_0", context=400)) as (server, port):
+        client = post(port, b'{"prompt": ', content_length=15)
+        wait_until(lambda: server.server_state.tasks)
+        server.handle_exit(signal.SIGTERM, None)
+        wait_until(lambda: server.should_exit)
+        client.sendall(b'"a"}')
+        assert client.recv(99).startswith(b"HTTP/1.1 503") and not caplog.records
+        client.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limits of another process")
+def test_connections_beyond_the_limit_of_open_files_wait_and_the_log_says_so_once(tiny_file):
+    resource, health = pytest.importorskip("resource"), b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    with servers.command(tiny_file(kind="Q8_0", context=400)) as (process, port):
+        first = socket.create_connection(("127.0.0.1", port), timeout=30)
+        first.sendall(health)
+        assert first.recv(99).startswith(b"HTTP/1.1 200")
+        files, limit = {int(name) for name in os.listdir(f"/proc/{process.pid}/fd")}, resource.RLIMIT_NOFILE
+        unused = min({*range(len(files) + 1)} - files)
+        resource.prlimit(process.pid, limit, (unused, resource.getrlimit(limit)[1]))
+        second = socket.create_connection(("127.0.0.1", port), timeout=30)
+        assert process.stderr.readline() == "decodestep: new connections wait until others end: Too many open files\n"
+        time.sleep(2.5)  # in which it tries twice more
+        first.close()
+        second.sendall(health)
+        assert second.recv(99).startswith(b"HTTP/1.1 200")
+        second.close()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert [line.partition(":")[2][:9] for line in err.splitlines()] == [" stopping", " stopped"]
 
 
 def test_rows_finish_where_nobody_reads_the_log(tiny_file):

@@ -101,9 +101,9 @@ class Server:
             exception_handlers={HTTPException: self._routing_error},
         )
 
-    def close(self, seconds: float = 0.0) -> None:
-        """Ends the engine, as `Engine.close` does."""
-        self.engine.close(seconds)
+    def close(self) -> None:
+        """Ends the engine and the worker threads. Nothing may be asked after that, not even what the engine refuses."""
+        self.engine.close()
         self._workers.shutdown(wait=False)
 
     def _route(self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
