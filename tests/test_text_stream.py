@@ -136,6 +136,7 @@ def test_streaming_holds_back_what_may_still_stop_and_no_more(stops, pieces):
         assert text.stopped == any(stop in seen for stop in ends)
         if text.stopped:
             assert shown == cut(seen, stops).decode("utf-8", "replace")
+            assert text.stop in stops and seen.startswith(cut(seen, stops) + text.stop.encode())
             break
         held = max((n for stop in ends for n in range(1, len(stop)) if seen.endswith(stop[:n])), default=0)
         sure = seen[: len(seen) - held]

@@ -150,6 +150,34 @@ def test_a_call_that_is_cut_off_is_text(kind):
 
 
 @pytest.mark.parametrize(
+    ("kind", "stop", "is_call"),
+    [
+        (formats.TaggedJson, "</tool_call>", True),
+        (formats.TaggedArguments, "</tool_call>", True),
+        (formats.TaggedArguments, "<arg_key>days", False),
+        (formats.TaggedFunctions, "</function>", True),
+        (formats.TaggedFunctions, "</parameter>", False),
+        (formats.GemmaCalls, "}", True),
+    ],
+)
+def test_a_stop_string_may_be_the_end_of_a_call(kind, stop, is_call):
+    """It is cut from the text, but a call that has its end is no call that is cut off."""
+    params = ds.SamplingParams(stop_strings=[stop, "<|other|>"])
+    row = ds.Sampler([], vocab_size=256, token_bytes=_byte).new_row(params)
+    choice = ChatChoice(0, _Silent(), row, ToolFormat(kind(FUNCTIONS), False, True, ()))
+    text = f"So: {''.join(fill_in(kind))}"
+    for byte in text.encode():
+        if not row.text.stopped:
+            piece = row.text.push(byte)
+            choice.take(Delta(0, piece, byte, None, "stop" if row.text.stopped else ""))
+    whole = choice.whole()
+    calls = whole["message"].get("tool_calls", [])
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([ARGUMENTS] if is_call else [])
+    assert whole["message"]["content"] == ("So:" if is_call else text[: text.index(stop)])
+    assert (whole["finish_reason"], whole["ended_by"]) == ("tool_calls" if is_call else "stop", "stop")
+
+
+@pytest.mark.parametrize(
     ("kind", "text"),
     [
         (formats.Harmony, "word " * 4000),

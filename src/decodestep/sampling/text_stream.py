@@ -17,7 +17,7 @@ class TextStream:
 
     `text` is the final part of the text; `push` and `finish` return what they add to it. It holds back exactly the bytes that
     may still become a stop string, and the bytes of an incomplete character. Bytes that are not UTF-8 become U+FFFD. Each byte
-    is matched once, however many are held.
+    is matched once, however many are held. `stop` is the stop string that has ended the text, "" before.
     Raises ValueError as `StopAutomaton` does.
     """
 
@@ -28,22 +28,27 @@ class TextStream:
         self._held = bytearray()  # may be the start of a stop string
         self._before = 0  # how many bytes came before the held ones
         self._pieces: list[str] = []
-        self.stopped = False
+        self.stop = ""
+
+    @property
+    def stopped(self) -> bool:
+        return self.stop != ""
 
     @property
     def text(self) -> str:
         return "".join(self._pieces)
 
     def push(self, token_id: int) -> str:
-        """Adds a token; returns the text that became final. Sets `stopped` when a stop string is complete; no text follows."""
+        """Adds a token; returns the text that became final. Sets `stop` when a stop string is complete; no text follows."""
         if self.stopped:
             return ""
         data = self._token_bytes(token_id)
         self._held += data
         found = self._stops.feed(data)
         if found:
-            self.stopped = True
-            return self._release(found[0][0] - self._before, final=True)
+            start, end = (at - self._before for at in found[0])
+            self.stop = self._held[start:end].decode()
+            return self._release(start, final=True)
         # A stop string begins with the first byte of a character, so an incomplete character before it stays incomplete:
         # U+FFFD.
         possible = self._stops.possible

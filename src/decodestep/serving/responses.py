@@ -209,7 +209,14 @@ class ChatChoice(Choice):
         return choices
 
     def _parsed(self) -> tuple[str, list[dict[str, Any]]]:
-        return (self.text, []) if self._format is None else self._format.read(self.text)
+        if self._format is None:
+            return self.text, []
+        visible, calls = self._format.read(self.text)
+        stop = self._row.text.stop if self._row.text else ""
+        if calls or not stop:
+            return visible, calls
+        completed, calls = self._format.read(self.text + stop)  # it may be the end of a call, as </tool_call> is
+        return (completed, calls) if calls else (visible, [])
 
     def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         return {"content": [self._with_top(token, found) for token, found in logprobs if found], "refusal": None}
