@@ -412,6 +412,32 @@ def test_what_a_row_raises_ends_it_alone_and_what_a_pass_raises_ends_the_rows_bu
         assert engine.failures == 1 and tiny.cache.held == 0
 
 
+def test_a_pass_that_fails_leaves_samples_alone_that_have_ended(tiny, monkeypatch):
+    def deliver(deltas):
+        if deltas[0][1].reason == "length":
+            monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: 1 / 0)
+
+    with Engine(tiny, max_rows=1, deliver=deliver) as engine:
+        request = engine.submit([1], ds.SamplingParams(max_new_tokens=2, num_return_sequences=2, **FREE))
+        engine.close(60)
+    assert [one.finish_reason for one in request.completions()] == ["length", "error"]
+
+
+def test_what_deliver_raises_is_logged_and_ends_no_row(tiny, caplog):
+    with Engine(tiny, deliver=lambda deltas: 1 / 0) as engine:
+        request = engine.submit([1], ds.SamplingParams(max_new_tokens=3, **FREE))
+        engine.close(60)
+    assert len(request.completions()[0].token_ids) == 3
+    assert caplog.messages == ["tokens could not be delivered"] * 3
+
+
+def test_deliver_may_close_the_engine(tiny, caplog):
+    engine = Engine(tiny, deliver=lambda deltas: engine.close())
+    request = engine.submit([1], ds.SamplingParams(max_new_tokens=300, **FREE))
+    engine.close(60)
+    assert request.rows[0].reason == "cancelled" and not caplog.messages
+
+
 def test_a_prompt_and_its_answer_stay_within_the_cache(tiny):
     model = ds.load(tiny.path, cache_bytes=3 * tiny.cache.page_bytes)
     with Engine(model) as engine:

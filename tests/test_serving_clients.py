@@ -65,6 +65,16 @@ def test_metrics_count_what_is_sent_at_once(server):
     assert server.metrics()['decodestep_completions_total{reason="length"}'] == 6
 
 
+def test_metrics_count_a_request_whose_client_vanishes_while_its_end_is_written(server, monkeypatch):
+    begun, released, written = threading.Event(), threading.Event(), TextChoice.chunk
+    monkeypatch.setattr(TextChoice, "chunk", lambda *given: (begun.set(), released.wait(5), written(*given))[-1])
+    client = post(server.port, b'{"prompt": "ab", "max_tokens": 1, "stream": true, "echo": true, "logprobs": 1}')
+    assert begun.wait(60)
+    client.close()
+    wait_until(lambda: server.metrics()["decodestep_prompt_tokens_total"] == 2)
+    released.set()
+
+
 def test_a_client_that_vanishes_while_it_sends_is_no_failure_of_the_server(server, caplog):
     post(server.port, b"{", content_length=99).close()
     answered = 'decodestep_requests_total{route="/v1/completions",status="%d"}'
@@ -168,6 +178,14 @@ def test_a_client_that_waits_for_its_first_token_is_not_dropped(server, monkeypa
     hold_passes(server.model, 0.5)
     status, body, _ = server.send("/v1/completions", b'{"prompt": "a", "stream": true, "max_tokens": 1, "seed": 1}')
     assert status == 200 and body.endswith(b"[DONE]\n\n")
+
+
+def test_a_stream_whose_row_fails_ends_with_the_error(server, monkeypatch):
+    monkeypatch.setattr(server.model.decoder, "logits", lambda *arguments: 1 / 0)
+    status, body, headers = server.send("/v1/completions", b'{"prompt": "a", "stream": true}')
+    assert status == 200 and headers["x-accel-buffering"] == "no" and headers["cache-control"] == "no-cache"
+    *_, last = body.decode().strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["type"] == "server_error"
 
 
 def test_a_stream_that_fails_inside_the_server_is_in_its_log(server, monkeypatch, caplog):

@@ -255,6 +255,24 @@ def test_scores_beyond_what_an_answer_may_hold_are_refused(shared_server, asked)
 
 
 @pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("completions", {"prompt": "a", "max_tokens": 10**9, "n": 21, "logprobs": 100}),
+        ("completions", {"prompt": ["a"] * 7, "max_tokens": 2000, "n": 3, "logprobs": 100}),
+        ("chat/completions", {**CHAT, "max_tokens": None, "n": 102, "logprobs": True, "top_logprobs": 20}),
+    ],
+)
+def test_log_probabilities_beyond_what_an_answer_may_hold_are_refused(shared_server, path, asked):
+    """Of 2000 tokens at most, some fewer after a prompt."""
+    status, body = shared_server.send_json(f"/v1/{path}", {**asked, "ignore_eos": True})
+    assert (status, body["error"]["param"], body["error"]["code"]) == (400, "logprobs", "invalid_value")
+    assert f"at most {2**22}" in body["error"]["message"]
+    wait_until(lambda: not shared_server.engine.live)
+    status, body = shared_server.send_json(f"/v1/{path}", {**asked, "max_tokens": 3})
+    assert status == 200 and len(body["choices"]) >= asked["n"]
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [("ngram_len", 10**6), ("keys", [1] * 1000), ("sampling_table_size", 2**31 - 1), ("context_history_size", 2**31 - 1)],
 )

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("decodestep.serving.requests")
 _DONE = b"data: [DONE]\n\n"
-_MAX_PROMPT_LOGPROBS = 2**20  # of an answer, which is held whole: about 300 MB of them
+# Log-probabilities of an answer, which is held whole: of its prompts, about 300 MB of them; of its tokens, which come one by
+# one, as many as a context of 131072 tokens has with OpenAI's largest top_logprobs, 20, and some more.
+_MAX_PROMPT_LOGPROBS, _MAX_TOKEN_LOGPROBS = 2**20, 2**22
 
 
 class Answer:
@@ -44,6 +46,7 @@ class Answer:
         self._requests: list[EngineRequest] = []
         self._choices: list[Choice] = []
         self._running = 0  # how many of them have not ended
+        self._recorded = False
 
     def begin(self) -> None:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
@@ -58,7 +61,7 @@ class Answer:
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
                 request = engine.submit(prompt, job.params, listener=listener, spelled=job.spelled, only_scored=job.only_scored)
                 self._requests.append(request)
-                self._require_few_prompt_logprobs()
+                self._require_few_logprobs()
         except RequestError as error:
             self.cancel()
             raise http_error(error, job.field_of) from None
@@ -69,12 +72,16 @@ class Answer:
         self._choices = [job.form.choice(i, engine.model.tokenizer, row) for i, row in enumerate(rows)]
         self._running = len(self._choices)
 
-    def _require_few_prompt_logprobs(self) -> None:
-        """Refuses more log-probabilities of the prompts submitted so far than an answer may hold."""
-        count, top = self._job.params.num_return_sequences, self._job.params.prompt_logprobs
-        tokens = sum(len(request.prompt_ids) for request in self._requests)
-        if top is not None and tokens * count * (1 + top) > _MAX_PROMPT_LOGPROBS:
+    def _require_few_logprobs(self) -> None:
+        """Refuses more log-probabilities than an answer may hold, of the prompts submitted so far and of what follows them."""
+        params = self._job.params
+        prompt = params.num_return_sequences * sum(len(request.prompt_ids) for request in self._requests)
+        if params.prompt_logprobs is not None and prompt * (1 + params.prompt_logprobs) > _MAX_PROMPT_LOGPROBS:
             rule = f"such that n times the prompts' tokens times 1 + logprobs is at most {_MAX_PROMPT_LOGPROBS} with echo"
+            raise refusal("logprobs", rule)
+        tokens = sum(row.params.max_new_tokens or 0 for request in self._requests for row in request.rows)
+        if params.logprobs is not None and tokens * (1 + params.logprobs) > _MAX_TOKEN_LOGPROBS:
+            rule = f"such that max_tokens times n times the number of prompts times 1 + (top_)logprobs is at most {_MAX_TOKEN_LOGPROBS}"
             raise refusal("logprobs", rule)
 
     def cancel(self) -> None:
@@ -84,7 +91,7 @@ class Answer:
 
     async def close(self) -> None:
         """Ends the rows that still run, as nobody reads them. The metrics and the log tell of them too."""
-        if not self._running:
+        if self._recorded:
             return
         self.cancel()
         await self._take_all()
@@ -164,6 +171,7 @@ class Answer:
 
     def _record(self) -> None:
         """Adds the request, whose rows have all ended, to the metrics and the log."""
+        self._recorded = True
         used, seconds = self._usage(), time.monotonic() - self._started
         self._metrics.prompt_tokens.inc(used["prompt_tokens"])
         self._metrics.tokens.inc(used["completion_tokens"])
