@@ -31,6 +31,7 @@ def test_a_client_that_vanishes_frees_its_rows_and_nobody_else_notices(server, s
     wait_until(lambda: engine.running == 2)
     gone.close()
     wait_until(lambda: engine.live == 1)
+    wait_until(lambda: server.metrics().get('decodestep_completions_total{reason="cancelled"}') == 1)
     released.set()
     received = b""
     while b"[DONE]" not in received:

@@ -245,6 +245,15 @@ def test_prompts_of_a_costly_constraint_are_few(shared_server, monkeypatch):
     wait_until(lambda: shared_server.engine.live == 0)
 
 
+def test_a_prompt_that_is_refused_ends_those_before_it(shared_server):
+    before = shared_server.engine.passes
+    asked = {"prompt": [[5], [5] * 2000], "max_tokens": 1900, "ignore_eos": True}
+    status, body = shared_server.send_json("/v1/completions", asked)
+    assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+    wait_until(lambda: not shared_server.engine.live)
+    assert shared_server.engine.passes < before + 1900
+
+
 @pytest.mark.parametrize("asked", [{"prompt": [[5] * 1999] * 25}, {"prompt": [[5] * 1999] * 5, "n": 5}])
 def test_scores_beyond_what_an_answer_may_hold_are_refused(shared_server, asked):
     """As 1999 tokens, 25 times, each with 21 log-probabilities: each of these alone is accepted."""
