@@ -81,7 +81,8 @@ class Answer:
             raise refusal("logprobs", rule)
         tokens = sum(row.params.max_new_tokens or 0 for request in self._requests for row in request.rows)
         if params.logprobs is not None and tokens * (1 + params.logprobs) > _MAX_TOKEN_LOGPROBS:
-            rule = f"such that max_tokens times n times the number of prompts times 1 + (top_)logprobs is at most {_MAX_TOKEN_LOGPROBS}"
+            factors = "max_tokens times n times the number of prompts times 1 + (top_)logprobs"
+            rule = f"such that {factors} is at most {_MAX_TOKEN_LOGPROBS}"
             raise refusal("logprobs", rule)
 
     def cancel(self) -> None:

@@ -149,17 +149,12 @@ class Engine:
         rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
-            request = EngineRequest(self.wake, self._submitted, ids, rows, listener)
+            request = EngineRequest(self._submitted, ids, rows, listener)
             self._submitted += 1
             self._live += count
             self._incoming.append(request)
             self._wake.notify()
         return request
-
-    def wake(self) -> None:
-        """Wakes the engine's thread: a request has been cancelled."""
-        with self._wake:
-            self._wake.notify()
 
     def close(self, seconds: float = 0.0) -> None:
         """Accepts no more requests and ends the thread once all rows have ended; rows still running after `seconds`, >= 0, are

@@ -33,16 +33,13 @@ Listener = Callable[[Delta], object]
 class EngineRequest:
     """A request submitted to an `Engine`, made by `Engine.submit`.
 
-    wake: makes the engine look at the request now. number: its index among the engine's requests. prompt_ids: its prompt.
-    rows: its samples. listener: as given to `submit`.
+    number: its index among the engine's requests. prompt_ids: its prompt. rows: its samples. listener: as given to `submit`.
 
     Iterating yields the `Delta`s of all samples until each has ended. Each is yielded once: after `break`, another loop goes on
     with the next. One thread at a time may read them; an engine with a `deliver` function passes them to it instead.
     """
 
-    def __init__(
-        self, wake: Callable[[], object], number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None
-    ) -> None:
+    def __init__(self, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:
         self.number = number
         self.prompt_ids = prompt_ids
         self.rows = rows
@@ -50,7 +47,6 @@ class EngineRequest:
         self.keys: list[int] = []  # of its rows in the engine's batch
         self.cancelled = threading.Event()
         self.deltas: SimpleQueue[Delta] = SimpleQueue()
-        self._wake = wake
         # How many tokens of its row have been reported, of each sample whose end has not been.
         self._reported = dict.fromkeys(range(len(rows)), len(prompt_ids))
         self._read = 0  # how many of the ends have been read
@@ -58,7 +54,6 @@ class EngineRequest:
     def cancel(self) -> None:
         """Ends the running samples with the reason "cancelled" before the next pass. May be called again."""
         self.cancelled.set()
-        self._wake()
 
     @property
     def done(self) -> bool:
