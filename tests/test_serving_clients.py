@@ -161,7 +161,8 @@ def test_a_large_answer_does_not_hold_up_the_others(server, monkeypatch, method,
         assert large.result()[0] == 200
 
 
-def test_a_client_that_reads_nothing_is_dropped(server, monkeypatch):
+def test_a_client_that_reads_nothing_is_dropped(server, monkeypatch, hold_passes):
+    hold_passes(server.model, 0.01)
     monkeypatch.setattr(event_stream, "SEND_SECONDS", 0.05)
     monkeypatch.setattr(uvicorn.protocols.http.flow_control, "HIGH_WATER_LIMIT", 1)
     client = socket.socket()
@@ -171,6 +172,7 @@ def test_a_client_that_reads_nothing_is_dropped(server, monkeypatch):
     client.sendall(request(data))
     wait_until(lambda: server.engine.live == 8)
     wait_until(lambda: server.engine.live == 0)
+    wait_until(lambda: server.metrics().get('decodestep_completions_total{reason="cancelled"}') == 8)
     client.close()
 
 
