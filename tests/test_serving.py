@@ -181,6 +181,8 @@ def test_health_and_metrics(shared_server):
     metrics = shared_server.metrics()
     for status in (404, 405):
         assert metrics[f'decodestep_requests_total{{route="other",status="{status}"}}'] >= 1
+    for seconds in ("first_token", "request"):
+        assert metrics[f"decodestep_{seconds}_seconds_count"] >= 1
     assert metrics["decodestep_completion_tokens_total"] >= 3 and metrics["decodestep_cache_pages_held"] == 0
 
 
