@@ -119,6 +119,23 @@ def test_a_path_is_no_name(tmp_path, monkeypatch):
             load(path)
 
 
+def test_a_name_that_is_not_fetched_is_told_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-0.5B", "smollm2-135m-instruct"):
+        with pytest.raises(ModelError, match=f"^{name}: no such file or folder; the only model that is fetched by its name is"):
+            load(name)
+    assert cli.main(["env", "--model", "a/b"]) == 1
+    assert capsys.readouterr().err.startswith("decodestep: a/b: no such file or folder;")
+    with pytest.raises(ModelError, match=r"a\.gguf: cannot be opened: No such file or directory$"):
+        load("a.gguf")
+
+
+def test_the_weights_of_a_folder_are_named_by_the_folder(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    with pytest.raises(ModelError, match="not a GGUF file .*safetensors is named by its folder"):
+        load(tmp_path / "model.safetensors")
+
+
 def test_env_describes_the_model_that_a_name_loads(tiny_file, monkeypatch, capsys):
     path = tiny_file()
     monkeypatch.setattr(fetch, "find_default_model", lambda: path)

@@ -43,8 +43,19 @@ def default_model() -> Path:
 
 
 def path_of(model: str | os.PathLike[str]) -> Path:
-    """The path of a model: of the default one if `model` is its name."""
-    return default_model() if model == DEFAULT_MODEL else Path(model)
+    """The path of a model: of the default one if `model` is its name. Raises ModelError for a name that is not fetched."""
+    if model == DEFAULT_MODEL:
+        return default_model()
+    path = Path(model)
+    try:
+        path.stat()
+    except FileNotFoundError as error:
+        if path.suffix != ".gguf":  # perhaps a name on a hub, where other programs look
+            text = f"{path}: no such file or folder; the only model that is fetched by its name is {DEFAULT_MODEL}"
+            raise ModelError(text) from error
+    except (OSError, ValueError):
+        pass  # what opens it says why it cannot
+    return path
 
 
 def _fetch() -> Path:

@@ -44,7 +44,7 @@ class GgufFile:
         self.path = path
         self._file = FileBytes(path)
         if self._file.size < 4 or bytes(self._file.read(0, 4)) != b"GGUF":
-            raise ModelError(f"{path}: not a GGUF file")
+            raise ModelError(f"{path}: not a GGUF file (a checkpoint of safetensors is named by its folder)")
         header = GgufHeader(self._file)
         header.number("<I")  # "GGUF"
         version = header.number("<I")
