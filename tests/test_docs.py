@@ -75,6 +75,12 @@ def test_no_code_is_left_out(page):
     assert not indented, "code that nothing runs: mark it as python, py or sh"
 
 
+@each_page
+def test_lists_do_not_end_at_their_paragraphs(page):
+    """For the site a paragraph of an item has four spaces before it: with fewer it ends the list, and the next begins at 1."""
+    assert not re.findall(r"\n\n {1,3}\S.*", BLOCKS.sub("", page.read_text()))
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if "\n    >>> " in page.read_text()], ids=lambda page: page.stem)
 def test_sessions_print_what_they_show(page):
     assert doctest.testfile(str(page), module_relative=False).failed == 0
