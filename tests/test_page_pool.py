@@ -74,6 +74,12 @@ def started(pool, tokens, capacity=None):
     return sequence
 
 
+def runs_of_tokens(longest, least=0):
+    """Any tokens, and one token again and again, which other sequences have in their pages too."""
+    alike = st.builds(lambda token, count: [token] * count, st.integers(0, 1), st.integers(least, longest))
+    return alike | st.lists(st.integers(0, 1), min_size=least, max_size=longest)
+
+
 class Sequences(RuleBasedStateMachine):
     """Whatever is done to sequences, each sees its own tokens, and every page is held, kept, free or fresh."""
 
@@ -85,13 +91,14 @@ class Sequences(RuleBasedStateMachine):
         self.pool = pool_of(12, max_kept=5, long_after=self.long_after)
         self.open = {}
         self.expected = {}
+        self.grown = set()  # those that have only grown
 
     def read(self, sequence, tokens):
         """What pages hold of tokens that are read now."""
         is_long = self.long_after is not None and self.expected[sequence] > self.long_after
         return [token + LONG * is_long for token in tokens]
 
-    @rule(target=sequences, capacity=st.none() | st.integers(0, 60), tokens=st.lists(st.integers(0, 1), max_size=50))
+    @rule(target=sequences, capacity=st.none() | st.integers(0, 60), tokens=runs_of_tokens(50))
     def begin(self, capacity, tokens):
         try:
             sequence = CachedSequence(self.pool, capacity)
@@ -101,12 +108,19 @@ class Sequences(RuleBasedStateMachine):
         assert reused == len(sequence) and (reused < len(tokens) or not tokens)
         self.expected[sequence] = len(tokens)
         self.open[sequence] = self.read(sequence, tokens[:reused])
+        self.grown.add(sequence)
         return sequence
+
+    @rule(sequence=sequences, tokens=runs_of_tokens(40))
+    def reuse(self, sequence, tokens):
+        if sequence in self.open:
+            self.expected[sequence] = max(self.expected[sequence], len(sequence) + len(tokens))
+            self.open[sequence] = self.open[sequence] + self.read(sequence, tokens[: sequence.reuse(tokens)])
 
     @rule(several=st.lists(sequences, min_size=1, max_size=3, unique=True), data=st.data())
     def extend(self, several, data):
         several = [sequence for sequence in several if sequence in self.open]
-        more = [data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=40)) for _ in several]
+        more = [data.draw(runs_of_tokens(40, least=1)) for _ in several]
         before = {sequence: len(sequence) for sequence in self.open}
         try:
             results = run(self.pool, *zip(several, more, strict=True))
@@ -127,6 +141,7 @@ class Sequences(RuleBasedStateMachine):
         except CacheFullError:
             return source
         self.open[sequence], self.expected[sequence] = list(self.open[source]), self.expected[source]
+        self.grown.add(sequence)
         return sequence
 
     @rule(target_=sequences, source=sequences)
@@ -137,6 +152,7 @@ class Sequences(RuleBasedStateMachine):
             except CacheFullError:
                 return
             self.open[target_], self.expected[target_] = list(self.open[source]), self.expected[source]
+            self.grown.discard(target_)
 
     @rule(sequence=sequences, data=st.data())
     def truncate(self, sequence, data):
@@ -147,6 +163,7 @@ class Sequences(RuleBasedStateMachine):
             except CacheFullError:
                 return
             self.open[sequence], self.expected[sequence] = self.open[sequence][:length], length
+            self.grown.discard(sequence)
 
     @rule(sequence=consumes(sequences))
     def close(self, sequence):
@@ -178,6 +195,7 @@ class Sequences(RuleBasedStateMachine):
         assert pool.held == len(users) and pool.kept == len(pool._kept) <= 5
         assert pool._reserved == sum(sequence.reserved for sequence in self.open)
         assert all(s.reserved <= max(0, s._capacity_pages - len(s._pages)) for s in self.open)
+        assert all(s.reserved >= s._capacity_pages - len(s._pages) for s in self.grown if s in self.open)
         with LOCK:
             assert pool.available_locked() >= 0
         kept = list(pool._kept)
@@ -231,6 +249,8 @@ def test_a_prompt_is_found_again_but_for_its_last_token():
     for other, expected in ((0, 1), (2, 3)):  # of two pages that begin alike the last is copied
         with CachedSequence(pool) as sequence:
             assert sequence.reuse([1, other, 1, 1]) == expected
+    with CachedSequence(pool) as sequence:
+        assert sequence.reuse([1, 2, 0, 1]) == 2 and sequence.tokens == [1, 2]
 
 
 def test_a_prompt_that_waits_takes_the_page_that_another_fills_in_place_of_its_own():
@@ -382,6 +402,11 @@ def test_a_page_that_is_replaced_makes_room_for_what_replaces_it():
     run(pool, (sequence, [1] * 5))
     other = CachedSequence(pool, 32)
     assert sequence.reuse([1] * 12) == 11 and pool._reserved == other.reserved == 2
+    pool = pool_of(5)
+    started(pool, [1] * 17).close()
+    with CachedSequence(pool, 48) as promised:
+        run(pool, (promised, [1] * 5))
+        assert promised.reuse([1] * 12) == 11 and promised.reserved == 2
 
 
 def test_a_truncation_takes_the_page_that_is_promised_to_it():
@@ -495,6 +520,9 @@ def test_a_copy_takes_what_is_reserved_for_it_or_changes_nothing():
         with CachedSequence(pool) as empty, pytest.raises(CacheFullError):
             empty.assign(source)
         assert empty.tokens == [] and run(pool, (copied, [1])) == [[0] * 20 + [1]]
+    pool = pool_of(2)
+    with started(pool, [0] * 10) as source, source.fork(10) as copied:
+        assert run(pool, (copied, [1])) == [[0] * 10 + [1]]
     pool = pool_of(9)
     source, ones = started(pool, [0] * 20), started(pool, [1] * 48)
     with CachedSequence(pool, 64) as shared:
@@ -502,6 +530,14 @@ def test_a_copy_takes_what_is_reserved_for_it_or_changes_nothing():
         with CachedSequence(pool, 48), pytest.raises(CacheFullError):
             shared.assign(source)
         assert run(pool, (shared, [2])) == [[1] * 48 + [2]]
+
+
+def test_a_copy_that_needs_no_page_leaves_what_is_reserved():
+    pool = pool_of(4)
+    with CachedSequence(pool, 32) as copied:
+        copied.assign(started(pool, [0] * 16))
+        copied.assign(started(pool, [1] * 16))
+        assert copied.reserved == 1
 
 
 def test_a_copy_is_rotated_as_its_source_and_not_as_what_it_was():
@@ -638,6 +674,8 @@ def test_all_or_none_are_admitted():
         (lambda s, other: run(s._pool, (s, [0]), (other, [0])), "of sequences of this model"),
         (lambda s, _: (s.close(), run(s._pool, (s, [0]))), "open and used by one thread at a time; got a closed one"),
         (lambda s, _: (s.close(), s.fork()), "got a closed one"),
+        (lambda s, _: (s.close(), s.reuse([0])), "got a closed one"),
+        (lambda s, _: (s.close(), s.truncate(1)), "got a closed one"),
         (lambda s, _: (source := s.fork(), s.close(), s.assign(source)), "got a closed one"),
         (lambda s, _: (setattr(s, "_runner", 0), run(s._pool, (s, [0]))), "got a running one"),
     ],
