@@ -170,10 +170,11 @@ def test_what_was_held_back_is_streamed_too(model, monkeypatch, reason):
 
 def test_cancelling_in_a_long_prompt_takes_one_pass(model, passes):
     ids = model.tokenizer.encode("one two three four " * 600)
-    asked = []
-    done = ds.generate(model, [ids, ids], cancelled=lambda: asked.append(1) or len(asked) > 2)
+    asked, pieces = [], []
+    stops = {"cancelled": lambda: asked.append(1) or len(asked) > 2, "stream": lambda *piece: pieces.append(piece)}
+    done = ds.generate(model, [ids, ids], **stops)
     assert [(one.finish_reason, one.token_ids) for one in done] == [("cancelled", [])] * 2
-    assert passes.count == 2
+    assert passes.count == 2 and not pieces
 
 
 @pytest.mark.parametrize(("after", "tokens"), [(0, 0), (2, 0), (3, 1), (5, 3)])
@@ -323,8 +324,10 @@ def test_rows_that_do_not_fit_into_the_cache_wait(tiny_file):
     small = ds.load(path, cache_bytes=8 * model.cache.page_bytes)
     assert ds.generate(small, prompts, params) == ds.generate(model, prompts, params)
     assert small.cache.held == 0 and small.cache.pages == 8
+    whole = ds.SamplingParams(max_new_tokens=29, ignore_eos=True)  # the last of them does not run
+    assert len(ds.generate(small, [[5] * 100], whole)[0].token_ids) == 29
     with pytest.raises(ds.models.CacheFullError, match="a row may need 9 pages, and the cache has 8"):
-        ds.generate(small, [[5] * 100], ds.SamplingParams(max_new_tokens=40))
+        ds.generate(small, [[5] * 100], replace(whole, max_new_tokens=30))
     params = [ds.SamplingParams(max_new_tokens=5), ds.SamplingParams(num_beams=3, max_new_tokens=5)]
     pieces = []
     with pytest.raises(ds.models.CacheFullError, match="a beam search may need 9 pages, and the cache has 8"):
@@ -368,6 +371,14 @@ def test_samples_and_turns_share_their_beginnings(tiny_file):
     assert model.cache.held == 0 and model.cache.kept == 6
     with model.sequence([*prompt, 7]) as sequence:
         assert len(sequence) == 96
+
+
+def test_of_equal_prompts_one_runs(tiny_file, monkeypatch):
+    model, ran = ds.load(tiny_file()), []
+    logits = model.decoder.logits
+    monkeypatch.setattr(model.decoder, "logits", lambda batch, pages: (ran.append(len(batch.tokens)), logits(batch, pages))[1])
+    ds.generate(model, [[1, 2, 3], [1, 2, 3]], ds.SamplingParams(max_new_tokens=1, num_return_sequences=3, seed=0))
+    assert ran == [3]
 
 
 def test_a_long_prompt_runs_in_blocks(model):

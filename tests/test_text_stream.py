@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from decodestep.generation.model_search import _stop_rule
 from decodestep.sampling.text_stream import TextStream
 from decodestep.stopping.stop_automaton import StopAutomaton
 
@@ -145,6 +146,17 @@ def test_streaming_holds_back_what_may_still_stop_and_no_more(stops, pieces):
     else:
         assert shown + text.finish() == seen.decode("utf-8", "replace")
     assert text.finish() == ""
+
+
+@example(["aab"], [b"a", b"a", b"b"])  # all tokens of the beam
+@given(STOPS, PIECES)
+def test_a_beam_stops_at_the_token_at_which_its_text_does(stops, pieces):
+    stop, text = _stop_rule(pieces.__getitem__, stops, ()), TextStream(pieces.__getitem__, stops)
+    for token in range(len(pieces)):
+        text.push(token)
+        assert stop(list(range(token + 1))) == text.stopped
+        if text.stopped:
+            break
 
 
 @pytest.mark.parametrize(
