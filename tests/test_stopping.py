@@ -247,9 +247,9 @@ def test_a_vocabulary_is_read_once(both):
 def test_a_vocabulary_with_gaps():
     tokenizer = tokenizers.Tokenizer(models.WordLevel({"abcdef": 3, "stop": 9, "[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    ids = np.array([[9], [4], [8], [10], [-1]])
-    assert ds.StopStringCriteria(tokenizer, "stop")(ids, None).tolist() == [True, False, False, False, False]
-    assert ds.StopStringCriteria(tokenizer, "stop")(ids[:, :0], None).tolist() == [False] * 5
+    ids = np.array([[9], [4], [8], [10], [-1], [-2]])
+    assert ds.StopStringCriteria(tokenizer, "stop")(ids, None).tolist() == [True, *[False] * 5]
+    assert ds.StopStringCriteria(tokenizer, "stop")(ids[:, :0], None).tolist() == [False] * 6
 
 
 WORDS = ["ab", "ae", "cab", "be", "d", "bab"]
