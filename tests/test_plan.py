@@ -299,6 +299,14 @@ def test_an_id_may_be_given_twice_or_be_none_of_the_vocabulary(processor):
     np.testing.assert_allclose(fused([processor], logits, [3, 5], 1).processed[0], run([processor], logits, [3, 5]))
 
 
+@pytest.mark.parametrize("count", [0, 2, 3, 5])
+def test_a_repetition_is_one_of_the_last_tokens_only(count):
+    logits, tokens = np.zeros(VOCAB), [1, 2, 3, 1, 2]
+    processor = p.DRYLogitsProcessor(1.0, allowed_length=1, range=count)
+    scores = fused([processor], logits, tokens, 1).processed[0]
+    assert scores[3] == run([processor], logits, tokens)[3] == (-1.75 if count in (0, 5) else 0)
+
+
 def test_the_ids_of_an_encoder_are_one_row():
     with pytest.raises(
         ValueError, match="^plan: encoder_input_ids must be one row: those of the row that the processor serves"
