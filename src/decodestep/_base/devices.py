@@ -26,7 +26,8 @@ _ALIGNED = 16  # bytes, which any element and the widest loads want; as many or 
 
 def goes_to_triton(backend: str, value: object) -> bool:
     """Whether Triton should serve a call with this tensor: it is on a GPU, or the backend is "triton"."""
-    return backend == "triton" or (type(value) is not np.ndarray and arrays.is_torch(value) and value.is_cuda)
+    named = isinstance(backend, str) and backend == "triton"  # an array is compared item by item
+    return named or (type(value) is not np.ndarray and arrays.is_torch(value) and value.is_cuda)
 
 
 def choose_triton(op: str, backend: str, value: Any, obstacle: str | None = None) -> None:

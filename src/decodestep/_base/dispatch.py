@@ -15,7 +15,7 @@ BACKENDS = ("cpu", "triton", "reference")
 
 def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
     """The backend for a call. obstacles: for each backend of the operator, why it cannot serve the call, or None."""
-    if backend == "auto":
+    if isinstance(backend, str) and backend == "auto":  # an array is compared item by item
         for name in BACKENDS:  # a plain loop: a generator costs 300 ns here, and some kernels take 2 us
             if name in obstacles and obstacles[name] is None:
                 return name
