@@ -182,6 +182,32 @@ def test_a_seed_gives_the_same_rows_again(model):
             run(seed=seed)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_p": 0.9},
+        {"no_repeat_ngram_size": 2},
+        {"repetition_penalty": 1.2},
+        {"logits_processor": LogitsProcessorList([TopKLogitsWarper(40)])},
+        {"processors": [ds.processors.XTCLogitsWarper(0.5, 0.01, seed=4)]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_row_draws_the_same_beside_longer_prompts(model, options):
+    """The noise belongs to a row's own positions, whatever the padding on its left."""
+    batch, mask = prompt(2, 9), torch.ones(2, 9, dtype=torch.long)
+    batch[1, :5], mask[1, :5] = 0, 0
+    options = {"do_sample": True, "max_new_tokens": 12, **options}
+    processors = options.pop("processors", ())
+
+    def last_row(ids, mask, seed):
+        loop = sampling(seed=seed, processors=processors)
+        return model.generate(ids, attention_mask=mask, **options, custom_generate=loop)[-1, ids.shape[1] :].tolist()
+
+    alone = last_row(batch[1:, 5:], mask[1:, 5:], [8])
+    assert last_row(batch, mask, [7, 8])[: len(alone)] == alone
+
+
 class Halve(LogitsProcessor):
     """One that must see the whole batch: rows are told apart by their place."""
 

@@ -14,12 +14,14 @@ from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
 
 from decodestep._base.checks import Words, is_int, require
 from decodestep.random import sample_seed
-from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.params import DEFAULTS, SamplingParams
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler
 from decodestep.stopping import StopStringCriteria
 
 OP = "sampling"
+# Fields whose processors read the padding in transformers, or count it.
+_READ_PADDING = ("no_repeat_ngram_size", "sequence_bias", "bad_words_ids", "min_length", "forced_bos_token_id")
 # The field of an output that holds the cache; the second name is that of transformers 5.23.
 _CACHE = "cache" if "cache" in GenerateDecoderOnlyOutput.__dataclass_fields__ else "past_key_values"
 
@@ -38,15 +40,18 @@ class DecodingLoop:
         self.ends = {type(each) for each in criteria if _is_in_sampler(each, config)}
         if config.forced_eos_token_id is not None and MaxLengthCriteria not in self.ends:
             self.own_chain = True  # because it depends on the config's length
+        self.sampler: Sampler | None = None  # until the first logits say how many tokens there are
+        self.done = torch.zeros(len(ids), dtype=torch.bool, device="cpu")  # which rows have ended
+        self.report = _Report(config)
         self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
         # Without an end token, transformers continues rows that criteria have ended until all have ended.
         self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
         # Processes that share the weights, as with FSDP, pass on together until all have ended. `generate` does not say so.
         self.synced = model._extract_generation_mode_kwargs(None, {}, None, None, None)["synced_gpus"]
         self.params = self._params(seed)
-        self.sampler: Sampler | None = None  # until the first logits say how many tokens there are
-        self.done = torch.zeros(len(ids), dtype=torch.bool, device="cpu")  # which rows have ended
-        self.report = _Report(config)
+        self.padding = _left_padding(ids, model_kwargs.get("attention_mask"))
+        if any(self.padding) and any(getattr(row, name) != DEFAULTS[name] for row in self.params for name in _READ_PADDING):
+            self.own_chain = True  # because the sampler does not know of the padding
 
     def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
         """Draws tokens until all rows have ended; returns what `generate` does. processors: as for `Sampler`. stops: one more
@@ -133,14 +138,16 @@ class DecodingLoop:
     def _sampler(self, vocabulary: int, processors: Processors) -> Sampler:
         """The sampler of the rows.
 
-        If transformers' whole chain runs, only `processors` read the tokens of a prompt: without them, any token may stand for
-        one that is outside the vocabulary.
+        They are without left padding, so that a row's draws, which depend on its length, do not depend on its batch. If
+        transformers' whole chain runs, only `processors` read the tokens of a prompt: without them, any token may stand for one
+        that is outside the vocabulary.
         """
         params = [_draw_alone(row) for row in self.params] if self.own_chain else self.params
         ends = self.config._eos_token_tensor
         ends = () if ends is None else [token for token in ends.reshape(-1).tolist() if 0 <= token < vocabulary]
         prompt = self.ids if processors or not self.own_chain else self.ids.masked_fill(self._outside(vocabulary), 0)
-        return Sampler(params, vocab_size=vocabulary, eos_token_id=ends, prompt_ids=prompt.tolist(), processors=processors)
+        prompts = [row[padding:] for row, padding in zip(prompt.tolist(), self.padding, strict=True)]
+        return Sampler(params, vocab_size=vocabulary, eos_token_id=ends, prompt_ids=prompts, processors=processors)
 
 
 class _Report:
@@ -177,6 +184,12 @@ def _draw_alone(params: SamplingParams) -> SamplingParams:
     return SamplingParams(
         do_sample=params.do_sample, seed=params.seed, max_new_tokens=params.max_new_tokens, ignore_eos=params.ignore_eos
     )
+
+
+def _left_padding(ids: Tensor, mask: Any) -> list[int]:
+    """How many positions before each prompt are hidden; a mask of another shape, such as one of embeddings, hides none."""
+    hides = isinstance(mask, Tensor) and mask.shape == ids.shape
+    return (mask != 0).int().argmax(1).tolist() if hides and mask.numel() else [0] * len(ids)
 
 
 def _seeds(seed: Any, rows: int) -> list[int | None]:

@@ -39,6 +39,7 @@ def sampling(
 
     seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence or an array of
         one for each row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
+        The position of a draw is counted without left padding, so that it is the same in any batch.
     streamer: receives the new tokens, as from `generate`, of a single row. With custom_generate, `generate` passes only the
         prompt to its own streamer: pass the streamer to both.
     stop_strings, tokenizer: a row ends after the token that completes one of the strings, as with `generate`'s own arguments,
