@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.checks import Words, refuse
 from decodestep._base.dispatch import choose
+from decodestep._base.profiling import Result, run
 
 _HOST_ONLY = "reads the CPU's memory alone"
 _ALIGNED = 16  # bytes, which any element and the widest loads want; as many or more lie between arrays that are copied together
@@ -41,6 +43,12 @@ def _missing(value: Any) -> str | None:
     if not arrays.is_torch(value) or not (value.is_cuda or (value.is_cpu and interpreted())):
         return "needs torch tensors on a GPU"
     return None if _has_triton() else "needs the package triton: pip install 'decodestep[gpu]'"
+
+
+def run_there(op: str, device: Any, function: Callable[..., Result], *args: Any) -> Result:
+    """`run` of an operator's kernels on its tensors' device, which need not be the current one, where Triton launches them."""
+    with sys.modules["torch"].cuda.device(device) if device.type == "cuda" else nullcontext():
+        return run(op, "triton", function, *args)
 
 
 def interpreted() -> bool:

@@ -128,7 +128,9 @@ def _on_device(logits: Any, columns: _Columns, need_processed: bool, backend: st
     _check_logits(rows, _FLOATS[:3])
     steps, greedy, *others = columns
     normalised = normalise_arguments(rows, steps, devices.to_host(greedy), *others)
-    tokens, processed, logprobs = run(_OP, "triton", triton.decode_step, logits.detach(), *normalised, need_processed)
+    tokens, processed, logprobs = devices.run_there(
+        _OP, logits.device, triton.decode_step, logits.detach(), *normalised, need_processed
+    )
     return DecodeStep(tokens, processed, (None,) * len(rows) if logprobs is None else _as_named(logprobs))
 
 

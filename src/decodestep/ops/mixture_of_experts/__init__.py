@@ -101,4 +101,4 @@ def _on_device(x: Any, experts: Any, weights: Any, routed: FeedForward, shared: 
     factors = devices.outline(OP, "weights", weights, x.device)
     require_dtype(OP, "weights", factors, (np.float32,))
     require_shape(OP, "weights", factors, chosen.shape)
-    return run(OP, "triton", triton.mixture, x.detach(), chosen, weights.detach(), routed, shared)
+    return devices.run_there(OP, x.device, triton.mixture, x.detach(), chosen, weights.detach(), routed, shared)

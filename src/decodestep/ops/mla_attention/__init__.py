@@ -94,4 +94,4 @@ def _on_device(call: Call, backend: str) -> Any:
     bound |= {name: devices.to_host(getattr(call, name)) for name in _INDEXES}
     problem = bind(call._replace(**bound))
     choose_triton(OP, "triton", rope, "has no float64" if problem.has_float64 else None)
-    return run(OP, "triton", triton.attention, problem, call).to(rope.dtype)
+    return devices.run_there(OP, rope.device, triton.attention, problem, call).to(rope.dtype)

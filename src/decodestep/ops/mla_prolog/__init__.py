@@ -267,7 +267,7 @@ def _run_on_device(call: Call) -> Results:
     from decodestep.ops.mla_prolog import triton
     from decodestep.ops.mla_prolog.triton.binding import bind_on_device
 
-    return run(call.op, "triton", triton.prolog, bind_on_device(call), call)
+    return devices.run_there(call.op, call.token_x.device, triton.prolog, bind_on_device(call), call)
 
 
 def _with_axes_of(result: Any, token_x: Array) -> Any:

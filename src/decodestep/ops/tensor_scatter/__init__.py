@@ -101,7 +101,9 @@ def _on_device(past_cache: Any, update: Any, write_indices: Any, axis: int, mode
     if out is not None:
         _target(cache, cache, new, devices.outline(_OP, "out", out, device))
     target = None if out is None else out.detach()
-    present = run(_OP, "triton", triton.write, past_cache.detach(), update.detach(), starts, axis, target)
+    present = devices.run_there(
+        _OP, past_cache.device, triton.write, past_cache.detach(), update.detach(), starts, axis, target
+    )
     return present if out is None else out
 
 

@@ -257,7 +257,7 @@ def apply_top_k_top_p(logits: ArrayT, p: Column | None = None, k: Column | None 
         from decodestep.ops.top_k_top_p_sample import triton
 
         on_gpu: Any = logits
-        return run(op, "triton", triton.apply, on_gpu.detach(), p, k)
+        return devices.run_there(op, on_gpu.device, triton.apply, on_gpu.detach(), p, k)
     backend = choose(op, backend, {"cpu": None, "reference": None})
     masked: ArrayT = arrays.like(logits, run(op, backend, cpu.apply if backend == "cpu" else reference.apply, rows, p, k))
     return masked
@@ -285,7 +285,9 @@ def _on_device(
 ) -> tuple[Any, ...]:
     from decodestep.ops.top_k_top_p_sample import triton
 
-    return run(op, "triton", triton.sample, logits.detach(), k, p, m, None if q is None else q.detach(), rules)
+    return devices.run_there(
+        op, logits.device, triton.sample, logits.detach(), k, p, m, None if q is None else q.detach(), rules
+    )
 
 
 def _like(logits: Array, outputs: tuple[np.ndarray | None, ...]) -> list[Any]:
