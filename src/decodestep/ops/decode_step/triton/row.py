@@ -103,6 +103,7 @@ def total(scores, peaks, vocab, top, mass, WHAT: tl.constexpr, BLOCK: tl.constex
             for row in range(start, tl.minimum(start + BLOCK, vocab), 16):
                 _ids, s = load_block(scores, row, vocab, 16)
                 parts += term(s, top, mass, WHAT)
+    tl.debug_barrier()  # Each warp has added up the whole row by itself: none may yet read what another is to overwrite next.
     return fold(parts)
 
 
