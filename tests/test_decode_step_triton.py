@@ -70,7 +70,8 @@ def test_random_calls_give_the_tokens_of_the_reference(seed, monkeypatch):
     ("module", "name", "value"),
     [
         (draw, "_SLACK", 50.0),  # every race is too close for estimates
-        (raced, "_ERROR_OF_SUM", 1.0),  # no sum decides
+        (raced, "_ERROR_OF_WEIGHT", 1.0),  # no sum decides
+        (raced, "_ERROR_OF_ADDITION", 1.0),
         (listed, "_ESTIMATE", 1.0),
         (quick, "_LARGEST_SCORE", 0.0),  # every row is left to the general steps
     ],
@@ -90,6 +91,17 @@ def test_what_estimates_leave_open_is_decided_exactly(module, name, value, monke
     ]
     got = ds.decode_step(gpu.on_device(logits), rows, seed=range(6), position=7, backend="triton")
     assert got.tokens.tolist() == ds.decode_step(logits, rows, seed=range(6), position=7, backend="reference").tokens.tolist()
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("strips", [16, 4096])
+def test_rows_whose_candidates_no_list_holds(strips, monkeypatch):
+    """Of more strips than are compared, and with more ties than the list has places."""
+    monkeypatch.setattr(triton, "_MOST_STRIPS", strips)
+    logits = np.stack([np.arange(600) / 8, np.zeros(600)]).astype(np.float32)
+    rows = [[s.TopK(5)]] * 2
+    got = ds.decode_step(gpu.on_device(logits), rows, seed=[1, 2], backend="triton")
+    assert got.tokens.tolist() == ds.decode_step(logits, rows, seed=[1, 2], backend="reference").tokens.tolist()
 
 
 LN = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))
@@ -150,11 +162,24 @@ def test_a_launch_allocates_nothing_and_waits_for_nothing(monkeypatch):
     with monkeypatch.context() as patch:
         gpu.forbid_allocations(patch)
         gpu.forbid_copies_to_host(patch, 0)
-        assert triton.launch(logits, tables[0], greedy, seeds, positions, work) is work.tokens
+        triton.launch(logits, tables[0], greedy, seeds, positions, work)
     assert work.tokens.tolist() == want[0]
     for name in ("floats", "ways", "amounts"):
         getattr(tables[0], name).copy_(getattr(tables[1], name))
     assert triton.launch(logits, tables[0], greedy, seeds, positions, work).tolist() == want[1]
+
+
+@pytest.mark.parametrize("need_scores", [False, True])
+def test_a_workspace_serves_smaller_calls(need_scores):
+    rng = np.random.default_rng(11)
+    logits = rng.normal(0, 2, (3, 300)).astype(np.float32)
+    rows = [[s.Ban(ids(7, 8)), s.TopP(0.4)], [s.Penalise(ids(5), 1.3), s.TopK(5)], [s.Temperature(0.7)]]
+    work = triton.Workspace(5, 700, gpu.DEVICE, block=128, programs=6)
+    column = [gpu.on_device(np.array(c)) for c in (np.zeros(3, np.int8), np.array([1, 2, 3]), np.array([9, 9, 9]))]
+    table = triton.device_table(rows, 300, gpu.DEVICE)
+    got = triton.launch(gpu.on_device(logits), table, *column, work, need_scores=need_scores)
+    want = ds.decode_step(logits, rows, seed=[1, 2, 3], position=9, backend="reference").tokens
+    assert got.tolist() == want.tolist()
 
 
 WAYS = {"listed": (9, 0.9), "raced": (300, 0.4), "plain": (300, 1.0), "general": (280, 0.4)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -99,6 +99,14 @@ class Workspace:
         self.left = new(batch, dtype=torch.int8)
 
 
+class _Draws(NamedTuple):
+    """How the tokens are drawn from their rows, as `launch` takes it."""
+
+    greedy: torch.Tensor
+    seeds: torch.Tensor
+    positions: torch.Tensor
+
+
 def launch(
     logits: torch.Tensor,
     table: DeviceTable,
@@ -109,74 +117,48 @@ def launch(
     *,
     need_scores: bool = False,
 ) -> torch.Tensor:
-    """The token of every row, in work.tokens; with `need_scores` also the scores that its steps leave, in work.scores.
+    """The token of every row, a view of work.tokens; with `need_scores` also the scores that its steps leave, in work.scores.
 
     logits: (B, V). greedy: int8, seeds: int64 (the bits of a uint64), positions: int64, all (B,) on the logits' device. Checks
     nothing, allocates nothing and does not wait for the device.
     """
     if len(logits):
         run = _launch_general if need_scores or not table.found else _launch_quick
-        run(logits, table, greedy, seeds, positions, work)
-    return work.tokens
+        run(logits, table, _Draws(greedy, seeds, positions), work)
+    return work.tokens[: len(logits)]
 
 
-def _launch_general(
-    logits: torch.Tensor,
-    table: DeviceTable,
-    greedy: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    work: Workspace,
-) -> None:
+def _launch_general(logits: torch.Tensor, table: DeviceTable, draws: _Draws, work: Workspace) -> None:
     batch, vocab = logits.shape
-    grid, size = (batch, work.parts), {"BLOCK": work.block, **LAUNCH}
     _make_scores(logits, work)
     if table.kinds:
-        _run_steps(table, positions, work, vocab, leading=False)
-    race[grid](
-        work.scores,
-        vocab,
-        1,
-        greedy,
-        seeds,
-        positions,
-        work.best_totals,
-        work.best_tokens,
-        work.tokens,
-        vocab,
-        work.share,
-        **size,
-    )
+        _run_steps(table, draws.positions, work, vocab, leading=False)
+    race[(batch, work.parts)](
+        work.scores, vocab, 1, *draws, work.best_totals, work.best_tokens, work.tokens, vocab, work.share,
+        BLOCK=work.block, **LAUNCH,
+    )  # fmt: skip
     if work.parts > 1:
         finish[(batch,)](work.best_totals, work.best_tokens, work.tokens, work.parts, PARTS=_MOST_PARTS)
 
 
-def _launch_quick(
-    logits: torch.Tensor,
-    table: DeviceTable,
-    greedy: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-    work: Workspace,
-) -> None:
+def _launch_quick(logits: torch.Tensor, table: DeviceTable, draws: _Draws, work: Workspace) -> None:
     batch, vocab = logits.shape
     grid = (batch, work.parts)
     is_copied = table.kinds & PATCHING != 0
     if is_copied:
         _make_scores(logits, work)
-        _run_steps(table, positions, work, vocab, leading=True)
+        _run_steps(table, draws.positions, work, vocab, leading=True)
     ways = table.found | (PLAIN if table.found & RACED else 0)
-    x = work.scores if is_copied else logits
-    given = x, *x.stride(), table.ways
-    drawing = table.amounts, greedy, seeds, positions
+    x = (work.scores, vocab, 1) if is_copied else (logits, *logits.stride())
+    drawing = table.amounts, *draws
     end = vocab, work.share
     size = {"STRIP": work.strip, "BLOCK": work.block, **LAUNCH}
     tops, best = (work.strip_peaks, work.tops), (work.best_totals, work.best_tokens)
-    sweep[grid](*given, *drawing, *tops, work.masses, *best, *end, WAYS=ways, **size)
+    sweep[grid](*x, table.ways, *drawing, *tops, work.masses, *best, *end, WAYS=ways, **size)
     if ways & LISTED:
         choose_listed[(batch,)](
-            *given, *drawing, *tops, work.strips, work.list_ids, work.list_scores, work.list_weights, work.tokens, work.left,
-            vocab, work.parts, WAYS=ways, STRIP=work.strip, PEAKS=work.listed_strips, PARTS=_MOST_PARTS, LIST=_LIST,
+            *x, table.ways, *drawing, *tops, work.strips, work.list_ids, work.list_scores, work.list_weights, work.tokens,
+            work.left, vocab, work.parts, WAYS=ways, STRIP=work.strip, PEAKS=work.listed_strips, PARTS=_MOST_PARTS, LIST=_LIST,
             num_warps=8, **LAUNCH,
         )  # fmt: skip
     if ways & PLAIN:
@@ -185,21 +167,24 @@ def _launch_quick(
         following = work.second_totals, work.second_tokens
         for again in range(1 + rounds):
             if ways & RACED:
-                weigh_before[grid](*given, table.amounts, *tops, *best, work.above, work.left, *end, REPEATED=again > 0, **size)
+                weigh_before[grid](
+                    *x, table.ways, table.amounts, *tops, *best, work.above, work.left, *end, REPEATED=again > 0, **size
+                )
             if again < max(rounds, 1):
                 judge_winners[grid](
-                    *given, *drawing, *tops, work.masses, *best, work.above, *following, work.tokens, work.left, *end,
+                    *x, table.ways, *drawing, *tops, work.masses, *best, work.above, *following, work.tokens, work.left, *end,
                     WAYS=ways, REPEATED=again > 0, **size,
                 )  # fmt: skip
+                # Each race has the other buffers: while a program writes its winner, others of its row read those before.
                 best, following = following, best
         if rounds:
             settle[(batch,)](
-                x, *x.stride(), *drawing, *tops, work.masses, *best, work.above, work.tokens, work.left, vocab, work.parts,
+                *x, *drawing, *tops, work.masses, *best, work.above, work.tokens, work.left, vocab, work.parts,
                 num_warps=8, **size | {"BLOCK": 2 * work.block},
             )  # fmt: skip
     finish_left[(batch,)](
-        logits, *logits.stride(), work.scores, work.peaks, *table.steps, positions, table.ways, work.left, greedy, seeds,
-        work.tokens, vocab, COPIED=is_copied, KINDS=table.kinds, BLOCK=work.block, PEAKS=_PEAKS,
+        logits, *logits.stride(), work.scores, work.peaks, *table.steps, draws.positions, table.ways, work.left, draws.greedy,
+        draws.seeds, work.tokens, vocab, COPIED=is_copied, KINDS=table.kinds, BLOCK=work.block, PEAKS=_PEAKS,
         num_warps=_ROW_WARPS, **LAUNCH,
     )  # fmt: skip
 

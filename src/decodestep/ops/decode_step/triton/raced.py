@@ -19,9 +19,10 @@ from decodestep.ops.decode_step.triton.draw import (
 from decodestep.ops.decode_step.triton.quick import AGAIN, DONE, FAILED, LISTED, RACED, divide, load_scale, load_way
 from decodestep.ops.decode_step.triton.row import EVERYONE, weight
 
-# Of a sum of weights in float32: of the exponentials and of the additions in a lane, and, for each unit of a score's size, of
-# the exponents, which are differences of rounded quotients. Weights below exp(-64) do not matter.
-_ERROR_OF_SUM = tl.constexpr(2.0**-16)
+# Of a sum of weights in float32: of the exponentials, of each addition in a lane, and, for each unit of a score's size, of the
+# exponents, which are differences of rounded quotients. Weights below exp(-64) do not matter.
+_ERROR_OF_WEIGHT = tl.constexpr(2.0**-20)
+_ERROR_OF_ADDITION = tl.constexpr(2.0**-24)
 _ERROR_OF_SCORE = tl.constexpr(2.0**-22)
 _NEGLIGIBLE = tl.constexpr(64.0)
 
@@ -80,7 +81,7 @@ def judge_winners(
             if way == RACED:
                 before = sum_of_parts(above + b * parts, parts, PARTS)
             s = divide(as_float32(tl.load(x + token * stride)), divisor)
-            verdict = judge(s, top_score, p, least, whole, before)
+            verdict = judge(s, top_score, p, least, whole, before, tl.cdiv(vocab, BLOCK))
             if verdict == AGAIN:
                 first = tl.program_id(1) * span
                 is_infinite, total, winner, _mass = race_span(
@@ -99,7 +100,10 @@ def settle(
     logits, row_stride, stride, amounts, greedy, seeds, positions, peaks, tops, masses, best_totals, best_tokens, above, tokens,
     left, vocab, parts, STRIP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The verdict on the winners of second races; a row whose winner fails once more, as few do, goes on here."""
+    """The verdict on the winners of the races before; a row whose winner fails once more, as few do, goes on here.
+
+    BLOCK: twice that of the other kernels.
+    """
     b = tl.program_id(0).to(tl.int64)
     if tl.load(left + b) == AGAIN:
         x = logits + b * row_stride
@@ -109,7 +113,8 @@ def settle(
         whole = total_mass(masses + b * parts, tops + b * parts, top, inverse, parts, PARTS)
         token = winner_of_parts(best_totals, best_tokens, b * parts, parts, PARTS)
         s = divide(as_float32(tl.load(x + token * stride)), divisor)
-        verdict = judge(s, top_score, p, least, whole, sum_of_parts(above + b * parts, parts, PARTS))
+        additions = 2 * tl.cdiv(vocab, BLOCK)
+        verdict = judge(s, top_score, p, least, whole, sum_of_parts(above + b * parts, parts, PARTS), additions)
         while verdict == AGAIN:
             _is_infinite, _total, token, _mass = race_span(
                 x, stride, 0, vocab, tl.load(greedy + b) != 0, load_state(seeds, positions, b), divisor, inverse, top,
@@ -117,7 +122,7 @@ def settle(
             )  # fmt: skip
             s = divide(as_float32(tl.load(x + token * stride)), divisor)
             before = mass_before(x, stride, peaks, divisor, inverse, top, s, token, 0, vocab, STRIP, BLOCK)
-            verdict = judge(s, top_score, p, least, whole, before)
+            verdict = judge(s, top_score, p, least, whole, before, additions)
         tl.store(tokens + b, token)
         tl.store(left + b, verdict.to(tl.int8))
 
@@ -146,9 +151,12 @@ def sum_of_parts(values, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def judge(s, top_score, p, least, whole, above):
-    """Whether the filters keep a token of score s: DONE if they do, AGAIN if not, FAILED if a sum cannot tell."""
-    error = _ERROR_OF_SUM + (tl.abs(top_score) + _NEGLIGIBLE) * _ERROR_OF_SCORE
+def judge(s, top_score, p, least, whole, above, additions):
+    """Whether the filters keep a token of score s: DONE if they do, AGAIN if not, FAILED if a sum cannot tell.
+
+    additions: in a lane, at most, of the sums `whole` and `above`.
+    """
+    error = _ERROR_OF_WEIGHT + additions * _ERROR_OF_ADDITION + (tl.abs(top_score) + _NEGLIGIBLE) * _ERROR_OF_SCORE
     is_inside = (p >= 1.0) | (above * (1.0 + error) < p * whole * (1.0 - error))
     is_outside = (p < 1.0) & (above * (1.0 - error) >= p * whole * (1.0 + error))
     is_outside = is_outside | (weight(s, top_score) < least)
