@@ -90,6 +90,21 @@ def test_bfloat16_throughout_and_strided_caches():
     assert_close(gpu.on_host(out), want)
 
 
+@pytest.mark.parametrize("strides", [(12, 3, 3, 2**30), (0, 2**30, 0, 1)], ids=["values", "rows"])
+@pytest.mark.usefixtures("short_splits")
+def test_caches_whose_parts_lie_far_apart(strides):
+    """So far that an int32 does not hold the distance."""
+    rng = np.random.default_rng(5)
+    queries = [gpu.on_device(rng.normal(size=(2, 2, width)).astype(np.float32)) for width in (3, 2)]
+    kv, kr = (gpu.on_device(rng.integers(-9, 9, (1, 4, 1, width)).astype(np.int8)) for width in (3, 2))
+    far = torch.empty_strided(kv.shape, strides, dtype=torch.int8, device=gpu.DEVICE)
+    far.copy_(kv)
+    options = {f"quant_scale_{name}": gpu.on_device(np.ones(1, np.float32)) for name in ("ckv", "ckr")}
+    options |= {"scale": 1.0, "sequence": np.zeros(2, np.int64), "backend": "triton"}
+    near, moved = (ds.mla_attention(*queries, cache, kr, np.zeros((1, 1), np.int64), [4, 3], **options) for cache in (kv, far))
+    assert torch.equal(moved, near)
+
+
 @pytest.mark.parametrize("tiles", NARROW)
 @pytest.mark.parametrize("block_size", [64, 24])
 def test_bfloat16_tiles_before_the_result_is_rounded(tiles, block_size, monkeypatch):
@@ -115,7 +130,7 @@ def test_a_launch_leaves_out_what_does_not_exist():
     kv, kr = np.nan_to_num(kv), np.nan_to_num(kr)
     table = np.concatenate([table, table])
     table[1, 1::2], table[1, 2::2] = -1, 10**6
-    lengths, sequence = np.array([10**6, 20, 5, 32]), np.array([0, 0, 7, 1])
+    lengths, sequence = np.array([2**32 + 5, 20, 5, 32]), np.array([0, 0, 7, 1])
     work = triton.Workspace(4, 3, 16, 20, gpu.DEVICE, torch.float32)
     tensors = [gpu.on_device(a) for a in (query, rope, kv, kr, table, lengths, sequence)]
     out = gpu.on_host(triton.launch(*tensors, work, scale=options["scale"]))

@@ -75,13 +75,19 @@ def launch(
         kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(3), kr_cache.stride(0), kr_cache.stride(1), kr_cache.stride(3),
         width, heads // groups, HAS_QUERY=query is not None, KV_SCALED=kv_scale is not None, KR_SCALED=kr_scale is not None,
         NARROW=narrow, PRECISION="tf32" if all(dtype in _EXACT_IN_TF32 for dtype in operands) else "ieee",
-        WHOLE=block_size % tiles.keys == 0, HEADS=tiles.heads, LATENT=power(latent), WIDTH=power(rope), **cut,
+        WHOLE=block_size % tiles.keys == 0, FAR=_is_far(kv_cache) or _is_far(kr_cache),
+        HEADS=tiles.heads, LATENT=power(latent), WIDTH=power(rope), **cut,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     merge[(tokens * heads, -(-width // _MERGED))](
         work.partial, work.states, lengths, out, longest, work.splits, heads, width, COLUMNS=_MERGED, **cut
     )
     return out
+
+
+def _is_far(cache: torch.Tensor) -> bool:
+    """Whether rows of a block, or values of a row, lie farther apart than an int32 holds."""
+    return any((cache.shape[axis] - 1) * cache.stride(axis) >= 2**31 for axis in (1, 3))
 
 
 def attention(p: Problem, call: Call) -> torch.Tensor:

@@ -23,7 +23,7 @@ def split_of(length, LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr
 
 @triton.jit
 def keys_of(lengths, t, longest):
-    return tl.minimum(tl.load(lengths + t).to(tl.int32), longest)
+    return tl.minimum(tl.load(lengths + t), longest).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["blocks", "sequences", "table_width", "longest", "splits"])
@@ -32,11 +32,11 @@ def attend(
     exponent, heads, latent, width, blocks, block_size, sequences, table_width, longest, splits,
     kv_block, kv_row, kv_item, kr_block, kr_row, kr_item, out_width, heads_of_group,
     HAS_QUERY: tl.constexpr, KV_SCALED: tl.constexpr, KR_SCALED: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
-    WHOLE: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
+    WHOLE: tl.constexpr, FAR: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
     LATENT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program (t * head tiles + tile, split). exponent: the factor of the scores times log2(e). WHOLE: a tile of keys lies in a
-    block of the cache."""
+    block of the cache. FAR: places in a block of a cache need an int64, which takes registers."""
     tiles = tl.cdiv(heads, HEADS)
     t = (tl.program_id(0) // tiles).to(tl.int64)
     split = tl.program_id(1)
@@ -51,6 +51,8 @@ def attend(
         next_block = tl.load(table + first // block_size, mask=first < end, other=-1)
         head = tl.program_id(0) % tiles * HEADS + tl.arange(0, HEADS)
         column, turn = tl.arange(0, LATENT), tl.arange(0, WIDTH)
+        if FAR:
+            column, turn = column.to(tl.int64), turn.to(tl.int64)
         is_column, is_turn, is_head = column < latent, turn < width, head < heads
         row = t * heads + head
         rope = load_queries(query_rope, row, turn, is_head, is_turn, width, NARROW)
@@ -70,6 +72,8 @@ def attend(
                 block = tl.load(table + j // block_size, mask=j < end, other=-1).to(tl.int64)
                 line = j % block_size
                 is_key = (j < end) & (block >= 0) & (block < blocks)
+            if FAR:
+                line = line.to(tl.int64)
             at_kv, at_kr = block * kv_block + line * kv_row, block * kr_block + line * kr_row
             kr = load_keys(kr_cache, kr_scale, at_kr, turn, is_key, is_turn, kr_item, KR_SCALED, NARROW)
             kv = load_keys(kv_cache, kv_scale, at_kv, column, is_key, is_column, kv_item, KV_SCALED, NARROW)
