@@ -1,4 +1,4 @@
-"""Products of bfloat16 tiles in Triton, whose terms are exact in float32, and float32 tiles as sums of bfloat16 ones.
+"""Products of tiles in Triton, of bfloat16 with terms that are exact in float32, and float32 tiles as sums of bfloat16 ones.
 
 A bfloat16 keeps eight bits of a float32's 24: two pieces leave an error of 2^-18 of the value, three leave none.
 """
@@ -13,15 +13,15 @@ import triton.language as tl
 from decodestep._base.devices import interpreted
 from decodestep._base.triton import as_float32
 
-_INTERPRETED = tl.constexpr(interpreted())  # the interpreter multiplies the bits of bfloat16 as integers
+INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
 def product(a, b, total):
-    """total + a @ b, of bfloat16 tiles and a float32 total."""
-    if _INTERPRETED:
+    """total + a @ b, of bfloat16 or float32 tiles and a float32 total."""
+    if INTERPRETED:  # the interpreter multiplies the bits of bfloat16 as integers
         a, b = as_float32(a), as_float32(b)
-    return tl.dot(a, b, total)
+    return tl.dot(a, b, total, input_precision="ieee")
 
 
 @triton.jit

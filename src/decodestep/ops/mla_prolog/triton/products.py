@@ -16,12 +16,10 @@ import torch
 import triton
 import triton.language as tl
 
-from decodestep._base.devices import interpreted
 from decodestep._base.triton import LAUNCH, as_float32, round_bfloat16
 from decodestep._base.triton_overlap import fetch_sectors, let_next_start, overlap, wait_for_last
+from decodestep._base.triton_products import INTERPRETED, product
 from decodestep.weights.nz import fractal_width
-
-_INTERPRETED = tl.constexpr(interpreted())
 
 
 @triton.jit
@@ -103,10 +101,10 @@ def make_zeros(w, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def add_product(total, x, w):
     """total (columns, rows) plus the transposed product of x (rows, depth) and w (depth, columns), in float32."""
-    if _INTERPRETED:  # whose products know no bfloat16, and round a row by its place unless it is one of the left matrix
-        return total + tl.trans(tl.dot(as_float32(x), as_float32(w), input_precision="ieee"))
+    if INTERPRETED:  # where a row of a product is rounded by its place, unless it is one of the left matrix
+        return total + tl.trans(product(x, w, tl.zeros([x.shape[0], w.shape[1]], tl.float32)))
     else:
-        return tl.dot(tl.trans(w), tl.trans(x), total, input_precision="ieee")
+        return product(tl.trans(w), tl.trans(x), total)
 
 
 @triton.jit
