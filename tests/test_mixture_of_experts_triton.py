@@ -83,6 +83,16 @@ def test_every_type_of_weight_and_strides(format_, rng):
     assert_close(gpu.on_host(y), truth(x, *chosen, exact))
 
 
+def test_weights_whose_values_lie_far_apart(rng):
+    """So far that an int32 does not hold the distance."""
+    gate, up, down = (gpu.on_device(w.values()).half() for w in blocks(rng, hidden=5, width=3, count=2).weights)
+    far = torch.empty_strided(down.shape, (1, 2**30), dtype=torch.float16, device=gpu.DEVICE)
+    far.copy_(down)
+    x, chosen = rng.normal(size=(3, 5)).astype(np.float32), routes(rng, 3, 2, 2)
+    near, moved = (call(x, *chosen, FeedForward(*map(DeviceRows, (gate, up, w)), 2)) for w in (down, far))
+    np.testing.assert_array_equal(moved, near)
+
+
 def test_more_tokens_than_a_tile_holds_and_limits_of_the_activations(rng):
     """GELU too; a gate of -inf gives 0 in SiLU and NaN in GELU, as in the reference."""
     for gelu in (False, True):

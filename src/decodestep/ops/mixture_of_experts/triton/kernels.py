@@ -23,18 +23,13 @@ def gate_up(
     ROWS: tl.constexpr, PIECES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, columns). tiles: expert, first entry, number of entries. PIECES rows belong to an entry."""
-    tiles += 3 * tl.program_id(0)
-    expert, first, count = tl.load(tiles), tl.load(tiles + 1), tl.load(tiles + 2)
-    row = tl.arange(0, ROWS)
-    entry = row // PIECES
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    first, count, entry, piece, n, output = load_tile(tiles, columns, ROWS, PIECES, COLUMNS)
     token = tl.load(tokens + first + entry, mask=entry < count, other=0)
-    output = tl.where(n < columns, expert * columns + n, -1)
     of_up = tl.zeros([ROWS, COLUMNS], tl.float32)
     of_gate = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, depth, DEPTH):
         k = start + tl.arange(0, DEPTH)
-        a = load_entries(x, token * x_row, k * x_item, entry < count, k < depth, row % PIECES, NARROW)
+        a = load_entries(x, token * x_row, k, x_item, entry < count, k < depth, piece, NARROW)
         of_up = add_product(a, load_weights(up, output, k, k < depth, up_row, up_item, NARROW), of_up, NARROW, PRECISION)
         if KIND != SQUARED_RELU:
             b = load_weights(gate, output, k, k < depth, gate_row, gate_item, NARROW)
@@ -61,25 +56,31 @@ def down(
     ROWS: tl.constexpr, PIECES: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile, columns), as in `gate_up`."""
-    tiles += 3 * tl.program_id(0)
-    expert, first, count = tl.load(tiles), tl.load(tiles + 1), tl.load(tiles + 2)
-    row = tl.arange(0, ROWS)
-    entry = row // PIECES
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    output = tl.where(n < columns, expert * columns + n, -1)
+    first, count, entry, piece, n, output = load_tile(tiles, columns, ROWS, PIECES, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in range(0, depth, DEPTH):
         k = start + tl.arange(0, DEPTH)
-        a = load_entries(between, (first + entry) * depth, k, entry < count, k < depth, row % PIECES, NARROW)
+        a = load_entries(between, (first + entry) * depth, k, 1, entry < count, k < depth, piece, NARROW)
         b = load_weights(weights, output, k, k < depth, weight_row, weight_item, NARROW)
         total = add_product(a, b, total, NARROW, PRECISION)
     store_entries(out, first, count, add_pieces(total, PIECES), n, columns, ROWS // PIECES)
 
 
 @triton.jit
-def load_entries(entries, row, item, is_entry, is_input, piece, NARROW: tl.constexpr):
+def load_tile(tiles, columns, ROWS: tl.constexpr, PIECES: tl.constexpr, COLUMNS: tl.constexpr):
+    """(first entry, number of entries, entry and piece of each row, columns, rows of the weights or -1) of a program."""
+    tiles += 3 * tl.program_id(0)
+    expert, first, count = tl.load(tiles), tl.load(tiles + 1), tl.load(tiles + 2)
+    row = tl.arange(0, ROWS)
+    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    return first, count, row // PIECES, row % PIECES, n, tl.where(n < columns, expert * columns + n, -1)
+
+
+@triton.jit
+def load_entries(entries, row, k, by_item, is_entry, is_input, piece, NARROW: tl.constexpr):
     """Rows of float32, or in each row the piece of it that has this number; there are three, and rows without one are zero."""
-    values = tl.load(entries + row[:, None] + item[None, :], mask=is_entry[:, None] & is_input[None, :], other=0.0)
+    at = row[:, None] + (k.to(tl.int64) * by_item)[None, :]
+    values = tl.load(entries + at, mask=is_entry[:, None] & is_input[None, :], other=0.0)
     if NARROW:
         high, rest = truncate_bfloat16(values)
         middle, low = truncate_bfloat16(rest)
@@ -92,7 +93,7 @@ def load_entries(entries, row, item, is_entry, is_input, piece, NARROW: tl.const
 @triton.jit
 def load_weights(weights, output, k, is_input, by_row, by_item, NARROW: tl.constexpr):
     """(k, output); an output of -1 has none."""
-    at = (output * by_row)[None, :] + (k * by_item)[:, None]
+    at = (output * by_row)[None, :] + (k.to(tl.int64) * by_item)[:, None]
     values = tl.load(weights + at, mask=is_input[:, None] & (output >= 0)[None, :], other=0.0)
     return values if NARROW else as_float32(values)
 
