@@ -40,9 +40,6 @@ class DecodingLoop:
         self.ends = {type(each) for each in criteria if _is_in_sampler(each, config)}
         if config.forced_eos_token_id is not None and MaxLengthCriteria not in self.ends:
             self.own_chain = True  # because it depends on the config's length
-        self.sampler: Sampler | None = None  # until the first logits say how many tokens there are
-        self.done = torch.zeros(len(ids), dtype=torch.bool, device="cpu")  # which rows have ended
-        self.report = _Report(config)
         self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
         # Without an end token, transformers continues rows that criteria have ended until all have ended.
         self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
@@ -52,6 +49,9 @@ class DecodingLoop:
         self.padding = _left_padding(ids, model_kwargs.get("attention_mask"))
         if any(self.padding) and any(getattr(row, name) != DEFAULTS[name] for row in self.params for name in _READ_PADDING):
             self.own_chain = True  # because the sampler does not know of the padding
+        self.sampler: Sampler | None = None  # until the first logits say how many tokens there are
+        self.done = torch.zeros(len(ids), dtype=torch.bool, device="cpu")  # which rows have ended
+        self.report = _Report(config)
 
     def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
         """Draws tokens until all rows have ended; returns what `generate` does. processors: as for `Sampler`. stops: one more
