@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,13 @@ import pytest
 
 import decodestep as ds
 import families
+import harness
 import processes
 import random_models
+import sampling
 from decodestep.ops.linear import Format
+from peers import ours
+from sampling_check import verify
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 CLI = [sys.executable, "-m", "decodestep", "bench"]
@@ -53,9 +57,24 @@ def test_the_sampler_verifies_every_case_and_reports():
         assert line in ran.stderr
 
 
-def test_one_round_has_no_quartiles():
-    ran = run([sys.executable, FOLDER / "bench_rms_norm.py"], "--rounds", 1)
-    assert ran.returncode == 2 and "argument --rounds: at least 2" in ran.stderr
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """The output and errors of a benchmark that refuses its options: in this process, as another would import torch first."""
+    monkeypatch.setattr(harness, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(harness, "torch", None)  # whose number of threads it would set
+
+    def of(stem, arguments):
+        monkeypatch.setattr(sys, "argv", [f"bench_{stem}.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            harness.run_main(import_module(f"bench_{stem}").main)
+        assert ended.value.code == 2
+        return capsys.readouterr()
+
+    return of
+
+
+def test_one_round_has_no_quartiles(refused):
+    assert "argument --rounds: at least 2" in refused("rms_norm", ["--rounds", 1]).err
 
 
 def test_quartiles_of_two_rounds_lie_between_them(capsys):
@@ -87,9 +106,9 @@ def test_quartiles_of_two_rounds_lie_between_them(capsys):
         (["--model", "v2-lite", "--experts", "5"], "options: --experts must be in [6, 64] for v2-lite, or 0 for all; got 5"),
     ],
 )
-def test_options_of_generate_that_would_not_count(arguments, message):
-    ran = run([sys.executable, FOLDER / "bench_generate.py"], *arguments)
-    assert ran.returncode == 2 and message in ran.stderr and "Traceback" not in ran.stderr and not ran.stdout
+def test_options_of_generate_that_would_not_count(refused, arguments, message):
+    output, errors = refused("generate", arguments)
+    assert message in errors and not output
 
 
 @pytest.mark.parametrize(
@@ -244,24 +263,14 @@ def test_the_command_lists_them_all_and_knows_no_others():
     assert run([*CLI, "decode_step"], "--cases", "everything").returncode == 2
 
 
-@pytest.fixture
-def sampling(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return pytest.importorskip("sampling")
-
-
-def test_a_peer_that_takes_too_long_is_left_out_and_named(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    harness = pytest.importorskip("harness")
+def test_a_peer_that_takes_too_long_is_left_out_and_named(capsys):
     calls = {"ours": lambda: time.sleep(0.02), "quick": lambda: None, "slow": lambda: time.sleep(0.02)}
     times = harness.rounds_of(calls, 3, slowest=0.01)
     assert {name: len(seconds) for name, seconds in times.items()} == {"ours": 3, "quick": 3}
     assert "left out: slow takes 2" in capsys.readouterr().out
 
 
-def test_no_round_begins_after_a_case_has_had_its_time(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    harness = pytest.importorskip("harness")
+def test_no_round_begins_after_a_case_has_had_its_time():
     assert len(harness.rounds_of({"ours": lambda: time.sleep(0.01)}, 100, budget=0.0)["ours"]) == harness.LEAST_ROUNDS
 
 
@@ -291,10 +300,7 @@ class Wrong:
     ],
     ids=["one fewer", "one more", "other probabilities", "fewer tokens", "no token"],
 )
-def test_what_is_wrong_does_not_pass(sampling, change):
-    from peers import ours
-    from sampling_check import verify
-
+def test_what_is_wrong_does_not_pass(change):
     case = sampling.case("full", 2, 500)
     logits = sampling.Logits(sampling.logits_of(np.random.default_rng(0), 2, 500, "float32"), None)
     verify(case, Wrong(ours.DecodeStep(case), {}), logits)
@@ -315,8 +321,6 @@ def test_transformers_verifies_and_accelerates():
 
 
 def test_files_of_random_weights_load_in_every_kind(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    random_models = __import__("random_models")
     fills, does_not_fill = 256, 288  # the rows of 256 values a block
     for hidden, kinds in ((fills, random_models.KINDS), (does_not_fill, ("Q4_K_M", "IQ4_XS"))):
         monkeypatch.setitem(random_models.SHAPES, "tiny", random_models.GroupedShape(2, hidden, 4, 2, 16, 256, 300, 1e4))
@@ -330,8 +334,6 @@ def test_files_of_random_weights_load_in_every_kind(tmp_path, monkeypatch):
 
 
 def test_a_file_without_gates_loads(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    random_models = __import__("random_models")
     tiny = random_models.SHAPES["plm"]._replace(layers=1, hidden=64, heads=2, latent=64, nope=32, value=32, feed_forward=64)
     monkeypatch.setitem(random_models.SHAPES, "tiny", tiny._replace(vocabulary=300))
     random_models.write(tmp_path / "tiny.gguf", "tiny", "Q4_K_M")
