@@ -8,6 +8,7 @@ import torch
 
 import decodestep as ds
 import triton_interpreter as gpu
+from decodestep.ops.tensor_scatter import triton
 from test_tensor_scatter import (  # noqa: F401
     test_circular_by_hand,
     test_empty_caches_and_updates_change_nothing,
@@ -21,6 +22,7 @@ from triton_interpreter import guard_zones  # noqa: F401
 @pytest.fixture(autouse=True)
 def _on_the_device(monkeypatch):
     gpu.serve(monkeypatch, "tensor_scatter")
+    monkeypatch.setattr(triton, "_BLOCK", 4)  # several programs for a row
 
 
 TYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex128, torch.float8_e4m3fn, torch.bool]
@@ -56,7 +58,8 @@ def test_writes_what_the_reference_writes(dtype, shape, axis):
 def test_strided_caches_overlapping_updates_and_what_lies_between():
     rng = np.random.default_rng(2)
     whole = random(rng, (2, 3, 8, 6, 2), torch.float32)
-    for cache in (whole[..., 0], whole[:, ::2, :, 1:4, 0], whole.permute(0, 3, 2, 1, 4)[..., 1]):
+    odd = whole.flatten(3)[..., 1:9]  # rows of wide words, of which none begins where one may
+    for cache in (whole[..., 0], whole[:, ::2, :, 1:4, 0], whole.permute(0, 3, 2, 1, 4)[..., 1], odd):
         copy, steps = whole.clone(), cache[:, :, 2:5]  # the update lies in the cache itself
         want = ds.tensor_scatter(cache.cpu(), steps.cpu(), [1, 4], backend="reference")
         assert ds.tensor_scatter(cache, steps, torch.tensor([1, 4], device=gpu.DEVICE), out=cache, backend="triton") is cache
@@ -67,6 +70,16 @@ def test_strided_caches_overlapping_updates_and_what_lies_between():
         cache.copy_(torch.zeros_like(cache))
         assert torch.equal(whole, left)  # nothing but the cache has changed
         whole.copy_(copy)
+
+
+@pytest.mark.parametrize("view", [lambda m: m[:, 1:].transpose(1, 2), lambda m: m[:, :4]], ids=["turned", "moved"])
+def test_an_output_in_the_memory_of_the_cache_is_as_if_that_had_been_copied(view):
+    rng = np.random.default_rng(3)
+    memory, update = random(rng, (2, 5, 4), torch.float32), random(rng, (2, 1, 4), torch.float32)
+    cache, out = memory[:, 1:], view(memory)
+    want = ds.tensor_scatter(cache.cpu().clone(), update.cpu(), [3, 0], axis=1, backend="reference")
+    ds.tensor_scatter(cache, update, [3, 0], axis=1, out=out, backend="triton")
+    assert torch.equal(out.cpu(), want)
 
 
 def test_a_default_device_of_the_callers_does_not_matter():
