@@ -141,6 +141,14 @@ def on_device(array):
     return None if array is None else guarded(arrays.like(torch.empty(0), np.array(array, order="C")).to(DEVICE))
 
 
+def strided(tensor):
+    """The same values every other element apart; those between would ruin a result."""
+    between = torch.nan if tensor.is_floating_point() else 99
+    wide = torch.full((*tensor.shape, 2), between, dtype=tensor.dtype, device=tensor.device)
+    wide[..., 0] = tensor
+    return wide[..., 0]
+
+
 def on_host(tensor):
     return None if tensor is None else arrays.view("test", "tensor", tensor.cpu())
 
