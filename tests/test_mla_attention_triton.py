@@ -50,7 +50,9 @@ def attend(args, **options):
 
 @pytest.fixture
 def short_splits(monkeypatch):
-    monkeypatch.setattr(triton, "LEAST", 32)
+    """So few that the longest tokens' are longer than the least."""
+    monkeypatch.setattr(triton, "LEAST", 16)
+    monkeypatch.setattr(triton, "MOST", 4)
     monkeypatch.setattr(triton, "tiles_for", lambda *args, **options: Tiles(16, 16, 4, 2))
 
 
@@ -81,10 +83,7 @@ def test_bfloat16_throughout_and_strided_caches():
     args = [a.astype(ml_dtypes.bfloat16) if a.dtype == np.float32 else a for a in args]
     want = ds.mla_attention(*args, backend="cpu", **options)
     on_device = [gpu.on_device(a) if i < 4 else a for i, a in enumerate(args)]
-    for i in (2, 3):  # blocks that do not follow each other, and values that do not
-        wide = torch.full((*on_device[i].shape, 2), torch.nan, dtype=torch.bfloat16, device=gpu.DEVICE)
-        wide[..., 0] = on_device[i]
-        on_device[i] = wide[..., 0]
+    on_device[2:4] = map(gpu.strided, on_device[2:4])
     out = ds.mla_attention(*on_device, backend="triton", **options)
     assert out.dtype == torch.bfloat16
     assert_close(gpu.on_host(out), want)
@@ -122,21 +121,29 @@ def test_bfloat16_tiles_before_the_result_is_rounded(tiles, block_size, monkeypa
     assert (np.abs(out - want) <= 2.0**-16 * terms).all()
 
 
-def test_a_launch_leaves_out_what_does_not_exist():
-    """Unchecked indexes: lengths beyond the workspace, sequences that the table lacks, blocks that the cache lacks."""
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("longest", [20, 999])
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_a_launch_leaves_out_what_does_not_exist(block_size, longest):
+    """Unchecked indexes: lengths beyond the workspace and the table, sequences that the table lacks, blocks that the cache
+    lacks, among them the first of a split."""
     rng = np.random.default_rng(9)
-    args, options = make(rng, tokens=4, heads=3, latent=16, rope=4, block_size=4, blocks=9, sequences=1)
+    args, options = make(rng, tokens=6, heads=3, latent=16, rope=4, block_size=block_size, blocks=9, sequences=1)
     query, rope, kv, kr, table, _ = args
     kv, kr = np.nan_to_num(kv), np.nan_to_num(kr)
-    table = np.concatenate([table, table])
-    table[1, 1::2], table[1, 2::2] = -1, 10**6
-    lengths, sequence = np.array([2**32 + 5, 20, 5, 32]), np.array([0, 0, 7, 1])
-    work = triton.Workspace(4, 3, 16, 20, gpu.DEVICE, torch.float32)
+    table = np.concatenate([table] * 3)
+    table[1, 1::2], table[1, 2::2], table[2, :3] = -1, 10**6, (-1, 9, -(10**6))
+    lengths, sequence = np.array([2**32 + 5, 5, 5, 32, 100, 5]), np.array([0, 0, 3, 1, 2, -1])
+    work = triton.Workspace(6, 3, 16, longest, gpu.DEVICE, torch.float32)
     tensors = [gpu.on_device(a) for a in (query, rope, kv, kr, table, lengths, sequence)]
     out = gpu.on_host(triton.launch(*tensors, work, scale=options["scale"]))
-    for t, (row, length) in enumerate(((0, 20), (0, 20), (None, 0), (1, 4))):
-        if length:
-            one = (query[[t]], rope[[t]], kv, kr, table[[row]], [length])
+    by_key = [cache.reshape(-1, 1, 1, cache.shape[3]) for cache in (kv, kr)]
+    for t, row in enumerate(sequence):
+        keys = np.arange(min(lengths[t], longest, table.shape[1] * block_size) if 0 <= row < 3 else 0)
+        blocks = table[row % 3, keys // block_size]
+        there = (blocks * block_size + keys % block_size)[(blocks >= 0) & (blocks < 9)]
+        if len(there):
+            one = (query[[t]], rope[[t]], *by_key, there[None], [len(there)])
             assert_close(out[[t]], ds.mla_attention(*one, scale=options["scale"], backend="reference"))
         else:
             assert np.isnan(out[t]).all()
