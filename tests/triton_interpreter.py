@@ -181,6 +181,16 @@ def forbid_allocations(monkeypatch):
         monkeypatch.setattr(torch, name, refused)
 
 
+def last_programs_first(monkeypatch):
+    """Interpreted, the programs of a launch run in the opposite of their order from now on: nothing may depend on it."""
+    own = _Builder.set_grid_idx
+
+    def turned(self, *place):
+        own(self, *(size - 1 - at for size, at in zip(self.grid_dim, place, strict=True)))
+
+    monkeypatch.setattr(_Builder, "set_grid_idx", turned)
+
+
 def serve(monkeypatch, name, change=lambda value: value):
     """Lets `ds.<name>` run on the device wherever a test does not ask for the reference: NumPy arrays go there and come back.
 
