@@ -91,6 +91,16 @@ def test_the_first_version_has_the_bits_of_the_reference(seed):
     same(ds.top_k_top_p_sample(gpu.on_device(x), k, p, gpu.on_device(q), backend="triton", **options), want)
 
 
+@pytest.mark.parametrize("kernel_exact", [False, True])
+def test_given_noise_races_under_each_rule_of_the_first_version(kernel_exact):
+    """It belongs to ids where nothing is cut, else to ranks; kernel_exact takes a second softmax where top-p alone cuts."""
+    rng = np.random.default_rng(1)
+    x, q = rng.normal(0, 2.5, (16, 20)).astype(np.float16), rng.exponential(size=(16, 20)).astype(np.float32)
+    k, p = [0, 0, 9, 9] * 4, [0.0, 0.95] * 8
+    want = ds.top_k_top_p_sample(x, k, p, q, kernel_exact=kernel_exact, backend="reference")
+    same(ds.top_k_top_p_sample(gpu.on_device(x), k, p, gpu.on_device(q), kernel_exact=kernel_exact, backend="triton"), want)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_apply_removes_what_the_reference_removes(seed):
     rng = np.random.default_rng(seed)
