@@ -51,7 +51,7 @@ def attend(tiles: attention_tiles.Tiles, cache: str) -> tuple[Any, dict[str, str
     pointers = {"query": query, "query_rope": query, "kv_cache": cache, "kr_cache": cache, "kv_scale": F32, "kr_scale": F32}
     constants = {"KV_SCALED": cache == I8, "KR_SCALED": cache == I8, "NARROW": narrow, "PRECISION": "ieee", "HAS_QUERY": True}
     constants |= {"HEADS": tiles.heads, "KEYS": tiles.keys, "LATENT": 512, "WIDTH": 64, **CUT}
-    constants |= {"WHOLE": narrow, "FAR": not narrow}
+    constants |= {"WHOLE": narrow, "FAR": cache == I8}
     constants |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
     return attention.attend, pointers | INDEXES | {"partial": F32, "states": F32}, constants
 
