@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import resource
 import signal
@@ -196,8 +197,13 @@ def llama_cpp_file(source, target, kind):
     return GgufFile(target)
 
 
-@pytest.mark.parametrize("kind", ["f16", "q4_0", "q6_k", "q4_k_m", "q5_k_m"])
-@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "minicpm3"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        *(("qwen3", kind) for kind in RECIPES),
+        *itertools.product(("deepseek_v3", "minicpm3"), ("q4_0", "q6_k", "q4_k_m", "q5_k_m")),
+    ],
+)
 def test_types_are_those_of_llama_cpps_quantiser(tmp_path, family, kind):
     if family == "qwen3":
         sizes = {"intermediate_size": 256, "hidden_size": 288, "num_hidden_layers": 5, "tie_word_embeddings": False}
@@ -322,12 +328,16 @@ def with_weight(value, **changes):
         ("q6_k", 1e18),
         ("q6_k", 1e30),
         ("f32", np.nan),
+        ("f16", np.nan),
+        ("q8_0", np.nan),
+        ("q4_k_m", np.nan),
     ],
 )
 def test_a_value_that_a_type_cannot_hold_is_refused(tmp_path, capsys, kind, value):
     source = write_gguf(with_weight(value, hidden_size=256), tmp_path / "a.gguf")
     assert cli.main(["quantize", str(source), str(tmp_path / "b.gguf"), "--type", kind]) == 1
-    assert "tensor blk.0.ffn_up.weight" in capsys.readouterr().err and list(tmp_path.iterdir()) == [source]
+    fault = "must hold finite numbers" if np.isnan(value) else "has values too large for"
+    assert f"tensor blk.0.ffn_up.weight {fault}" in capsys.readouterr().err and list(tmp_path.iterdir()) == [source]
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k", "int8"])
