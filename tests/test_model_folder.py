@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import struct
 import time
@@ -340,6 +341,11 @@ def test_the_error_of_a_folder_that_is_no_model_says_what_it_holds(copy, tmp_pat
     snapshot = cache / "snapshots" / "0a1b"
     shutil.copytree(copy, snapshot)
     with pytest.raises(ModelError, match=f"config.json is missing in this folder; there is {snapshot}$"):
+        ds.load(cache)
+    old = cache / "snapshots" / "f9e8"
+    old.mkdir()
+    os.utime(old, (0, 0))
+    with pytest.raises(ModelError, match=f"there is {snapshot}$"):
         ds.load(cache)
     (snapshot / "model.safetensors").rename(snapshot / "b.gguf")
     shutil.copy(snapshot / "b.gguf", snapshot / "a.gguf")

@@ -68,7 +68,8 @@ def test_the_file_is_the_model(folder, tmp_path, family):
     target = quantised(source, tmp_path / "model.gguf")
     before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
     assert families.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
-    assert after.config.architecture == ARCHITECTURES[family] and len(after.tokenizer) == before.config.vocab_size
+    assert (after.config.architecture, after.config.name) == (ARCHITECTURES[family], before.config.name)
+    assert len(after.tokenizer) == before.config.vocab_size
     for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
         assert after.tokenizer.encode(text) == before.tokenizer.encode(text)
     assert after.tokenizer.end_token_ids == before.tokenizer.end_token_ids
@@ -182,6 +183,11 @@ REFUSED = {
         "qwen3",
         {"head_dim": 8, "rope_parameters": families.longrope(32)},
         "rope scaling 'longrope' is not supported",
+    ),
+    "divided frequencies of a qwen3": (
+        "qwen3",
+        {"rope_parameters": families.SIZES["llama"][1]["rope_parameters"]},
+        "cannot say its rotation",
     ),
     "yarn of a gemma": (
         "gemma3_text",
