@@ -130,6 +130,22 @@ def test_a_file_without_the_width_of_a_head(ids, tmp_path, family, changes):
     assert families.relative(mine, families.llama_cpp_logits_of(path, ids)) < 0.01
 
 
+def test_a_file_without_the_number_of_key_heads_has_one_for_each_query_head(ids, tmp_path):
+    theirs = families.model_of("llama", 0, num_key_value_heads=4)
+    path = write_gguf(theirs, tmp_path / "model.gguf", **{"attention.head_count_kv": None})
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
+
+
+@pytest.mark.parametrize("biased", "qkvo")
+def test_a_file_with_one_bias_of_attention(ids, tmp_path, biased):
+    theirs = families.model_of("llama", 0, attention_bias=True)
+    for layer in theirs.model.layers:
+        for part in set("qkvo") - {biased}:
+            getattr(layer.self_attn, f"{part}_proj").bias = None
+    path = write_gguf(theirs, tmp_path / "model.gguf")
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
+
+
 def test_a_size_may_be_an_array_of_those_of_all_layers(model, ids, tmp_path):
     """Files of Granite 4 have one of key heads."""
     path = write_gguf(model("granite", 2), tmp_path / "model.gguf", **{"attention.head_count_kv": [2, 2, 2]})
@@ -139,7 +155,11 @@ def test_a_size_may_be_an_array_of_those_of_all_layers(model, ids, tmp_path):
 
 @pytest.mark.parametrize(
     ("sizes", "wrong"),
-    [([2, 1, 2], "1 to 2, sizes of single layers, is not supported"), ([2, 2], "must be an array of 3 integers")],
+    [
+        ([2, 1, 2], "1 to 2, sizes of single layers, is not supported"),
+        ([2, 2], "must be an array of 3 integers"),
+        ([0, 0, 0], "must be an integer in"),
+    ],
 )
 def test_an_array_has_one_size_for_each_layer_and_all_are_equal(model, tmp_path, sizes, wrong):
     path = write_gguf(model("granite", 2), tmp_path / "model.gguf", **{"attention.head_count_kv": sizes})
@@ -161,6 +181,19 @@ def test_a_granite_whose_file_says_that_positions_are_not_rotated(model, ids, tm
     pytest.importorskip("llama_cpp")
     path = write_gguf(model("granite", 2), tmp_path / "model.gguf", **{"rope.scaling.finetuned": rotates})
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < LLAMA_CPP
+
+
+@pytest.mark.parametrize("value", [0.0, None])
+def test_factors_of_a_granite_that_are_zero_or_missing_are_the_usual_ones(ids, tmp_path, value):
+    """As in llama.cpp."""
+    theirs = families.model_of("granite", 2, attention_multiplier=24**-0.5)
+    path = write_gguf(
+        theirs, tmp_path / "model.gguf", **dict.fromkeys(("attention.scale", "embedding_scale", "residual_scale"), value)
+    )
+    mine = ds.load(path, dtype="float32").logits(ids)
+    assert families.relative(mine, families.logits_of(theirs, ids)) < LOGITS
+    pytest.importorskip("llama_cpp")
+    assert families.relative(mine, families.llama_cpp_logits_of(path, ids)) < LLAMA_CPP
 
 
 def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):
