@@ -271,13 +271,18 @@ ALIGNED = {
 }
 
 
+def config_class(family: str) -> Any:
+    """transformers' class of a family's config.json."""
+    place = _FOLDERS.get(family, family)
+    suffix = "TextConfig" if family.endswith("_text") else "Config"
+    return getattr(import_module(f"transformers.models.{place}.configuration_{place}"), f"{CLASSES[family]}{suffix}")
+
+
 def model_of(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A model of transformers in evaluation mode whose weights are large enough for every part to matter."""
     place = _FOLDERS.get(family, family)
-    settings = import_module(f"transformers.models.{place}.configuration_{place}")
     modelling = import_module(f"transformers.models.{place}.modeling_{place}")
-    suffix = "TextConfig" if family.endswith("_text") else "Config"
-    config = getattr(settings, f"{CLASSES[family]}{suffix}")(**{**_SMALL, **SIZES[family][size], **changes})
+    config = config_class(family)(**{**_SMALL, **SIZES[family][size], **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(modelling, f"{CLASSES[family]}ForCausalLM")(config).eval()

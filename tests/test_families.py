@@ -26,9 +26,12 @@ from decodestep.generation.batch import Batch
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models import ModelError, layer_decoder
-from decodestep.models.architectures import gguf
+from decodestep.models.architectures import folder as folder_sizes
+from decodestep.models.architectures import folder_rope, gguf
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.model_folder import ModelFolder
+from decodestep.ops.decoder_forward import Mixture
+from decodestep.weights.linear_panels import LinearPanels
 from tolerances import LOGITS
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -100,10 +103,19 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_pa
         assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
 
 
-@pytest.mark.parametrize("kind", [{"rope.scaling.type": "linear"}, {}])  # which is the one without a type
-def test_a_linear_stretch_in_a_gguf_file_grows_the_scores_by_its_multiplier(tmp_path, ids, kind):
-    stretched = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0, "mscale_all_dim": 1.0}
-    model = families.model_of("deepseek_v3", 0, rope_parameters=stretched)
+_STRETCHED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0, "mscale_all_dim": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rotation"),
+    [
+        ({"rope.scaling.type": "linear"}, _STRETCHED),
+        ({}, _STRETCHED),  # linear is the one without a type
+        ({"rope.scaling.type": "none"}, {"rope_type": "default", "rope_theta": 10000.0}),
+    ],
+)
+def test_a_linear_stretch_in_a_gguf_file_grows_the_scores_by_its_multiplier(tmp_path, ids, kind, rotation):
+    model = families.model_of("deepseek_v3", 0, rope_parameters=rotation)
     keys = {"rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 0.1} | kind
     path = latent_files.write_gguf(model, tmp_path / "model.gguf", **keys)
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(model, ids)) < LOGITS
@@ -181,6 +193,13 @@ def test_the_native_step_has_biases(tmp_path, ids, family):
     apart = np.abs(mine.logits(ids) - exact.logits(ids)).max(axis=1) / np.abs(exact.logits(ids)).max(axis=1)
     assert np.median(apart) < 0.01
     assert families.relative(exact.logits(ids), families.logits_of(families.model_of(family, size, **changes), ids)) < LOGITS
+
+
+def test_latent_attention_is_its_own_latent_form(tmp_path, ids):
+    path = families.save(families.model_of("deepseek_v3", 0, **families.ALIGNED["deepseek_v3"]), tmp_path)
+    plain, mine = (ds.load(path, form=form) for form in ("auto", "mla"))
+    assert mine.decoder.description == "one native call a step"
+    np.testing.assert_array_equal(mine.logits(ids[:10]), plain.logits(ids[:10]))
 
 
 def test_latents_as_int8(tmp_path, ids):
@@ -390,7 +409,7 @@ def float8(model, path):
     file = path / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
     for name, value in list(tensors.items()):
-        if value.dim() == 2 and "_proj" in name:
+        if value.dim() == 2 and ("_proj" in name or "_linear" in name):
             rows, columns = (-(-size // 128) for size in value.shape)
             scale = torch.rand(rows, columns) * 0.01 + 0.001
             spread = scale.repeat_interleave(128, 0)[: value.shape[0]].repeat_interleave(128, 1)[:, : value.shape[1]]
@@ -415,6 +434,30 @@ def test_float8_with_scales_of_blocks(tmp_path, ids):
     assert families.relative(ds.load(tmp_path).logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
+def formats_of(part):
+    """The formats of the matrices of a layer's attention or feed-forward block, without a router."""
+    if isinstance(part, Mixture):
+        return formats_of(part.routed) | formats_of(part.shared)
+    return {field.format.name for field in vars(part).values() if isinstance(field, LinearPanels)}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "form"),
+    [
+        ("deepseek_v3", {**families.ALIGNED["deepseek_v3"], "rope_interleave": False}, "auto"),
+        ("qwen3", {"head_dim": 24, "hidden_size": 64, "intermediate_size": 96}, "auto"),
+        ("granitemoehybrid", {}, "auto"),
+        ("llama", {"head_dim": 32, "hidden_size": 64, "intermediate_size": 64}, "mla"),
+    ],
+)
+def test_what_has_no_kernel_becomes_blocks_however_its_rows_are_arranged(tmp_path, family, changes, form):
+    """Pairs side by side, heads padded, keys and values apart, gate and up apart, another form, which has two of its own."""
+    float8(families.model_of(family, 0, **changes), tmp_path)
+    for layer in ds.load(tmp_path, form=form).decoder.native_weights.layers:
+        assert formats_of(layer.attention) == ({"Q8_0"} if form == "auto" else {"Q8_0", "BF16"})
+        assert formats_of(layer.feed_forward) == {"Q8_0"}
+
+
 @pytest.mark.parametrize(("key", "count"), [("num_nextn_predict_layers", 1), ("num_mtp_layers", 2)])
 def test_prediction_layers_are_left_out_and_said_so(folder, ids, tmp_path, key, count):
     _, path = folder("deepseek_v3", 0)
@@ -430,6 +473,14 @@ def test_prediction_layers_are_left_out_and_said_so(folder, ids, tmp_path, key, 
     mine = ds.load(tmp_path)
     assert mine.config.skipped_layers == count and "next-token prediction" in mine.decoder.description
     np.testing.assert_array_equal(mine.logits(ids[:20]), ds.load(path).logits(ids[:20]))
+
+
+def test_the_last_layers_of_a_gguf_file_may_be_for_prediction(ids, tmp_path):
+    model = families.model_of("deepseek_v3", 0)
+    mine = ds.load(latent_files.write_gguf(model, tmp_path / "model.gguf", nextn_predict_layers=1), dtype="float32")
+    model.model.layers = model.model.layers[:2]
+    assert (mine.config.layers, mine.config.skipped_layers) == (2, 1)
+    assert families.relative(mine.logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
 def test_batches_beams_and_reuse(folder):
@@ -490,6 +541,10 @@ CONTRADICTIONS = {
     "scales of other blocks": (
         {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
         r"weight_block_size \[64, 64\] is not supported",
+    ),
+    "another float8": (
+        {"quantization_config": {"quant_method": "fp8", "fmt": "e5m2", "weight_block_size": [128, 128]}},
+        "quantization_config of fmt 'e5m2' is not supported",
     ),
     "sizes that are not numbers": ({"hidden_size": "wide"}, "hidden_size must be an integer"),
     "huge sizes": ({"num_attention_heads": 2**40}, "num_attention_heads must be an integer"),
@@ -578,6 +633,29 @@ def test_what_config_json_says_is_what_transformers_reads(ids, tmp_path, family,
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
 
 
+# What a family's config.json has to say, since the values of its class without it are not supported.
+NEEDED = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 32},
+}
+
+
+@pytest.mark.parametrize("family", families.CLASSES)
+def test_a_key_that_is_missing_has_the_value_of_transformers(tmp_path, family):
+    least = {"model_type": family, **NEEDED.get(family, {})}
+    found = []
+    for place, said in (("least", least), ("whole", families.config_class(family)().to_dict() | least)):
+        path = tmp_path / place / "model"
+        path.mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps(said))
+        safetensors.torch.save_file({}, path / "model.safetensors")
+        file = ModelFolder(path)
+        sizes = folder_sizes.config_of(file)
+        ropes = folder_rope.ropes_of(file, sizes)
+        found.append((sizes, [(rope.inverse_frequencies.tolist(), rope.factor) for rope in ropes]))
+    assert found[0] == found[1]
+
+
 def test_a_name_with_another_prefix_is_said(folder, tmp_path):
     _, path = folder("llama", 0)
     tensors = safetensors.torch.load_file(path / "model.safetensors")
@@ -629,6 +707,10 @@ GGUF_CHANGES = {
     "no layers": ({"nextn_predict_layers": 3}, "leaves no layers"),
     "tokens that see later ones": ({"attention.causal": False}, "attention.causal false, bidirectional attention, is not"),
     "a factor of a rotation": ({"rope.scaling.attn_factor": 1.25}, "rope.scaling.attn_factor is not supported in latent"),
+    "a factor of a rotation that is not stretched": (
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0, "rope.scaling.attn_factor": 1.25},
+        "rope.scaling.attn_factor is not supported in latent",
+    ),
     "scores that grow with the position": (
         {"attention.temperature_scale": 0.1},
         "attention.temperature_scale, by which scores grow with the position, is not supported",
