@@ -12,6 +12,8 @@ import decodestep as ds
 import families
 from decodestep import cli
 from decodestep.models import ModelError
+from decodestep.models.architectures import gguf
+from decodestep.models.gguf_file import GgufFile
 from grouped_files import write_gguf
 from tolerances import LLAMA_CPP, LOGITS
 
@@ -223,6 +225,14 @@ def test_env_counts_padded_heads(tmp_path, capsys):
 
 REFUSED = {
     "softcapped logits": ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
+    "softcapped scores": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+    "tokens that see later ones": (
+        "gemma3_text",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention is not supported",
+    ),
+    "key heads that do not divide": ("qwen3", {"num_key_value_heads": 3}, "4 query heads on 3 key heads"),
+    "heads of an odd width": ("qwen3", {"head_dim": 15}, "key heads of 15 values"),
     "another activation": ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
     "layers of another number": ("ministral", {"layer_types": ["full_attention"]}, "layer_types must have"),
     "layers of lists": ("ministral", {"layer_types": [["full_attention"]] * 3}, "layer_types must have"),
@@ -252,10 +262,31 @@ def test_layers_with_windows_that_are_no_list_of_flags_are_refused(model, tmp_pa
         ds.load(path)
 
 
-def test_what_gguf_files_and_forms_are_refused_by_name(model, tmp_path):
-    path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", final_logit_softcapping=30.0)
-    with pytest.raises(ModelError, match="final_logit_softcapping is not supported"):
+GGUF_REFUSED = {
+    "softcapped logits": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
+    "softcapped scores": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+    "values of another width": ({"attention.value_length": 16}, "key heads of 32 values, 16 of them read, 32 rotated"),
+    "a rotation of a part": ({"rope.dimension_count": 16}, "key heads of 32 values, 32 of them read, 16 rotated"),
+    "key heads that do not divide": ({"attention.head_count_kv": 3}, "4 query heads on 3 key heads"),
+    "long-rope without factors": ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
+}
+
+
+@pytest.mark.parametrize(("keys", "message"), GGUF_REFUSED.values(), ids=GGUF_REFUSED)
+def test_a_gguf_file_that_is_not_supported_is_refused_by_name(model, tmp_path, keys, message):
+    path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", **keys)
+    with pytest.raises(ModelError, match=message):
         ds.load(path)
+
+
+@pytest.mark.parametrize(("layers", "width"), [(61, 32), (62, 16)])
+def test_a_gemma_of_62_layers_scales_its_scores_by_the_share_of_a_head(model, tmp_path, layers, width):
+    """Gemma 3 27B, whose query_pre_attn_scalar no key of a file has: 168 of heads of 128."""
+    path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", block_count=layers)
+    assert gguf.config_of(GgufFile(path)).scale == width**-0.5
+
+
+def test_form_mla_is_refused_for_norms_of_heads(model, tmp_path):
     folder = families.save(model("qwen3", 2), tmp_path)
     with pytest.raises(ModelError, match="form 'mla' is not supported"):
         ds.load(folder, form="mla")

@@ -201,7 +201,7 @@ def llama_cpp_file(source, target, kind):
     ("family", "kind"),
     [
         *(("qwen3", kind) for kind in RECIPES),
-        *itertools.product(("deepseek_v3", "minicpm3"), ("q4_0", "q6_k", "q4_k_m", "q5_k_m")),
+        *itertools.product(("deepseek_v3", "minicpm3"), ("f16", "q4_0", "q6_k", "q4_k_m", "q5_k_m")),
     ],
 )
 def test_types_are_those_of_llama_cpps_quantiser(tmp_path, family, kind):
