@@ -576,6 +576,10 @@ _UNTRUNCATED = families.yarn(None, None, truncate=False)
 OVERLOOKED = {
     "layer_types of a mistral": ("mistral", 2, {}, {"layer_types": _TYPES}),
     "layer_types of a smollm3": ("smollm3", 2, {"sliding_window": 9}, {"layer_types": _TYPES, "use_sliding_window": False}),
+    "no layer_types of a smollm3": ("smollm3", 1, {}, {"layer_types": None}),
+    "no layer_types of a qwen2": ("qwen2", 1, {}, {"layer_types": None}),
+    "no layer_types of a ministral": ("ministral", 0, {}, {"layer_types": None}),
+    "no layer_types of a gemma": ("gemma3_text", 0, {}, {"layer_types": None, "sliding_window_pattern": 2}),
     "a head of its own, tied": ("llama", 0, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
     "a head of its own, tied, gemma": ("gemma3_text", 1, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
     "rope_scaling beside a gemma's rope_parameters": ("gemma3_text", 0, {}, {"rope_scaling": {"factor": 3.0}}),
@@ -666,6 +670,15 @@ def test_a_name_with_another_prefix_is_said(folder, tmp_path):
         ds.load(tmp_path)
 
 
+def test_a_tensor_that_no_layer_has_is_said(folder, tmp_path):
+    _, path = folder("llama", 0)
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    (changed(path, tmp_path) / "model.safetensors").unlink()
+    safetensors.torch.save_file(tensors | {"model.layers.1.self_attn.sinks": torch.ones(4)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="does not know: model.layers.1.self_attn.sinks$"):
+        ds.load(tmp_path)
+
+
 SCALE, BIAS = "0.self_attn.o_proj.weight_scale_inv", "1.mlp.gate.e_score_correction_bias"
 SCALES = {
     "scale": (SCALE, lambda scale: scale.fill_(float("nan")), "must hold finite numbers"),
@@ -726,6 +739,14 @@ def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, 
     model, _ = folder("deepseek_v3", 0)
     with pytest.raises(ModelError, match=message):
         ds.load(latent_files.write_gguf(model, tmp_path / "model.gguf", **changes))
+
+
+@pytest.mark.parametrize("scale", [0.0, None])
+def test_a_scale_of_expert_weights_that_is_zero_or_missing_is_one(tmp_path, ids, scale):
+    """As in llama.cpp."""
+    model = families.model_of("deepseek_v3", 1, routed_scaling_factor=1.0, q_lora_rank=20)
+    path = latent_files.write_gguf(model, tmp_path / "model.gguf", expert_weights_scale=scale)
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
 @pytest.mark.parametrize("layer", [1, 2])
