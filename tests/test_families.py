@@ -582,6 +582,7 @@ OVERLOOKED = {
     "no layer_types of a gemma": ("gemma3_text", 0, {}, {"layer_types": None, "sliding_window_pattern": 2}),
     "a head of its own, tied": ("llama", 0, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
     "a head of its own, tied, gemma": ("gemma3_text", 1, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
+    "rope_scaling beside rope_parameters": ("llama", 2, {}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
     "rope_scaling beside a gemma's rope_parameters": ("gemma3_text", 0, {}, {"rope_scaling": {"factor": 3.0}}),
     "rope_parameters of no layers of a gemma": ("gemma3_text", 0, {}, {"rope_parameters": {"rope_theta": 300.0}}),
     "a gemma as it is published": (
