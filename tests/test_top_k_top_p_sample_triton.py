@@ -6,10 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
 
 import decodestep as ds
 import triton_interpreter as gpu
 from decodestep.ops.top_k_top_p_sample import triton
+from decodestep.ops.top_k_top_p_sample.triton import row
 from test_top_k_top_p_sample import test_a_row_of_minus_infinity_gives_id_0 as of_minus_infinity
 from test_top_k_top_p_sample import (  # noqa: F401
     test_kernel_exact_takes_a_softmax_of_probabilities,
@@ -89,6 +91,17 @@ def test_the_first_version_has_the_bits_of_the_reference(seed):
     options = {"is_need_logits": True, "kernel_exact": seed % 2 == 0, **draw}
     want = ds.top_k_top_p_sample(x, k, p, q, backend="reference", **options)
     same(ds.top_k_top_p_sample(gpu.on_device(x), k, p, gpu.on_device(q), backend="triton", **options), want)
+
+
+@pytest.mark.skipif(gpu.DEVICE == "cuda", reason="a compiled kernel keeps the constants that it was compiled with")
+@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize(
+    "has_the_bits",
+    [test_the_first_version_has_the_bits_of_the_reference, test_the_second_version_has_the_bits_of_the_reference],
+)
+def test_a_sum_whose_rounding_is_open_is_added_in_the_contracts_order(has_the_bits, seed, monkeypatch):
+    monkeypatch.setattr(row, "_ESTIMATE", tl.constexpr(1.0))  # with such an error each is
+    has_the_bits(seed)
 
 
 @pytest.mark.parametrize("kernel_exact", [False, True])

@@ -44,7 +44,8 @@ def sampling(
         prompt to its own streamer: pass the streamer to both.
     stop_strings, tokenizer: a row ends after the token that completes one of the strings, as with `generate`'s own arguments,
         which it refuses together with custom_generate. Without an end token, the rows of a batch continue until all have ended.
-    processors: as for `Sampler`: fused if there is a rule for them. Those of transformers are `generate`'s logits_processor.
+    processors: as for `Sampler`: fused if there is a rule for them, and called with a row's ids without left padding. Those of
+        transformers are `generate`'s logits_processor.
 
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
     logits as transformers reports them (output_scores additionally runs its chain of processors).
