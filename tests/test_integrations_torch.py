@@ -129,7 +129,7 @@ def test_compiled_equals_plain(name, backend):
     wanted = [t for t in results if all(t is not plain[i] for i in written)] + [plain[i] for i in written]
     compiled = torch.compile(chain, backend=backend, fullgraph=True)(*args)
     for mine, tensor in zip(compiled, wanted, strict=True):
-        # An operator of torch returns tensors: one zero stands for a result that was not asked for.
+        # An operator of torch returns tensors: one zero stands for a result that was not requested.
         tensor = torch.zeros(1, dtype=mine.dtype) if tensor is None else tensor
         assert mine.dtype == tensor.dtype
         assert torch.equal(-mine, tensor)

@@ -172,10 +172,10 @@ def forbid_copies_to_host(monkeypatch, most):
 
 
 def forbid_allocations(monkeypatch):
-    """Fails from now on where torch is asked for a new tensor."""
+    """Fails from now on where a new tensor is requested of torch."""
 
     def refused(*args, **kwargs):
-        raise AssertionError("memory was asked for")
+        raise AssertionError("memory was requested")
 
     for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
         monkeypatch.setattr(torch, name, refused)

@@ -106,7 +106,7 @@ def tagged_form(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
     """The form of a value between tags: a string without quotes, anything else as JSON."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-        # Within the slashes of a Lark expression, on one line: re.escape leaves a slash, and a line's end behind a backslash.
+        # Within the slashes of a Lark expression, on one line: re.escape leaves a slash, and a line's end after a backslash.
         return re.compile("|".join(re.escape(value).replace("/", r"\/").replace("\n", "n") for value in values))
     return re.compile(r"[^<]+") if schema.get("type") == "string" else schema
 

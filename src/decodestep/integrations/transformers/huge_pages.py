@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torch import Tensor, compiler, nn
 
+from decodestep._base.memory import HUGE_PAGE
+
 _SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")  # exists only on Linux
 _WHEN_WRITTEN, _NOW = 14, 25  # Linux's MADV_HUGEPAGE and MADV_COLLAPSE
-_LEAST_BYTES = 1 << 21
 _NEAR = 8192  # the largest gap that an allocator leaves between adjacent tensors
 
 
@@ -24,7 +25,7 @@ def collapse(tensors: Iterable[Tensor]) -> int:
 
 def ask(tensor: Tensor) -> None:
     """Requests huge pages for a newly allocated tensor, to take effect when it is written to."""
-    if tensor.numel() * tensor.itemsize >= _LEAST_BYTES and not compiler.is_compiling():
+    if tensor.numel() * tensor.itemsize >= HUGE_PAGE and not compiler.is_compiling():
         for first, end in _ranges([tensor]):
             _advise(first, end, _WHEN_WRITTEN)
 
