@@ -9,7 +9,7 @@ requests, alone and all at once, have the same texts. Then
                llama.cpp's llama_decode of N sequences, without sampling, text or HTTP, on the same file and threads; ratios
                to it, to the same of one sequence, and to our own one client, each within a round: median [least, most]
     rates      requests at random times (Poisson), whether or not earlier ones are done: times to the first token and between
-    stall      one client's tokens while a prompt of 2000 tokens arrives, against the same without it
+    stall      clients' tokens while a prompt of 2000 tokens arrives, against the same tokens without it
     prefix     the first token of a prompt whose 1000 first tokens have been seen, against that of a prompt of 10
 
 Without --model it makes a Q4_0 file of the default model by llama.cpp's quantizer, where llama-cpp-python is installed.
@@ -124,25 +124,27 @@ async def poisson(port: int, rate: float, seconds: float) -> list[Answer]:
 
 
 async def stall(port: int, clients: int) -> None:
-    """The gaps of clients that are being served, alone and while a long prompt arrives."""
-    idle = await asyncio.gather(*(ask(port, prompt_of(i), tokens=100, seed=1) for i in range(clients)))
-    alone = [gap for answer in idle for gap in answer.gaps]
-    median = statistics.median(alone)
+    """The gaps before the tokens of clients while a long prompt arrives, and before the same tokens without it: with their
+    contexts the tokens alone grow slower too."""
     tokens = 1500 // max(1, clients // 8)
-    running = [asyncio.ensure_future(ask(port, prompt_of(i), tokens=tokens, seed=1)) for i in range(clients)]
+
+    def answers() -> list[asyncio.Future[Answer]]:
+        return [asyncio.ensure_future(ask(port, prompt_of(i), tokens=tokens, seed=1)) for i in range(clients)]
+
+    idle = await asyncio.gather(*answers())
+    running = answers()
     await asyncio.sleep(0.3)
     long = await ask(port, prompt_of(random.randrange(10**9), 2000), tokens=1)
-    answers = [await task for task in running]
-    gaps = [
-        after - before
-        for answer in answers
-        for before, after in zip(answer.times, answer.times[1:], strict=False)
-        if long.sent <= before <= long.times[0]
-    ]
-    p99 = float(np.percentile(gaps, 99))
+    beside, alone = [], []
+    for answer, same in zip(await asyncio.gather(*running), idle, strict=True):
+        for before, gap, gap_alone in zip(answer.times, answer.gaps, same.gaps, strict=False):
+            if long.sent <= before <= long.times[0]:
+                beside.append(gap)
+                alone.append(gap_alone)
+    ratio = float(np.percentile(beside, 99)) / statistics.median(alone)
     print(
-        f"stall, {clients:>2} clients: idle {percentiles(alone)}; beside 2000 tokens {percentiles(gaps)}, worst "
-        f"{max(gaps) * 1e3:.1f} ms: p99 {p99 / median:.2f} times the idle median; its first token after {long.first:.2f} s"
+        f"stall, {clients:>2} clients: alone {percentiles(alone)}; beside 2000 tokens {percentiles(beside)}, worst "
+        f"{max(beside) * 1e3:.1f} ms: p99 {ratio:.2f} times the median alone; its first token after {long.first:.2f} s"
     )
 
 
