@@ -387,6 +387,35 @@ def test_a_plan_follows_a_growing_history():
         history.append(token)
 
 
+@pytest.mark.parametrize(
+    "processor",
+    [
+        p.MinLengthLogitsProcessor(1, [5, 7]),
+        p.MinNewTokensLengthLogitsProcessor(0, 1, [5, 7]),
+        p.SuppressTokensAtBeginLogitsProcessor([5, 7], 0),
+    ],
+)
+def test_the_first_token_of_a_row_without_a_prompt_is_masked_too(processor):
+    logits = np.linspace(-2, 2, VOCAB)
+    scores = fused([processor], logits, [], 0).processed[0]
+    assert np.isneginf(scores).nonzero()[0].tolist() == [5, 7]
+    np.testing.assert_array_equal(scores, run([processor], logits, []))
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [
+        {(5, 7): 1e17, (3, 5, 7): -1e17, (7,): 1.0},
+        {(9, 8): 2.0, (3, 5, 7): 1e17, (2, 3, 5, 7): -1e17, (5, 7): 1.0},
+    ],
+)
+def test_biases_of_a_token_add_up_in_the_order_of_the_class(biases):
+    """The one that comes first is lost beside the others."""
+    processor = p.SequenceBiasLogitsProcessor(biases)
+    scores = fused([processor], np.zeros(VOCAB), [2, 3, 5], 1).processed[0]
+    assert scores[7] == run([processor], np.zeros(VOCAB), [2, 3, 5])[7] == 0.0
+
+
 @pytest.mark.parametrize("name", ["Repetition", "Counted", "NGram"])
 def test_tokens_past_the_vocabulary_are_ignored(name):
     processor = random_processor(np.random.default_rng(1), name, 8, 0)

@@ -114,8 +114,9 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
 
     sequence_bias: a non-empty dict {tuple of ids: float} or list [[list of ids, float], ...]; ids >= 0; an int bias is refused.
 
-    A sequence of one token always counts; several that end in the same token add up, in their order. A bias is held in
-    float32 and rounded to the dtype of the scores. Raises ValueError at the first call for an id past the vocabulary.
+    A sequence of one token always counts; several that end in the same token add up, the one token first and then the lengths
+    as they first occur. A bias is held in float32 and rounded to the dtype of the scores. Raises ValueError at the first call
+    for an id past the vocabulary.
     Source: transformers 5.23's class of this name.
     """
 

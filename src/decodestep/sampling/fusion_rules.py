@@ -291,21 +291,19 @@ class _SequenceEndings:
     """Biases of token sequences, indexed by the tokens before their last: one look-up for each length of sequence."""
 
     def __init__(self, biases: Mapping[tuple[int, ...], float]) -> None:
-        # length of the prefix -> prefix -> (place in `biases`, last token, bias)
-        self._by_length: dict[int, dict[tuple[int, ...], list[tuple[int, int, float]]]] = {}
-        for place, (ids, bias) in enumerate(biases.items()):
+        # length of the prefix -> prefix -> (last token, bias); single tokens come first, then the lengths as they first occur
+        self._by_length: dict[int, dict[tuple[int, ...], list[tuple[int, float]]]] = {0: {}}
+        for ids, bias in biases.items():
             if not ids:  # legal in a list of biases or bad words; it ends in no token
                 continue
             same_length = self._by_length.setdefault(len(ids) - 1, {})
-            same_length.setdefault(tuple(ids[:-1]), []).append((place, ids[-1], bias))
-        self.longest_prefix = max(self._by_length, default=0)
+            same_length.setdefault(tuple(ids[:-1]), []).append((ids[-1], bias))
+        self.longest_prefix = max(self._by_length)
 
     def totals(self, tokens: list[int]) -> dict[int, float]:
-        """token -> total bias, for each token that would complete a sequence; summed in the order of the sequences."""
-        found: list[tuple[int, int, float]] = []
-        for length, same_length in self._by_length.items():
-            found += same_length.get(tuple(tokens[-length:]) if length else (), ())
+        """token -> total bias, for each token that would complete a sequence; summed in the order of the processor."""
         totals: dict[int, float] = {}
-        for _, token, bias in sorted(found):
-            totals[token] = totals.get(token, 0.0) + bias
+        for length, same_length in self._by_length.items():
+            for token, bias in same_length.get(tuple(tokens[-length:]) if length else (), ()):
+                totals[token] = totals.get(token, 0.0) + bias
         return totals
