@@ -15,6 +15,7 @@ import pytest
 
 import decodestep as ds
 import processes
+from decodestep.ops.decode_step.steps import Allow, Ban
 from decodestep.sampling import constraint, constraint_grammar, constraint_worker
 from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
@@ -150,6 +151,14 @@ def test_a_constraint_follows_one_row_and_its_copy_another():
             allowed(other, 98, 97)
     with pytest.raises(ValueError, match="^Sampler: regex must be given to rows that have an end token; got none$"):
         constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex="a"), 0, **options | {"ends": frozenset()})
+
+
+def test_a_mask_names_the_fewer_tokens():
+    options = {"token_bytes": token_bytes, "vocab_size": VOCAB, "ends": frozenset([END])}
+    few, most = (constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex=text), 0, **options) for text in ("a", "[^a]*"))
+    [allow], [ban] = few.steps([]), most.steps([])
+    assert isinstance(allow, Allow) and allow.ids.tolist() == [97]
+    assert isinstance(ban, Ban) and 97 in ban.ids and END not in ban.ids and len(ban.ids) <= VOCAB / 2
 
 
 def test_a_row_ends_with_nothing_after_the_text(rng):
@@ -348,6 +357,12 @@ def test_dates_and_times_are_those_that_parsers_read():
     assert accepts(moment, "null") and accepts(moment, '"2024-02-29T23:59:59.125+02:00"')
     assert not accepts(moment, '"2023-02-29T00:00:00Z"') and not accepts(moment, '"2024-01-01T10:00:60Z"')
     assert accepts({"type": "string", "format": "time"}, '"00:00:00Z"')
+
+
+def test_a_format_that_json_schema_defines_is_kept():
+    address = {"type": "string", "format": "ipv4"}
+    assert accepts(address, '"127.0.0.1"') and not accepts(address, '"local"')
+    assert accepts({**address, "format": "password"}, '"local"')
 
 
 def test_a_schema_is_tried_out_once_for_all_rows(rng, monkeypatch):

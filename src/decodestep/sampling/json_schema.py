@@ -119,7 +119,7 @@ def _writes_control(pattern: object) -> bool:
 
 def _has_sets(pattern: object) -> bool:
     """Whether a class of an expression has a class within, or an operation on sets."""
-    classes = (one[0] for one in _OF_PATTERN.finditer(pattern if isinstance(pattern, str) else "") if len(one[0]) > 1)
+    classes = (one[0] for one in _OF_PATTERN.finditer(pattern if isinstance(pattern, str) else ""))
     return any(one[0] == "[" and _SETS.search(re.sub(r"\\.", "x", one[1:-1], flags=re.DOTALL)) for one in classes)
 
 
