@@ -329,10 +329,31 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
     for names in ("<eos>", [1], 1):
         with pytest.raises(ValueError, match="^serve: spelled must be a collection of names; got"):
             engine.submit([5], params, spelled=names)
+    with pytest.raises(ValueError, match="^serve: params must be a SamplingParams or None; got"):
+        engine.submit([5], {"seed": 1})
     engine.close(0.01)
     assert {request.rows[0].reason for request in submitted} == {"cancelled"}
     with pytest.raises(EngineClosedError):
         engine.submit([5], params)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_rows": each} for each in (0, True, 1.5)] + [{"max_waiting": each} for each in (-1, False, 0.5)]
+)
+def test_an_engine_without_rows_or_with_half_a_row_is_refused(tiny, wrong):
+    [name] = wrong
+    with pytest.raises(ValueError, match=f"^serve: {name} must be an integer >= {int(name == 'max_rows')}; got"):
+        Engine(tiny, **wrong)
+
+
+def test_an_engine_need_not_have_a_queue(tiny, hold_passes):
+    released, one = hold_passes(tiny), ds.SamplingParams(max_new_tokens=1)
+    with Engine(tiny, max_rows=1, max_waiting=0) as engine:
+        request = engine.submit([1], one)
+        with pytest.raises(QueueFullError, match="^0 completions are waiting already"):
+            engine.submit([1], one)
+        released.set()
+        assert read_all(request)[0][2] == "length"
 
 
 def test_when_to_come_again_follows_from_how_long_rows_have_taken(tiny, monkeypatch, hold_passes):

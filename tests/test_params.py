@@ -273,6 +273,12 @@ def test_beam_groups_need_a_penalty_and_no_draw():
         SamplingParams(num_beams=4, num_beam_groups=2, diversity_penalty=0.5)
 
 
+def test_a_search_returns_no_more_than_its_beams():
+    assert SamplingParams(num_beams=2, num_return_sequences=2).num_return_sequences == 2
+    with pytest.raises(ValueError, match="^SamplingParams: num_return_sequences must be at most num_beams 2; got 3$"):
+        SamplingParams(num_beams=2, num_return_sequences=3)
+
+
 def test_the_spellings_of_others():
     assert SamplingParams(max_tokens=5, stop="x", n=2) == SamplingParams(
         max_new_tokens=5, stop_strings=("x",), num_return_sequences=2
