@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import os
 import pickle
@@ -10,6 +11,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -457,6 +459,16 @@ def test_deliver_may_close_the_engine(tiny, caplog):
     request = engine.submit([1], ds.SamplingParams(max_new_tokens=300, **FREE))
     engine.close(60)
     assert request.rows[0].reason == "cancelled" and not caplog.messages
+
+
+def test_an_engine_that_has_closed_is_let_go(tiny):
+    """With its model, whose weights and cache may be large."""
+    with Engine(tiny) as engine:
+        list(engine.submit([1], ds.SamplingParams(max_new_tokens=2)))
+    left = weakref.ref(engine)
+    del engine
+    gc.collect()
+    assert left() is None
 
 
 def test_a_prompt_and_its_answer_stay_within_the_cache(tiny):
