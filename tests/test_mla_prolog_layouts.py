@@ -62,6 +62,12 @@ def test_weights_return_from_nz(K, N, dtype):
         np.testing.assert_array_equal(storage, nz_weight(weight))
 
 
+def test_a_value_may_fill_the_row_of_a_fractal():
+    weight = np.array([[f"{k} {n}".encode() for n in range(3)] for k in range(17)], "S32")
+    assert ds.to_nz(weight).shape == (3, 2, 16, 1)
+    np.testing.assert_array_equal(ds.from_nz(ds.to_nz(weight), (17, 3)), weight)
+
+
 @given(st.integers(0, 3), st.integers(1, 9), st.integers(1, 4), st.sampled_from([np.int8, BF16, np.float32]))
 def test_caches_return_from_nz(blocks, rows, fractals, dtype):
     cache = numbered((blocks, rows, 1, fractals * 32 // np.dtype(dtype).itemsize), dtype)
@@ -150,12 +156,15 @@ REFUSALS = [
     (lambda: ds.to_nz(np.zeros(3)), "to_nz: weight"),
     (lambda: ds.to_nz([[1]]), "to_nz: weight"),
     (lambda: ds.to_nz(np.zeros((2, 2), "S3")), "to_nz: weight"),
+    (lambda: ds.to_nz(np.zeros((2, 2), "V0")), "to_nz: weight"),
+    (lambda: ds.to_nz(np.zeros((2, 2), "S64")), "to_nz: weight"),
     (lambda: ds.from_nz(np.zeros((2, 2, 16, 16), np.int8)), "from_nz: storage"),
     (lambda: ds.from_nz(np.zeros((2, 2, 16, 0), "U10")), "from_nz: storage"),
     (lambda: ds.cache_to_nz(np.zeros((2, 4, 1, 32), "U10")), "cache_to_nz: cache"),
     (lambda: ds.cache_from_nz(np.zeros((2, 4, 1, 40), "S3")), "cache_from_nz: cache"),
     (lambda: ds.gather_cache(np.zeros((2, 4, 1, 32), "U10"), [0], cache_mode="PA_NZ"), "gather_cache: cache"),
     (lambda: ds.from_nz(np.zeros((2, 2, 16, 16), BF16), (17, 48)), "from_nz: shape"),
+    (lambda: ds.from_nz(np.zeros((3, 2, 16, 16), BF16), (17, 48, 1)), "from_nz: shape"),
     (lambda: ds.cache_to_nz(np.zeros((2, 4, 1, 20), BF16)), "cache_to_nz: cache"),
     (lambda: ds.cache_from_nz(np.zeros((2, 4, 16), BF16)), "cache_from_nz: cache"),
     (lambda: ds.cache_from_nz(np.zeros((2, 4, 2, 16), BF16)), "cache_from_nz: cache"),

@@ -26,7 +26,7 @@ def fractal_width(itemsize: int) -> int:
 def require_fractals(op: str, arg: str, array: np.ndarray) -> int:
     """c0 of an array; ValueError for a dtype whose values do not fill the row of a fractal."""
     size = array.itemsize
-    ok = 0 < size <= _FRACTAL_ROW_BYTES and _FRACTAL_ROW_BYTES % size == 0
+    ok = size > 0 and _FRACTAL_ROW_BYTES % size == 0
     require(ok, op, arg, "of a dtype of 1, 2, 4, 8, 16 or 32 bytes", array)
     return fractal_width(size)
 
