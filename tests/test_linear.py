@@ -230,8 +230,9 @@ def test_layouts_of_the_weight(rng):
                 ds.linear(given, PackedWeight(space[:, offset : offset + 160], Format.F32, 40)), ds.linear(given, w)
             )
     both = PackedWeight.stack(w, PackedWeight(w.rows[::2], Format.F32, 40))
-    assert both.shape == (40, 9)
+    assert both.shape == (40, 9) and np.array_equal(PackedWeight.stack(w).rows, w.rows)
     assert np.array_equal(ds.linear(x, both), np.concatenate([ds.linear(x, w), ds.linear(x, w)[:, ::2]], axis=1))
+    assert np.array_equal(ds.linear(x, PackedWeight(w.rows[3::-9], Format.F32, 40)), ds.linear(x, w)[:, 3:4])
     transposed = np.asfortranarray(rng.normal(size=(40, 6)).astype(np.float32))
     assert np.array_equal(PackedWeight.from_array(transposed).dense(), transposed)
 
@@ -309,6 +310,8 @@ ROWS = np.zeros((3, 36), np.uint8)
         ("rows must be a matrix of uint8", (ROWS[0],)),
         ("rows must be a matrix of uint8", (ROWS[:, ::2],)),
         ("rows must be a matrix of uint8", (ROWS[::-1],)),
+        ("rows must be a matrix of uint8", (ROWS[1::-1],)),
+        ("rows must be a matrix of uint8", (ROWS[:, :4:2], Format.F16, 1)),
         ("rows must be a matrix of uint8 .*; got None", (None,)),
         ("rows must be 18 bytes wide; got uint8 3x36", (ROWS, Format.Q4_0, 32)),
         ("rows must be 36 bytes wide; got uint8 3x0", (ROWS[:, :0],)),
