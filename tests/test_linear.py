@@ -448,6 +448,21 @@ def test_an_infinite_scale_stays_with_its_output(format_, rng):
     assert np.array_equal(y[:, others], expected[:, others])
 
 
+@pytest.mark.parametrize("format_", [Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.Q4_K], ids=lambda f: f.name)
+def test_panels_tell_scales_that_are_no_numbers_from_bytes_that_look_like_such(format_, rng):
+    size = BLOCKS[format_.name].bytes
+    for at in SCALES[format_]:
+        w = weight(format_, 512, 40, rng)
+        w.rows[33, size : 2 * size] = 255
+        put_scales(format_, w.rows[33, size : 2 * size], np.ones(1))
+        w.rows[33, size + 2 : size + 4] = 0  # of Q4_K the minimum
+        assert LinearPanels.pack(w).has_finite_scales()
+        w.rows[33, size + at : size + at + 2] = np.array([np.inf], np.float16).view(np.uint8)
+        assert not LinearPanels.pack(w).has_finite_scales()
+    for other in (Format.F32, Format.Q5_1):
+        assert LinearPanels.pack(weight(other, 512, 40, rng)).has_finite_scales()
+
+
 def exact_products() -> str:
     """The products of all quantised formats in hexadecimal, of values whose sums float32 holds: no rounding, so that a build
     without a fused multiply-add gives the same bits."""

@@ -214,6 +214,12 @@ def test_a_block_is_a_view(rng):
             routed.block(number)
 
 
+def test_the_bytes_of_blocks_are_those_of_their_weights(rng):
+    for routed in (blocks(rng), replace(blocks(rng), gate=None)):
+        values = sum(4 * inputs * outputs for inputs, outputs in (weight.shape for weight in routed.weights))
+        assert routed.nbytes == in_panels(routed).nbytes == values
+
+
 W = PackedWeight.from_array(np.zeros((32, 64), np.float32))
 ROUTED = FeedForward(W, W, W, 2)
 CALL = {"x": np.zeros((1, 32), np.float32), "experts": [[0]], "weights": np.ones((1, 1), np.float32), "routed": ROUTED}
@@ -258,6 +264,7 @@ PANELS = LinearPanels.pack(W)
         ("gelu must be False without a gate; got True", (None, W, W, 2, True)),
         ("gate_bias must be float32 of shape 64; got float32 32", (W, W, W, 2, False, np.ones(32, np.float32))),
         ("gate_bias must be None without a gate; got", (None, W, W, 2, False, np.ones(64, np.float32))),
+        ("gate_bias must be float32 of shape 64; got", (W, W, W, 2, False, [1.0] * 64)),
         ("down_bias must be float32 of shape 64; got float64 64", (W, W, W, 2, False, None, None, np.ones(64))),
         ("up must be of shape 32x64; got 64x32", (W, PackedWeight.from_array(np.zeros((64, 32), np.float32)), W, 2)),
     ],
