@@ -20,7 +20,7 @@ SYNTHID = {"keys": (1,), "ngram_len": 3, "sampling_table_size": 64, "sampling_ta
 NOT_A_BOOL = [None, 1, "yes"]
 NOT_A_COUNT = [-1, 1.5, True, "3", None, 2**31]
 NOT_A_SHARE = [-0.1, 1.7, math.nan, None]
-NOT_IDS = [(-1,), (0.5,), 5, "ab", (True,)]
+NOT_IDS = [(-1,), (0.5,), 5, "ab", (True,), {1: 2}]
 BAD = {
     "max_new_tokens": [0, -1, 1.5, True, "3", 2**31],
     "max_length": [0, -1, 1.5, True, "3", 2**31],
@@ -30,7 +30,7 @@ BAD = {
     "eos_token_id": [-1, (), (0.5,), "ab", True],
     "ignore_eos": NOT_A_BOOL,
     "stop_token_ids": NOT_IDS,
-    "stop_strings": [("",), (1,), ["a", ""], ""],
+    "stop_strings": [("",), (1,), ["a", ""], "", 5, {"a": "b"}],
     "max_time": [0, -1, math.nan, math.inf, 10**400],
     "repetition_penalty": [0, -1.0, math.inf, None, 10**400],
     "presence_penalty": [math.nan, math.inf, None],
@@ -43,7 +43,7 @@ BAD = {
     "dry_sequence_breakers": NOT_IDS,
     "sequence_bias": [{(): 1.0}, {(-1,): 1.0}, {(1,): math.nan}, {(1,): math.inf}, {1: 1.0}, [1]],
     "logit_bias": [{-1: 1.0}, {1: math.inf}, {1: math.nan}, {1: 10**400}, {"1": 1.0}, [1]],
-    "bad_words_ids": [((),), ((-1,),), (1,), 5],
+    "bad_words_ids": [((),), ((-1,),), (1,), 5, {(1,): 1}],
     "suppress_tokens": NOT_IDS,
     "begin_suppress_tokens": NOT_IDS,
     "allowed_token_ids": [(), *NOT_IDS],
@@ -125,7 +125,7 @@ GOOD = {
     "min_length": COUNTS,
     "min_new_tokens": COUNTS,
     "min_tokens": COUNTS,
-    "eos_token_id": [0, (0, 1), None],
+    "eos_token_id": [0, (0,), (0, 1), None],
     "ignore_eos": [True],
     "stop_token_ids": IDS,
     "stop_strings": [(), ("a", " ")],
@@ -146,7 +146,7 @@ GOOD = {
     "begin_suppress_tokens": IDS,
     "allowed_token_ids": [(0,), None],
     "forced_bos_token_id": [0, None],
-    "forced_eos_token_id": [0, (0, 1), None],
+    "forced_eos_token_id": [0, (0,), (0, 1), None],
     "exponential_decay_length_penalty": [(0, LEAST), (2**40, 2), None],
     "temperature": [0, LEAST, LARGE],
     "top_k": COUNTS,
