@@ -254,8 +254,11 @@ def test_refuses_what_cannot_be_called():
 
 def test_what_cannot_be_fused_runs_step_by_step_and_is_listed():
     filled = p.TopKLogitsWarper(3, filter_value=-99.0)
-    made = plan([p.TemperatureLogitsWarper(0.5), Shift(), filled, p.TopKLogitsWarper(9), lambda ids, scores: scores], VOCAB)
+    given = [p.TemperatureLogitsWarper(0.5), Shift(), filled, p.TopKLogitsWarper(9), lambda ids, scores: scores]
+    made = plan(given, VOCAB)
+    given.clear()
     lines = made.explain().splitlines()
+    assert [int(line.split(".")[0]) for line in lines] == [1, 2, 3, 4, 5]
     assert [("fused" in line, "step by step" in line) for line in lines] == [
         (True, False),
         (False, True),
@@ -264,6 +267,11 @@ def test_what_cannot_be_fused_runs_step_by_step_and_is_listed():
         (False, True),
     ]
     assert "TemperatureLogitsWarper(temperature=0.5)" in lines[0]
+
+
+def test_a_trace_draws_with_seed_0_unless_another_is_given():
+    token, *of_seeds = (plan([], VOCAB).trace(np.zeros(VOCAB), [1], **seed).token for seed in ({}, {"seed": 0}, {"seed": 1}))
+    assert token == of_seeds[0] != of_seeds[1]
 
 
 @pytest.mark.parametrize(
