@@ -135,4 +135,4 @@ class SlabPages(Pages):
 def _bytes_of_huge_pages(memory: np.ndarray) -> list[np.ndarray]:
     """The first byte in `memory` of every huge page that it has a part of; it need not begin or end at the edge of one."""
     edge = -memory.ctypes.data % HUGE_PAGE or HUGE_PAGE
-    return [memory[at : at + 1] for at in (0, *range(edge, memory.size, HUGE_PAGE)) if at < memory.size]
+    return [memory[at : at + 1] for at in (0, *range(edge, memory.size, HUGE_PAGE))]
