@@ -135,6 +135,26 @@ def test_a_factor_stretches_the_rotation_of_long_rope_in_a_gguf_file(tmp_path, i
     assert families.relative(mine, families.llama_cpp_logits_of(path, ids)) < 0.02
 
 
+@pytest.mark.parametrize(("name", "wrong"), [("short", 0.0), ("long", 1e9)])
+def test_factors_of_long_rope_in_a_gguf_file_have_bounds(tmp_path, name, wrong):
+    rotation = families.longrope(512, **{f"{name}_factor": [1.0, 1.0, wrong, 1.0]})
+    model = families.model_of("minicpm3", 0, rope_parameters=rotation)
+    with pytest.raises(ModelError, match=f"tensor rope_factors_{name}.weight must hold 4 numbers in"):
+        ds.load(latent_files.write_gguf(model, tmp_path / "model.gguf"))
+
+
+def test_long_rope_of_which_one_position_is_short(tmp_path):
+    """Its factor divides by the logarithm of that number, which is 0; transformers fails."""
+    model = families.model_of("minicpm3", 0, rope_parameters=families.longrope(512))
+    saved, path = families.save(model, tmp_path / "saved"), tmp_path / "changed"
+    path.mkdir()
+    for place in (
+        changed(saved, path, rope_parameters=families.longrope(1)),
+        latent_files.write_gguf(model, tmp_path / "model.gguf", **{"rope.scaling.original_context_length": 1}),
+    ):
+        assert np.isfinite(ds.load(place).logits([1, 2, 3])).all()
+
+
 def test_yarn_beside_divided_frequencies_is_refused(folder, tmp_path):
     model, _ = folder("minicpm3", 0)
     path = latent_files.write_gguf(model, tmp_path / "model.gguf", **{"rope.scaling.type": "yarn"})
@@ -536,6 +556,41 @@ CONTRADICTIONS = {
         "rope_parameters by layer type are not supported",
     ),
     "a stretch of nothing": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor must be a number in"),
+    "a stretch without a blend": (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+        "low_freq_factor 4 must be below high_freq_factor 4",
+    ),
+    "a stretch of frequencies that are all one": (
+        {"rope_parameters": families.yarn(1.0, 1.0, rope_theta=1.0)},
+        "rope_theta 1 and YaRN contradict each other",
+    ),
+    "long-rope by nothing": (
+        {"rope_parameters": families.longrope(64, short_factor=[1.0, 1.0, 0.0, 1.0])},
+        "short_factor must be 4 numbers in",
+    ),
+    "long-rope without end": (
+        {"rope_parameters": families.longrope(64, long_factor=[1.0, 1.0, 1e9, 1.0])},
+        "long_factor must be 4 numbers in",
+    ),
+    "long-rope without factors": (
+        {"rope_parameters": families.longrope(64, long_factor=None)},
+        "long_factor must be 4 numbers in",
+    ),
+    "a rotation without a name": ({"rope_parameters": {"type": None, "factor": 2.0}}, "rope_parameters.rope_type is missing"),
+    "a rotation that is a name": ({"rope_scaling": "yarn"}, "rope_scaling must be an object"),
+    "heads without values": ({"num_attention_heads": 33, "v_head_dim": None}, "v_head_dim 0: not supported"),
+    "another choice of experts": (
+        {"model_type": "deepseek_v2", "topk_method": "noaux_tc"},
+        "topk_method 'noaux_tc' is not supported",
+    ),
+    "dense layers of another number": (
+        {"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "sparse"]},
+        "mlp_layer_types must have 'dense' or 'sparse' for each of 3 layers",
+    ),
+    "layers that are neither dense nor sparse": (
+        {"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "sparse", "full"]},
+        "mlp_layer_types must have 'dense' or 'sparse' for each of 3 layers",
+    ),
     "quantisation that is not an object": ({"quantization_config": "fp8"}, "quantization_config must be an object"),
     "other quantisation": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
     "scales of other blocks": (
@@ -616,6 +671,12 @@ OVERLOOKED = {
         {"rope_parameters": {"truncate": False, "full_attention": families.yarn(None, None)}},
     ),
     "truncate": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED}),
+    "what YaRN has by itself, null": (
+        "qwen3",
+        0,
+        {},
+        {"rope_parameters": families.yarn(None, None, attention_factor=None, beta_fast=None, beta_slow=None)},
+    ),
     "truncate null": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED | {"truncate": None}}),
     "partial_rotary_factor null": (
         "llama",
@@ -718,6 +779,12 @@ GGUF_CHANGES = {
     "another number of experts": ({"expert_count": 16}, "ffn_gate_inp.weight has shape"),
     "no latent": ({"attention.kv_lora_rank": None}, "deepseek2.attention.kv_lora_rank is missing"),
     "more rotated than a head has": ({"rope.dimension_count": 22}, "rope.dimension_count 22"),
+    "an odd rotation": ({"rope.dimension_count": 7}, "rope.dimension_count 7 is odd"),
+    "a stretch of frequencies that are all one": (
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.freq_base": 1.0},
+        "rope.freq_base 1 and YaRN contradict each other",
+    ),
+    "long-rope without factors": ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope' without the tensors"),
     "no layers": ({"nextn_predict_layers": 3}, "leaves no layers"),
     "tokens that see later ones": ({"attention.causal": False}, "attention.causal false, bidirectional attention, is not"),
     "a factor of a rotation": ({"rope.scaling.attn_factor": 1.25}, "rope.scaling.attn_factor is not supported in latent"),

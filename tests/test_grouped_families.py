@@ -233,6 +233,22 @@ REFUSED = {
     ),
     "key heads that do not divide": ("qwen3", {"num_key_value_heads": 3}, "4 query heads on 3 key heads"),
     "heads of an odd width": ("qwen3", {"head_dim": 15}, "key heads of 15 values"),
+    "heads of no width": (
+        "qwen3",
+        {"head_dim": None, "num_attention_heads": 64, "num_key_value_heads": 64},
+        "key heads of 0 values",
+    ),
+    "dense layers that are no list": ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers must be a list"),
+    "long-rope of layers with windows": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default"},
+                "sliding_attention": families.longrope(64, short_factor=[1.0] * 16, long_factor=[2.0] * 16),
+            }
+        },
+        "rope_type 'longrope' of sliding_attention is not supported",
+    ),
     "another activation": ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
     "layers of another number": ("ministral", {"layer_types": ["full_attention"]}, "layer_types must have"),
     "layers of lists": ("ministral", {"layer_types": [["full_attention"]] * 3}, "layer_types must have"),
@@ -268,6 +284,10 @@ GGUF_REFUSED = {
     "values of another width": ({"attention.value_length": 16}, "key heads of 32 values, 16 of them read, 32 rotated"),
     "a rotation of a part": ({"rope.dimension_count": 16}, "key heads of 32 values, 32 of them read, 16 rotated"),
     "key heads that do not divide": ({"attention.head_count_kv": 3}, "4 query heads on 3 key heads"),
+    "heads of an odd width": (
+        dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 31),
+        "key heads of 31 values, 31 of them read, 31 rotated",
+    ),
     "long-rope without factors": ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
 }
 

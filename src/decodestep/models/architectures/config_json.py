@@ -94,7 +94,7 @@ class RopeParameters:
             found |= own if slides else own | scaling
         self._prefix = f"config.json: {place}."
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
-        self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type") or "default")
+        self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type", "default"))
         if any(where.get("partial_rotary_factor") not in (None, 1.0) for where in (found, keys)):
             raise keys.refusal("partial_rotary_factor is not supported")
         theta = keys.get("rope_local_base_freq" if slides else "rope_theta")

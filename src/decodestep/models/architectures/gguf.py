@@ -48,7 +48,7 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
     by_length = any(name in keys.file.tensors for name in _BY_LENGTH)
-    if given != 1 and config.latent_attention and (kind == "yarn" or not by_length):  # there llama.cpp scales scores by it too
+    if given != 1 and config.latent_attention and not by_length:  # there llama.cpp scales scores by it too
         raise keys.refusal("rope.scaling.attn_factor is not supported in latent attention")
     if kind == "yarn":
         return _yarn(keys, theta, width, given)
