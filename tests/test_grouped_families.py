@@ -105,6 +105,13 @@ def test_the_attention_factor_of_a_file_is_that_of_transformers(ids, tmp_path, f
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
 
 
+def test_yarn_without_the_context_before_it_stretches_the_whole_context(model, ids, tmp_path):
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0}
+    said = scaling | {"rope.scaling.original_context_length": model("llama", 0).config.max_position_embeddings}
+    one, other = (write_gguf(model("llama", 0), tmp_path / f"{len(keys)}.gguf", **keys) for keys in (scaling, said))
+    np.testing.assert_array_equal(ds.load(one).logits(ids), ds.load(other).logits(ids))
+
+
 @pytest.mark.parametrize("key", ["expert_weights_scale", "expert_gating_func", "expert_weights_norm"])
 def test_the_router_of_qwen3moe_is_that_of_the_architecture(model, ids, tmp_path, key):
     """Neither transformers nor llama.cpp has another one, and llama.cpp does not read the keys."""

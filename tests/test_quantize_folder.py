@@ -149,6 +149,16 @@ def test_what_llama_cpp_reads_from_one_form_alone(tmp_path, family, changes):
     assert families.relative(exact, families.llama_cpp_logits_of(target, ids)) < LLAMA_CPP
 
 
+def test_long_rope_whose_factors_are_the_same_for_all_texts(tmp_path):
+    """It has one rotation, so that texts of all lengths share their pages, and a file can say it."""
+    rotation = families.longrope(32)
+    rotation["long_factor"] = rotation["short_factor"]
+    folder = families.save(families.model_of("llama", 0, head_dim=8, rope_parameters=rotation), tmp_path / "in")
+    before, after = (ds.load(path, dtype="float32") for path in (folder, quantised(folder, tmp_path / "out.gguf")))
+    assert before.decoder.long_after is None and after.decoder.long_after is None
+    assert families.relative(after.logits(np.arange(60)), before.logits(np.arange(60))) < REWRITTEN_LOGITS
+
+
 @pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
 def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
     """Of its two rotations the file has the one that is used."""

@@ -89,6 +89,12 @@ def longrope(theta: float, width: int, divisors: np.ndarray) -> np.ndarray:
     return (plain(theta, width).astype(np.float64) / divisors.astype(np.float64)).astype(np.float32)
 
 
+def by_length(short: np.ndarray, long: np.ndarray, factor: float, *, original: int, context: int) -> Rope:
+    """Long-rope's rotation: by the short frequencies alone where no text is longer than `original`, or both are equal."""
+    switches = original < context and not np.array_equal(short, long)
+    return Rope(short, factor, long if switches else None, original)
+
+
 def yarn_growth(factor: float, strength: float = 1.0) -> float:
     """YaRN's g(strength) = 0.1 * strength * ln(factor) + 1, and 1 where nothing is stretched."""
     return 0.1 * strength * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -70,8 +70,7 @@ def _longrope(p: RopeParameters, width: int, context: int) -> Rope:
     factor, given = p.number("factor", context / original, **_STRETCH), _attention_factor(p)
     short, long = (rope.longrope(p.theta, width, p.divisors(f"{name}_factor", width // 2)) for name in ("short", "long"))
     growth = rope.long_factor(factor, max(original, 2)) if given is None else given
-    switches = original < context and not np.array_equal(short, long)
-    return Rope(short, growth, long if switches else None, original)
+    return rope.by_length(short, long, growth, original=original, context=context)
 
 
 def _attention_factor(p: RopeParameters) -> float | None:

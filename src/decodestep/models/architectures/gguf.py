@@ -89,7 +89,7 @@ def _longrope(
     original = keys.size("rope.scaling.original_context_length", context, most=MAX_CONTEXT)
     usual = rope.long_factor(context / original, max(original, 2))
     growth = keys.number("rope.scaling.attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)
-    return Rope(short, growth, long if original < context else None, original)
+    return rope.by_length(short, long, growth, original=original, context=context)
 
 
 def _factors(file: Described, name: str, width: int, vector: Callable[[str, int], np.ndarray]) -> np.ndarray:
