@@ -626,6 +626,7 @@ def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(folder, tmp_
 
 
 _TYPES = ["full_attention", "sliding_attention", "full_attention"]
+_BY_ITSELF = "factor", "attention_factor", "beta_fast", "beta_slow"
 _UNTRUNCATED = families.yarn(None, None, truncate=False)
 # What is easily overlooked: family and size, changes to it, and what config.json says beside.
 OVERLOOKED = {
@@ -675,7 +676,7 @@ OVERLOOKED = {
         "qwen3",
         0,
         {},
-        {"rope_parameters": families.yarn(None, None, attention_factor=None, beta_fast=None, beta_slow=None)},
+        {"rope_parameters": families.yarn(None, None, **dict.fromkeys(_BY_ITSELF))},
     ),
     "truncate null": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED | {"truncate": None}}),
     "partial_rotary_factor null": (

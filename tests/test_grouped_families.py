@@ -123,6 +123,12 @@ def test_the_router_of_qwen3moe_is_that_of_the_architecture(model, ids, tmp_path
     assert families.relative(mine, families.llama_cpp_logits_of(path, ids)) < 0.01
 
 
+def test_a_qwen3moe_of_experts_alone_needs_no_width_of_dense_blocks(model, ids, tmp_path):
+    path = write_gguf(model("qwen3_moe", 0), tmp_path / "model.gguf", feed_forward_length=None)
+    mine = ds.load(path, dtype="float32").logits(ids)
+    assert families.relative(mine, families.logits_of(model("qwen3_moe", 0), ids)) < LOGITS
+
+
 HEADS_BY_THE_HIDDEN_SIZE = [("llama", {}), ("qwen3", {}), ("qwen3_moe", {}), ("granite", {})]
 HEADS_BY_THE_HIDDEN_SIZE += [("gemma3_text", {"query_pre_attn_scalar": 8})]
 
