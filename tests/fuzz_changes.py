@@ -21,7 +21,7 @@ import numpy as np
 
 import fuzz_native
 import native_model_calls as model
-from native_source import Arguments, Held, Source, built
+from native_source import Arguments, Held, Source, built, panel_bytes
 
 OUTPUTS = {"logits", "values", "keys", "cache", "kv_cache", "kr_cache", "query", "query_norm", "out", "chosen"}
 SAMPLERS = {"decode_step", "step_rows", "top_k_top_p_sample", "apply_top_k_top_p"}  # their logits are read several times
@@ -42,6 +42,12 @@ class Big(Source):
 def gather_rows(s: Source) -> Arguments:
     w = s.array(50, 4 * 64, dtype=np.uint8)
     return {"w": w, "format": 0, "ids": s.ids(20000, end=50), "values": s.array(20000, 64), "threads": 2}
+
+
+def gather_panels(s: Source) -> Arguments:
+    panels = s.array(panel_bytes(0, 64, 50), dtype=np.uint8)
+    return {"panels": panels, "format": 0, "outputs": 50, "ids": s.ids(20000, end=50), "values": s.array(20000, 64),
+            "threads": 2}  # fmt: skip
 
 
 def tensor_scatter(s: Source) -> Arguments:
@@ -107,6 +113,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "mla_attention": model.mla_attention,
     "mla_prolog": model.mla_prolog,
     "gather_rows": gather_rows,
+    "gather_panels": gather_panels,
     "tensor_scatter": tensor_scatter,
     "decode_step": decode_step,
     "step_rows": step_rows,

@@ -39,6 +39,7 @@ NATIVE_OWNERS = {
     "weights.file_rows",
     "weights.pack_linear_panels",
     "weights.pack_prolog_panels",
+    "weights.unpack_linear_panels",
 }
 
 # The folders of csrc; a file may include from its own folder and from those before it.

@@ -54,6 +54,13 @@ def pack_linear_panels(s: Source) -> Arguments:
             "threads": s.threads()}  # fmt: skip
 
 
+def unpack_linear_panels(s: Source) -> Arguments:
+    inputs, outputs, count = s.width(), s.size(70), s.size()
+    panels, number, _ = panels_of(s, inputs, outputs)
+    return {"panels": panels, "format": number, "inputs": inputs, "outputs": outputs, "ids": s.ids(count, end=outputs),
+            "rows": s.array(count, ROW_BYTES[number](inputs), dtype=np.uint8), "threads": s.threads()}  # fmt: skip
+
+
 def read_file_rows(s: Source) -> Arguments:
     inputs, counts = s.width() or 32, [s.size(40) for _ in range(s.size(3))]
     number = int(s.one_of(*formats_of(inputs)))
@@ -135,11 +142,11 @@ def decoder(s: Source) -> Arguments:
     if sizes:
         groups, heads, width = 1, 2 * s.one_of(1, 2, 8), sizes["nope"] + sizes["rope"]
         values = width
-    embedding, number = s.weight(hidden, 1 + s.size(9))
+    embedding = s.one_of(s.weight, lambda *size: panels_of(s, *size))(hidden, 1 + s.size(40))
     return {"heads": heads, "kv_heads": groups, "head_dim": width, "head_values": values, "latent": sizes, "norm_eps": 1e-5,
             "scale": 0.25, "embedding_scale": 2.0, "residual_scale": s.one_of(1.0, 0.5), "logits_scale": 0.5,
             "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
-            "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding, "embedding_format": number}  # fmt: skip
+            "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding}  # fmt: skip
 
 
 def decoder_forward(s: Source) -> Arguments:
@@ -165,8 +172,9 @@ def decoder_forward(s: Source) -> Arguments:
         pairs = (slabs, layers, groups, pages, width // 2, 16, 2), (slabs, layers, groups, pages, 8, width, 2)
         keys, values = (block, block) if in_bytes or half else pairs
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
+    rows, _, *outputs = made["embedding"]
     return {
-        "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
+        "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=outputs[0] if outputs else len(rows)),
         "sequence": s.ids(tokens, end=sequences),
         "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(2, positions, width // 2),
         "cos": s.array(2, positions, width // 2),
@@ -183,6 +191,13 @@ def gather_rows(s: Source) -> Arguments:
     w, number = s.weight(inputs, outputs)
     return {"w": w, "format": number, "ids": s.ids(count, end=outputs), "values": s.array(count, inputs),
             "threads": s.threads()}  # fmt: skip
+
+
+def gather_panels(s: Source) -> Arguments:
+    inputs, outputs, count = s.width(), s.size(70), s.size()
+    panels, number, _ = panels_of(s, inputs, outputs)
+    return {"panels": panels, "format": number, "outputs": outputs, "ids": s.ids(count, end=outputs),
+            "values": s.array(count, inputs), "threads": s.threads()}  # fmt: skip
 
 
 def rms_norm(s: Source) -> Arguments:

@@ -11,7 +11,7 @@ import torch
 import decodestep as ds
 import native_model_calls
 from builds import FUSED, printed_under
-from decoder_cases import Sizes, copied, step, weights
+from decoder_cases import Sizes, copied, matrix, step, weights
 from decodestep import _native
 from decodestep._base.arrays import BFLOAT16
 from decodestep.models import ModelError
@@ -19,7 +19,10 @@ from decodestep.models.decoder import TokenBatch
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.step_decoder import PANEL_FORMATS
+from decodestep.ops.decoder_forward import cpu
+from decodestep.ops.decoder_forward.arguments import bind
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
+from decodestep.weights import DeviceRows
 from dense_decoder import dense_logits, values_of
 from native_source import Source, Vanishing
 from tolerances import assert_close
@@ -229,6 +232,29 @@ def test_the_reference_in_float64_is_a_plain_pass_but_for_bfloat16(sizes, rng):
     assert logits.dtype == np.float64
     for row in range(3):
         near(logits[call["sequence"] == row], dense_pass(call, row), median=0.01, most=0.05)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("format_", [Format.F32, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
+def test_an_embedding_in_panels_changes_no_bit(format_, backend, rng):
+    w = replace(weights(Sizes(), format_, rng), embedding_scale=1.5)
+    call = step(replace(w, embedding=w.logits), [40, 1, 17], rng)
+    other = copied(call) | {"weights": replace(w, embedding=w.logits.rows())}
+    call["token_ids"][:2] = other["token_ids"][:2] = 49, 0
+    logits = ds.decoder_forward(**call, backend=backend)
+    assert np.array_equal(logits, ds.decoder_forward(**other, backend=backend)) and not np.isnan(logits).any()
+    if backend == "cpu":
+        with pytest.raises(ValueError, match="a token id is out of range"):  # the core's own bound, of outputs without padding
+            cpu.forward(bind(**call)._replace(token_ids=np.array([50] * 58)))
+
+
+def test_an_embedding_is_rows_or_panels(rng):
+    w = weights(Sizes(), Format.F32, rng)
+    for wrong in (None, w.norm, DeviceRows(torch.zeros(50, 64))):
+        with pytest.raises(ValueError, match="^DecoderWeights: embedding must be a PackedWeight or a LinearPanels; got"):
+            replace(w, embedding=wrong)
+    with pytest.raises(ValueError, match="^DecoderWeights: logits must be of shape 64x49; got 64x50"):
+        replace(w, embedding=matrix(64, 49, Format.Q8_0, rng))
 
 
 @pytest.mark.parametrize("format_", [Format.F32, Format.BF16, Format.Q8_0], ids=lambda f: f.name)

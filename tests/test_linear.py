@@ -365,6 +365,53 @@ def test_panels_give_the_products_of_their_rows(format_, rng):
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_panels_give_back_the_rows_that_were_packed(format_, rng):
+    """Any of them, in any order, as bytes and as the values that the rows give: every byte of a row is taken from somewhere."""
+    for k in [1, 31, 33, 100, 320] if format_ in DENSE else sorted({whole(format_, k) for k in (32, 96, 512)}):
+        for outputs in (1, 31, 32, 33, 130):
+            w = weight(format_, k, outputs, rng)
+            rows = rng.integers(0, 256, w.rows.shape, np.uint8)  # scales that are infinite or NaN too
+            for made in (w, PackedWeight(rows, format_, k)):
+                panels = LinearPanels.pack(made)
+                ids = np.concatenate([rng.permutation(outputs), rng.integers(0, outputs, 40), [outputs - 1, 0, 0]])
+                for chosen in (ids, ids[:1], ids[:0]):
+                    assert np.array_equal(panels.rows(chosen).rows, made.rows[chosen])
+                values = cpu.gather_rows(panels, ids)
+                assert values.tobytes() == cpu.gather_rows(made, ids).tobytes()
+                for threads in (1, 3):
+                    with ds.use_threads(threads):
+                        assert cpu.gather_rows(panels, ids).tobytes() == values.tobytes()
+    assert panels.rows([2, 0]).shape == (k, 2) and cpu.gather_rows(panels, ids[:0]).shape == (0, k)
+
+
+def gathered() -> str:
+    """Values gathered from panels of all formats, and their rows, in hexadecimal."""
+    rng, found = np.random.default_rng(6), []
+    for format_ in FORMATS:
+        panels = LinearPanels.pack(weight(format_, 256 if format_ not in DENSE else 77, 70, rng))
+        found += [cpu.gather_rows(panels, np.array([69, 3, 3, 40])), panels.rows().rows]
+    return b"".join(array.tobytes() for array in found).hex()
+
+
+@pytest.mark.parametrize("isa", TIERS)
+def test_every_build_gathers_the_same_values_from_panels(isa):
+    assert printed_under(isa, "import test_linear; print(test_linear.gathered())") == gathered()
+
+
+def test_outputs_that_panels_do_not_have():
+    panels = LinearPanels.pack(W)  # of 3 outputs, which are padded to 32
+    for ids in ([3], [0, -1], [2**40]):
+        values = np.full((len(ids), 32), 7, np.float32)
+        with pytest.raises(ValueError, match=r"^LinearPanels: ids must be in \[0, 3\); got"):
+            panels.rows(ids)
+        with pytest.raises(ValueError, match="a row id is out of range"):
+            _native.gather_panels(panels.data, int(W.format), 3, np.array(ids), values, 1)
+        assert (values == 7).all()
+    with pytest.raises(ValueError, match="^LinearPanels: ids must be integers of rank 1; got float64 1"):
+        panels.rows([1.0])
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 def test_a_rows_bits_are_its_own_in_panels(format_, rng):
     k = whole(format_, 352)
     panels = LinearPanels.pack(weight(format_, k, 301, rng))

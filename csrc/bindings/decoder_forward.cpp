@@ -14,6 +14,7 @@ namespace decodestep {
 namespace {
 
 using OptionalVector = std::optional<Vector>;
+using RowArgument = std::tuple<Bytes, int>;  // rows, format
 
 // A decoder and the arrays that it points into.
 struct HeldDecoder {
@@ -55,11 +56,10 @@ class DecoderReader {
         require(!d_.layers.empty(), "a decoder needs a layer");
         d_.norm = keep(norm, d_.hidden);
         const auto logits = given.array<PanelArgument>("logits");
-        d_.logits = panels(logits, d_.hidden, std::get<2>(logits));
+        d_.logits = weight(logits, d_.hidden);
         require(d_.logits.out > 0, "the vocabulary is empty");
-        const auto embedding = given.array<Bytes>("embedding");
-        d_.embedding = row_weight_of(embedding, given.number<int>("embedding_format"), d_.hidden);
-        held_.arrays.emplace_back(embedding);
+        const auto embedding = given.array<std::variant<RowArgument, PanelArgument>>("embedding");
+        std::visit([&](const auto& argument) { d_.embedding = weight(argument, d_.hidden); }, embedding);
         given.require_all_read();
     }
 
@@ -190,10 +190,20 @@ class DecoderReader {
     }
 
     LinearPanelWeight panels(const PanelArgument& argument, size_t in, size_t out) {
+        require(std::get<2>(argument) == out, "a weight has the wrong number of outputs");
+        return weight(argument, in);
+    }
+
+    LinearPanelWeight weight(const PanelArgument& argument, size_t in) {
         const auto& [bytes, format, outputs] = argument;
-        require(outputs == out, "a weight has the wrong number of outputs");
         held_.arrays.emplace_back(bytes);
         return panel_weight_of(bytes, format, in, outputs);
+    }
+
+    RowWeight weight(const RowArgument& argument, size_t in) {
+        const auto& [rows, format] = argument;
+        held_.arrays.emplace_back(rows);
+        return row_weight_of(rows, format, in);
     }
 
     // A block that is not given has no weights.
@@ -293,7 +303,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
     if (costs) require_aligned(*costs);
-    require(all_within(ids, d.embedding.out), "a token id is out of range");
+    const size_t embeddings = std::visit([](const auto& w) { return w.out; }, d.embedding);
+    require(all_within(ids, embeddings), "a token id is out of range");
     require(all_within(sequence, page_table.shape(0)), "a sequence is out of range");
     require(all_within(positions, std::min<size_t>(rope_positions, page_table.shape(1) * kPagePositions)),
             "a position is out of range");

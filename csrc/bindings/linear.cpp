@@ -5,6 +5,7 @@
 
 #include "bindings/bindings.h"
 #include "linear/file_rows.h"
+#include "linear/unpack_linear_panels.h"
 
 namespace decodestep {
 namespace {
@@ -73,13 +74,18 @@ void call_head_products(Array<const float, 3> x, Bytes w, int format, size_t inp
     head_products(args);
 }
 
+// A copy of `ids`, all of them in [0, end).
+std::vector<int64_t> ids_below(size_t end, const Ids& ids) {
+    std::vector<int64_t> copied = copy_of(ids);
+    for (const int64_t id : copied) require(id >= 0 && id < static_cast<int64_t>(end), "a row id is out of range");
+    return copied;
+}
+
 void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values, int threads) {
     const RowWeight weight = row_weight_of(w, format, values.shape(1));
     require_aligned(ids, values);
     require(values.shape(0) == ids.shape(0), "values has the wrong shape");
-    const std::vector<int64_t> rows = copy_of(ids);
-    for (const int64_t row : rows)
-        require(row >= 0 && row < static_cast<int64_t>(weight.out), "a row id is out of range");
+    const std::vector<int64_t> rows = ids_below(weight.out, ids);
     const GatherRows args{.w = weight,
                           .ids = rows.data(),
                           .count = rows.size(),
@@ -87,6 +93,21 @@ void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values, int
                           .threads = thread_count(threads)};
     const ReleasedGil released;
     gather_rows(args);
+}
+
+void call_gather_panels(Packed<const uint8_t, 1> panels, int format, size_t outputs, Ids ids, Packed<float, 2> values,
+                        int threads) {
+    const LinearPanelWeight weight = panel_weight_of(panels, format, values.shape(1), outputs);
+    require_aligned(ids, values);
+    require(values.shape(0) == ids.shape(0), "values has the wrong shape");
+    const std::vector<int64_t> rows = ids_below(outputs, ids);
+    const GatherPanels args{.w = weight,
+                            .ids = rows.data(),
+                            .count = rows.size(),
+                            .values = values.data(),
+                            .threads = thread_count(threads)};
+    const ReleasedGil released;
+    gather_panels(args);
 }
 
 void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t, 1> panels, int panel_format,
@@ -99,6 +120,22 @@ void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t,
         .rows = rows, .format = packed.format, .panels = panels.data(), .threads = thread_count(threads)};
     const ReleasedGil released;
     pack_linear_panels(args);
+}
+
+void call_unpack_linear_panels(Packed<const uint8_t, 1> panels, int format, size_t inputs, size_t outputs, Ids ids,
+                               Packed<uint8_t, 2> rows, int threads) {
+    const LinearPanelWeight weight = panel_weight_of(panels, format, inputs, outputs);
+    require_aligned(ids);
+    require(rows.shape(0) == ids.shape(0) && rows.shape(1) == row_bytes(weight.format, inputs),
+            "rows has the wrong shape");
+    const std::vector<int64_t> chosen = ids_below(outputs, ids);
+    const UnpackLinearPanels args{.w = weight,
+                                  .ids = chosen.data(),
+                                  .count = chosen.size(),
+                                  .rows = rows.data(),
+                                  .threads = thread_count(threads)};
+    const ReleasedGil released;
+    unpack_linear_panels(args);
 }
 
 // The part, the row (-1: not a scale's fault) and the error (0: the file has become shorter) of a problem; else
@@ -170,8 +207,13 @@ void bind_linear(nb::module_& m) {
           nb::arg("threads"));
     m.def("gather_rows", &call_gather_rows, nb::arg("w").noconvert(), nb::arg("format"), nb::arg("ids").noconvert(),
           nb::arg("values").noconvert(), nb::arg("threads"));
+    m.def("gather_panels", &call_gather_panels, nb::arg("panels").noconvert(), nb::arg("format"), nb::arg("outputs"),
+          nb::arg("ids").noconvert(), nb::arg("values").noconvert(), nb::arg("threads"));
     m.def("pack_linear_panels", &call_pack_linear_panels, nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("inputs"), nb::arg("panels").noconvert(), nb::arg("panel_format"), nb::arg("threads"));
+    m.def("unpack_linear_panels", &call_unpack_linear_panels, nb::arg("panels").noconvert(), nb::arg("format"),
+          nb::arg("inputs"), nb::arg("outputs"), nb::arg("ids").noconvert(), nb::arg("rows").noconvert(),
+          nb::arg("threads"));
     m.def("read_file_rows", &call_read_file_rows, nb::arg("parts").noconvert(), nb::arg("format"), nb::arg("inputs"),
           nb::arg("memory").noconvert().none(), nb::arg("panels").noconvert().none(), nb::arg("panel_format"),
           nb::arg("threads"));

@@ -3,6 +3,7 @@
 #include "decoder/feed_forward_part.h"
 #include "decoder/grouped_attention_part.h"
 #include "decoder/latent_attention_part.h"
+#include "linear/unpack_linear_panels.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {
@@ -124,14 +125,23 @@ class StagePart : public StageMember {
     }
 };
 
+// The tokens' rows of the embedding, times its factor.
+void gather_embeddings(const DecoderForward& step, float* x) {
+    const Decoder& d = *step.decoder;
+    if (const auto* rows = std::get_if<RowWeight>(&d.embedding))
+        gather_rows({*rows, step.ids, step.tokens, x, step.threads});
+    else
+        gather_panels({std::get<LinearPanelWeight>(d.embedding), step.ids, step.tokens, x, step.threads});
+    if (d.embedding_scale == 1.0f) return;
+    for (size_t i = 0; i < step.tokens * d.hidden; ++i) x[i] *= d.embedding_scale;
+}
+
 }  // namespace
 
 void decoder_forward(const DecoderForward& step) {
     StepBuffers buffers;
     DecoderPlan plan(step, buffers);
-    gather_rows({step.decoder->embedding, step.ids, step.tokens, plan.x, step.threads});
-    if (const float scale = step.decoder->embedding_scale; scale != 1.0f)
-        for (size_t i = 0; i < step.tokens * step.decoder->hidden; ++i) plan.x[i] *= scale;
+    gather_embeddings(step, plan.x);
     StepClock clock(step.costs);
     const auto begin = [&](size_t stage) {
         clock.begin(step_part(plan.stages[stage].kind));

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <variant>
 #include <vector>
 
 #include "attention/cache_type.h"
@@ -82,9 +83,9 @@ struct Decoder {
     float eps, scale;                                     // of the norms; of the attention scores
     float embedding_scale, residual_scale, logits_scale;  // factors
     std::vector<DecoderLayer> layers;
-    const float* norm;         // [hidden]
-    LinearPanelWeight logits;  // hidden to vocabulary
-    RowWeight embedding;       // [vocabulary, hidden]
+    const float* norm;                                     // [hidden]
+    LinearPanelWeight logits;                              // hidden to vocabulary
+    std::variant<RowWeight, LinearPanelWeight> embedding;  // [vocabulary, hidden]; panels may be those of the logits
 };
 
 // For each token, with x its row of the residual stream, first embedding_scale * the embedding:

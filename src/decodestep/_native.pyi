@@ -44,8 +44,25 @@ def head_products(
 def gather_rows(
     w: NDArray[np.uint8], format: int, ids: NDArray[np.int64], values: NDArray[np.float32], threads: int
 ) -> None: ...
+def gather_panels(
+    panels: NDArray[np.uint8],
+    format: int,
+    outputs: int,
+    ids: NDArray[np.int64],
+    values: NDArray[np.float32],
+    threads: int,
+) -> None: ...
 def pack_linear_panels(
     w: NDArray[np.uint8], format: int, inputs: int, panels: NDArray[np.uint8], panel_format: int, threads: int
+) -> None: ...
+def unpack_linear_panels(
+    panels: NDArray[np.uint8],
+    format: int,
+    inputs: int,
+    outputs: int,
+    ids: NDArray[np.int64],
+    rows: NDArray[np.uint8],
+    threads: int,
 ) -> None: ...
 def pack_panels(w: NDArray[Any], inputs: int, outputs: int, count: int, to: NDArray[np.uint8], threads: int) -> None: ...
 def read_file_rows(

@@ -35,7 +35,7 @@ size_t differences_of(const char* path) {
     }
     d.norm = file.kept<float>();
     d.logits = panels(d.hidden, vocab);
-    d.embedding = {file.kept<uint8_t>(), d.hidden * sizeof(float), d.hidden, vocab, Format::f32};
+    d.embedding = RowWeight{file.kept<uint8_t>(), d.hidden * sizeof(float), d.hidden, vocab, Format::f32};
     const auto ids = file.array<int64_t>(), sequence = file.array<int64_t>(), positions = file.array<int64_t>(),
                table = file.array<int64_t>(), wanted = file.array<int64_t>();
     const auto sin = file.array<float>(), cos = file.array<float>();

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decodestep._base.checks import is_int, require
+from decodestep._base import arrays
+from decodestep._base.arrays import Integers
+from decodestep._base.checks import is_int, require, require_within
 from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, require_inputs, row_bytes
-from decodestep.weights.unpack_linear_panels import unpack_rows
 
 if TYPE_CHECKING:
     from decodestep.weights.file_rows import FileRows
@@ -124,12 +125,17 @@ class LinearPanels:
         blocks = self.data.reshape(-1, _BLOCK[self.format][1])
         return bool(np.isfinite(blocks[:, -size:].view(np.float16)).all())
 
-    def rows(self) -> PackedWeight:
-        """The weight as rows in the same format, a copy."""
-        if self.data.size:
-            rows = unpack_rows(self.data, self.format, *_BLOCK[self.format], self.inputs)[: self.outputs]
-        else:
-            rows = np.empty((self.outputs, row_bytes(self.format, self.inputs)), np.uint8)
+    def rows(self, ids: Integers | None = None) -> PackedWeight:
+        """The weight as rows in the same format, a copy, on all threads.
+
+        ids: which outputs, integers in [0, N), in this order; None: all. Raises ValueError for others.
+        """
+        from decodestep.weights.unpack_linear_panels import unpack_linear_panels  # native code, only needed here
+
+        chosen = np.arange(self.outputs, dtype=np.int64) if ids is None else arrays.integers(_CLASS, "ids", ids, rank=1)
+        require_within(_CLASS, "ids", chosen, self.outputs)
+        rows = np.empty((len(chosen), row_bytes(self.format, self.inputs)), np.uint8)
+        unpack_linear_panels(self, chosen, rows)
         return PackedWeight(rows, self.format, self.inputs)
 
 

@@ -20,6 +20,7 @@ from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
 from decodestep.ops.mixture_of_experts.cpu import panels_of
 from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
 
 _decoders: WeakKeyDictionary[DecoderWeights, Any] = WeakKeyDictionary()
 
@@ -116,10 +117,13 @@ def _decoder(weights: DecoderWeights) -> Any:
             layers=[_layer(layer) for layer in weights.layers],
             norm=contiguous(weights.norm),
             logits=panel_argument(weights.logits),
-            embedding=weights.embedding.rows,
-            embedding_format=int(weights.embedding.format),
+            embedding=_embedding(weights.embedding),
         )
     return decoder
+
+
+def _embedding(w: PackedWeight | LinearPanels) -> tuple[Any, ...]:
+    return panel_argument(w) if isinstance(w, LinearPanels) else (w.rows, int(w.format))
 
 
 def _layer(w: LayerWeights) -> dict[str, Any]:

@@ -22,7 +22,7 @@ BLOCK_KEYS = 64  # whose weights are rounded together where latents are bytes
 
 def forward(call: Call) -> np.ndarray:
     w, dtype = call.weights, call.sin.dtype
-    x = PackedWeight(w.embedding.rows[call.token_ids], w.embedding.format, w.hidden).values().astype(dtype)
+    x = _rows(w.embedding, call.token_ids).values().astype(dtype)
     x, scale = x * dtype.type(w.embedding_scale), dtype.type(w.residual_scale)
     for number, layer in enumerate(w.layers):
         h = rms_norm(x, layer.attention_norm.astype(dtype), w.norm_eps)
@@ -32,6 +32,12 @@ def forward(call: Call) -> np.ndarray:
         x = x + _normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
     logits = linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
     return logits * dtype.type(w.logits_scale)
+
+
+def _rows(embedding: PackedWeight | LinearPanels, ids: np.ndarray) -> PackedWeight:
+    if isinstance(embedding, LinearPanels):
+        return embedding.rows(ids)
+    return PackedWeight(embedding.rows[ids], embedding.format, embedding.inputs)
 
 
 def _attention(

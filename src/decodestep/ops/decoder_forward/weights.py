@@ -33,7 +33,8 @@ class LatentSizes:
 class DecoderWeights:
     """All weights and constants of a decoder. The shapes are checked when it is made.
 
-    embedding: (He, V) as a `PackedWeight`, one row per token. layers: one `LayerWeights` or more, of one kind of attention.
+    embedding: (He, V) as a `PackedWeight`, one row per token, or as `LinearPanels`, which may be `logits` itself.
+    layers: one `LayerWeights` or more, of one kind of attention.
     norm: (He,) float32, before the logits. logits: (He, V) as `LinearPanels`.
     heads: N query heads, a multiple of kv_heads. kv_heads: G key-value heads; query head n reads head n // (N / G). 1 with
     latent attention. head_dim: D, even, the width of a query; Dn + Dr with latent attention. latent: its sizes; None with
@@ -43,7 +44,7 @@ class DecoderWeights:
     the embedding's rows, of the output of each attention and feed-forward block, and of the logits.
     """
 
-    embedding: PackedWeight
+    embedding: PackedWeight | LinearPanels
     layers: tuple[LayerWeights, ...]
     norm: np.ndarray
     logits: LinearPanels
@@ -74,7 +75,8 @@ class DecoderWeights:
             require(is_finite(getattr(self, name)), _CLASS, name, "a finite number", getattr(self, name))
         if self.latent is not None:
             _check_latent_sizes(self.latent, self.kv_heads, self.head_dim)
-        require(isinstance(self.embedding, PackedWeight), _CLASS, "embedding", "a PackedWeight", self.embedding)
+        ok = isinstance(self.embedding, (PackedWeight, LinearPanels))
+        require(ok, _CLASS, "embedding", "a PackedWeight or a LinearPanels", self.embedding)
         _require_vector("norm", self.norm, self.hidden)
         _require_panels("logits", self.logits, (self.hidden, self.vocab_size))
         require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", Words("none"))

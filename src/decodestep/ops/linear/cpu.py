@@ -73,9 +73,13 @@ def panel_argument(panels: LinearPanels) -> tuple[np.ndarray, int, int]:
     return panels.data, int(panels.format), panels.outputs
 
 
-def gather_rows(weight: PackedWeight, ids: np.ndarray) -> np.ndarray:
-    """Rows `ids` of a weight, each in [0, N), as float32: an embedding lookup."""
+def gather_rows(weight: PackedWeight | LinearPanels, ids: np.ndarray) -> np.ndarray:
+    """Rows `ids` of a weight, each in [0, N), as float32: an embedding lookup. Panels give the bits of the rows packed."""
     values = np.empty((len(ids), weight.inputs), np.float32)
     ids = np.ascontiguousarray(ids, np.int64)
-    _native.gather_rows(w=weight.rows, format=int(weight.format), ids=ids, values=values, threads=threads())
+    if isinstance(weight, LinearPanels):
+        data, format_, outputs = panel_argument(weight)
+        _native.gather_panels(panels=data, format=format_, outputs=outputs, ids=ids, values=values, threads=threads())
+    else:
+        _native.gather_rows(w=weight.rows, format=int(weight.format), ids=ids, values=values, threads=threads())
     return values
