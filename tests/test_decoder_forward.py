@@ -15,6 +15,7 @@ from decoder_cases import Sizes, copied, matrix, step, weights
 from decodestep import _native
 from decodestep._base.arrays import BFLOAT16
 from decodestep.models import ModelError
+from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.decoder import TokenBatch
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.kv_cache import PAGE
@@ -23,6 +24,7 @@ from decodestep.ops.decoder_forward import cpu
 from decodestep.ops.decoder_forward.arguments import bind
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
 from decodestep.weights import DeviceRows
+from decodestep.weights.file_rows import FileRows
 from dense_decoder import dense_logits, values_of
 from native_source import Source, Vanishing
 from tolerances import assert_close
@@ -255,6 +257,45 @@ def test_an_embedding_is_rows_or_panels(rng):
             replace(w, embedding=wrong)
     with pytest.raises(ValueError, match="^DecoderWeights: logits must be of shape 64x49; got 64x50"):
         replace(w, embedding=matrix(64, 49, Format.Q8_0, rng))
+
+
+def in_file(path):
+    """The rows of a file's embedding."""
+    checkpoint = Checkpoint(GgufFile(path))
+    checkpoint.check()
+    return checkpoint.weight("embedding").weight.whole()
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS", "MXFP4"])
+def test_an_embedding_that_is_the_logits_weight_is_held_once(tiny_file, kind, monkeypatch, rng):
+    path = tiny_file(kind=kind, heads=8, head_dim=32, hidden=256)
+    rows, ids = in_file(path), rng.integers(0, 300, 30)
+    with monkeypatch.context() as forbidden:  # nothing is read whole before it is packed
+        forbidden.delattr(FileRows, "whole")
+        model = ds.load(path)
+    held = model.decoder.native_weights
+    assert held.embedding is held.logits
+    logits = model.logits(ids)
+    model.decoder.native_weights = replace(held, embedding=rows)
+    assert np.array_equal(model.logits(ids).view(np.uint32), logits.view(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "made"),
+    [("F32", "bfloat16", "BF16"), ("F16", "int8", "Q8_0"), ("BF16", "q4_0", "Q4_0"), ("Q4_0", "q4_0", "Q4_0")],
+)
+def test_an_embedding_with_other_values_than_the_logits_weight_stays_in_rows(tiny_file, kind, dtype, made):
+    """Those of Q4_0 are quantised anew, even from Q4_0."""
+    path = tiny_file(kind=kind)
+    held = ds.load(path, dtype=dtype).decoder.native_weights
+    assert held.logits.format == Format[made] and isinstance(held.embedding, PackedWeight)
+    assert held.embedding.format == Format[kind] and np.array_equal(held.embedding.rows, in_file(path).rows)
+
+
+def test_an_embedding_apart_from_the_logits_weight_stays_in_rows(tiny_file):
+    path = tiny_file(kind="Q8_0", tied=False)
+    held = ds.load(path).decoder.native_weights
+    assert np.array_equal(held.embedding.rows, in_file(path).rows) and held.logits.format == Format.Q8_0
 
 
 @pytest.mark.parametrize("format_", [Format.F32, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
