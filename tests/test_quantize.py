@@ -26,8 +26,9 @@ import processes
 from decodestep import cli
 from decodestep.models import DEFAULT_MODEL, ModelError
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.quantise import has_finite_scales, quantise
+from decodestep.models.quantise import has_finite_scales, panels_of, quantise
 from decodestep.models.requantise import RECIPES
+from decodestep.weights.packed import Format, PackedWeight
 from grouped_files import write_gguf
 
 # Root mean squares of the error that values of a normal distribution have, relative to the values'.
@@ -228,6 +229,16 @@ def test_folders_are_quantised_when_they_are_loaded(tmp_path, dtype):
     assert mine.decoder.description == "one native call a step"
     apart = np.abs(mine.logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
     assert 0.001 < np.median(apart) < {"q8_0": 0.06, "q4_0": 0.4, "q4_k": 0.4}[dtype]
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K, Type.Q8_0])
+def test_a_weight_of_the_type_keeps_its_blocks_when_it_is_loaded(kind, rng):
+    rows = quantise(rng.normal(size=(40, 512)).astype(np.float32), kind)
+    integers = slice(18, None) if kind == Type.Q4_K else slice(2, None)
+    blocks = rows.reshape(40, -1, gguf.GGML_QUANT_SIZES[kind][1])[..., integers]
+    blocks[...] = rng.integers(0, 100, blocks.shape)  # such as no quantiser chooses
+    weight = PackedWeight(rows, Format[kind.name], 512)
+    np.testing.assert_array_equal(panels_of(weight, weight.format).rows().rows, rows)
 
 
 def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):

@@ -33,7 +33,6 @@ def convert(
     checkpoint: Checkpoint,
     pack: Pack = as_it_is,
     *,
-    requantises: bool = False,
     as_latent: bool = False,
     head_dim: int | None = None,
     progress: Progress | None = None,
@@ -41,9 +40,8 @@ def convert(
     """The decoder's weights.
 
     pack: pack(weight, widened) converts one weight to the decoder's format, and reads it. `widened`: the file's format has no
-        kernel, so the weight arrives as float32. The default leaves weights as they are. The embedding is packed only where it
-        is the logits weight too and keeps its values; both are then one weight.
-    requantises: whether `pack` may change the values of a weight whose format it keeps.
+        kernel, so the weight arrives as float32. In its own format a weight keeps its values. The default leaves weights as
+        they are. The embedding is packed only where it is the logits weight too and keeps its format; both are then one weight.
     as_latent: whether grouped-query attention is converted to `models.latent_form`.
     head_dim: the size to which heads of grouped-query attention are padded with zeros, in queries, keys, values and their
         biases; the config keeps the original size. None: no padding.
@@ -53,14 +51,12 @@ def convert(
     """
     checkpoint.check()
     try:
-        return _convert(checkpoint, pack, requantises, as_latent, head_dim, progress or (lambda done, layers: None))
+        return _convert(checkpoint, pack, as_latent, head_dim, progress or (lambda done, layers: None))
     except FileRowsError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
 
 
-def _convert(
-    checkpoint: Checkpoint, pack: Pack, requantises: bool, as_latent: bool, head_dim: int | None, progress: Progress
-) -> Weights:
+def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None, progress: Progress) -> Weights:
     config, ropes = checkpoint.config, checkpoint.ropes()
     attention: Attention = _latent
     if config.latent_attention is None:
@@ -72,7 +68,7 @@ def _convert(
     for i in range(config.layers):
         progress(i, config.layers)
         layers.append(_layer(_LayerParts(checkpoint, i, pack), attention))
-    embedding, output = _of_vocabulary(checkpoint, pack, requantises)
+    embedding, output = _of_vocabulary(checkpoint, pack)
     weights = Weights(
         config=config,
         embedding=embedding,
@@ -85,14 +81,13 @@ def _convert(
     return weights
 
 
-def _of_vocabulary(checkpoint: Checkpoint, pack: Pack, requantises: bool) -> tuple[Weight, Weight]:
+def _of_vocabulary(checkpoint: Checkpoint, pack: Pack) -> tuple[Weight, Weight]:
     """The embedding and the logits weight."""
     embedding = checkpoint.weight("embedding")
     if not checkpoint.config.tied:
         return _whole(embedding.weight), _weight_of(pack, checkpoint.weight("output"))
     output = _weight_of(pack, embedding)
-    keeps_values = output.format == embedding.weight.format and not requantises
-    return output if keeps_values else _whole(embedding.weight), output
+    return output if output.format == embedding.weight.format else _whole(embedding.weight), output
 
 
 class _LayerParts:

@@ -21,7 +21,6 @@ from decodestep.models.step_decoder import (
     CACHE_DTYPES,
     PANEL_FORMATS,
     QUANTISED,
-    REQUANTISED,
     StepDecoder,
     cache_dtype_of,
     obstacle,
@@ -153,7 +152,6 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
             convert(
                 checkpoint,
                 lambda weight, widened: _panels(weight, widened, dtype, memory),
-                requantises=dtype in REQUANTISED,
                 as_latent=as_latent,
                 head_dim=None if config.latent_attention else step_head_dim(config),
                 progress=progress,

@@ -63,15 +63,18 @@ def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
 
 
 def panels_of(weight: PackedWeight | FileRows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
-    """A weight in panels of Q8_0, Q4_0 or Q4_K; of Q5_0 or BF16 if its inputs are not a multiple of their block.
+    """A weight in panels of Q8_0, Q4_0 or Q4_K; of Q5_0 or BF16 if its inputs are not a multiple of their block. A weight of
+    that type keeps its values.
 
     Raises FileRowsError for values whose scales are beyond float16's range.
     """
     inputs = weight.shape[0]
     if format_ == Format.Q4_K and inputs % _SUPER:
         format_ = Format.Q5_0
-    if inputs % 32 or format_ == Format.Q8_0:
-        return _within_range(LinearPanels.pack(weight, Format.BF16 if inputs % 32 else format_, allocate=allocate), weight)
+    if inputs % 32:
+        format_ = Format.BF16
+    if format_ in (Format.BF16, Format.Q8_0, weight.format):
+        return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)
     rows = weight.whole() if isinstance(weight, FileRows) else weight
     blocks = quantise(rows.values(), GGMLQuantizationType[format_.name])
     return _within_range(LinearPanels.pack(PackedWeight(blocks, format_, inputs), allocate=allocate), weight)

@@ -31,7 +31,6 @@ from decodestep.weights.feed_forward import FeedForward
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 CACHE_DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # when loaded, by `models.quantise`
-REQUANTISED = ("q4_0", "q4_k")  # even a weight that has the format already
 
 
 def obstacle(config: Config) -> str | None:
