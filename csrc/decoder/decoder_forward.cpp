@@ -125,13 +125,14 @@ class StagePart : public StageMember {
     }
 };
 
-// The tokens' rows of the embedding, times its factor.
+// The tokens' rows of the embedding, times its factor. Not by std::visit or std::get, whose exception is code that the
+// linker shares between tiers.
 void gather_embeddings(const DecoderForward& step, float* x) {
     const Decoder& d = *step.decoder;
     if (const auto* rows = std::get_if<RowWeight>(&d.embedding))
         gather_rows({*rows, step.ids, step.tokens, x, step.threads});
-    else
-        gather_panels({std::get<LinearPanelWeight>(d.embedding), step.ids, step.tokens, x, step.threads});
+    else if (const auto* panels = std::get_if<LinearPanelWeight>(&d.embedding))
+        gather_panels({*panels, step.ids, step.tokens, x, step.threads});
     if (d.embedding_scale == 1.0f) return;
     for (size_t i = 0; i < step.tokens * d.hidden; ++i) x[i] *= d.embedding_scale;
 }
