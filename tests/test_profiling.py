@@ -90,7 +90,8 @@ def test_what_is_recorded_as_cpu_runs_in_the_core(op, call, monkeypatch):
 
     class Core:
         def __getattr__(self, name):
-            entered.append(name)
+            if name != "unpack_linear_panels":  # weights in panels give their rows back there for the reference too
+                entered.append(name)
             return getattr(_native, name)
 
     for module in list(sys.modules.values()):
