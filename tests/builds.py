@@ -56,7 +56,8 @@ def printed_under(isa: str, code: str) -> str:
     this process runs on it already."""
     if isa == _native.isa():
         pytest.skip("this process runs on it")
-    environment = {**os.environ, "DECODESTEP_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)}
+    paths = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # the package may lie on the latter
+    environment = {**os.environ, "DECODESTEP_ISA": isa, "PYTHONPATH": os.pathsep.join(paths)}
     ran = processes.run([sys.executable, "-c", f"from decodestep import _native\n{code}"], env=environment, timeout=600)
     if f"; got '{isa}'" in ran.stderr:
         pytest.skip("this machine lacks it")
