@@ -6,6 +6,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -51,6 +52,11 @@ void require_aligned(const A&... arrays) {
 template <class T>
 std::vector<T> copy_of(const Packed<const T, 1>& array) {
     return {array.data(), array.data() + array.size()};
+}
+
+// Whether all ids are in [0, end).
+inline bool all_within(const std::vector<int64_t>& ids, size_t end) {
+    return std::all_of(ids.begin(), ids.end(), [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < end; });
 }
 
 inline int thread_count(int threads) {

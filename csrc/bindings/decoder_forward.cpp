@@ -274,10 +274,6 @@ void require_cache(const Decoder& d, const CacheView& keys, const CacheView& val
     require(values.shape == expected_values, "values has the wrong shape");
 }
 
-bool all_within(const std::vector<int64_t>& ids, size_t end) {
-    return std::all_of(ids.begin(), ids.end(), [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < end; });
-}
-
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array,
                           Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys_array,
                           const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,

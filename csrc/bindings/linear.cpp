@@ -77,37 +77,34 @@ void call_head_products(Array<const float, 3> x, Bytes w, int format, size_t inp
 // A copy of `ids`, all of them in [0, end).
 std::vector<int64_t> ids_below(size_t end, const Ids& ids) {
     std::vector<int64_t> copied = copy_of(ids);
-    for (const int64_t id : copied) require(id >= 0 && id < static_cast<int64_t>(end), "a row id is out of range");
+    require(all_within(copied, end), "a row id is out of range");
     return copied;
 }
 
-void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values, int threads) {
-    const RowWeight weight = row_weight_of(w, format, values.shape(1));
+// Calls the kernel for rows `ids` of a weight: GatherRows or GatherPanels.
+template <class Args, class Weight, class Kernel>
+void gather(const Weight& weight, const Ids& ids, const Packed<float, 2>& values, int threads, Kernel&& kernel) {
     require_aligned(ids, values);
     require(values.shape(0) == ids.shape(0), "values has the wrong shape");
     const std::vector<int64_t> rows = ids_below(weight.out, ids);
-    const GatherRows args{.w = weight,
-                          .ids = rows.data(),
-                          .count = rows.size(),
-                          .values = values.data(),
-                          .threads = thread_count(threads)};
+    const Args args{.w = weight,
+                    .ids = rows.data(),
+                    .count = rows.size(),
+                    .values = values.data(),
+                    .threads = thread_count(threads)};
     const ReleasedGil released;
-    gather_rows(args);
+    kernel(args);
+}
+
+void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values, int threads) {
+    gather<GatherRows>(row_weight_of(w, format, values.shape(1)), ids, values, threads,
+                       [](const GatherRows& args) { gather_rows(args); });
 }
 
 void call_gather_panels(Packed<const uint8_t, 1> panels, int format, size_t outputs, Ids ids, Packed<float, 2> values,
                         int threads) {
-    const LinearPanelWeight weight = panel_weight_of(panels, format, values.shape(1), outputs);
-    require_aligned(ids, values);
-    require(values.shape(0) == ids.shape(0), "values has the wrong shape");
-    const std::vector<int64_t> rows = ids_below(outputs, ids);
-    const GatherPanels args{.w = weight,
-                            .ids = rows.data(),
-                            .count = rows.size(),
-                            .values = values.data(),
-                            .threads = thread_count(threads)};
-    const ReleasedGil released;
-    gather_panels(args);
+    gather<GatherPanels>(panel_weight_of(panels, format, values.shape(1), outputs), ids, values, threads,
+                         [](const GatherPanels& args) { gather_panels(args); });
 }
 
 void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t, 1> panels, int panel_format,

@@ -104,8 +104,7 @@ void call_mixture_of_experts(Array<const float, 2> x, Packed<const int64_t, 2> e
     const FeedForwardPanels of_all =
         std::get<0>(shared).empty() ? FeedForwardPanels{} : feed_forward_of(shared, 1, x.shape(1));
     const std::vector<int64_t> chosen(experts.data(), experts.data() + experts.size());
-    for (const int64_t expert : chosen)
-        require(expert >= 0 && static_cast<size_t>(expert) < count, "an expert is out of range");
+    require(all_within(chosen, count), "an expert is out of range");
     if (tokens == 0) return;
     const MixtureOfExperts args{.x = x.data(),
                                 .x_stride = row_stride(x),

@@ -43,8 +43,7 @@ void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<cons
             "out has the wrong shape");
     require(sequence.shape(0) == tokens && lengths.shape(0) == tokens, "sequence or lengths has the wrong shape");
     const auto rows = copy_of(sequence), seen = copy_of(lengths);
-    for (const int64_t row : rows)
-        require(row >= 0 && row < static_cast<int64_t>(block_table.shape(0)), "a sequence is out of range");
+    require(all_within(rows, block_table.shape(0)), "a sequence is out of range");
     for (const int64_t length : seen)
         require(length >= 1 && length <= static_cast<int64_t>(block_table.shape(1) * block_size),
                 "a length is out of range");
