@@ -78,6 +78,43 @@ def test_an_expression_and_grammars(rng):
         assert row.reason == "eos" and row.text.text in ("yes", "no")
 
 
+def is_text_of(grammar, text):
+    """Whether a grammar allows a text, written byte by byte, and its end after it."""
+    params, ends = ds.SamplingParams(grammar=grammar), frozenset({END})
+    processor = constraint.ConstraintLogitsProcessor(params, 0, token_bytes=token_bytes, vocab_size=VOCAB, ends=ends)
+    tokens = [*text.encode(), END]
+    scores = np.zeros((1, VOCAB))
+    return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (r'root ::= "\u00e9ab\U0001F642\x41"', "éab🙂A"),
+        (r"root ::= [\u0041-\u0043\u00e0-\u00ef]+", "ABCé"),
+        (r"root ::= [a&&b~~]+", "a&~b"),
+        (r"root ::= [+--]+", "+,-"),
+        (r"root ::= [^^\]-]+", "a["),
+        ('root ::= "a\n" . # "b" (', "a\n\n"),
+        ('root ::= [a-z]+ word "z"\nword ::= [a-z]*', "abz"),  # whose beginning leaves the end what it needs
+        ('start ::= "a"\nroot ::= start', "a"),
+        ('root ::= a-b a_b 1 aB\na-b ::= "1"\na_b ::= "2"\n1 ::= "3"\naB ::= "4"', "1234"),
+        ('root ::= ("a"{2}){2} ("b"?){2}', "aaaab"),
+        ('root ::= "(" root ")" | "." {2}', "((..))"),
+    ],
+)
+def test_gbnf_means_what_it_does_in_llama_cpp(grammar, text):
+    assert is_text_of(grammar, text)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [(r'root ::= "\u00e9ab"', "\ue9ab"), ("root ::= [a&&a]", "&&"), ('root ::= ("a"{2}){2}', "aa"), ("root ::= [+--]", "*")],
+)
+def test_gbnf_allows_nothing_else(grammar, text):
+    assert not is_text_of(grammar, text)
+
+
 def test_rows_without_a_constraint_and_fused_masks_change_no_token(rng):
     """The mask as steps of the core and the processor called step by step draw the same tokens."""
     logits = rng.normal(size=(60, VOCAB)).astype(np.float32)
@@ -201,9 +238,14 @@ def nested(patterns):
         ({"json_schema": {"items": {"type": "string", "pattern": "a\\"}}}, "got a backslash at the end"),
         ({"json_schema": {"type": "object", "patternProperties": {"a\\": {}}}}, "got a backslash at the end"),
         ({"grammar": "start: nothing"}, "grammar"),
-        ({"grammar": "root ::= ("}, "grammar"),
-        ({"grammar": "start: start"}, "grammar"),
+        *(({"grammar": f"root ::= {begin}"}, "grammar must be one that can be compiled") for begin in '[("'),
+        ({"grammar": "start: start"}, "grammar must be one that can be compiled; got one that no text satisfies"),
+        ({"grammar": "root ::= a\na ::= root"}, "got one that no text satisfies"),
+        ({"regex": "[a&&b]"}, "regex must be one that can be compiled; got one that no text satisfies"),
+        ({"grammar": r'root ::= "\U00110000"'}, "grammar"),
+        ({"grammar": r'root ::= "\xZZ"'}, r"Invalid \\x escape sequence"),
         ({"grammar": "x" * 300_000}, "grammar"),
+        *(({"grammar": "root ::= " + begin * 200_000}, "grammar must be one that can be compiled") for begin in "[{("),
         ({"json_schema": {"type": "integer", "multipleOf": 99999999}}, "costs too much"),
         ({"json_schema": '{"type": "integer", "multiple\\u004ff": 99999999}'}, "costs too much"),
         ({"json_schema": {"allOf": [{"type": "string", "pattern": each} for each in PATTERNS]}}, "costs too much"),

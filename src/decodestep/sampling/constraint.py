@@ -24,6 +24,7 @@ from decodestep.sampling.token_history import TokenHistory
 # Seconds of processor time for the first mask, and for a later one with its token, which all rows of a pass wait for. Ordinary
 # masks take less than a millisecond. llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
 _FIRST_SECONDS, _STEP_SECONDS = 0.1, 0.5
+_NO_TEXT = "NoExtensionBias"  # llguidance's error for a language without any text
 
 
 class ConstraintError(RuntimeError):
@@ -77,7 +78,9 @@ class ConstraintLogitsProcessor:
         began = time.thread_time()
         self._steps = self._mask()  # of the row as it was then
         if self._matcher.is_error():
-            refuse("SamplingParams", self.language, "one that can be compiled", Words(short(self._matcher.get_error())))
+            error = self._matcher.get_error()
+            what = "one that no text satisfies" if _NO_TEXT in error else short(error)
+            refuse("SamplingParams", self.language, "one that can be compiled", Words(what))
         if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", self.language, "one that can be compiled", Words("one that costs too much"))
 
