@@ -54,7 +54,7 @@ def _plain_range(found: re.Match[str]) -> str:
 
 
 def _plain(character: str) -> str:
-    """A character that has no other meaning in literals and classes; escapes of one letter, and wrong ones, are the converter's."""
+    """A character with no other meaning in literals and classes; escapes of one letter, and wrong ones, are the converter's."""
     if len(character) == 2:
         return character
     code = int(character[2:], 16) if len(character) > 1 else ord(character)
