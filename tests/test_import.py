@@ -138,13 +138,15 @@ print(*tokens)
 
 
 def test_a_thread_in_a_kernel_does_not_stop_the_interpreter_from_ending():
+    """The weight is packed: an array is multiplied by NumPy, whose OpenBLAS may hang at the end of such a process."""
     program = """
 import threading, time
 import numpy as np, decodestep as ds
-x, w = np.ones((64, 2048), np.float32), np.ones((2048, 2048), np.float32)
+x = np.ones((64, 2048), np.float32)
+w = ds.PackedWeight(np.zeros((2048, 2048), np.float32).view(np.uint8), ds.Format.F32, 2048)
 def call():
     while True:
-        ds.linear(x, w)
+        ds.linear(x, w, backend="cpu")
 for _ in range(3): threading.Thread(target=call, daemon=True).start()
 time.sleep(0.5)
 print("end")
