@@ -246,6 +246,7 @@ def nested(patterns):
         ({"grammar": r'root ::= "\xZZ"'}, r"Invalid \\x escape sequence"),
         ({"grammar": "x" * 300_000}, "grammar"),
         *(({"grammar": "root ::= " + begin * 200_000}, "grammar must be one that can be compiled") for begin in "[{("),
+        ({"grammar": "\n" * 200_000}, "grammar must be one that can be compiled"),
         ({"json_schema": {"type": "integer", "multipleOf": 99999999}}, "costs too much"),
         ({"json_schema": '{"type": "integer", "multiple\\u004ff": 99999999}'}, "costs too much"),
         ({"json_schema": {"allOf": [{"type": "string", "pattern": each} for each in PATTERNS]}}, "costs too much"),
