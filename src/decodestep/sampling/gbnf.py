@@ -20,7 +20,7 @@ _ANY = "[\\x00-\U0010ffff]"  # a line's end too, which Lark's dot leaves out
 
 
 def is_lark(text: str) -> bool:
-    """Whether a grammar is llguidance's kind of Lark. Every other one is GBNF, in which `start` is a rule as any."""
+    """Whether a grammar is llguidance's kind of Lark. Every other one is GBNF, in which `start` is a rule like any other."""
     return _LARK.search(text) is not None
 
 
