@@ -11,7 +11,8 @@ _RANGE = re.compile(rf"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 # A comment, a literal, a class, a repetition, whose numbers are no names, the name of a rule, and what else is rewritten. After
 # a beginning without an end all is one piece: from each of many, looking for the end again would take for ever.
 _PIECE = re.compile(
-    r'#[^\r\n]*|"(?P<literal>(?:\\.|[^"\\])*)"|(?P<bracket>\[\^?)(?P<set>(?:\\.|[^]\\])*)]|\{[^}]*}|(?P<name>[\w-]+)|[.(]|["[{].*',
+    r'#[^\r\n]*|"(?P<literal>(?:\\.|[^"\\])*)"|(?P<bracket>\[\^?)(?P<set>(?:\\.|[^]\\])*)]'
+    r'|\{[^}]*}|(?P<name>[\w-]+)|[.(]|["[{].*',
     re.DOTALL | re.ASCII,
 )
 # From its own line on: looking through all empty lines before it, from each of them, would take for ever too.
