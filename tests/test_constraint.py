@@ -101,6 +101,12 @@ def is_text_of(grammar, text):
         ('root ::= a-b a_b 1 aB\na-b ::= "1"\na_b ::= "2"\n1 ::= "3"\naB ::= "4"', "1234"),
         ('root ::= ("a"{2}){2} ("b"?){2}', "aaaab"),
         ('root ::= "(" root ")" | "." {2}', "((..))"),
+        ('root ::= word "z" root | "."\nword ::= [a-z]*', "abzz."),  # a word as one lexeme would take the z
+        ('root ::= key | word root | "."\nkey ::= "if("\nword ::= [a-z]+ "("?', "if("),
+        ('root ::= ("é" | "èa") root | "."', "éèa."),  # which have the same first byte
+        ("root ::= (a | root) b\na ::= [ab] [ab]?\nb ::= [b]+", "abbb"),
+        ('root ::= "a" x | root "b"\nx ::= "" | x "c"', "accb"),
+        ('root ::= "a" {0} "b"+? | root "c"', "bbc"),
     ],
 )
 def test_gbnf_means_what_it_does_in_llama_cpp(grammar, text):
@@ -109,10 +115,23 @@ def test_gbnf_means_what_it_does_in_llama_cpp(grammar, text):
 
 @pytest.mark.parametrize(
     ("grammar", "text"),
-    [(r'root ::= "\u00e9ab"', "\ue9ab"), ("root ::= [a&&a]", "&&"), ('root ::= ("a"{2}){2}', "aa"), ("root ::= [+--]", "*")],
+    [
+        (r'root ::= "\u00e9ab"', "\ue9ab"),
+        ("root ::= [a&&a]", "&&"),
+        ('root ::= ("a"{2}){2}', "aa"),
+        ("root ::= [+--]", "*"),
+        ("root ::= [^a-zc]", "d"),
+        ('root ::= "b" | "a" x\nx ::= x "c" | [^\\x00-\\U0010FFFF]', "a"),
+    ],
 )
 def test_gbnf_allows_nothing_else(grammar, text):
     assert not is_text_of(grammar, text)
+
+
+def test_a_row_whose_text_cannot_be_ended_ends_with_the_reason(rng):
+    """In Lark a rule without any text may be begun; the end tokens that llguidance then allows would end an incomplete text."""
+    with pytest.raises(constraint.ConstraintError, match="grammar: no text of it begins so"):
+        is_text_of('start: "b" | "a" x\nx: x "c"', "a")
 
 
 def test_rows_without_a_constraint_and_fused_masks_change_no_token(rng):
@@ -242,8 +261,17 @@ def nested(patterns):
         ({"grammar": "start: start"}, "grammar must be one that can be compiled; got one that no text satisfies"),
         ({"grammar": "root ::= a\na ::= root"}, "got one that no text satisfies"),
         ({"regex": "[a&&b]"}, "regex must be one that can be compiled; got one that no text satisfies"),
-        ({"grammar": r'root ::= "\U00110000"'}, "grammar"),
-        ({"grammar": r'root ::= "\xZZ"'}, r"Invalid \\x escape sequence"),
+        ({"grammar": 'start: x\nx: x "a"'}, "got one that no text satisfies"),
+        ({"grammar": r'root ::= "\U00110000"'}, "expected a character of Unicode"),
+        ({"grammar": r'root ::= "\xZZ"'}, "line 1: expected an escape of llama.cpp's; got"),
+        ({"grammar": 'root ::= "a"\n  a_b ::= c'}, "line 2: expected a rule named c; got 'c'"),
+        ({"grammar": 'x ::= "a"\n'}, "line 2: expected a rule named root; got the end"),
+        ({"grammar": 'root ::= "a" )'}, r"line 1: expected a part of a rule or the end of the line; got '\)'"),
+        ({"grammar": 'root := "a"'}, "line 1: expected the name of a rule and ::=; got ':'"),
+        ({"grammar": "root ::= [b-a]"}, "expected a range whose second character is not before its first"),
+        ({"grammar": "root ::= [^]"}, "expected a part of a rule"),
+        ({"grammar": "root ::= .{3,2}"}, "expected a repetition whose second number is not below its first"),
+        ({"grammar": "root ::= .****"}, "got '\\*'"),
         ({"grammar": "x" * 300_000}, "grammar"),
         *(({"grammar": "root ::= " + begin * 200_000}, "grammar must be one that can be compiled") for begin in "[{("),
         ({"grammar": "\n" * 200_000}, "grammar must be one that can be compiled"),

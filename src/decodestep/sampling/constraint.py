@@ -77,9 +77,9 @@ class ConstraintLogitsProcessor:
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
         began = time.thread_time()
         self._steps = self._mask()  # of the row as it was then
-        if self._matcher.is_error():
+        if self._steps is None or self._matcher.is_error():
             error = self._matcher.get_error()
-            what = "one that no text satisfies" if _NO_TEXT in error else short(error)
+            what = "one that no text satisfies" if self._steps is None or _NO_TEXT in error else short(error)
             refuse("SamplingParams", self.language, "one that can be compiled", Words(what))
         if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", self.language, "one that can be compiled", Words("one that costs too much"))
@@ -96,7 +96,8 @@ class ConstraintLogitsProcessor:
             if time.thread_time() - began > _STEP_SECONDS * len(new):
                 raise ConstraintError(f"{self.language}: a token costs too much", self.language)
         if self._steps is None or self._matcher.is_error():
-            what = short(self._matcher.get_error()) or "the text does not belong to it"
+            error = self._matcher.get_error()
+            what = short(error) if error and _NO_TEXT not in error else "no text of it begins so"
             raise ConstraintError(f"{self.language}: {what}", self.language)
         return self._steps
 
@@ -121,6 +122,8 @@ class ConstraintLogitsProcessor:
         if self._matcher.is_stopped():
             return (s.Allow(self._ends),)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_stopped() and not self._matcher.is_accepting():
+            return None  # a rule that has no text was begun: the end tokens that the bits allow would end an incomplete text
         allowed = np.unpackbits(bits, count=self._vocab, bitorder="little").view(np.bool_)  # whose indices are found fastest
         count = int(np.count_nonzero(allowed))
         if 2 * count <= self._vocab:

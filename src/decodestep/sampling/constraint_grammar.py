@@ -12,7 +12,8 @@ from pathlib import Path
 
 from decodestep._base.checks import Words, refuse
 from decodestep.sampling import constraint_worker
-from decodestep.sampling.gbnf import is_lark, plain_gbnf
+from decodestep.sampling.gbnf.lark import lark_of
+from decodestep.sampling.gbnf.syntax import is_lark
 from decodestep.sampling.json_schema import JSON_FORM, check, enforceable, require_whole, short
 
 # The limits for untrusted schemas: half of llguidance's default limits on work, and about 100 MB of states instead of 500.
@@ -48,14 +49,13 @@ def grammar_of(language: str, text: str) -> str:
 
 def _to_lark(language: str, text: str) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
         if language == "json_schema":
             return str(LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORM))
         if language == "regex":
             return str(LLMatcher.grammar_from_regex(text))
-        return str(LLMatcher.grammar_from_lark(text if is_lark(text) else gbnf_to_lark(plain_gbnf(text))))
+        return str(LLMatcher.grammar_from_lark(text if is_lark(text) else lark_of(text)))
     except Exception as error:  # the converter raises what it pleases
         refuse("SamplingParams", language, "one that can be compiled", Words(short(str(error))))
 
