@@ -225,7 +225,7 @@ class SamplingParams:
 
     json_schema: str | Mapping[str, Any] | None = _field(
         None,
-        or_none(rules.TEXT),
+        or_none(rules.SCHEMA),
         "the text is JSON of this schema, a mapping or its JSON, in the form of json.dumps; None is off",
         section='Constraints: at most one; the text is valid where the row ends with "eos", else it is cut',
     )

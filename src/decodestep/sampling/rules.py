@@ -81,6 +81,7 @@ SOME_IDS: Rule = ("at least one token id", lambda v: _are_ids(v) and len(v) > 0)
 ID_OR_IDS: Rule = ("a token id or several", lambda v: _is_id(v) or (_are_ids(v) and len(v) > 0))
 SEQUENCES: Rule = ("non-empty lists of ids", _are_sequences)
 TEXT: Rule = ("a non-empty string", lambda v: isinstance(v, str) and bool(v))
+SCHEMA: Rule = ("a mapping, a non-empty string", TEXT[1])  # a mapping has become its JSON
 STRINGS: Rule = ("non-empty strings", _are_strings)
 TOP_K: Rule = ("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31)
 ID_BIASES: Rule = ("a mapping of ids to numbers below inf", lambda v: _are_biases(v, _is_id, _is_below_infinity))
