@@ -478,6 +478,12 @@ def test_a_process_that_cannot_try_a_schema_out_is_an_error_of_its_own(rng, monk
         run(ds.SamplingParams(json_schema={"type": "integer", "multipleOf": 19}), rng, 1)
 
 
+def test_a_grammar_with_too_many_ways_to_read_a_text_is_refused_for_that(rng, monkeypatch):
+    monkeypatch.setitem(constraint_grammar.LIMITS, "step_max_items", 1)
+    with pytest.raises(ValueError, match="grammar must be one that can be compiled; got .*Too many items"):
+        run(ds.SamplingParams(grammar='root ::= "" | . root | root .'), rng, 1)
+
+
 def test_what_one_row_uses_up_is_no_other_rows(rng, monkeypatch):
     """The limit on states ends a row; rows of the same expression that begin later still have all of it."""
     monkeypatch.setitem(constraint_grammar.LIMITS, "max_lexer_states", 300)

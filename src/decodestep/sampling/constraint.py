@@ -79,7 +79,7 @@ class ConstraintLogitsProcessor:
         self._steps = self._mask()  # of the row as it was then
         if self._steps is None or self._matcher.is_error():
             error = self._matcher.get_error()
-            what = "one that no text satisfies" if self._steps is None or _NO_TEXT in error else short(error)
+            what = "one that no text satisfies" if not error or _NO_TEXT in error else short(error)
             refuse("SamplingParams", self.language, "one that can be compiled", Words(what))
         if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", self.language, "one that can be compiled", Words("one that costs too much"))
