@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from decodestep.sampling.gbnf.lexemes import lexemes_of
-from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat, Sequence, read_gbnf
+from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat, parts_of, read_gbnf
 from decodestep.sampling.gbnf.texts import with_texts
 
+_DEEPEST = 8  # parentheses within each other; llguidance has a limit, and llama.cpp writes numbers as (d (d (d ...)?)?)?
 _TIMES = {(0, None): "*", (1, None): "+", (0, 1): "?"}
 
 
@@ -16,17 +17,16 @@ def lark_of(text: str) -> str:
     rules = with_texts(read_gbnf(text))
     start = Name("root")
     writer = _Writer(rules, lexemes_of(rules, start))
-    lines = [f"start: {writer.in_rule(start)}"]
-    for name, node, is_lexeme in writer.named():
-        lines.append(f"{name}: {writer.in_lexeme(node) if is_lexeme else writer.in_rule(node)}")
+    lines = [f"start: {writer.written(start, in_lexeme=False)}"]
+    lines += [f"{name}: {writer.written(node, in_lexeme=name.isupper())}" for name, node in writer.named()]
     return "\n".join(lines) + "\n"
 
 
 class _Writer:
     """Writes expressions, and remembers what they name.
 
-    Rules are r0, r1 ..., or R0, R1 ... where they are lexemes or parts of them; other lexemes are L0, L1 ... Lark's names have
-    other characters than GBNF's, and those of lexemes are in capitals.
+    Rules of GBNF are r0, r1 ..., or R0, R1 ... where they are lexemes or parts of them. Other nodes that need a name are p0,
+    p1 ... and P0, P1 ... Lark's names have other characters than GBNF's, and those of lexemes are in capitals.
     """
 
     def __init__(self, rules: dict[str, Node], lexemes: frozenset[Node]) -> None:
@@ -34,42 +34,34 @@ class _Writer:
         self._lexemes = lexemes
         self._numbers = {name: number for number, name in enumerate(rules)}
         self._names: set[str] = set()
-        self._left: list[tuple[str, Node, bool]] = []
+        self._left: list[tuple[str, Node]] = []
 
-    def named(self) -> Iterator[tuple[str, Node, bool]]:
-        """All that has been named, also meanwhile, each once, and whether it is a lexeme."""
+    def named(self) -> Iterator[tuple[str, Node]]:
+        """All that has been named, each once, also what is named meanwhile."""
         while self._left:
             yield self._left.pop()
 
-    def in_lexeme(self, node: Node) -> str:
-        return self._rule(node, is_lexeme=True) if isinstance(node, Name) else self._expression(node, self.in_lexeme)
-
-    def in_rule(self, node: Node) -> str:
-        if isinstance(node, Name):
-            return self._rule(node, is_lexeme=node in self._lexemes)
-        if isinstance(node, Characters) or node not in self._lexemes:
-            return self._expression(node, self.in_rule)
-        return self._name(f"L{len(self._names)}", node, is_lexeme=True)
-
-    def _rule(self, node: Name, *, is_lexeme: bool) -> str:
-        letter = "R" if is_lexeme else "r"
-        return self._name(f"{letter}{self._numbers[node.rule]}", self._rules[node.rule], is_lexeme=is_lexeme)
-
-    def _name(self, name: str, node: Node, *, is_lexeme: bool) -> str:
-        if name not in self._names:
-            self._names.add(name)
-            self._left.append((name, node, is_lexeme))
-        return name
-
-    def _expression(self, node: Characters | Repeat | Choice | Sequence, part: Callable[[Node], str]) -> str:
+    def written(self, node: Node, *, in_lexeme: bool, depth: int = 0) -> str:
+        """The expression of a node, in `depth` parentheses."""
         if isinstance(node, Characters):
             return f"/[{''.join(map(_range, node.ranges))}]/"
+        begins_lexeme = not in_lexeme and node in self._lexemes
+        if isinstance(node, Name):
+            return self._name(f"r{self._numbers[node.rule]}", self._rules[node.rule], in_lexeme or begins_lexeme)
+        if begins_lexeme or depth == _DEEPEST:
+            return self._name(f"p{len(self._names)}", node, in_lexeme or begins_lexeme)
+        parts = [self.written(part, in_lexeme=in_lexeme, depth=depth + 1) for part in parts_of(node)]
         if isinstance(node, Repeat):
             most = "" if node.most is None else node.most
-            return f"({part(node.part)})" + _TIMES.get((node.least, node.most), f"{{{node.least},{most}}}")
-        if isinstance(node, Choice):
-            return f"({' | '.join(map(part, node.parts))})"
-        return f"({' '.join(map(part, node.parts))})" if node.parts else '""'
+            return f"({parts[0]})" + _TIMES.get((node.least, node.most), f"{{{node.least},{most}}}")
+        return f"({(' | ' if isinstance(node, Choice) else ' ').join(parts)})" if parts else '""'
+
+    def _name(self, name: str, node: Node, is_lexeme: bool) -> str:
+        name = name.upper() if is_lexeme else name
+        if name not in self._names:
+            self._names.add(name)
+            self._left.append((name, node))
+        return name
 
 
 def _range(codes: tuple[int, int]) -> str:
