@@ -176,6 +176,10 @@ ROLES = {
     "a role": ({"eos_token": "<eos>"}, None),
     "a role, as an object": ({"eos_token": {"__type": "AddedToken", "content": "<eos>", **_FLAGS}}, None),
     "a role of a word": ({"pad_token": "ab"}, None),
+    "a role of the model's own": ({"image_token": "<eos>"}, None),
+    "roles of the model's own": ({"extra_special_tokens": {"image_token": "<eos>", "audio_token": "<pad>"}}, None),
+    "no role, of a word": ({"extra_special_tokens": ["ab", {"__type": "AddedToken", "content": "<eos>", **_FLAGS}]}, None),
+    "no role, by the older name": ({"additional_special_tokens": ["<270>", "ab", "<eos>"]}, None),
     "flags": ({"added_tokens_decoder": {"298": {"content": "<eos>", **_FLAGS}}}, None),
     "another file": ({}, {"bos_token": "<bos>", "eos_token": {"content": "<eos>", **_FLAGS}, "pad_token": "<pad>"}),
     "another file for another token": ({"bos_token": "<pad>"}, {"bos_token": "<bos>"}),
@@ -196,12 +200,21 @@ def test_special_tokens_are_those_of_transformers(copy, settings, special):
     if special is not None:
         (copy / "special_tokens_map.json").write_text(json.dumps(special))
     theirs, ours = PreTrainedTokenizerFast.from_pretrained(copy), ds.load(copy).tokenizer
-    roles = {name: getattr(theirs, f"{name}_token_id") for name in ("bos", "eos", "pad", "unk")}
-    assert ours.named_ids == {name: i for name, i in roles.items() if i is not None}
+    assert {f"{name}_token": ours.token(i) for name, i in ours.named_ids.items()} == theirs.special_tokens_map
     for text in ("a <eos> <bos>b", "abab <pad>"):
         ids = ours.encode(text)
         assert ids == theirs(text)["input_ids"]
         assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_a_token_that_is_special_in_tokenizer_json_stays_special(copy):
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    config["added_tokens_decoder"] = {"299": {"content": "<pad>", **_FLAGS, "special": False}}
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs, ours = PreTrainedTokenizerFast.from_pretrained(copy), ds.load(copy).tokenizer
+    ids = ours.encode("a <pad> b")
+    assert ids == theirs("a <pad> b")["input_ids"]
+    assert 299 in ours.special and ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "ab"
 
 
 @pytest.mark.parametrize("place", ["tokenizer.json", "tokenizer_config.json"])

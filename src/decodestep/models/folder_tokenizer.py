@@ -20,7 +20,9 @@ from decodestep.models.tokenizer import Tokenizer
 from decodestep.models.tokenizer_engine import engine_errors
 from decodestep.models.vocabulary import Vocabulary
 
-_NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+_ROLE = "_token"  # ends the keys of tokens with a role
+# The keys of more special tokens: a list of them, or tokens by their role; the second is the older name of the list.
+_MORE_SPECIAL = ("extra_special_tokens", "additional_special_tokens")
 _MAX_IDS = 1 << 24
 _MAX_GROWTH = 1 << 12  # of a text by replacements; published ones replace a few characters by as many
 
@@ -47,7 +49,7 @@ class FolderTokenizer(Tokenizer):
         engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
         roles = _roles(settings)
         _add_tokens(engine, settings, vocab_size)
-        _make_special(engine, roles.values())
+        _make_special(engine, roles.values(), _more_special(settings))
         ids = engine.get_vocab(with_added_tokens=True)
         highest = max(ids.values(), default=-1)
         if highest >= min(vocab_size, _MAX_IDS):
@@ -149,30 +151,41 @@ def _without_added_beyond(data: dict[str, Any], vocab_size: int) -> bool:
 
 def _add_tokens(engine: Engine, settings: Mapping[str, Any], vocab_size: int) -> None:
     """Adds the tokens of tokenizer_config.json that the model has rows for, as transformers does: those that tokenizer.json has
-    too get the flags that they have here."""
+    too get the flags that they have here, but stay special."""
     given = settings.get("added_tokens_decoder")
     found: dict[str, Any] = given if isinstance(given, dict) else {}
+    special = {token.content for token in engine.get_added_tokens_decoder().values() if token.special}
     added: dict[str, AddedToken] = {}  # at once: each call costs the time of all that are there
     for number in sorted((key for key in found if key.isdecimal() and len(key) < 20 and int(key) < vocab_size), key=int):
         token = found[number]
         content = _content(token)
         if isinstance(token, dict) and content and content not in added:
-            flags = {name: token.get(name) is True for name in ("lstrip", "rstrip", "normalized", "single_word", "special")}
-            added[content] = AddedToken(content, **flags)
+            flags = {name: token.get(name) is True for name in ("lstrip", "rstrip", "normalized", "single_word")}
+            added[content] = AddedToken(content, special=token.get("special") is True or content in special, **flags)
     engine.add_tokens(list(added.values()))
 
 
-def _make_special(engine: Engine, contents: Iterable[str]) -> None:
-    """Makes the tokens that have a role special, as transformers does; they keep their other flags."""
+def _make_special(engine: Engine, named: Iterable[str], more: Iterable[str]) -> None:
+    """Makes tokens special, as transformers does: those that have a role, and of `more` those that are not added tokens yet.
+    They keep their other flags."""
     known = {token.content: token for token in engine.get_added_tokens_decoder().values()}
-    special = [content for content in dict.fromkeys(contents) if content and engine.token_to_id(content) is not None]
+    contents = dict.fromkeys([*named, *(content for content in more if content not in known)])
+    special = [content for content in contents if content and engine.token_to_id(content) is not None]
     engine.add_special_tokens([known.get(content) or AddedToken(content, normalized=False) for content in special])
 
 
 def _roles(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens that tokenizer_config.json names, by their role."""
-    found = ((name, _content(settings.get(f"{name}_token"))) for name in _NAMES)
-    return {name: content for name, content in found if content is not None}
+    """The special tokens that tokenizer_config.json names, by their role: "bos", "eos", and a model's own, as "image"."""
+    more = settings.get(_MORE_SPECIAL[0])
+    named = {**settings, **(more if isinstance(more, dict) else {})}
+    found = ((key.removesuffix(_ROLE), _content(token)) for key, token in named.items() if key.endswith(_ROLE))
+    return {role: content for role, content in found if content is not None}
+
+
+def _more_special(settings: Mapping[str, Any]) -> list[str]:
+    """The special tokens without a role."""
+    found = next((more for key in _MORE_SPECIAL if (more := settings.get(key))), None)
+    return [content for token in (found if isinstance(found, list) else []) if (content := _content(token)) is not None]
 
 
 def _content(token: Any) -> str | None:
