@@ -130,6 +130,8 @@ EXPRESSED = {
     "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
     "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
     "Granite 4 that is rotated": ("granitemoehybrid", {}),
+    "biases of a llama": ("llama", {"mlp_bias": True, "attention_bias": True, "hidden_size": 64, "intermediate_size": 96}),
+    "biases of a granite": ("granite", {"mlp_bias": True, "attention_bias": True}),
     "mscale of a llama": ("llama", {"rope_parameters": families.yarn(1.0, 1.0)}),
     "two of them": ("qwen3", {"rope_parameters": families.yarn(1.0, 0.7)}),
     "attention_factor": ("granite", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}),
@@ -170,7 +172,8 @@ def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
 
 
 REFUSED = {
-    "biases": ("llama", {"mlp_bias": True}, "a GGUF file has no name for 'gate_bias'"),
+    "biases": ("smollm3", {"mlp_bias": True}, "does not load a file of smollm3 with biases of feed-forward blocks"),
+    "biases of a deepseek": ("deepseek_v2", {"mlp_bias": True}, "does not load a file of deepseek2 with biases of"),
     "windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "grouped.windows"),
     "rotations": ("smollm3", {"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, "grouped.ropes"),
     "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),

@@ -17,6 +17,7 @@ from decodestep.models.config import Config, GroupedConfig
 from decodestep.models.rope import Rope
 
 _BIASED = ("query", "key", "value", "attention_output")
+FEED_FORWARD_BIASES = ("llama", "granite")  # whose files may have biases of feed-forward blocks
 _LONG_ROPE = (("longrope", "llama"), ("longrope", "granite"))  # the files in which llama.cpp reads the tensors of its factors
 _GEMMA_PERIOD = 6  # of which the last layer sees all positions
 _SMOLLM3_PERIOD = 4  # of which the last layer is not rotated; the file has no key for it
@@ -59,8 +60,10 @@ def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict
 def _dense(keys: GgufKeys, *, rope_half_split: bool, **more: Any) -> Config:
     if keys.size("expert_count", 0, least=0):
         raise keys.refusal("experts are not supported")
-    width = keys.size_of_layers("feed_forward_length")
-    return Config(**_grouped_fields(keys, **more), feed_forward=width, rope_half_split=rope_half_split)
+    sizes, width = _grouped_fields(keys, **more), keys.size_of_layers("feed_forward_length")
+    parts = (names.GGUF[f"{part}_bias"].format(i=0) for part in ("gate", "up", "down"))
+    biases = keys.architecture in FEED_FORWARD_BIASES and any(part in keys.file.tensors for part in parts)
+    return Config(**sizes, feed_forward=width, rope_half_split=rope_half_split, biases=biases)
 
 
 def _llama(keys: GgufKeys) -> Config:

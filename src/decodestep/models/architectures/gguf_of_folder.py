@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from decodestep.models import rope
-from decodestep.models.architectures import gguf, names
+from decodestep.models.architectures import gguf, gguf_grouped, names
 from decodestep.models.architectures.config_json import Keys, RopeParameters
 from decodestep.models.architectures.names import Part
 from decodestep.models.config import Config, Experts, LatentConfig
@@ -116,6 +116,8 @@ def _refused_by_llama_cpp(config: Config, architecture: str, vectors: dict[str, 
     latent = config.latent_attention
     if "attention_output" in config.grouped.biases and architecture in _WITHOUT_OUTPUT_BIAS:
         return "a bias of the attention's output"
+    if config.biases and architecture not in gguf_grouped.FEED_FORWARD_BIASES:
+        return "biases of feed-forward blocks"
     if architecture == "qwen2" and config.heads * config.head_dim != config.hidden:
         return f"{config.heads} heads of {config.head_dim} values in a hidden state of {config.hidden}"
     if architecture == "minicpm3" and latent is not None and latent.query_rank is None:

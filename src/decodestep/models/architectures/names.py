@@ -36,6 +36,7 @@ _GGUF_LAYER = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
+    **{f"{part}_bias": f"ffn_{part}.bias" for part in ("gate", "up", "down")},
     "router": "ffn_gate_inp.weight",
     "correction": "exp_probs_b.bias",
     "experts_gate": "ffn_gate_exps.weight",
