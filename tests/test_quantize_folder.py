@@ -232,6 +232,18 @@ def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
         ds.load(tmp_path / "out.gguf")
 
 
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_an_added_token_that_takes_more_than_its_characters_is_refused(tmp_path, capsys, flag):
+    """As those of Phi-4, which take the spaces around them."""
+    source = families.save(families.model_of("llama", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["added_tokens"][-1][flag] = True
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert "a GGUF file cannot say where the added token '<pad>' ends" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
 def test_a_tokenizer_without_merges_is_refused(tmp_path, capsys):
     """llama.cpp: cannot find tokenizer merges in model file."""
     source = families.save(families.model_of("deepseek_v3", 0), tmp_path / "in")

@@ -27,6 +27,8 @@ _TEXTS = (
     "one\ttwo\x0bthree\x0cfour\u2028five\u2029six\x85seven a\u0300b \u1100\u1161\u11a8 \uac01",
 )
 _RANDOM_TEXTS = 100
+# Flags of an added token that takes the spaces around it, or is found as a whole word alone.
+_BOUNDS = ("lstrip", "rstrip", "single_word")
 # The name that a family's files have, of several that cut alike.
 _USUAL = {
     "glm4_moe_lite": "glm4",
@@ -48,6 +50,9 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
         raise ModelError(f"{where}: a tokenizer of type {model.get('type')!r} cannot be stored in a GGUF file (only BPE can)")
     tokens = [tokenizer.token(i) if i < len(tokenizer) else "" for i in range(vocab_size)]
     added = {token["id"]: token for token in definition["added_tokens"]}
+    bounded = next((token["content"] for token in added.values() if any(token[flag] for flag in _BOUNDS)), None)
+    if bounded is not None:
+        raise ModelError(f"{where}: a GGUF file cannot say where the added token {bounded!r:.80} ends ({', '.join(_BOUNDS)})")
     spm = "ByteLevel" not in tokenizer.kinds
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
     if not spm and not merges:
