@@ -244,6 +244,17 @@ def test_an_added_token_that_takes_more_than_its_characters_is_refused(tmp_path,
     assert not list(tmp_path.glob("*.gguf*"))
 
 
+def test_a_token_with_a_zero_is_refused(tmp_path, capsys):
+    """llama.cpp reads the characters before it, and ends the process if these are another token."""
+    source = families.save(families.model_of("llama", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["model"]["vocab"]["a\0b"] = data["model"]["vocab"].pop("<270>")
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert r"llama.cpp ends a token at a character 0, which 'a\x00b' has" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
 def test_a_tokenizer_without_merges_is_refused(tmp_path, capsys):
     """llama.cpp: cannot find tokenizer merges in model file."""
     source = families.save(families.model_of("deepseek_v3", 0), tmp_path / "in")

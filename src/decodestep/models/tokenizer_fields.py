@@ -53,6 +53,9 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     bounded = next((token["content"] for token in added.values() if any(token[flag] for flag in _BOUNDS)), None)
     if bounded is not None:
         raise ModelError(f"{where}: a GGUF file cannot say where the added token {bounded!r:.80} ends ({', '.join(_BOUNDS)})")
+    cut = next((token for token in tokens if "\0" in token), None)
+    if cut is not None:
+        raise ModelError(f"{where}: llama.cpp ends a token at a character 0, which {cut!r:.80} has")
     spm = "ByteLevel" not in tokenizer.kinds
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
     if not spm and not merges:
