@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import cache
 
@@ -16,7 +17,11 @@ from decodestep import cli
 from decodestep.models import ModelError
 from decodestep.models.architectures.gguf_of_folder import ARCHITECTURES
 from decodestep.models.architectures.names import FOLDER, FOLDERS, GGUF
+from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile
+from decodestep.models.model_folder import ModelFolder
+from decodestep.models.pre_tokenizers import PRE_TOKENIZERS
+from decodestep.models.tokenizer_fields import tokenizer_fields
 from tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
 
@@ -230,6 +235,32 @@ def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
     assert "no tokenizer of the GGUF format" in capsys.readouterr().err
     with pytest.raises(ModelError):
         ds.load(tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize("whole_words", [True, False])
+def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words):
+    """The pieces of Qwen, whose GGUF name says that words are merged: one of 18,000 tokens is a word that merges do not make,
+    which is taken as it is or not."""
+    source = families.save(families.model_of("llama", 0), tmp_path)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs, triples = ([tuple(word) for word in itertools.product(letters, repeat=count)] for count in (2, 3))
+    data = json.loads((source / "tokenizer.json").read_text())
+    model, before = data["model"], list(data["model"]["vocab"])[:256]
+    model["vocab"] = {token: i for i, token in enumerate([*before, *map("".join, [*pairs, *triples]), "wordly"])}
+    model["merges"] = [*map(list, pairs), *([a + b, c] for a, b, c in triples), *([a, b + c] for a, b, c in triples)]
+    model["ignore_merges"] = whole_words
+    data["added_tokens"] = []
+    split = {"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS["qwen2"][0]}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, data["pre_tokenizer"] | {"use_regex": False}]}
+    data["normalizer"] = {"type": "NFC"}
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    size = len(model["vocab"])
+    tokenizer = FolderTokenizer(ModelFolder(source), size)
+    if whole_words:
+        with pytest.raises(ModelError, match="no tokenizer of the GGUF format gives texts the same ids"):
+            tokenizer_fields(tokenizer, size, "qwen2", "here")
+    else:
+        assert tokenizer_fields(tokenizer, size, "qwen2", "here")["tokenizer.ggml.pre"] == "qwen2"
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])

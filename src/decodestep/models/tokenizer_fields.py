@@ -70,13 +70,17 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     if spm:
         fields["tokenizer.ggml.scores"] = _scores(tokens, merges)
         fields["tokenizer.ggml.add_space_prefix"] = _adds_space(tokenizer)
-        names = ["default"]  # which says nothing here
+        names, whole_words = ["default"], False  # which say nothing here
     else:
+        whole_words = bool(model.get("ignore_merges"))
         fields["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
-        names = _pre_tokenizers(tokenizer, kind, bool(model.get("ignore_merges")), "NFC" in str(definition.get("normalizer")))
+        names = _pre_tokenizers(tokenizer, kind, whole_words, "NFC" in str(definition.get("normalizer")))
     texts = [*_TEXTS, *_random_texts(tokens)]
-    for named in (fields | {"tokenizer.ggml.pre": name} for name in names):
-        if _give_same_ids(GgufTokenizer(named), tokenizer, texts):
+    for name in names:
+        named = fields | {"tokenizer.ggml.pre": name}
+        # Few words that are tokens are not what the merges make of them, so that random texts seldom have one.
+        more = [] if (name in WHOLE_WORDS) == whole_words else ["\n".join(tokenizer.decode([i]) for i in range(len(tokens)))]
+        if _give_same_ids(GgufTokenizer(named), tokenizer, [*texts, *more]):
             return named
     raise ModelError(f"{where}: no tokenizer of the GGUF format gives texts the same ids")
 
