@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from functools import cache
 
 import gguf
@@ -20,7 +21,7 @@ from decodestep.models.architectures.names import FOLDER, FOLDERS, GGUF
 from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.model_folder import ModelFolder
-from decodestep.models.pre_tokenizers import PRE_TOKENIZERS
+from decodestep.models.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
 from decodestep.models.tokenizer_fields import tokenizer_fields
 from tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
@@ -237,6 +238,25 @@ def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
         ds.load(tmp_path / "out.gguf")
 
 
+def cut_as(name, data):
+    """A definition of byte-level BPE with the pre-tokenizer of a GGUF name."""
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    splits = [split | {"pattern": {"Regex": pattern}} for pattern in PRE_TOKENIZERS[name]]
+    steps = {"type": "Sequence", "pretokenizers": [*splits, data["pre_tokenizer"] | {"use_regex": False}]}
+    return data | {"pre_tokenizer": steps, "normalizer": {"type": "NFC"} if name in COMPOSED else None}
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_the_name_of_a_pre_tokenizer_is_found(folder, tmp_path, name):
+    """Or another one of the same patterns."""
+    shutil.copytree(folder("llama"), tmp_path, dirs_exist_ok=True)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    data["model"]["ignore_merges"] = name in WHOLE_WORDS
+    (tmp_path / "tokenizer.json").write_text(json.dumps(cut_as(name, data)))
+    found = tokenizer_fields(FolderTokenizer(ModelFolder(tmp_path), 300), 300, "llama", "here")["tokenizer.ggml.pre"]
+    assert PRE_TOKENIZERS[found] == PRE_TOKENIZERS[name]
+
+
 @pytest.mark.parametrize("whole_words", [True, False])
 def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words):
     """The pieces of Qwen, whose GGUF name says that words are merged: one of 18,000 tokens is a word that merges do not make,
@@ -250,10 +270,7 @@ def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words
     model["merges"] = [*map(list, pairs), *([a + b, c] for a, b, c in triples), *([a, b + c] for a, b, c in triples)]
     model["ignore_merges"] = whole_words
     data["added_tokens"] = []
-    split = {"type": "Split", "pattern": {"Regex": PRE_TOKENIZERS["qwen2"][0]}, "behavior": "Isolated", "invert": False}
-    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, data["pre_tokenizer"] | {"use_regex": False}]}
-    data["normalizer"] = {"type": "NFC"}
-    (source / "tokenizer.json").write_text(json.dumps(data))
+    (source / "tokenizer.json").write_text(json.dumps(cut_as("qwen2", data)))
     size = len(model["vocab"])
     tokenizer = FolderTokenizer(ModelFolder(source), size)
     if whole_words:

@@ -24,6 +24,7 @@ _TEXTS = (
     "漢字とかな交じり文、カタカナ。「引用」 中文\uff0c标点\uff01 한국어 문장입니다 ㅋㅋ",
     "Привет, мир! Ελληνικά שלום עולם مرحبا بالعالم ١٢٣ हिन्दी में ४५ ไทยไม่มีเว้นวรรค ᎠᎡ ʰˢ́ 𝔘𝔫𝔦 😀👍🏽🏳️‍🌈 a😀b",
     "don't DON'T can’t we'Re 's 'S x's\n's I'd 'D",
+    "x  1   22\n  333 \t4",
     "one\ttwo\x0bthree\x0cfour\u2028five\u2029six\x85seven a\u0300b \u1100\u1161\u11a8 \uac01",
 )
 _RANDOM_TEXTS = 100
