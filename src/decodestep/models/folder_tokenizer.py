@@ -28,8 +28,9 @@ _MAX_GROWTH = 1 << 12  # of a text by replacements; published ones replace a few
 
 
 class FolderTokenizer(Tokenizer):
-    """Text to token ids and back, as transformers reads the files of a folder.
+    """Text to token ids and back, by the files of a folder.
 
+    All of tokenizer.json counts; transformers 5 replaces parts of it for the classes of Llama, Gemma and Qwen 2.
     `encode` adds the tokens that tokenizer.json's template adds, whatever tokenizer_config.json says; a rendered conversation
     gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
     An added token that the model has no row for is left out, as Gemma 3 1B's for images: its characters are ordinary text.
