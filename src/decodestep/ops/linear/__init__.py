@@ -36,9 +36,9 @@ def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: s
 
     Notes: weights are widened to x's dtype and sums are taken in it. "cpu" adds k in ascending order, in 16 lanes that are
     added at the end; with panels in one ascending sum, over exact integer sums of 32 products where x is quantised (those of
-    blocks of 256 are added up by block first), residuals last. NaN and infinities stay in their row. A row's bits depend
-    neither on the other rows of the call nor on the thread count, and are the same on every instruction set with a fused
-    multiply-add.
+    blocks of 256 are added up by block first), residuals last. NaN and infinities stay in their row. With "cpu" a row's
+    bits depend neither on the other rows of the call nor on the thread count, and are the same on every instruction set with a
+    fused multiply-add; "reference" is NumPy's product, whose order of sums may depend on the number of rows.
     Source: the block formats and their rounding of activations are GGUF's and ggml's; the residual is this library's own.
     """
     tokens = arrays.view(_OP, "x", x)

@@ -50,7 +50,8 @@ def mixture_of_experts(
 
     Returns y, a new array (T, He) of x's dtype and kind. Raises ValueError for a dtype, shape or expert outside the rules.
     Notes: sums are taken in x's dtype, those over experts in the order above, each term weights * outputs fused into the sum
-    where the processor can. NaN stays in its token. A token's bits depend neither on the other tokens nor on the thread count.
+    where the processor can. NaN stays in its token. Except with "reference", a token's bits depend neither on the other
+    tokens nor on the thread count.
     Source: Dai et al., DeepSeekMoE, 2024; Shazeer, GLU Variants Improve Transformer, 2020.
     """
     if devices.goes_to_triton(backend, x):

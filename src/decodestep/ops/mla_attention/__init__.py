@@ -60,16 +60,17 @@ def mla_attention(
         query_rope * dequant_scale_q_nope / quant_scale_ckv, where quant_scale_ckv is one number.
     w_uv: (Hckv / groups, N * Dv), the value up-projection, as a GGUF file has attn_v_b: a `PackedWeight`, or a `LinearPanels`
         with Dv a multiple of 32, by which a product also quantises what it reads, as in `linear`. None without.
-    backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64. "triton" takes tensors on a GPU, and
-        serves everything but float64 and w_uv; block_table, lengths and sequence may be on the host.
+    backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64 and caches that are not aligned or
+        whose rows do not follow each other inside a block. "triton" takes tensors on a GPU, and serves everything but float64
+        and w_uv; block_table, lengths and sequence may be on the host.
 
     Returns out, (T, N, Hckv / groups), or (T, N, Dv) with w_uv, in query_rope's dtype and kind.
     Raises ValueError for a dtype, shape, length, sequence or block outside the rules.
 
-    Notes: everything is float32 inside, float64 with float64 queries; bfloat16 results are rounded once, half to even. A
-    token's bits depend neither on the other tokens of the call nor on the thread count. NaN spreads to its token and head
-    alone. Source: DeepSeek-V2 (2024), section 2.1, with W_UK absorbed into the query; the scales are those of Ascend
-    MlaProlog (CANN ops-transformer, November 2025).
+    Notes: everything is float32 inside, float64 with float64 queries; bfloat16 results are rounded once, half to even.
+    Except with "reference", a token's bits depend neither on the other tokens of the call nor on the thread count. NaN spreads
+    to its token and head alone. Source: DeepSeek-V2 (2024), section 2.1, with W_UK absorbed into the query; the scales are
+    those of Ascend MlaProlog (CANN ops-transformer, November 2025).
     """
     scales = quant_scale_ckv, quant_scale_ckr, dequant_scale_q_nope
     call = Call(query, query_rope, kv_cache, kr_cache, block_table, lengths, scale, sequence, groups, *scales, w_uv)
