@@ -69,7 +69,7 @@ def test_a_panel_by_hand():
     [
         (np.zeros((4, 4)), None, "weight must be a matrix"),
         (np.zeros(4, np.float32), None, "weight must be a matrix"),
-        (np.zeros((4, 0), np.int8), None, "weight must be a matrix"),
+        (np.zeros((4, 0), np.int8), None, "weight must be a matrix, matrices or NZ storage with no axis of 0"),
         ([[1.0]], None, "weight must be a NumPy array"),
         (np.zeros((4, 4), np.int8), (4, 4), "shape must be of a matrix within NZ"),
         (np.zeros((1, 1, 16, 32), np.int8), (17, 4), "shape must be of a matrix within NZ"),

@@ -45,7 +45,7 @@ class PanelWeight:
 
         op, a = "PanelWeight", arrays.view("PanelWeight", "weight", weight)
         ok = a.dtype in _DTYPES and a.ndim in (2, 3, 4) and all(a.shape)
-        require(ok, op, "weight", "a matrix, matrices or NZ storage of float32, bfloat16 or int8", a)
+        require(ok, op, "weight", "a matrix, matrices or NZ storage with no axis of 0, of float32, bfloat16 or int8", a)
         whole = (a.shape[1] * a.shape[2], a.shape[0] * a.shape[3]) if a.ndim == 4 else a.shape
         if shape is not None:
             fits = len(shape) == 2 and a.ndim == 4 and 0 < shape[0] <= whole[0] and 0 < shape[1] <= whole[1]
