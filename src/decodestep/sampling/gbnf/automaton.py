@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import product
 from operator import or_
+from typing import NamedTuple
 
 from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat
 
@@ -71,6 +74,38 @@ class Automaton:
         for state in a.last:
             self.follow[state] |= b.first
         return _Ends(a.first | b.first if a.empty else a.first, a.last | b.last if b.empty else b.last, a.empty and b.empty)
+
+
+class Overlap(NamedTuple):
+    """What two expressions have in common, read from the same place.
+
+    equal: whether a text of one may be one of the other. first_goes_on, second_goes_on: the first bytes, a bit each, with which
+    one can be read on where a text of the other ends.
+    """
+
+    equal: bool
+    first_goes_on: int
+    second_goes_on: int
+
+
+def overlap(first: Automaton, second: Automaton, step: Callable[[], None]) -> Overlap:
+    """Reads both at once; calls `step` for each pair of states."""
+    equal, first_goes_on, second_goes_on = False, 0, 0
+    seen: set[tuple[int, int]] = set()
+    todo = [(first.first, second.first)]
+    while todo:
+        for p, q in product(*todo.pop()):
+            step()
+            if (p, q) in seen or not first.leads[p] & second.leads[q]:
+                continue
+            seen.add((p, q))
+            todo.append((first.follow[p], second.follow[q]))
+            equal |= p in first.last and q in second.last
+            if q in second.last:
+                first_goes_on |= first.goes_on[p]
+            if p in first.last:
+                second_goes_on |= second.goes_on[q]
+    return Overlap(equal, first_goes_on, second_goes_on)
 
 
 def leads_of(characters: Characters) -> int:

@@ -1,18 +1,19 @@
-"""What follows from the rules of a GBNF grammar alone: sizes, empty texts, beginnings."""
+"""What follows from the rules of a GBNF grammar, whatever its lexemes are: sizes, beginnings, overlaps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from functools import reduce
 from operator import or_
 
-from decodestep.sampling.gbnf.automaton import leads_of
+from decodestep.sampling.gbnf.automaton import Automaton, Overlap, leads_of, overlap
 from decodestep.sampling.gbnf.syntax import Characters, Name, Node, Repeat, Sequence, parts_of
 from decodestep.sampling.gbnf.texts import with_the_empty_text
 
-MOST_NODES = 300  # from which on a size is not counted further
-_MOST_WORK = 300_000  # steps, a few tenths of a second
+_MOST_NODES = 300  # of an expression that is written out for its automaton
+_ANY_BYTE = -1  # all bits
+_MOST_WORK = 500_000  # steps, about a second
 
 
 class TooMuchWorkError(Exception):
@@ -22,15 +23,20 @@ class TooMuchWorkError(Exception):
 class Grammar:
     """The rules, with counted work: methods raise TooMuchWorkError after so many steps in all.
 
-    sizes: of each node the number of nodes of its expression without names, at most MOST_NODES + 1; inf if it leads to a rule
+    sizes: of each node the number of nodes of its expression without names, at most _MOST_NODES + 1; inf if it leads to a rule
     that leads to itself. empty: the nodes that have the empty text.
     """
 
     def __init__(self, rules: dict[str, Node]) -> None:
-        self.rules = rules
+        self._rules = rules
         self.sizes = _sizes(rules)
         self.empty = with_the_empty_text(rules)
         self._left = _MOST_WORK
+        self._keys: dict[Node, int] = {}
+        self._numbers: dict[Hashable, int] = {}  # of the keys
+        self._leads: dict[int, int] = {}
+        self._automata: dict[int, Automaton] = {}
+        self._overlaps: dict[tuple[int, int], Overlap] = {}
 
     def work(self) -> None:
         """Counts a step."""
@@ -40,7 +46,7 @@ class Grammar:
 
     def parts(self, node: Node) -> tuple[Node, ...]:
         """The nodes that a node consists of; of a name its rule's."""
-        return (self.rules[node.rule],) if isinstance(node, Name) else parts_of(node)
+        return (self._rules[node.rule],) if isinstance(node, Name) else parts_of(node)
 
     def beginning(self, parts: tuple[Node, ...]) -> tuple[Node, ...]:
         """Of parts one after the other those with which a text may begin: up to the first without the empty text."""
@@ -50,8 +56,8 @@ class Grammar:
                 return parts[:number]
         return parts
 
-    def first(self, nodes: Iterable[Node], among: Callable[[Node], bool]) -> set[Node]:
-        """The nodes `among` those wanted with which a text of one of `nodes` may begin."""
+    def first(self, nodes: Iterable[Node], among: Container[Node] = ()) -> set[Node]:
+        """The nodes `among` these, else the characters, with which a text of one of `nodes` may begin."""
         found: set[Node] = set()
         seen: set[Node] = set()
         todo = list(nodes)
@@ -61,16 +67,50 @@ class Grammar:
                 continue
             seen.add(node)
             self.work()
-            if among(node):
+            if node in among or isinstance(node, Characters):
                 found.add(node)
             else:
                 todo += self.beginning(node.parts) if isinstance(node, Sequence) else self.parts(node)
         return found
 
-    def leads(self, nodes: Iterable[Node]) -> int:
-        """The first bytes of the texts of nodes, a bit each."""
-        characters = self.first(nodes, lambda node: isinstance(node, Characters))
-        return reduce(or_, (leads_of(node) for node in characters if isinstance(node, Characters)), 0)
+    def leads(self, node: Node) -> int:
+        """The first bytes of a node's texts, a bit each."""
+        key = self.key(node)
+        if key not in self._leads:
+            first = (leads_of(one) for one in self.first([node]) if isinstance(one, Characters))
+            self._leads[key] = reduce(or_, first, 0)
+        return self._leads[key]
+
+    def overlap(self, a: Node, b: Node) -> Overlap:
+        """What two nodes without recursion have in common; everything with one that is too large for its automaton."""
+        if max(self.sizes[a], self.sizes[b]) > _MOST_NODES:
+            return Overlap(True, *(_ANY_BYTE if self.sizes[node] > _MOST_NODES else 0 for node in (a, b)))
+        keys = self.key(a), self.key(b)
+        if keys not in self._overlaps:
+            self._overlaps[keys] = overlap(self._automaton(a), self._automaton(b), self.work)
+        return self._overlaps[keys]
+
+    def key(self, node: Node) -> int:
+        """A number, equal for nodes that are the same name, the same characters or the same literal."""
+        if node not in self._keys:
+            self._keys[node] = self._numbers.setdefault(_spelling(node), len(self._numbers))
+        return self._keys[node]
+
+    def _automaton(self, node: Node) -> Automaton:
+        key = self.key(node)
+        if key not in self._automata:
+            self._automata[key] = Automaton(node, self._rules)
+        return self._automata[key]
+
+
+def _spelling(node: Node) -> Hashable:
+    if isinstance(node, Name):
+        return node.rule
+    if isinstance(node, Characters):
+        return node.ranges
+    if isinstance(node, Sequence) and all(isinstance(part, Characters) for part in node.parts):
+        return tuple(map(_spelling, node.parts))
+    return node
 
 
 def _sizes(rules: dict[str, Node]) -> dict[Node, float]:
@@ -80,7 +120,7 @@ def _sizes(rules: dict[str, Node]) -> dict[Node, float]:
         size = 1 + (sizes.get(rules[node.rule], math.inf) if isinstance(node, Name) else sum(map(measure, parts_of(node))))
         if isinstance(node, Repeat):
             size *= max(node.least, node.most or 1)
-        sizes[node] = size if math.isinf(size) else min(size, MOST_NODES + 1)
+        sizes[node] = size if math.isinf(size) else min(size, _MOST_NODES + 1)
         return sizes[node]
 
     for name in _from_the_leaves(rules):

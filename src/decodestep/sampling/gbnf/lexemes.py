@@ -10,11 +10,11 @@ ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from itertools import product
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import or_
 
-from decodestep.sampling.gbnf.automaton import Automaton
-from decodestep.sampling.gbnf.grammar import MOST_NODES, Grammar, TooMuchWorkError
+from decodestep.sampling.gbnf.grammar import Grammar, TooMuchWorkError
 from decodestep.sampling.gbnf.syntax import Name, Node, Repeat, Sequence
 
 
@@ -36,83 +36,64 @@ def lexemes_of(rules: dict[str, Node], start: Name) -> frozenset[Node]:
 
 
 class _Choice:
-    """The largest parts without recursion that are not to be replaced, and which of them may follow one another."""
+    """The largest parts without recursion that are not to be replaced, and which of them may follow one another.
+
+    Lexemes of one class are written alike and followed by the same ones.
+    """
 
     def __init__(self, grammar: Grammar, start: Name, replaced: set[Node]) -> None:
         self._grammar = grammar
-        self._start = start
-        self._automata: dict[Node, Automaton] = {}
         self._users: dict[Node, list[tuple[Node, int]]] = {start: []}  # of each node: which part it is of which nodes
-        self.lexemes: dict[Node, int] = {}  # and their numbers
+        self.lexemes: set[Node] = set()
         nodes: list[Node] = [start]
         while nodes:
             node = nodes.pop()
             grammar.work()
             if node not in replaced and not math.isinf(grammar.sizes.get(node, math.inf)):
-                self.lexemes[node] = len(self.lexemes)
+                self.lexemes.add(node)
                 continue
             for number, part in enumerate(grammar.parts(node)):
                 if part not in self._users:
                     self._users[part] = []
                     nodes.append(part)
                 self._users[part].append((node, number))
-        self._next = {lexeme: self._first(self._followers(lexeme)) for lexeme in self.lexemes}
-        self._next_leads = {lexeme: grammar.leads(following) for lexeme, following in self._next.items()}
+        self._first = grammar.first([start], self.lexemes)
+        self._classes: dict[tuple[int, frozenset[Node]], list[Node]] = {}  # and what follows their lexemes
+        for lexeme in self.lexemes:
+            following = frozenset(grammar.first(self._followers(lexeme), self.lexemes))
+            self._classes.setdefault((grammar.key(lexeme), following), []).append(lexeme)
 
     def wrong(self) -> set[Node]:
         """The lexemes that could be read on where another may end."""
-        wrong: set[Node] = set()
-        seen: set[tuple[Node, Node]] = set()
-        first = self._first([self._start])
-        groups = [(first, first)]
-        while groups:
-            for pair in product(*groups.pop()):
-                self._grammar.work()
-                a, b = sorted(pair, key=self.lexemes.__getitem__)
-                if (a, b) not in seen:
-                    seen.add((a, b))
-                    longer, equal = self._compare(a, b)
-                    wrong |= longer
-                    if equal:
-                        groups.append((self._next[a], self._next[b]))
-        return wrong
-
-    def _compare(self, a: Node, b: Node) -> tuple[set[Node], bool]:
-        """Of two lexemes that begin at the same place: which can be read on where the other ends, and whether both can end."""
-        if a is b and not self._next[a]:
-            return set(), True
-        if not self._grammar.leads([a]) & self._grammar.leads([b]):
-            return set(), False
-        large = {lexeme for lexeme in (a, b) if self._grammar.sizes[lexeme] > MOST_NODES}
-        if large:
-            return large, True
-        longer: set[Node] = set()
-        equal = False
-        first, second = self._automaton(a), self._automaton(b)
-        seen: set[tuple[int, int]] = set()
-        todo = [(first.first, second.first)]
+        grammar, members = self._grammar, list(self._classes.values())
+        bit = {lexeme: 1 << each for each, lexemes in enumerate(members) for lexeme in lexemes}  # sets of classes are integers
+        following = [_union(bit[lexeme] for lexeme in lexemes) for _, lexemes in self._classes]
+        leads = [_union(map(grammar.leads, lexemes)) for _, lexemes in self._classes]
+        alike = _meeting([grammar.leads(lexemes[0]) for lexemes in members])
+        first = _union(bit[lexeme] for lexeme in self._first)
+        wrong: set[int] = set()
+        compared = [0] * len(members)
+        groups = {(first, first)}  # of classes that may begin at the same place
+        todo = list(groups)
         while todo:
-            for p, q in product(*todo.pop()):
-                self._grammar.work()
-                if (p, q) in seen or not first.leads[p] & second.leads[q]:
-                    continue
-                seen.add((p, q))
-                todo.append((first.follow[p], second.follow[q]))
-                if p in first.last and q in second.last:
-                    equal = True
-                if p in first.last and second.goes_on[q] & self._next_leads[a]:
-                    longer.add(b)
-                if q in second.last and first.goes_on[p] & self._next_leads[b]:
-                    longer.add(a)
-        return longer, equal
-
-    def _automaton(self, lexeme: Node) -> Automaton:
-        if lexeme not in self._automata:
-            self._automata[lexeme] = Automaton(lexeme, self._grammar.rules)
-        return self._automata[lexeme]
-
-    def _first(self, nodes: Iterable[Node]) -> set[Node]:
-        return self._grammar.first(nodes, self.lexemes.__contains__)
+            group, others = todo.pop()
+            for a in _bits(group):
+                for b in _bits(others & alike[a] & ~compared[a]):
+                    grammar.work()
+                    compared[a] |= 1 << b
+                    compared[b] |= 1 << a
+                    if a == b and not following[a]:
+                        continue
+                    shared = grammar.overlap(members[a][0], members[b][0])
+                    if shared.first_goes_on & leads[b]:
+                        wrong.add(a)
+                    if shared.second_goes_on & leads[a]:
+                        wrong.add(b)
+                    after = following[a], following[b]
+                    if shared.equal and after not in groups:
+                        groups.add(after)
+                        todo.append(after)
+        return {lexeme for each in wrong for lexeme in members[each]}
 
     def _followers(self, lexeme: Node) -> list[Node]:
         """The nodes that may come right after a lexeme, some of which have the empty text."""
@@ -134,3 +115,23 @@ class _Choice:
                     seen.add(user)
                     ended.append(user)
         return followers
+
+
+def _union(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)
+
+
+def _meeting(sets: list[int]) -> list[int]:
+    """For each set the numbers of the sets with which it has something in common, as bits."""
+    having: dict[int, int] = {}  # an element: the sets
+    for number, each in enumerate(sets):
+        for element in _bits(each):
+            having[element] = having.get(element, 0) | 1 << number
+    return [_union(having[element] for element in _bits(each)) for each in sets]
+
+
+def _bits(numbers: int) -> Iterator[int]:
+    while numbers:
+        lowest = numbers & -numbers
+        yield lowest.bit_length() - 1
+        numbers ^= lowest
