@@ -162,8 +162,7 @@ class _Reader:
             ranges.append((self._code(first), self._code(last or first)))
             if ranges[-1][1] < ranges[-1][0]:
                 self._refuse("a range whose second character is not before its first", self._last())
-        others = _others(ranges)
-        return Characters(tuple(others if negated else _others(others)))
+        return Characters(tuple(_others(ranges) if negated else united(ranges)))
 
     def _code(self, one: str) -> int:
         if len(one) > 2:
@@ -198,6 +197,11 @@ class _Reader:
             piece = self._pieces[self._at]
         line = self._text.count("\n", 0, piece.start() if piece else None) + 1
         raise ValueError(f"line {line}: expected {expected}; got {repr(piece[0][:20]) if piece else 'the end'}")
+
+
+def united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges of all characters that are in one of these, in ascending order."""
+    return _others(_others(ranges))
 
 
 def _in_order(parts: list[Node]) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat, Sequence, parts_of
+from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat, Sequence, parts_of, united
 
 
 def with_texts(rules: dict[str, Node]) -> dict[str, Node]:
@@ -21,10 +21,19 @@ def with_texts(rules: dict[str, Node]) -> dict[str, Node]:
             empty = node.part not in alive or node.most == 0
             return Sequence(()) if empty else Repeat(living(node.part), node.least, node.most)
         if isinstance(node, Choice):
-            return Choice(tuple(living(part) for part in node.parts if part in alive))
+            return _choice([living(part) for part in node.parts if part in alive])
         return Sequence(tuple(map(living, node.parts))) if isinstance(node, Sequence) else node
 
     return {name: living(node) for name, node in rules.items() if node in alive}
+
+
+def _choice(parts: list[Node]) -> Node:
+    """A choice without choices in it, and with one part for all characters: llguidance fails for some like a | (a | b)."""
+    flat = [inner for part in parts for inner in (part.parts if isinstance(part, Choice) else (part,))]
+    ranges = [each for part in flat if isinstance(part, Characters) for each in part.ranges]
+    others = [part for part in flat if not isinstance(part, Characters)]
+    merged = [*others, Characters(tuple(united(ranges)))] if ranges else others
+    return merged[0] if len(merged) == 1 else Choice(tuple(merged))
 
 
 def with_the_empty_text(rules: dict[str, Node]) -> set[Node]:
