@@ -8,8 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from decodestep.sampling.constraint_vocabulary import tokenizer_of
 from decodestep.sampling.gbnf.lark import lark_of
-from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Sequence, read_gbnf
+from decodestep.sampling.gbnf.nodes import Characters, Choice, Name, Sequence
+from decodestep.sampling.gbnf.syntax import read_gbnf
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -18,15 +20,7 @@ LONGEST = 4
 END = 256
 
 
-class Bytes:
-    bos_token_id, eos_token_id, special_token_ids = None, END, (END,)
-    tokens = (*(bytes([i]) for i in range(END)), b"\xff<end>")
-
-    def __call__(self, text):
-        return list(text)
-
-
-TOKENIZER = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), n_vocab=END + 1, eos_token=[END])
+TOKENIZER = tokenizer_of(lambda token: bytes([token]) if token < END else b"", END + 1, frozenset({END}))
 
 
 def matcher_of(lark):

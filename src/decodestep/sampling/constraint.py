@@ -78,8 +78,7 @@ class ConstraintLogitsProcessor:
         began = time.thread_time()
         self._steps = self._mask()  # of the row as it was then
         if self._steps is None or self._matcher.is_error():
-            error = self._matcher.get_error()
-            what = "one that no text satisfies" if not error or _NO_TEXT in error else short(error)
+            what = self._reason("one that no text satisfies")
             refuse("SamplingParams", self.language, "one that can be compiled", Words(what))
         if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", self.language, "one that can be compiled", Words("one that costs too much"))
@@ -96,9 +95,7 @@ class ConstraintLogitsProcessor:
             if time.thread_time() - began > _STEP_SECONDS * len(new):
                 raise ConstraintError(f"{self.language}: a token costs too much", self.language)
         if self._steps is None or self._matcher.is_error():
-            error = self._matcher.get_error()
-            what = short(error) if error and _NO_TEXT not in error else "no text of it begins so"
-            raise ConstraintError(f"{self.language}: {what}", self.language)
+            raise ConstraintError(f"{self.language}: {self._reason('no text of it begins so')}", self.language)
         return self._steps
 
     def forces(self, tokens: Sequence[int]) -> bool:
@@ -117,6 +114,11 @@ class ConstraintLogitsProcessor:
     def __deepcopy__(self, memo: dict[int, Any]) -> ConstraintLogitsProcessor:
         """One at the beginning of the row: its next call reads all tokens, which leads to the same state."""
         return self._anew()
+
+    def _reason(self, no_text: str) -> str:
+        """Why there is no mask; no_text: if it is that no text goes on."""
+        error = self._matcher.get_error()
+        return short(error) if error and _NO_TEXT not in error else no_text
 
     def _mask(self) -> tuple[s.Step, ...] | None:
         if self._matcher.is_stopped():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import product
-from operator import or_
 from typing import NamedTuple
 
-from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat
+from decodestep.sampling.gbnf.bits import union
+from decodestep.sampling.gbnf.nodes import Characters, Choice, Name, Node, Repeat
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Automaton:
         self.follow: list[set[int]] = []
         ends = self._add(node)
         self.first, self.last = ends.first, ends.last
-        self.goes_on = [reduce(or_, (self.leads[state] for state in states), 0) for states in self.follow]
+        self.goes_on = [union(self.leads[state] for state in states) for states in self.follow]
 
     def _add(self, node: Node) -> _Ends:
         if isinstance(node, Characters):

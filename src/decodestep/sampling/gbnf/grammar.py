@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Hashable, Iterable, Iterator
-from functools import reduce
-from operator import or_
 
 from decodestep.sampling.gbnf.automaton import Automaton, Overlap, leads_of, overlap
-from decodestep.sampling.gbnf.syntax import Characters, Name, Node, Repeat, Sequence, parts_of
+from decodestep.sampling.gbnf.bits import union
+from decodestep.sampling.gbnf.nodes import Characters, Name, Node, Repeat, Sequence, nodes_of, parts_of
 from decodestep.sampling.gbnf.texts import with_the_empty_text
 
 _MOST_NODES = 300  # of an expression that is written out for its automaton
@@ -28,7 +27,7 @@ class Grammar:
     """
 
     def __init__(self, rules: dict[str, Node]) -> None:
-        self._rules = rules
+        self.rules = rules
         self.sizes = _sizes(rules)
         self.empty = with_the_empty_text(rules)
         self._left = _MOST_WORK
@@ -43,10 +42,6 @@ class Grammar:
         self._left -= 1
         if self._left < 0:
             raise TooMuchWorkError
-
-    def parts(self, node: Node) -> tuple[Node, ...]:
-        """The nodes that a node consists of; of a name its rule's."""
-        return (self._rules[node.rule],) if isinstance(node, Name) else parts_of(node)
 
     def beginning(self, parts: tuple[Node, ...]) -> tuple[Node, ...]:
         """Of parts one after the other those with which a text may begin: up to the first without the empty text."""
@@ -70,15 +65,14 @@ class Grammar:
             if node in among or isinstance(node, Characters):
                 found.add(node)
             else:
-                todo += self.beginning(node.parts) if isinstance(node, Sequence) else self.parts(node)
+                todo += self.beginning(node.parts) if isinstance(node, Sequence) else parts_of(node, self.rules)
         return found
 
     def leads(self, node: Node) -> int:
         """The first bytes of a node's texts, a bit each."""
         key = self.key(node)
         if key not in self._leads:
-            first = (leads_of(one) for one in self.first([node]) if isinstance(one, Characters))
-            self._leads[key] = reduce(or_, first, 0)
+            self._leads[key] = union(leads_of(one) for one in self.first([node]) if isinstance(one, Characters))
         return self._leads[key]
 
     def overlap(self, a: Node, b: Node) -> Overlap:
@@ -99,7 +93,7 @@ class Grammar:
     def _automaton(self, node: Node) -> Automaton:
         key = self.key(node)
         if key not in self._automata:
-            self._automata[key] = Automaton(node, self._rules)
+            self._automata[key] = Automaton(node, self.rules)
         return self._automata[key]
 
 
@@ -130,7 +124,7 @@ def _sizes(rules: dict[str, Node]) -> dict[Node, float]:
 
 def _from_the_leaves(rules: dict[str, Node]) -> Iterator[str]:
     """The names of all rules: each that does not lead to recursion after those that it names, then the others."""
-    named = {name: set(_names(node)) for name, node in rules.items()}
+    named = {name: {each.rule for each in nodes_of(node) if isinstance(each, Name)} for name, node in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for user, names in named.items():
         for name in names:
@@ -144,12 +138,3 @@ def _from_the_leaves(rules: dict[str, Node]) -> Iterator[str]:
             if not named[user]:
                 ready.append(user)
     yield from (name for name, names in named.items() if names)
-
-
-def _names(node: Node) -> Iterator[str]:
-    nodes = [node]
-    while nodes:
-        node = nodes.pop()
-        nodes += parts_of(node)
-        if isinstance(node, Name):
-            yield node.rule

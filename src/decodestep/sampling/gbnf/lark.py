@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from decodestep.sampling.gbnf.lexemes import lexemes_of
-from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat, parts_of, read_gbnf
+from decodestep.sampling.gbnf.nodes import Characters, Choice, Name, Node, Repeat, parts_of
+from decodestep.sampling.gbnf.syntax import read_gbnf
 from decodestep.sampling.gbnf.texts import with_texts
 
 _DEEPEST = 8  # parentheses within each other; llguidance has a limit, and llama.cpp writes numbers as (d (d (d ...)?)?)?

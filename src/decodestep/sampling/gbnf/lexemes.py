@@ -10,12 +10,10 @@ ends.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from functools import reduce
-from operator import or_
 
+from decodestep.sampling.gbnf.bits import meeting, members_of, union
 from decodestep.sampling.gbnf.grammar import Grammar, TooMuchWorkError
-from decodestep.sampling.gbnf.syntax import Name, Node, Repeat, Sequence
+from decodestep.sampling.gbnf.nodes import Name, Node, Repeat, Sequence, parts_of
 
 
 def lexemes_of(rules: dict[str, Node], start: Name) -> frozenset[Node]:
@@ -28,14 +26,14 @@ def lexemes_of(rules: dict[str, Node], start: Name) -> frozenset[Node]:
         return frozenset({start})
     replaced: set[Node] = set()
     try:
-        while wrong := (choice := _Choice(grammar, start, replaced)).wrong():
+        while wrong := (choice := _Lexemes(grammar, start, replaced)).wrong():
             replaced |= wrong
     except TooMuchWorkError:
         return frozenset()
-    return frozenset(choice.lexemes)
+    return frozenset(choice.all)
 
 
-class _Choice:
+class _Lexemes:
     """The largest parts without recursion that are not to be replaced, and which of them may follow one another.
 
     Lexemes of one class are written alike and followed by the same ones.
@@ -44,50 +42,50 @@ class _Choice:
     def __init__(self, grammar: Grammar, start: Name, replaced: set[Node]) -> None:
         self._grammar = grammar
         self._users: dict[Node, list[tuple[Node, int]]] = {start: []}  # of each node: which part it is of which nodes
-        self.lexemes: set[Node] = set()
+        self.all: set[Node] = set()
         nodes: list[Node] = [start]
         while nodes:
             node = nodes.pop()
             grammar.work()
             if node not in replaced and not math.isinf(grammar.sizes.get(node, math.inf)):
-                self.lexemes.add(node)
+                self.all.add(node)
                 continue
-            for number, part in enumerate(grammar.parts(node)):
+            for number, part in enumerate(parts_of(node, grammar.rules)):
                 if part not in self._users:
                     self._users[part] = []
                     nodes.append(part)
                 self._users[part].append((node, number))
-        self._first = grammar.first([start], self.lexemes)
+        self._first = grammar.first([start], self.all)
         self._classes: dict[tuple[int, frozenset[Node]], list[Node]] = {}  # and what follows their lexemes
-        for lexeme in self.lexemes:
-            following = frozenset(grammar.first(self._followers(lexeme), self.lexemes))
+        for lexeme in self.all:
+            following = frozenset(grammar.first(self._followers(lexeme), self.all))
             self._classes.setdefault((grammar.key(lexeme), following), []).append(lexeme)
 
     def wrong(self) -> set[Node]:
         """The lexemes that could be read on where another may end."""
         grammar, members = self._grammar, list(self._classes.values())
         bit = {lexeme: 1 << each for each, lexemes in enumerate(members) for lexeme in lexemes}  # sets of classes are integers
-        following = [_union(bit[lexeme] for lexeme in lexemes) for _, lexemes in self._classes]
-        leads = [_union(map(grammar.leads, lexemes)) for _, lexemes in self._classes]
-        alike = _meeting([grammar.leads(lexemes[0]) for lexemes in members])
-        first = _union(bit[lexeme] for lexeme in self._first)
+        following = [union(bit[lexeme] for lexeme in lexemes) for _, lexemes in self._classes]
+        next_leads = [union(map(grammar.leads, lexemes)) for _, lexemes in self._classes]
+        meets = meeting([grammar.leads(lexemes[0]) for lexemes in members])
+        first = union(bit[lexeme] for lexeme in self._first)
         wrong: set[int] = set()
         compared = [0] * len(members)
         groups = {(first, first)}  # of classes that may begin at the same place
         todo = list(groups)
         while todo:
             group, others = todo.pop()
-            for a in _bits(group):
-                for b in _bits(others & alike[a] & ~compared[a]):
+            for a in members_of(group):
+                for b in members_of(others & meets[a] & ~compared[a]):
                     grammar.work()
                     compared[a] |= 1 << b
                     compared[b] |= 1 << a
                     if a == b and not following[a]:
                         continue
                     shared = grammar.overlap(members[a][0], members[b][0])
-                    if shared.first_goes_on & leads[b]:
+                    if shared.first_goes_on & next_leads[b]:
                         wrong.add(a)
-                    if shared.second_goes_on & leads[a]:
+                    if shared.second_goes_on & next_leads[a]:
                         wrong.add(b)
                     after = following[a], following[b]
                     if shared.equal and after not in groups:
@@ -115,23 +113,3 @@ class _Choice:
                     seen.add(user)
                     ended.append(user)
         return followers
-
-
-def _union(sets: Iterable[int]) -> int:
-    return reduce(or_, sets, 0)
-
-
-def _meeting(sets: list[int]) -> list[int]:
-    """For each set the numbers of the sets with which it has something in common, as bits."""
-    having: dict[int, int] = {}  # an element: the sets
-    for number, each in enumerate(sets):
-        for element in _bits(each):
-            having[element] = having.get(element, 0) | 1 << number
-    return [_union(having[element] for element in _bits(each)) for each in sets]
-
-
-def _bits(numbers: int) -> Iterator[int]:
-    while numbers:
-        lowest = numbers & -numbers
-        yield lowest.bit_length() - 1
-        numbers ^= lowest

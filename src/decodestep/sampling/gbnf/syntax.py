@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import NoReturn
+
+from decodestep.sampling.gbnf.nodes import (
+    SURROGATES,
+    Characters,
+    Name,
+    Node,
+    Repeat,
+    choice_of,
+    others_than,
+    sequence_of,
+    united,
+)
 
 _DEEPEST = 50  # parentheses within each other
 _MOST_REPETITIONS = 3  # of one part, one after the other, as in x+?
-_SURROGATES = (0xD800, 0xDFFF)
 _ESCAPED = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]": "]"}
 _TIMES: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _ONE = r"\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\.|[^\\]"
@@ -24,46 +34,6 @@ _PIECE = re.compile(
 )
 # From its own line on: looking through all empty lines before it, from each of them, would take for ever too.
 _LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Characters:
-    """One character of a range: first and last code points, in ascending order, without those of surrogates."""
-
-    ranges: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Sequence:
-    """A text of each part, one after the other."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Choice:
-    """A text of one of the parts."""
-
-    parts: tuple[Node, ...]
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Repeat:
-    """From `least` to `most` texts of a part, one after the other; None: to any number."""
-
-    part: Node
-    least: int
-    most: int | None
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Name:
-    """A text of the rule of this name."""
-
-    rule: str
-
-
-Node: TypeAlias = Characters | Sequence | Choice | Repeat | Name
 
 
 def is_lark(text: str) -> bool:
@@ -109,7 +79,7 @@ class _Reader:
         while self._take("sign", "|"):
             self._pass_lines()
             parts.append(self._sequence(depth))
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+        return choice_of(parts)
 
     def _sequence(self, depth: int) -> Node:
         parts: list[Node] = []
@@ -118,21 +88,21 @@ class _Reader:
             for _ in range(_MOST_REPETITIONS):
                 if (times := self._times(depth)) is not None:
                     parts[-1] = Repeat(parts[-1], *times)
-        return _in_order(parts)
+        return sequence_of(parts)
 
     def _part(self, depth: int) -> Node | None:
         if depth:
             self._pass_lines()
         if (literal := self._take("literal")) is not None:
             codes = [self._code(one) for one in _CHARACTER.findall(literal)]
-            return _in_order([Characters(((code, code),)) for code in codes])
+            return sequence_of([Characters(((code, code),)) for code in codes])
         if characters := self._take("set"):
             return self._set(characters, negated=self._last()["negated"] != "")
         if name := self._take("name"):
             self._references.setdefault(name, self._at - 1)
             return Name(name)
         if self._take("sign", "."):
-            return Characters(tuple(_others([])))
+            return Characters(others_than([]))
         if not self._take("sign", "("):
             return None
         if depth == _DEEPEST:
@@ -162,7 +132,7 @@ class _Reader:
             ranges.append((self._code(first), self._code(last or first)))
             if ranges[-1][1] < ranges[-1][0]:
                 self._refuse("a range whose second character is not before its first", self._last())
-        return Characters(tuple(_others(ranges) if negated else united(ranges)))
+        return Characters(others_than(ranges) if negated else united(ranges))
 
     def _code(self, one: str) -> int:
         if len(one) > 2:
@@ -171,7 +141,7 @@ class _Reader:
             code = ord(_ESCAPED.get(one[1]) or self._refuse("an escape of llama.cpp's", self._last()))
         else:
             code = ord(one)
-        if code > sys.maxunicode or _SURROGATES[0] <= code <= _SURROGATES[1]:
+        if code > sys.maxunicode or SURROGATES[0] <= code <= SURROGATES[1]:
             self._refuse("a character of Unicode", self._last())
         return code
 
@@ -197,29 +167,3 @@ class _Reader:
             piece = self._pieces[self._at]
         line = self._text.count("\n", 0, piece.start() if piece else None) + 1
         raise ValueError(f"line {line}: expected {expected}; got {repr(piece[0][:20]) if piece else 'the end'}")
-
-
-def united(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges of all characters that are in one of these, in ascending order."""
-    return _others(_others(ranges))
-
-
-def _in_order(parts: list[Node]) -> Node:
-    return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
-
-
-def _others(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The ranges of all characters that are in none of these."""
-    others, code = [], 0
-    for first, last in [*sorted([*ranges, _SURROGATES]), (sys.maxunicode + 1, sys.maxunicode + 1)]:
-        if code < first:
-            others.append((code, first - 1))
-        code = max(code, last + 1)
-    return others
-
-
-def parts_of(node: Node) -> tuple[Node, ...]:
-    """The nodes that a node consists of."""
-    if isinstance(node, Repeat):
-        return (node.part,)
-    return node.parts if isinstance(node, Sequence | Choice) else ()

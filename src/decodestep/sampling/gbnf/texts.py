@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decodestep.sampling.gbnf.syntax import Characters, Choice, Name, Node, Repeat, Sequence, parts_of, united
+from decodestep.sampling.gbnf.nodes import Characters, Choice, Node, Repeat, Sequence, choice_of, nodes_of, parts_of
 
 
 def with_texts(rules: dict[str, Node]) -> dict[str, Node]:
@@ -21,19 +21,10 @@ def with_texts(rules: dict[str, Node]) -> dict[str, Node]:
             empty = node.part not in alive or node.most == 0
             return Sequence(()) if empty else Repeat(living(node.part), node.least, node.most)
         if isinstance(node, Choice):
-            return _choice([living(part) for part in node.parts if part in alive])
+            return choice_of([living(part) for part in node.parts if part in alive])
         return Sequence(tuple(map(living, node.parts))) if isinstance(node, Sequence) else node
 
     return {name: living(node) for name, node in rules.items() if node in alive}
-
-
-def _choice(parts: list[Node]) -> Node:
-    """A choice without choices in it, and with one part for all characters: llguidance fails for some like a | (a | b)."""
-    flat = [inner for part in parts for inner in (part.parts if isinstance(part, Choice) else (part,))]
-    ranges = [each for part in flat if isinstance(part, Characters) for each in part.ranges]
-    others = [part for part in flat if not isinstance(part, Characters)]
-    merged = [*others, Characters(tuple(united(ranges)))] if ranges else others
-    return merged[0] if len(merged) == 1 else Choice(tuple(merged))
 
 
 def with_the_empty_text(rules: dict[str, Node]) -> set[Node]:
@@ -46,11 +37,8 @@ def _holding(rules: dict[str, Node], holds: Callable[[Node], bool]) -> set[Node]
     missing: dict[Node, int] = {}  # of a node: how many of its parts are yet to be found
     users: dict[Node, list[Node]] = {}
     found: list[Node] = []
-    nodes = list(rules.values())
-    while nodes:
-        node = nodes.pop()
-        nodes += parts_of(node)
-        parts = (rules[node.rule],) if isinstance(node, Name) else parts_of(node)
+    for node in nodes_of(*rules.values()):
+        parts = parts_of(node, rules)
         missing[node] = len(parts) if isinstance(node, Sequence) else 1
         if holds(node) or missing[node] == 0 or (isinstance(node, Repeat) and node.least == 0):
             found.append(node)
