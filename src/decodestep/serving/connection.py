@@ -62,9 +62,9 @@ class Connection(H11Protocol):
     def _expect_request(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(self.timeout_keep_alive, self._close_unless_asked, self.cycle)
+        self._deadline = self.loop.call_later(self.timeout_keep_alive, self._close_without_request, self.cycle)
 
-    def _close_unless_asked(self, before: object) -> None:
+    def _close_without_request(self, before: object) -> None:
         """before: uvicorn's state of the request that was the last one when the wait began."""
         if self.cycle is before:
             self.transport.close()
