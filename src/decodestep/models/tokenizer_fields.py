@@ -79,9 +79,12 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     texts = [*_TEXTS, *_random_texts(tokens)]
     for name in names:
         named = fields | {"tokenizer.ggml.pre": name}
+        rebuilt = GgufTokenizer(named)
+        if not _give_same_ids(rebuilt, tokenizer, texts):
+            continue
         # Few words that are tokens are not what the merges make of them, so that random texts seldom have one.
-        more = [] if (name in WHOLE_WORDS) == whole_words else ["\n".join(tokenizer.decode([i]) for i in range(len(tokens)))]
-        if _give_same_ids(GgufTokenizer(named), tokenizer, [*texts, *more]):
+        alike = (name in WHOLE_WORDS) == whole_words
+        if alike or _give_same_ids(rebuilt, tokenizer, ["\n".join(tokenizer.decode([i]) for i in range(len(tokens)))]):
             return named
     raise ModelError(f"{where}: no tokenizer of the GGUF format gives texts the same ids")
 

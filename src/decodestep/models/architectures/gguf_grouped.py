@@ -52,17 +52,20 @@ def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict
         if keys.number(key, 0.0, least=-1e6, most=1e6):
             raise keys.refusal(f"{key} is not supported")
     size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT) if window else 0
-    biases = tuple(part for part in _BIASED if names.GGUF[f"{part}_bias"].format(i=0) in keys.file.tensors)
+    biases = tuple(part for part in _BIASED if _has_bias(keys, part))
     options: dict[str, Any] = {"biases": biases, "windows": (size,) * layers if size else (), **more}
     return {**common, "kv_heads": kv_heads, "head_dim": head_dim, "grouped": GroupedConfig(**options)}
+
+
+def _has_bias(keys: GgufKeys, part: str) -> bool:
+    return names.GGUF[f"{part}_bias"].format(i=0) in keys.file.tensors
 
 
 def _dense(keys: GgufKeys, *, rope_half_split: bool, **more: Any) -> Config:
     if keys.size("expert_count", 0, least=0):
         raise keys.refusal("experts are not supported")
     sizes, width = _grouped_fields(keys, **more), keys.size_of_layers("feed_forward_length")
-    parts = (names.GGUF[f"{part}_bias"].format(i=0) for part in ("gate", "up", "down"))
-    biases = keys.architecture in FEED_FORWARD_BIASES and any(part in keys.file.tensors for part in parts)
+    biases = keys.architecture in FEED_FORWARD_BIASES and any(_has_bias(keys, part) for part in names.FEED_FORWARD)
     return Config(**sizes, feed_forward=width, rope_half_split=rope_half_split, biases=biases)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from decodestep.models.config import Config, LatentConfig
 
 Shape = tuple[int, ...]
+FEED_FORWARD = ("gate", "up", "down")
 _GGUF_LAYER = {
     "attention_norm": "attn_norm.weight",
     "query": "attn_q.weight",
@@ -36,7 +37,7 @@ _GGUF_LAYER = {
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
-    **{f"{part}_bias": f"ffn_{part}.bias" for part in ("gate", "up", "down")},
+    **{f"{part}_bias": f"ffn_{part}.bias" for part in FEED_FORWARD},
     "router": "ffn_gate_inp.weight",
     "correction": "exp_probs_b.bias",
     "experts_gate": "ffn_gate_exps.weight",
@@ -74,11 +75,11 @@ _FOLDER_LAYER = {
     "ffn_norm": "post_attention_layernorm.weight",
     "router": "mlp.gate.weight",
     "correction": "mlp.gate.e_score_correction_bias",
-    **{part: f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
-    **{f"{part}_bias": f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")},
-    **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up", "down")},
-    **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")},
-    **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in ("gate", "up", "down")},
+    **{part: f"mlp.{part}_proj.weight" for part in FEED_FORWARD},
+    **{f"{part}_bias": f"mlp.{part}_proj.bias" for part in FEED_FORWARD},
+    **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in FEED_FORWARD},
+    **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in FEED_FORWARD},
+    **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in FEED_FORWARD},
 }
 FOLDER = {
     "embedding": "model.embed_tokens.weight",
