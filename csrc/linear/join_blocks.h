@@ -9,36 +9,9 @@ namespace decodestep::DECODESTEP_BUILD {
 
 // 32 bytes whose low and high nibbles are the 32 values of two pieces.
 DECODESTEP_INLINE void join_nibbles(const uint8_t* low, const uint8_t* high, uint8_t* q) {
-    for (size_t i = 0; i < 16; ++i) {
-        q[i] = static_cast<uint8_t>((low[i] & 15) | high[i] << 4);
-        q[16 + i] = static_cast<uint8_t>(low[i] >> 4 | (high[i] & 0xf0));
-    }
-}
-
-// Sets bit `shift` of high[4j + e], which is 0, to bit j of byte e of the four bytes at `bits`.
-DECODESTEP_INLINE void scatter_bits(const uint8_t* bits, size_t shift, uint8_t* high) {
-    uint32_t from;
-    std::memcpy(&from, bits, sizeof from);
-    for (size_t j = 0; j < 8; ++j) {
-        uint32_t quad;
-        std::memcpy(&quad, high + 4 * j, sizeof quad);
-        quad |= (from >> j & 0x01010101u) << shift;
-        std::memcpy(high + 4 * j, &quad, sizeof quad);
-    }
-}
-
-// Sets bits shift, shift + 1 of high[16h + 4j + e], which are 0, to bits 2j, 2j + 1 of byte 4h + e of eight bytes.
-DECODESTEP_INLINE void scatter_bit_pairs(const uint8_t* bits, size_t shift, uint8_t* high) {
-    for (size_t h = 0; h < 2; ++h) {
-        uint32_t from;
-        std::memcpy(&from, bits + 4 * h, sizeof from);
-        for (size_t j = 0; j < 4; ++j) {
-            uint32_t quad;
-            std::memcpy(&quad, high + 16 * h + 4 * j, sizeof quad);
-            quad |= (from >> 2 * j & 0x03030303u) << shift;
-            std::memcpy(high + 16 * h + 4 * j, &quad, sizeof quad);
-        }
-    }
+    for (size_t i = 0; i < 16; i += 8)
+        transpose_fields<2, 4, uint64_t>([&](size_t j) { return (j == 0 ? low : high) + i; },
+                                         [&](size_t j) { return q + 16 * j + i; });
 }
 
 // Four bytes whose bit 4j + e is bit j of byte e of the four bytes at `bits`.
@@ -68,14 +41,13 @@ DECODESTEP_INLINE void join_block(const SplitBlock& block, uint8_t* p) {
         join_scales_and_nibbles(block, p, p + 16);
     } else if constexpr (F == Format::q5_k) {
         join_scales_and_nibbles(block, p, p + 48);
-        std::memset(p + 16, 0, 32);
-        for (size_t j = 0; j < 8; ++j) scatter_bits(block.pieces[j].upper, j, p + 16);
+        transpose_fields<8, 1, uint32_t>([&](size_t j) { return block.pieces[j].upper; },
+                                         [&](size_t j) { return p + 16 + 4 * j; });
     } else if constexpr (F == Format::q6_k) {
-        std::memset(p + 128, 0, 64);
-        for (size_t j = 0; j < 8; ++j) {
-            scatter_bit_pairs(block.pieces[j].upper, j % 4 * 2, p + 128 + j / 4 * 32);
-            std::memcpy(p + 192 + 2 * j, block.pieces[j].scales, 2);
-        }
+        for (size_t i = 0; i < 4; ++i)
+            transpose_fields<4, 2, uint32_t>([&](size_t j) { return block.pieces[i / 2 * 4 + j].upper + i % 2 * 4; },
+                                             [&](size_t j) { return p + 128 + 16 * i + 4 * j; });
+        for (size_t j = 0; j < 8; ++j) std::memcpy(p + 192 + 2 * j, block.pieces[j].scales, 2);
         for (size_t j = 0; j < 8; j += j % 2 ? 3 : 1)  // pieces 0, 1, 4, 5, each with the one two after it
             join_nibbles(block.pieces[j].low, block.pieces[j + 2].low, p + j / 4 * 64 + j % 2 * 32);
         std::memcpy(p + 208, block.tail, 2);

@@ -1,10 +1,14 @@
 // Packs the rows of a weight into panels, once, when a model is loaded.
+#include <algorithm>
 #include <vector>
 
+#include "core/cache_line.h"
 #include "core/parallel.h"
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
+#include "linear/row_blocks.h"
 #include "linear/split_blocks.h"
+#include "linear/with_format.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -64,8 +68,11 @@ void pack_split_blocks(const PanelRows& rows, size_t blocks, uint8_t* out) {
     const size_t bytes = bytes_of_block(F);
     for (size_t b = 0; b < blocks / layout.pieces; ++b, out += layout.block_bytes()) {
         for (size_t r = 0; r < kPanelOutputs; ++r) {
-            SplitBlock split{};
-            if (rows.row[r]) split_block<F>(rows.row[r] + b * bytes, split);
+            SplitBlock split;
+            if (rows.row[r])
+                split_block<F>(rows.row[r] + b * bytes, split);
+            else
+                split = {};
             for (size_t i = 0; i < layout.pieces; ++i) {
                 const SplitPiece& piece = split.pieces[i];
                 uint8_t* to = out + i * layout.piece_bytes();
@@ -125,44 +132,46 @@ void pack_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* o
     }
 }
 
-// Output r of a dense panel, from float32 values: copied or rounded to bfloat16.
-void store_output(Format format, const float* values, size_t in, size_t r, uint8_t* out) {
-    for (size_t k = 0; k < in; ++k) {
-        const size_t at = k * kPanelOutputs + r;
-        if (format == Format::f32) {
-            std::memcpy(out + 4 * at, values + k, 4);
-        } else {
-            const uint16_t half = to_bf16(values[k]).bits;
-            std::memcpy(out + 2 * at, &half, 2);
-        }
+// A dense panel of items of `Size` bytes; fill(r, k, values, items) gives `values` items of output r from input k on.
+template <size_t Size, size_t Block, class Fill>
+void transpose_items(size_t in, size_t count, Fill&& fill, uint8_t* out) {
+    constexpr size_t side = sizeof(uint64_t) / Size;
+    for (size_t k = 0; k < in; k += Block) {
+        alignas(kCacheLine) uint8_t items[kPanelOutputs][Size * Block] = {};
+        const size_t values = std::min(Block, in - k);
+        for (size_t r = 0; r < count; ++r) fill(r, k, values, items[r]);
+        for (size_t i = 0; i < ceil_div(values, kBlockInputs) * kBlockInputs; i += side)
+            for (size_t r = 0; r < kPanelOutputs; r += side)
+                transpose_fields<side, 8 * Size, uint64_t>(
+                    [&](size_t j) { return items[r + j] + Size * i; },
+                    [&](size_t j) { return out + Size * (kPanelOutputs * (k + i + j) + r); });
     }
 }
 
-// Output r of a dense panel of 16-bit values, copied.
-void copy_output(const uint8_t* row, size_t in, size_t r, uint8_t* out) {
-    for (size_t k = 0; k < in; ++k) std::memcpy(out + 2 * (k * kPanelOutputs + r), row + 2 * k, 2);
+// A dense panel from rows in its own format, or one of BF16 from rows of another format.
+void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t count, uint8_t* out) {
+    const auto copy = [&](size_t r, size_t k, size_t values, uint8_t* items) {
+        std::memcpy(items, rows.row[r] + row_bytes(a.format, k), row_bytes(a.format, values));
+    };
+    if (a.format == Format::f32) return transpose_items<4, kBlockInputs>(a.rows.in, count, copy, out);
+    if (a.format == a.rows.format) return transpose_items<2, kBlockInputs>(a.rows.in, count, copy, out);
+    with_format(a.rows.format, [&]<Format F>() {
+        const auto round = [&](size_t r, size_t k, size_t values, uint8_t* items) {
+            float wide[kBlockValues<F>];
+            widen<F>(rows.row[r] + row_bytes(F, k), values, wide);
+            for (size_t i = 0; i < values; ++i) {
+                const uint16_t half = to_bf16(wide[i]).bits;
+                std::memcpy(items + 2 * i, &half, 2);
+            }
+        };
+        transpose_items<2, kBlockValues<F>>(a.rows.in, count, round, out);
+    });
 }
 
 // Row r of the weight as float32.
 void widen_row(const RowWeight& w, size_t r, float* values) {
     const auto id = static_cast<int64_t>(r);
     gather_rows({w, &id, 1, values, 1});
-}
-
-void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t first, size_t count, size_t bytes,
-                      uint8_t* out) {
-    const size_t in = a.rows.in;
-    const bool copies = a.rows.format == a.format && a.format != Format::f32;
-    std::memset(out, 0, bytes);
-    std::vector<float> values(in);
-    for (size_t r = 0; r < count; ++r) {
-        if (copies) {
-            copy_output(rows.row[r], in, r, out);
-            continue;
-        }
-        widen_row(a.rows, first + r, values.data());
-        store_output(a.format, values.data(), in, r, out);
-    }
 }
 
 // A panel of Q8_0 from rows of another format.
@@ -190,7 +199,7 @@ void pack_linear_panels(const PackLinearPanels& a) {
         const size_t count = left < kPanelOutputs ? left : kPanelOutputs;
         PanelRows rows{};
         for (size_t r = 0; r < count; ++r) rows.row[r] = a.rows.row(first + r);
-        if (!quantises_activations(a.format)) return pack_dense_panel(a, rows, first, count, w.panel_bytes(), out);
+        if (!quantises_activations(a.format)) return pack_dense_panel(a, rows, count, out);
         if (a.rows.format == a.format) return pack_blocks(a.format, rows, w.blocks(), out);
         pack_quantised_panel(a, first, count, w.blocks(), out);
     });

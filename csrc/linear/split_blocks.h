@@ -8,6 +8,7 @@
 #include "linear/k_quant_blocks.h"
 #include "linear/linear_panels.h"
 #include "linear/small_blocks.h"
+#include "linear/transpose_fields.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -25,34 +26,9 @@ struct SplitBlock {
 
 // Two pieces whose 32 values are the low and the high nibbles of 32 bytes.
 DECODESTEP_INLINE void split_nibbles(const uint8_t* q, uint8_t* low, uint8_t* high) {
-    for (size_t i = 0; i < 16; ++i) {
-        low[i] = static_cast<uint8_t>((q[i] & 15) | q[16 + i] << 4);
-        high[i] = static_cast<uint8_t>(q[i] >> 4 | (q[16 + i] & 0xf0));
-    }
-}
-
-// Four bytes; bit j of byte e is bit `shift` of high[4j + e].
-DECODESTEP_INLINE void gather_bits(const uint8_t* high, size_t shift, uint8_t* out) {
-    uint32_t bits = 0;
-    for (size_t j = 0; j < 8; ++j) {
-        uint32_t quad;
-        std::memcpy(&quad, high + 4 * j, sizeof quad);
-        bits |= (quad >> shift & 0x01010101u) << j;
-    }
-    std::memcpy(out, &bits, sizeof bits);
-}
-
-// Eight bytes; bits 2j, 2j + 1 of byte 4h + e are bits shift, shift + 1 of high[16h + 4j + e].
-DECODESTEP_INLINE void gather_bit_pairs(const uint8_t* high, size_t shift, uint8_t* out) {
-    for (size_t h = 0; h < 2; ++h) {
-        uint32_t bits = 0;
-        for (size_t j = 0; j < 4; ++j) {
-            uint32_t quad;
-            std::memcpy(&quad, high + 16 * h + 4 * j, sizeof quad);
-            bits |= (quad >> shift & 0x03030303u) << 2 * j;
-        }
-        std::memcpy(out + 4 * h, &bits, sizeof bits);
-    }
+    for (size_t i = 0; i < 16; i += 8)
+        transpose_fields<2, 4, uint64_t>([&](size_t j) { return q + 16 * j + i; },
+                                         [&](size_t j) { return (j == 0 ? low : high) + i; });
 }
 
 // Four bytes; bit j of byte e is bit 4j + e of the four bytes at `fifth`.
@@ -86,12 +62,13 @@ DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
         split_scales_and_nibbles(p, p + 16, block);
     } else if constexpr (F == Format::q5_k) {
         split_scales_and_nibbles(p, p + 48, block);
-        for (size_t j = 0; j < 8; ++j) gather_bits(p + 16, j, block.pieces[j].upper);
+        transpose_fields<8, 1, uint32_t>([&](size_t j) { return p + 16 + 4 * j; },
+                                         [&](size_t j) { return block.pieces[j].upper; });
     } else if constexpr (F == Format::q6_k) {
-        for (size_t j = 0; j < 8; ++j) {
-            gather_bit_pairs(p + 128 + j / 4 * 32, j % 4 * 2, block.pieces[j].upper);
-            std::memcpy(block.pieces[j].scales, p + 192 + 2 * j, 2);
-        }
+        for (size_t i = 0; i < 4; ++i)  // of sixteen bytes; two of them make up the half of a block
+            transpose_fields<4, 2, uint32_t>([&](size_t j) { return p + 128 + 16 * i + 4 * j; },
+                                             [&](size_t j) { return block.pieces[i / 2 * 4 + j].upper + i % 2 * 4; });
+        for (size_t j = 0; j < 8; ++j) std::memcpy(block.pieces[j].scales, p + 192 + 2 * j, 2);
         for (size_t j = 0; j < 8; j += j % 2 ? 3 : 1)  // pieces 0, 1, 4, 5, each with the one two after it
             split_nibbles(p + j / 4 * 64 + j % 2 * 32, block.pieces[j].low, block.pieces[j + 2].low);
         std::memcpy(block.tail, p + 208, 2);
