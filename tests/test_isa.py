@@ -13,6 +13,7 @@ from decodestep import _native
 
 STEMS = (
     "decode_step",
+    "k_quants",
     "linear",
     "mla_attention",
     "mla_prolog",

@@ -5,6 +5,7 @@
 
 #include "bindings/bindings.h"
 #include "linear/file_rows.h"
+#include "linear/quantise_k_blocks.h"
 #include "linear/unpack_linear_panels.h"
 
 namespace decodestep {
@@ -135,6 +136,22 @@ void call_unpack_linear_panels(Packed<const uint8_t, 1> panels, int format, size
     unpack_linear_panels(args);
 }
 
+void call_quantise_k_blocks(Packed<const float, 2> values, int format, Packed<uint8_t, 2> blocks, int threads) {
+    require_aligned(values);
+    const Format kind = format_of(format);
+    require(kind == Format::q4_k || kind == Format::q5_k || kind == Format::q6_k, "format must be q4_k, q5_k or q6_k");
+    require(values.shape(1) == 256, "values must be in blocks of 256");
+    require(blocks.shape(0) == values.shape(0) && blocks.shape(1) == row_bytes(kind, 256),
+            "blocks has the wrong shape");
+    const QuantiseKBlocks args{.values = values.data(),
+                               .blocks = values.shape(0),
+                               .format = kind,
+                               .out = blocks.data(),
+                               .threads = thread_count(threads)};
+    const ReleasedGil released;
+    quantise_k_blocks(args);
+}
+
 // The part, the row (-1: not a scale's fault) and the error (0: the file has become shorter) of a problem; else
 // nothing.
 nb::object call_read_file_rows(Packed<const int64_t, 2> parts, int format, size_t inputs,
@@ -211,6 +228,8 @@ void bind_linear(nb::module_& m) {
     m.def("unpack_linear_panels", &call_unpack_linear_panels, nb::arg("panels").noconvert(), nb::arg("format"),
           nb::arg("inputs"), nb::arg("outputs"), nb::arg("ids").noconvert(), nb::arg("rows").noconvert(),
           nb::arg("threads"));
+    m.def("quantise_k_blocks", &call_quantise_k_blocks, nb::arg("values").noconvert(), nb::arg("format"),
+          nb::arg("blocks").noconvert(), nb::arg("threads"));
     m.def("read_file_rows", &call_read_file_rows, nb::arg("parts").noconvert(), nb::arg("format"), nb::arg("inputs"),
           nb::arg("memory").noconvert().none(), nb::arg("panels").noconvert().none(), nb::arg("panel_format"),
           nb::arg("threads"));

@@ -1,0 +1,95 @@
+"""The native core's K-quants against the same search in NumPy, whose sums are in another order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+
+import k_quants
+from builds import TIERS, printed_under
+from decodestep import _native
+from decodestep.models.quantise import quantise
+from decodestep.weights import Format
+
+KINDS = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
+
+
+def samples(count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    normal = rng.normal(size=(count, 256))
+    return {
+        "normal": normal,
+        "of many magnitudes": normal * 10.0 ** rng.integers(-4, 4, (count, 8)).repeat(32, axis=1),
+        "on one side of zero": 0.1 + normal / 100,
+        "positive": rng.random((count, 256)),
+        "integers": rng.integers(-3, 4, (count, 256)),
+        "near the least float16": normal / 10**6,
+        "constant": np.full((count, 256), -3.0),
+        "zero": np.zeros((count, 256)),
+        "one outlier": np.where(np.arange(256) == 77, 1000, normal),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", samples(1))
+def test_blocks_are_as_near_as_those_of_numpy(kind, name):
+    x = samples(151)[name].astype(np.float32)
+    mine, expected = quantise(x, kind), k_quants.quantise(x, kind)
+    assert (mine == expected).all(axis=1).mean() > 0.5  # the others chose another of two grids that are about as good
+    errors = [np.square(dequantize(blocks, kind).astype(float) - x).sum() for blocks in (mine, expected)]
+    assert errors[0] <= 1.005 * errors[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.1e9, -3e38])
+def test_what_a_block_cannot_hold_spoils_that_block_alone(kind, value):
+    x = samples(5)["normal"].astype(np.float32)
+    good = quantise(x, kind)
+    x[2, 200] = value
+    blocks = quantise(x, kind)
+    with np.errstate(invalid="ignore"):
+        assert not np.isfinite(dequantize(blocks[2:3], kind)).all()
+    others = [0, 1, 3, 4]
+    np.testing.assert_array_equal(blocks[others], good[others])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_thread_count_and_number_of_blocks_gives_the_same_bits(kind):
+    x = np.concatenate([each.astype(np.float32) for each in samples(40).values()])
+    size = GGML_QUANT_SIZES[kind][1]
+    expected = quantise(x, kind)
+    for count, threads in ((1, 1), (2, 3), (63, 2), (65, 4), (len(x), 7)):
+        blocks = np.full((count + 1, size), 0xAB, np.uint8)
+        _native.quantise_k_blocks(values=x[:count], format=int(Format[kind.name]), blocks=blocks[:count], threads=threads)
+        np.testing.assert_array_equal(blocks[:count], expected[:count])
+        assert (blocks[count] == 0xAB).all()
+
+
+def made() -> str:
+    """Blocks of all kinds in hexadecimal."""
+    x = np.concatenate([each.astype(np.float32) for each in samples(5).values()])
+    return b"".join(quantise(x, kind).tobytes() for kind in KINDS).hex()
+
+
+@pytest.mark.parametrize("isa", TIERS)
+def test_every_build_gives_the_same_bits(isa):
+    assert printed_under(isa, "import test_k_quants; print(test_k_quants.made())") == made()
+
+
+@pytest.mark.parametrize(
+    ("values", "format_", "blocks", "message"),
+    [
+        ((2, 255), Format.Q4_K, (2, 144), "blocks of 256"),
+        ((2, 256), Format.Q4_K, (1, 144), "wrong shape"),
+        ((2, 256), Format.Q6_K, (2, 144), "wrong shape"),
+        ((2, 256), Format.Q8_0, (2, 272), "must be q4_k, q5_k or q6_k"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(values, format_, blocks, message):
+    with pytest.raises(ValueError, match=message):
+        _native.quantise_k_blocks(
+            values=np.zeros(values, np.float32), format=int(format_), blocks=np.zeros(blocks, np.uint8), threads=1
+        )
