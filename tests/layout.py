@@ -39,7 +39,7 @@ NATIVE_OWNERS = {
     "weights.file_rows",
     "weights.pack_linear_panels",
     "weights.pack_prolog_panels",
-    "weights.quantise_k_blocks",
+    "weights.quantise_blocks",
     "weights.unpack_linear_panels",
 }
 

@@ -13,7 +13,7 @@ from decodestep import _native
 
 STEMS = (
     "decode_step",
-    "k_quants",
+    "quantise_blocks",
     "linear",
     "mla_attention",
     "mla_prolog",

@@ -5,7 +5,7 @@
 
 #include "bindings/bindings.h"
 #include "linear/file_rows.h"
-#include "linear/quantise_k_blocks.h"
+#include "linear/quantise_blocks.h"
 #include "linear/unpack_linear_panels.h"
 
 namespace decodestep {
@@ -108,12 +108,16 @@ void call_gather_panels(Packed<const uint8_t, 1> panels, int format, size_t outp
                          [](const GatherPanels& args) { gather_panels(args); });
 }
 
+void require_packable(Format rows, Format panels) {
+    require(panels == rows || panels == Format::bf16 || is_quantised_to(panels),
+            "panels must be in the format of the rows, or in one that values can be rounded to");
+}
+
 void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t, 1> panels, int panel_format,
                              int threads) {
     const RowWeight rows = row_weight_of(w, format, inputs);
     const LinearPanelWeight packed = panel_weight_of(panels, panel_format, inputs, rows.out);
-    require(packed.format == rows.format || packed.format == Format::q8_0 || packed.format == Format::bf16,
-            "panels must be in the format of the rows, in q8_0 or in bf16");
+    require_packable(rows.format, packed.format);
     const PackLinearPanels args{
         .rows = rows, .format = packed.format, .panels = panels.data(), .threads = thread_count(threads)};
     const ReleasedGil released;
@@ -136,20 +140,20 @@ void call_unpack_linear_panels(Packed<const uint8_t, 1> panels, int format, size
     unpack_linear_panels(args);
 }
 
-void call_quantise_k_blocks(Packed<const float, 2> values, int format, Packed<uint8_t, 2> blocks, int threads) {
+void call_quantise_blocks(Packed<const float, 2> values, int format, Packed<uint8_t, 2> blocks, int threads) {
     require_aligned(values);
     const Format kind = format_of(format);
-    require(kind == Format::q4_k || kind == Format::q5_k || kind == Format::q6_k, "format must be q4_k, q5_k or q6_k");
-    require(values.shape(1) == 256, "values must be in blocks of 256");
-    require(blocks.shape(0) == values.shape(0) && blocks.shape(1) == row_bytes(kind, 256),
-            "blocks has the wrong shape");
-    const QuantiseKBlocks args{.values = values.data(),
-                               .blocks = values.shape(0),
-                               .format = kind,
-                               .out = blocks.data(),
-                               .threads = thread_count(threads)};
+    require(is_quantised_to(kind), "no values can be rounded to that format");
+    const size_t width = values.shape(1), bytes = row_bytes(kind, width);
+    require(bytes > 0, "a row must hold whole blocks");
+    require(blocks.shape(0) == values.shape(0) && blocks.shape(1) == bytes, "blocks has the wrong shape");
+    const QuantiseBlocks args{.values = values.data(),
+                              .blocks = values.shape(0) * (width / kBlockSizes[format].values),
+                              .format = kind,
+                              .out = blocks.data(),
+                              .threads = thread_count(threads)};
     const ReleasedGil released;
-    quantise_k_blocks(args);
+    quantise_blocks(args);
 }
 
 // The part, the row (-1: not a scale's fault) and the error (0: the file has become shorter) of a problem; else
@@ -179,9 +183,7 @@ nb::object call_read_file_rows(Packed<const int64_t, 2> parts, int format, size_
         args.memory = memory->data();
     } else {
         args.panel_format = panel_weight_of(*panels, panel_format, inputs, args.out).format;
-        require(
-            args.panel_format == args.format || args.panel_format == Format::q8_0 || args.panel_format == Format::bf16,
-            "panels must be in the format of the rows, in q8_0 or in bf16");
+        require_packable(args.format, args.panel_format);
         args.panels = panels->data();
     }
     std::optional<FileRowsProblem> problem;
@@ -228,7 +230,7 @@ void bind_linear(nb::module_& m) {
     m.def("unpack_linear_panels", &call_unpack_linear_panels, nb::arg("panels").noconvert(), nb::arg("format"),
           nb::arg("inputs"), nb::arg("outputs"), nb::arg("ids").noconvert(), nb::arg("rows").noconvert(),
           nb::arg("threads"));
-    m.def("quantise_k_blocks", &call_quantise_k_blocks, nb::arg("values").noconvert(), nb::arg("format"),
+    m.def("quantise_blocks", &call_quantise_blocks, nb::arg("values").noconvert(), nb::arg("format"),
           nb::arg("blocks").noconvert(), nb::arg("threads"));
     m.def("read_file_rows", &call_read_file_rows, nb::arg("parts").noconvert(), nb::arg("format"), nb::arg("inputs"),
           nb::arg("memory").noconvert().none(), nb::arg("panels").noconvert().none(), nb::arg("panel_format"),

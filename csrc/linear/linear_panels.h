@@ -96,8 +96,7 @@ struct LinearPanelWeight {
     const uint8_t* panel(size_t p) const { return data + p * panel_bytes(); }
 };
 
-// Packs rows in their own format, or rounded to Q8_0 (scale = largest magnitude of 32 values / 127, rounded to float16)
-// or BF16 (to nearest, ties to even).
+// Packs rows in their own format, rounded to BF16 (to nearest, ties to even), or quantised (linear/quantise_blocks.h).
 struct PackLinearPanels {
     RowWeight rows;
     Format format;

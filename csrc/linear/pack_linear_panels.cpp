@@ -6,6 +6,7 @@
 #include "core/parallel.h"
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
+#include "linear/quantise_blocks.h"
 #include "linear/row_blocks.h"
 #include "linear/split_blocks.h"
 #include "linear/with_format.h"
@@ -92,22 +93,6 @@ void pack_split_blocks(const PanelRows& rows, size_t blocks, uint8_t* out) {
     }
 }
 
-// Quantises a row of values to Q8_0 blocks, in the order of the file format.
-void quantise_q8_0(const float* values, size_t in, uint8_t* out) {
-    for (size_t k = 0; k < in; k += kBlockInputs, out += bytes_of_block(Format::q8_0)) {
-        const f32x16 first = load(values + k), second = load(values + k + kLanes);
-        uint16_t scale[kLanes];
-        float units[kLanes];
-        store_f16(scale, broadcast(largest_magnitude(first, second) / 127.0f));
-        store(units, from_f16(scale));
-        const float unit = units[0];
-        const f32x16 inverse = broadcast(unit > 0.0f ? 1.0f / unit : 0.0f), most = broadcast(127.0f);
-        const auto bounded = [&](f32x16 v) { return max(broadcast(-127.0f), min(most, v * inverse)); };
-        std::memcpy(out, scale, 2);
-        round_to_bytes(bounded(first), bounded(second), reinterpret_cast<int8_t*>(out + 2));
-    }
-}
-
 // A panel of a quantised format, from rows in that format.
 void pack_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
     switch (format) {
@@ -174,7 +159,7 @@ void widen_row(const RowWeight& w, size_t r, float* values) {
     gather_rows({w, &id, 1, values, 1});
 }
 
-// A panel of Q8_0 from rows of another format.
+// A panel of a quantised format, from rows of another one.
 void pack_quantised_panel(const PackLinearPanels& a, size_t first, size_t count, size_t blocks, uint8_t* out) {
     const size_t in = a.rows.in, bytes = row_bytes(a.format, in);
     std::vector<uint8_t> quantised(count * bytes);
@@ -183,7 +168,7 @@ void pack_quantised_panel(const PackLinearPanels& a, size_t first, size_t count,
     for (size_t r = 0; r < count; ++r) {
         widen_row(a.rows, first + r, values.data());
         uint8_t* row = quantised.data() + r * bytes;
-        quantise_q8_0(values.data(), in, row);
+        quantise_blocks({values.data(), in / panel_block_inputs(a.format), a.format, row, 1});
         rows.row[r] = row;
     }
     pack_blocks(a.format, rows, blocks, out);

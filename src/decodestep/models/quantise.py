@@ -1,6 +1,6 @@
 """Quantises values to GGUF's block formats.
 
-K-quants are searched for by the native core. Other types are rounded as the gguf package does.
+K-quants, Q4_0 and Q5_0 are made by the native core, other types by the gguf package.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
-from decodestep.weights.quantise_k_blocks import quantise_k_blocks
+from decodestep.weights.quantise_blocks import quantise_blocks
 
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
-_SUPER = 256
-_K_QUANTS = {GGMLQuantizationType[each.name]: each for each in (Format.Q4_K, Format.Q5_K, Format.Q6_K)}
+_NATIVE = {GGMLQuantizationType[each.name]: each for each in (Format.Q4_0, Format.Q5_0, Format.Q4_K, Format.Q5_K, Format.Q6_K)}
 _DENSE = {
     GGMLQuantizationType.F32: np.float32,
     GGMLQuantizationType.F16: np.float16,
@@ -37,8 +36,8 @@ def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
 
     `has_finite_scales` tells whether the kind can hold them.
     """
-    if kind in _K_QUANTS:
-        return quantise_k_blocks(values, _K_QUANTS[kind])
+    if kind in _NATIVE:
+        return quantise_blocks(values, _NATIVE[kind])
     rows, width = values.shape
     block, size = GGML_QUANT_SIZES[kind]
     made = np.empty((rows, width // block * size), np.uint8)
@@ -65,15 +64,11 @@ def panels_of(weight: PackedWeight | FileRows, format_: Format, allocate: Alloca
     Raises FileRowsError for values whose scales are beyond float16's range.
     """
     inputs = weight.shape[0]
-    if format_ == Format.Q4_K and inputs % _SUPER:
+    if format_ == Format.Q4_K and inputs % 256:
         format_ = Format.Q5_0
     if inputs % 32:
         format_ = Format.BF16
-    if format_ in (Format.BF16, Format.Q8_0, weight.format):
-        return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)
-    rows = weight.whole() if isinstance(weight, FileRows) else weight
-    blocks = quantise(rows.values(), GGMLQuantizationType[format_.name])
-    return _within_range(LinearPanels.pack(PackedWeight(blocks, format_, inputs), allocate=allocate), weight)
+    return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)
 
 
 def _within_range(panels: LinearPanels, weight: PackedWeight | FileRows) -> LinearPanels:

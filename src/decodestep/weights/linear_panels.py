@@ -35,8 +35,8 @@ _BLOCK = {
     Format.IQ4_XS: (256, 4416),
     Format.MXFP4: (32, 544),
 }
-# Bytes of the float16 numbers at the end of a block, in formats that values are rounded to.
-_SCALE_BYTES = {Format.Q4_0: 64, Format.Q8_0: 64, Format.Q5_0: 64, Format.Q4_K: 128}
+# The block formats that values are rounded to, each with the bytes of the float16 numbers at the end of a block.
+_ROUNDED = {Format.Q8_0: 64, Format.Q4_0: 64, Format.Q5_0: 64, Format.Q4_K: 128, Format.Q5_K: 128, Format.Q6_K: 64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,19 +77,21 @@ class LinearPanels:
         """Copies a weight into panels, on all threads.
 
         weight: a `PackedWeight` of any format, or `FileRows`, which are read while they are packed.
-        format_: the format of the panels: the weight's own, Q8_0 or BF16. None: the weight's own.
+        format_: the format of the panels: the weight's own, or one that values are rounded to (BF16, Q8_0, Q4_0, Q5_0, Q4_K,
+            Q5_K, Q6_K). None: the weight's own.
         allocate: makes the memory of the panels: uint8 (size,), aligned to a cache line.
 
-        In its own format a weight keeps its values. Otherwise they are rounded, ties to even: to bfloat16, or for Q8_0 each 32
-        values of an output to integers in [-127, 127] times a scale, their largest magnitude / 127 rounded to float16.
-        Raises ValueError for another format, or a quantised one if K is not a multiple of 32.
+        In its own format a weight keeps its values. Otherwise they are rounded: to bfloat16, ties to even; for Q8_0 each 32
+        values of an output to integers in [-127, 127] times a scale, their largest magnitude / 127 rounded to float16; for the
+        other formats as `csrc/linear/quantise_blocks.h` says. `has_finite_scales` tells whether the format can hold them.
+        Raises ValueError for another format, or a quantised one if K is not a multiple of its block.
         """
         from decodestep.weights.file_rows import FileRows  # native code, only needed here
         from decodestep.weights.pack_linear_panels import pack_linear_panels
 
         require(isinstance(weight, (PackedWeight, FileRows)), _CLASS, "weight", "a PackedWeight or a FileRows", weight)
         chosen = weight.format if format_ is None else format_
-        possible = dict.fromkeys((weight.format, Format.Q8_0, Format.BF16))
+        possible = dict.fromkeys((weight.format, Format.BF16, *_ROUNDED))
         known = isinstance(chosen, Format) and chosen in possible  # a number may equal a Format
         require(known, _CLASS, "format", f"one of {', '.join(each.name for each in possible)}", chosen)
         inputs, outputs = weight.shape
@@ -117,9 +119,9 @@ class LinearPanels:
         return self.format not in DENSE_FORMATS
 
     def has_finite_scales(self) -> bool:
-        """Whether the scales and minima of Q4_0, Q5_0, Q8_0 and Q4_K are finite, which they are not if the quantised values
-        were too large. True for other formats."""
-        size = _SCALE_BYTES.get(self.format)
+        """Whether the float16 scales and minima of a format that values are rounded to are finite, which they are not if the
+        values were too large. True for other formats."""
+        size = _ROUNDED.get(self.format)
         if size is None:
             return True
         blocks = self.data.reshape(-1, _BLOCK[self.format][1])

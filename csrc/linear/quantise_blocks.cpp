@@ -1,4 +1,4 @@
-#include "linear/quantise_k_blocks.h"
+#include "linear/quantise_blocks.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,14 +7,16 @@
 #include "core/half.h"
 #include "core/parallel.h"
 #include "linear/join_blocks.h"
+#include "linear/with_format.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
-constexpr size_t kBlock = 256, kChunk = 64;  // values; blocks that a thread takes at a time
-constexpr float kLeastF16 = 0x1p-24f;        // above 0
-constexpr float kMost = 0x1p30f;             // more than any block can hold
+constexpr size_t kBlock = 256;              // values of a K-quant's
+constexpr size_t kChunk = size_t{1} << 14;  // values that a thread takes at a time
+constexpr float kLeastF16 = 0x1p-24f;       // above 0
+constexpr float kMost = 0x1p30f;            // more than any block can hold
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 float as_f16(float value) { return to_float(to_f16(value)); }
@@ -163,7 +165,8 @@ void put_integers(const uint8_t* q, SplitPiece& piece) {
     for (size_t i = 0; i < 16; ++i) piece.low[i] = static_cast<uint8_t>((q[i] & 15) | q[16 + i] << 4);
     std::memset(piece.upper, 0, sizeof piece.upper);
     for (size_t i = 0; i < 32; ++i) {
-        if constexpr (F == Format::q5_k) piece.upper[i % 4] |= static_cast<uint8_t>(q[i] >> 4 << i / 4);
+        if constexpr (F == Format::q5_0 || F == Format::q5_k)
+            piece.upper[i % 4] |= static_cast<uint8_t>(q[i] >> 4 << i / 4);
         if constexpr (F == Format::q6_k)
             piece.upper[i / 16 * 4 + i % 4] |= static_cast<uint8_t>(q[i] >> 4 << i % 16 / 4 * 2);
     }
@@ -172,6 +175,35 @@ void put_integers(const uint8_t* q, SplitPiece& piece) {
 void put_f16(float value, uint8_t* out) {
     const F16 half = to_f16(value);
     std::memcpy(out, &half, sizeof half);
+}
+
+void put_q8_0(const float* x, uint8_t* out) {
+    const f32x16 first = load(x), second = load(x + kLanes);
+    const float scale = largest_magnitude(first, second) / 127, unit = as_f16(scale);
+    const f32x16 inverse = broadcast(unit > 0 ? 1 / unit : 0), most = broadcast(127.0f);
+    const auto bounded = [&](f32x16 v) { return max(broadcast(-127.0f), min(most, v * inverse)); };
+    put_f16(scale, out);
+    round_to_bytes(bounded(first), bounded(second), reinterpret_cast<int8_t*>(out + 2));
+}
+
+// A block of Q4_0 or Q5_0.
+template <Format F>
+void put_around_middle(const float* x, uint8_t* out) {
+    constexpr float middle = F == Format::q4_0 ? 8 : 16;
+    float extreme = x[0];
+    for (size_t i = 1; i < 32; ++i)
+        if (__builtin_fabsf(x[i]) > __builtin_fabsf(extreme)) extreme = x[i];
+    const float scale = largest_magnitude(x, 32) < kInfinity ? extreme / -middle : kInfinity;
+    const float inverse = scale == 0 ? 0 : 1 / scale;
+    uint8_t q[32];
+    for (size_t i = 0; i < 32; ++i) {
+        const float shifted = x[i] * inverse + (middle + 0.5f);
+        q[i] = static_cast<uint8_t>(shifted > 0 ? std::min(shifted, 2 * middle - 1) : 0);
+    }
+    SplitBlock block;
+    put_f16(scale, block.pieces[0].scales);
+    put_integers<F>(q, block.pieces[0]);
+    join_block<F>(block, out);
 }
 
 // Whether a block can hold the values; if not, writes one whose d is infinite.
@@ -301,34 +333,44 @@ void put_q6_k(const float* x, uint8_t* out) {
     join_block<Format::q6_k>(block, out);
 }
 
+// All blocks of 32 values, or two blocks of 256 at a time where their sub-blocks fill the lanes of a vector together.
 template <Format F>
 void put_blocks(const float* x, size_t blocks, uint8_t* out) {
-    if constexpr (F == Format::q6_k) {
-        for (size_t b = 0; b < blocks; ++b) put_q6_k(x + kBlock * b, out + kBlockBytes<F> * b);
-    } else {
-        size_t b = 0;
+    size_t b = 0;
+    if constexpr (F == Format::q4_k || F == Format::q5_k) {
         for (; b + 2 <= blocks; b += 2) put_two_blocks<F>(x + kBlock * b, 2, out + kBlockBytes<F> * b);
         if (b == blocks) return;
         float padded[2 * kBlock] = {};
         std::memcpy(padded, x + kBlock * b, kBlock * sizeof(float));
         put_two_blocks<F>(padded, 1, out + kBlockBytes<F> * b);
+    } else {
+        for (; b < blocks; ++b, x += kBlockValues<F>, out += kBlockBytes<F>) {
+            if constexpr (F == Format::q6_k)
+                put_q6_k(x, out);
+            else if constexpr (F == Format::q8_0)
+                put_q8_0(x, out);
+            else
+                put_around_middle<F>(x, out);
+        }
     }
 }
 
 template <Format F>
-void quantise(const QuantiseKBlocks& a) {
-    parallel_for(ceil_div(a.blocks, kChunk), a.threads, [&](size_t chunk) {
-        const size_t first = kChunk * chunk;
-        put_blocks<F>(a.values + kBlock * first, std::min(kChunk, a.blocks - first), a.out + kBlockBytes<F> * first);
+void quantise(const QuantiseBlocks& a) {
+    constexpr size_t in_chunk = kChunk / kBlockValues<F>;
+    parallel_for(ceil_div(a.blocks, in_chunk), a.threads, [&](size_t chunk) {
+        const size_t first = in_chunk * chunk;
+        put_blocks<F>(a.values + kBlockValues<F> * first, std::min(in_chunk, a.blocks - first),
+                      a.out + kBlockBytes<F> * first);
     });
 }
 
 }  // namespace
 
-void quantise_k_blocks(const QuantiseKBlocks& a) {
-    if (a.format == Format::q4_k) return quantise<Format::q4_k>(a);
-    if (a.format == Format::q5_k) return quantise<Format::q5_k>(a);
-    quantise<Format::q6_k>(a);
+void quantise_blocks(const QuantiseBlocks& a) {
+    with_format(a.format, [&]<Format F>() {
+        if constexpr (is_quantised_to(F)) quantise<F>(a);
+    });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

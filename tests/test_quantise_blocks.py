@@ -1,20 +1,22 @@
-"""The native core's K-quants against the same search in NumPy, whose sums are in another order."""
+"""The native core's blocks: K-quants against the same search in NumPy, whose sums are in another order; the others exactly."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 
 import k_quants
 from builds import TIERS, printed_under
 from decodestep import _native
 from decodestep.models.quantise import quantise
-from decodestep.weights import Format
+from decodestep.weights import Format, LinearPanels, PackedWeight
+from decodestep.weights.quantise_blocks import quantise_blocks
 
-KINDS = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
+K_QUANTS = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
+SMALL = [Type.Q4_0, Type.Q5_0]
+KINDS = [*K_QUANTS, *SMALL]
 
 
 def samples(count: int) -> dict[str, np.ndarray]:
@@ -33,7 +35,27 @@ def samples(count: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("name", samples(1))
+def test_small_blocks_are_those_of_the_gguf_package(kind, name):
+    x = samples(151)[name].astype(np.float32)
+    np.testing.assert_array_equal(quantise(x, kind), quantize(x, kind).view(np.uint8))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, Type.Q8_0])
+@pytest.mark.parametrize("outputs", [1, 32, 45])
+def test_panels_are_made_of_the_same_blocks(kind, outputs, rng):
+    x, format_ = rng.normal(size=(outputs, 512)).astype(np.float32), Format[kind.name]
+    blocks = quantise_blocks(x, format_)
+    packed = LinearPanels.pack(PackedWeight.from_array(x.T), format_)
+    np.testing.assert_array_equal(packed.data, LinearPanels.pack(PackedWeight(blocks, format_, 512)).data)
+    np.testing.assert_array_equal(packed.rows().rows, blocks)
+    assert packed.has_finite_scales()
+    x[-1, 300] = np.nan
+    assert not LinearPanels.pack(PackedWeight.from_array(x.T), format_).has_finite_scales()
+
+
+@pytest.mark.parametrize("kind", K_QUANTS)
 @pytest.mark.parametrize("name", samples(1))
 def test_blocks_are_as_near_as_those_of_numpy(kind, name):
     x = samples(151)[name].astype(np.float32)
@@ -44,7 +66,7 @@ def test_blocks_are_as_near_as_those_of_numpy(kind, name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.1e9, -3e38])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1.2e9, -3e38])
 def test_what_a_block_cannot_hold_spoils_that_block_alone(kind, value):
     x = samples(5)["normal"].astype(np.float32)
     good = quantise(x, kind)
@@ -59,11 +81,10 @@ def test_what_a_block_cannot_hold_spoils_that_block_alone(kind, value):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_thread_count_and_number_of_blocks_gives_the_same_bits(kind):
     x = np.concatenate([each.astype(np.float32) for each in samples(40).values()])
-    size = GGML_QUANT_SIZES[kind][1]
     expected = quantise(x, kind)
     for count, threads in ((1, 1), (2, 3), (63, 2), (65, 4), (len(x), 7)):
-        blocks = np.full((count + 1, size), 0xAB, np.uint8)
-        _native.quantise_k_blocks(values=x[:count], format=int(Format[kind.name]), blocks=blocks[:count], threads=threads)
+        blocks = np.full((count + 1, expected.shape[1]), 0xAB, np.uint8)
+        _native.quantise_blocks(values=x[:count], format=int(Format[kind.name]), blocks=blocks[:count], threads=threads)
         np.testing.assert_array_equal(blocks[:count], expected[:count])
         assert (blocks[count] == 0xAB).all()
 
@@ -76,20 +97,21 @@ def made() -> str:
 
 @pytest.mark.parametrize("isa", TIERS)
 def test_every_build_gives_the_same_bits(isa):
-    assert printed_under(isa, "import test_k_quants; print(test_k_quants.made())") == made()
+    assert printed_under(isa, "import test_quantise_blocks; print(test_quantise_blocks.made())") == made()
 
 
 @pytest.mark.parametrize(
     ("values", "format_", "blocks", "message"),
     [
-        ((2, 255), Format.Q4_K, (2, 144), "blocks of 256"),
+        ((2, 255), Format.Q4_K, (2, 144), "whole blocks"),
+        ((2, 256), Format.Q4_1, (2, 160), "no values can be rounded to that format"),
         ((2, 256), Format.Q4_K, (1, 144), "wrong shape"),
         ((2, 256), Format.Q6_K, (2, 144), "wrong shape"),
-        ((2, 256), Format.Q8_0, (2, 272), "must be q4_k, q5_k or q6_k"),
+        ((2, 256), 99, (2, 272), "format"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(values, format_, blocks, message):
     with pytest.raises(ValueError, match=message):
-        _native.quantise_k_blocks(
+        _native.quantise_blocks(
             values=np.zeros(values, np.float32), format=int(format_), blocks=np.zeros(blocks, np.uint8), threads=1
         )

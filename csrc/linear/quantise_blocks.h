@@ -1,0 +1,40 @@
+// Quantises values to GGUF's blocks.
+#pragma once
+
+#include "core/isa.h"
+#include "linear/linear.h"
+
+namespace decodestep {
+
+// The formats that values can be rounded to.
+constexpr bool is_quantised_to(Format f) {
+    return f == Format::q4_0 || f == Format::q5_0 || f == Format::q8_0 || f == Format::q4_k || f == Format::q5_k ||
+           f == Format::q6_k;
+}
+
+// Q8_0: the scale is the largest magnitude / 127, rounded to float16; integers to nearest, ties to even.
+//
+// Q4_0, Q5_0: the value x of largest magnitude becomes -8 or -16 and the scale x / -8 or x / -16; integers to nearest,
+// ties up, before the scale is rounded to float16. The bits of the gguf package.
+//
+// A block of 256 has sub-blocks of 32 values (Q4_K, Q5_K: value = d * scale * q - dmin * minimum, q in [0, 15] or [0,
+// 31]) or of 16 (Q6_K: value = d * scale * q, q in [-32, 31]). Each sub-block gets the scale, and the minimum if it has
+// one, with the least weighted squared error among some grids near the one that spans its values:
+//     Q4_K, Q5_K: 21 grids with largest - 1 to largest + 1 steps; weights sqrt(mean of x^2) + |x|
+//     Q6_K:       19 grids whose value of largest magnitude is -31.1 to -32.9 steps; weights x^2
+// Then d and dmin make multiples of them of six bits (Q6_K: of eight), the integers are rounded to nearest, d and dmin
+// are refitted to these by least squares, and the integers are rounded again.
+//
+// A scale, d or dmin, is infinite or NaN for values beyond the range that it allows, and for values that are not
+// finite. Bits do not depend on the tier: no product is fused with a sum.
+struct QuantiseBlocks {
+    const float* values;  // [blocks, values of a block]
+    size_t blocks;
+    Format format;  // is_quantised_to
+    uint8_t* out;   // [blocks, bytes of a block]
+    int threads;
+};
+
+DECODESTEP_VECTOR_KERNEL(quantise_blocks, QuantiseBlocks)
+
+}  // namespace decodestep
