@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 import pytest
 
 import decodestep as ds
+import processes
 from decodestep.models import ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.weights.blocks import BLOCKS
@@ -46,8 +48,36 @@ def test_rows_in_files_make_the_panels_that_they_make_in_memory(numbers_file, fo
     assert weight.shape == (K, len(rows))
     whole = weight.whole()
     assert np.array_equal(whole.rows, rows) and whole.rows.ctypes.data % 64 == 0
-    for made in (None, Format.Q8_0, Format.BF16):
+    for made in (None, Format.Q8_0, Format.BF16, Format.Q4_0, Format.Q4_K):
         assert np.array_equal(LinearPanels.pack(weight, made).data, LinearPanels.pack(whole, made).data), made
+
+
+# Run in a process of its own: what packing needs besides the panels, in bytes.
+PACK = """
+import re, sys
+from pathlib import Path
+from decodestep.weights.file_rows import FilePart, FileRows
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import Format
+
+def kilobytes(field):
+    return int(re.search(field + ":\\s*([0-9]+)", Path("/proc/self/status").read_text())[1])
+
+with open(sys.argv[1], "rb") as file:
+    weight = FileRows([FilePart(file.fileno(), 0, 1 << 15, "rows")], Format.BF16, 256, 512)
+    before = kilobytes("VmRSS")
+    panels = LinearPanels.pack(weight, Format[sys.argv[2]])
+print((kilobytes("VmHWM") - before) * 1024 - panels.nbytes)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads Linux's count of memory")
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K"])
+def test_rows_are_rounded_piece_by_piece(tmp_path, name):
+    (tmp_path / "rows").write_bytes(bytes(512 << 15))  # 16 MiB, 32 as float32
+    made = processes.run([sys.executable, "-c", PACK, str(tmp_path / "rows"), name])
+    assert made.returncode == 0, made.stderr
+    assert int(made.stdout) < 6 << 20
 
 
 @pytest.mark.parametrize("format_", [format_ for format_ in Format if format_ > Format.BF16])
