@@ -30,6 +30,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "head_products": model.head_products,
     "pack_linear_panels": model.pack_linear_panels,
     "unpack_linear_panels": model.unpack_linear_panels,
+    "quantise_blocks": model.quantise_blocks,
     "read_file_rows": model.read_file_rows,
     "linear_panels": model.linear_panels,
     "Decoder": model.decoder,

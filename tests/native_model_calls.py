@@ -10,6 +10,7 @@ import numpy as np
 from native_source import ROW_BYTES, Arguments, Held, Source, formats_of, panel_bytes
 
 STEP_PARTS = 7
+ROUNDED = {3, 5, 6, 7, 8, 9}  # the numbers of the formats that values are rounded to
 NO_BLOCK = ([], False, [None] * 3)
 
 FILE_BYTES = 1 << 16
@@ -45,10 +46,22 @@ def head_products(s: Source) -> Arguments:
             "transposed": transposed, "y": y, "threads": s.threads()}  # fmt: skip
 
 
+def packable(s: Source, number: int, inputs: int) -> int:
+    """A format of panels for rows of format `number`: their own, bfloat16, or one that values are rounded to."""
+    return int(s.one_of(number, number, 2, *ROUNDED.intersection(formats_of(inputs))))
+
+
+def quantise_blocks(s: Source) -> Arguments:
+    rows, inputs = s.size(70), 32 * s.size(10)
+    number = int(s.one_of(*ROUNDED.intersection(formats_of(inputs))))
+    return {"values": s.array(rows, inputs), "format": number,
+            "blocks": s.array(rows, ROW_BYTES[number](inputs), dtype=np.uint8), "threads": s.threads()}  # fmt: skip
+
+
 def pack_linear_panels(s: Source) -> Arguments:
     inputs, outputs = s.width(), s.size(70)
     w, number = s.weight(inputs, outputs)
-    made = s.one_of(number, number, 2, 5 if inputs % 32 == 0 else number)
+    made = packable(s, number, inputs)
     panels = np.zeros(panel_bytes(made, inputs, outputs), np.uint8)
     return {"w": w, "format": number, "inputs": inputs, "panels": panels, "panel_format": made,
             "threads": s.threads()}  # fmt: skip
@@ -66,7 +79,7 @@ def read_file_rows(s: Source) -> Arguments:
     number = int(s.one_of(*formats_of(inputs)))
     size, outputs = ROW_BYTES[number](inputs), sum(counts)
     parts = [[FILE.fileno(), s.one_of(0, 1, size, 1 << 20, FILE_BYTES), count] for count in counts]
-    made = s.one_of(number, 2, 5 if inputs % 32 == 0 else number)
+    made = packable(s, number, inputs)
     packs = s.one_of(True, False)
     return {"parts": np.array(parts, np.int64).reshape(-1, 3), "format": number, "inputs": inputs,
             "memory": None if packs else np.zeros((outputs, size), np.uint8),
