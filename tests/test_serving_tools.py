@@ -77,6 +77,15 @@ def test_a_response_format_beside_tools_is_that_of_the_answer(shared_server):
     assert choice.finish_reason == "tool_calls"
 
 
+def test_an_answer_beside_tools_keeps_the_whitespace_at_its_end(shared_server):
+    """It is not what stands before a call: without it the answer would be no text of the constraint."""
+    asked = {"model": "", "messages": HELLO, "max_tokens": 9, "tools": [tool("go")], "extra_body": {"regex": r"ok \n\n"}}
+    client = shared_server.client()
+    assert client.chat.completions.create(**asked).choices[0].message.content == "ok \n\n"
+    chunks = client.chat.completions.create(**asked, stream=True)
+    assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == "ok \n\n"
+
+
 def test_the_official_stream_helper_tells_when_a_call_is_complete(shared_server):
     """It does so with the chunk after the call's last: the end of a message must have one of its own."""
     tools = [tool("weather", parameters=SCHEMA, strict=True)]

@@ -40,9 +40,12 @@ class CallFormat(ABC):
 
     def read(self, text: str) -> tuple[str, Calls]:
         """The visible text and the calls. Raises UnreadableError."""
-        at = min((at for mark in self.marks if (at := text.find(mark)) >= 0), default=len(text))
+        found = [at for mark in self.marks if (at := text.find(mark)) >= 0]
+        if not found:
+            return text, []  # with the whitespace at its end, which may be part of a constrained answer
+        at = min(found)
         calls = list(self.calls(text[at:]))
-        if at < len(text) and not calls:
+        if not calls:
             raise UnreadableError
         return text[:at].rstrip(), calls
 
@@ -52,7 +55,7 @@ class CallFormat(ABC):
 
     @abstractmethod
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        """The calls of a text that begins with a mark, or is empty. Raises UnreadableError."""
+        """The calls of a text that begins with a mark. Raises UnreadableError."""
 
     @abstractmethod
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
