@@ -11,8 +11,6 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-DECODESTEP_INLINE float as_f16(float value) { return to_float(to_f16(value)); }
-
 // To nearest, ties to even, within [least, most]; `least` for NaN.
 DECODESTEP_INLINE float whole_within(float value, float least, float most) {
     const float whole = __builtin_rintf(value);

@@ -8,10 +8,10 @@ namespace decodestep::DECODESTEP_BUILD {
 
 // Sixteen sub-blocks of N values: their values i are the lanes of vector i.
 template <size_t N>
-struct Columns {
+struct SubBlocks {
     float values[N][kLanes], weights[N][kLanes];
 
-    Columns(const float* x, const float* w) {
+    SubBlocks(const float* x, const float* w) {
         for (size_t lane = 0; lane < kLanes; ++lane)
             for (size_t i = 0; i < N; ++i) {
                 values[i][lane] = x[N * lane + i];
@@ -21,11 +21,11 @@ struct Columns {
 };
 
 // A number for each of sixteen sub-blocks.
-struct Row {
+struct Lanes {
     float lanes[kLanes];
 
-    Row() = default;
-    explicit Row(f32x16 v) { store(lanes, v); }
+    Lanes() = default;
+    explicit Lanes(f32x16 v) { store(lanes, v); }
     float& operator[](size_t lane) { return lanes[lane]; }
     f32x16 vector() const { return load(lanes); }
 };
@@ -46,7 +46,7 @@ DECODESTEP_INLINE Line fit_line(float total, float sum_x, float sum_q, float sum
 }
 
 // The lines of sixteen sub-blocks, for q in [0, largest].
-inline void find_lines(const Columns<32>& of, float largest, Line* best) {
+inline void find_lines(const SubBlocks<32>& of, float largest, Line* best) {
     f32x16 low = broadcast(0.0f), high = load(of.values[0]), sum_w = broadcast(0.0f), sum_wx = broadcast(0.0f);
     for (size_t i = 0; i < 32; ++i) {
         const f32x16 x = load(of.values[i]), w = load(of.weights[i]);
@@ -55,7 +55,7 @@ inline void find_lines(const Columns<32>& of, float largest, Line* best) {
         sum_w = sum_w + w;
         sum_wx = sum_wx + w * x;
     }
-    Row total(sum_w), sum_x(sum_wx), lows(low), highs(high), spans, least_error;
+    Lanes total(sum_w), sum_x(sum_wx), lows(low), highs(high), spans, least_error;
     for (size_t lane = 0; lane < kLanes; ++lane) {
         spans[lane] = highs[lane] > lows[lane] ? highs[lane] - lows[lane] : 1;
         best[lane] = {(highs[lane] - lows[lane]) / largest, -lows[lane]};
@@ -73,7 +73,7 @@ inline void find_lines(const Columns<32>& of, float largest, Line* best) {
             wqq = wqq + weighted * q[i];
             wqx = wqx + weighted * x;
         }
-        Row sum_q(wq), sum_qq(wqq), sum_qx(wqx), scales, minima;
+        Lanes sum_q(wq), sum_qq(wqq), sum_qx(wqx), scales, minima;
         for (size_t lane = 0; lane < kLanes; ++lane) {
             const Line line = fit_line(total[lane], sum_x[lane], sum_q[lane], sum_qq[lane], sum_qx[lane]);
             scales[lane] = line.scale;
@@ -84,7 +84,7 @@ inline void find_lines(const Columns<32>& of, float largest, Line* best) {
             const f32x16 apart = scales.vector() * q[i] - minima.vector() - load(of.values[i]);
             sum = sum + load(of.weights[i]) * (apart * apart);
         }
-        Row error(sum);
+        Lanes error(sum);
         for (size_t lane = 0; lane < kLanes; ++lane)
             if (scales[lane] > 0 && error[lane] < least_error[lane]) {
                 least_error[lane] = error[lane];
@@ -94,8 +94,8 @@ inline void find_lines(const Columns<32>& of, float largest, Line* best) {
 }
 
 // The scales of sixteen sub-blocks, for q in [-32, 31].
-inline void find_scales(const Columns<16>& of, float* best) {
-    Row extremes, most_gain;
+inline void find_scales(const SubBlocks<16>& of, float* best) {
+    Lanes extremes, most_gain;
     for (size_t lane = 0; lane < kLanes; ++lane) {
         float extreme = of.values[0][lane];
         for (size_t i = 1; i < 16; ++i)
@@ -114,7 +114,7 @@ inline void find_scales(const Columns<16>& of, float* best) {
             wqx = wqx + weighted * x;
             wqq = wqq + weighted * q;
         }
-        Row sum_qx(wqx), sum_qq(wqq);
+        Lanes sum_qx(wqx), sum_qq(wqq);
         for (size_t lane = 0; lane < kLanes; ++lane) {
             const float gain = sum_qx[lane] * sum_qx[lane] / sum_qq[lane];  // NaN where every q is 0
             if (gain > most_gain[lane]) {

@@ -4,7 +4,6 @@
 
 #include "core/cache_line.h"
 #include "core/parallel.h"
-#include "linear/activations.h"
 #include "linear/linear_panels.h"
 #include "linear/quantise_blocks.h"
 #include "linear/row_blocks.h"
@@ -144,10 +143,7 @@ void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t c
         const auto round = [&](size_t r, size_t k, size_t values, uint8_t* items) {
             float wide[kBlockValues<F>];
             widen<F>(rows.row[r] + row_bytes(F, k), values, wide);
-            for (size_t i = 0; i < values; ++i) {
-                const uint16_t half = to_bf16(wide[i]).bits;
-                std::memcpy(items + 2 * i, &half, 2);
-            }
+            put_all(wide, values, reinterpret_cast<Bf16*>(items));
         };
         transpose_items<2, kBlockValues<F>>(a.rows.in, count, round, out);
     });

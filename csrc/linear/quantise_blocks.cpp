@@ -6,6 +6,7 @@
 #include "core/parallel.h"
 #include "linear/quantise_k_quants.h"
 #include "linear/with_format.h"
+#include "simd/byte_sums.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {
@@ -14,7 +15,7 @@ constexpr size_t kChunk = size_t{1} << 14;  // values that a thread takes at a t
 
 void put_q8_0(const float* x, uint8_t* out) {
     const f32x16 first = load(x), second = load(x + kLanes);
-    const float scale = largest_magnitude(first, second) / 127, unit = as_f16(scale);
+    const float scale = largest_magnitude(first, second) / 127, unit = rounded<F16>(scale);
     const f32x16 inverse = broadcast(unit > 0 ? 1 / unit : 0), most = broadcast(127.0f);
     const auto bounded = [&](f32x16 v) { return max(broadcast(-127.0f), min(most, v * inverse)); };
     put_f16(scale, out);

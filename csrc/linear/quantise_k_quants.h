@@ -9,7 +9,7 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-constexpr size_t kKQuantValues = 256;  // values
+constexpr size_t kKQuantValues = 256;  // of a block
 constexpr float kLeastF16 = 0x1p-24f;  // above 0
 constexpr float kMost = 0x1p30f;       // more than any block can hold
 
@@ -21,25 +21,26 @@ struct SixBits {
     explicit SixBits(const float* numbers) {
         float largest = 0;
         for (size_t j = 0; j < 8; ++j) largest = std::max(largest, numbers[j]);
-        unit = std::max(as_f16(largest / 63), kLeastF16);
+        unit = std::max(rounded<F16>(largest / 63), kLeastF16);
         for (size_t j = 0; j < 8; ++j) multiples[j] = whole_within(numbers[j] / unit, 0, 63);
     }
 };
 
-// Whether a block can hold the values; if not, writes one whose d is infinite.
+// Whether a block may be able to hold the values.
+inline bool can_hold(const float* x) { return largest_magnitude(x, kKQuantValues) <= kMost; }
+
+// A block whose d is infinite.
 template <Format F>
-bool can_hold(const float* x, uint8_t* out) {
-    if (largest_magnitude(x, kKQuantValues) <= kMost) return true;
+void put_infinite(uint8_t* out) {
     SplitBlock block{};
     put_f16(kInfinity, block.tail);
     join_block<F>(block, out);
-    return false;
 }
 
 // A block of Q4_K or Q5_K whose sub-blocks have these lines.
 template <Format F>
 void put_block_with_minima(const float* x, const float* w, const Line* lines, float largest, uint8_t* out) {
-    if (!can_hold<F>(x, out)) return;
+    if (!can_hold(x)) return put_infinite<F>(out);
     float scales[8], minima[8];
     for (size_t j = 0; j < 8; ++j) scales[j] = lines[j].scale;
     const SixBits scale(scales);
@@ -75,12 +76,12 @@ void put_block_with_minima(const float* x, const float* w, const Line* lines, fl
     }
     const double spread = uu * dd - ud * ud;
     if (dd == 0) {
-        if (ux > 0) d = as_f16(static_cast<float>(ux / uu));
+        if (ux > 0) d = rounded<F16>(static_cast<float>(ux / uu));
     } else if (spread > 1e-12 * uu * dd) {
         const double new_d = (dd * ux - ud * dx) / spread, new_dmin = (ud * ux - uu * dx) / spread;
         if (new_d > 0 && new_dmin >= 0) {
-            d = as_f16(static_cast<float>(new_d));
-            dmin = as_f16(static_cast<float>(new_dmin));
+            d = rounded<F16>(static_cast<float>(new_d));
+            dmin = rounded<F16>(static_cast<float>(new_dmin));
         }
     }
     round_all();
@@ -98,7 +99,7 @@ void put_block_with_minima(const float* x, const float* w, const Line* lines, fl
     join_block<F>(block, out);
 }
 
-// Two blocks, sixteen sub-blocks, of Q4_K or Q5_K.
+// The first `blocks` of two blocks, sixteen sub-blocks, of Q4_K or Q5_K.
 template <Format F>
 void put_two_blocks(const float* x, size_t blocks, uint8_t* out) {
     constexpr float largest = F == Format::q4_k ? 15 : 31;
@@ -110,21 +111,21 @@ void put_two_blocks(const float* x, size_t blocks, uint8_t* out) {
         for (size_t i = first; i < first + 32; ++i) w[i] = mean + __builtin_fabsf(x[i]);
     }
     Line lines[kLanes];
-    find_lines(Columns<32>(x, w), largest, lines);
+    find_lines(SubBlocks<32>(x, w), largest, lines);
     for (size_t b = 0; b < blocks; ++b)
         put_block_with_minima<F>(x + kKQuantValues * b, w + kKQuantValues * b, lines + 8 * b, largest,
                                  out + kBlockBytes<F> * b);
 }
 
 inline void put_q6_k(const float* x, uint8_t* out) {
-    if (!can_hold<Format::q6_k>(x, out)) return;
+    if (!can_hold(x)) return put_infinite<Format::q6_k>(out);
     float w[kKQuantValues], best[kLanes], scales[kLanes], q[kKQuantValues];
     for (size_t i = 0; i < kKQuantValues; ++i) w[i] = x[i] * x[i];
-    find_scales(Columns<16>(x, w), best);
+    find_scales(SubBlocks<16>(x, w), best);
     float top = best[0];
     for (const float scale : best)
         if (__builtin_fabsf(scale) > __builtin_fabsf(top)) top = scale;
-    float d = __builtin_copysignf(std::max(__builtin_fabsf(as_f16(top / 128)), kLeastF16), -top);
+    float d = __builtin_copysignf(std::max(__builtin_fabsf(rounded<F16>(top / 128)), kLeastF16), -top);
     for (size_t j = 0; j < kLanes; ++j) scales[j] = whole_within(best[j] / d, -128, 127);
     const auto round_all = [&] {
         for (size_t j = 0; j < kLanes; ++j) {
@@ -139,7 +140,7 @@ inline void put_q6_k(const float* x, uint8_t* out) {
         uu += weight * up * up;
         ux += weight * up * x[i];
     }
-    if (uu > 0) d = as_f16(static_cast<float>(ux / uu));
+    if (uu > 0) d = rounded<F16>(static_cast<float>(ux / uu));
     round_all();
 
     SplitBlock block;

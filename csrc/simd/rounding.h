@@ -7,8 +7,10 @@ namespace decodestep::DECODESTEP_BUILD {
 
 DECODESTEP_INLINE float widen(float value) { return value; }
 DECODESTEP_INLINE float widen(Bf16 value) { return decodestep::to_float(value); }
+DECODESTEP_INLINE float widen(F16 value) { return decodestep::to_float(value); }
 DECODESTEP_INLINE void put(float value, float* out) { *out = value; }
 DECODESTEP_INLINE void put(float value, Bf16* out) { *out = to_bf16(value); }
+DECODESTEP_INLINE void put(float value, F16* out) { *out = to_f16(value); }
 
 // `value` after a store to memory of type T and a load from there.
 template <class T>

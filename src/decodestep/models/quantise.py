@@ -17,6 +17,7 @@ from decodestep.weights.packed import Format, PackedWeight
 from decodestep.weights.quantise_blocks import quantise_blocks
 
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
+_SUPER = 256  # values of a K-quant's block
 _NATIVE = {GGMLQuantizationType[each.name]: each for each in (Format.Q4_0, Format.Q5_0, Format.Q4_K, Format.Q5_K, Format.Q6_K)}
 _DENSE = {
     GGMLQuantizationType.F32: np.float32,
@@ -64,7 +65,7 @@ def panels_of(weight: PackedWeight | FileRows, format_: Format, allocate: Alloca
     Raises FileRowsError for values whose scales are beyond float16's range.
     """
     inputs = weight.shape[0]
-    if format_ == Format.Q4_K and inputs % 256:
+    if format_ == Format.Q4_K and inputs % _SUPER:
         format_ = Format.Q5_0
     if inputs % 32:
         format_ = Format.BF16
