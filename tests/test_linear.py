@@ -338,7 +338,7 @@ def test_refused_ways_to_make_weights():
     with pytest.raises(ValueError, match=r"^PackedWeight: weights must be one or more; got none"):
         PackedWeight.stack()
     for bad in (np.zeros((32, 2), np.float32), LinearPanels.pack(W), None):
-        with pytest.raises(ValueError, match="^LinearPanels: weight must be a PackedWeight or a FileRows; got"):
+        with pytest.raises(ValueError, match="^LinearPanels: weight must be a PackedWeight or LazyRows; got"):
             LinearPanels.pack(bad)
     with pytest.raises(ValueError, match="a row id is out of range"):
         cpu.gather_rows(W, np.array([3]))

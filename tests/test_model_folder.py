@@ -366,6 +366,16 @@ def test_the_error_of_a_folder_that_is_no_model_says_what_it_holds(copy, tmp_pat
         ds.load(snapshot)
 
 
+@pytest.mark.parametrize("as_list", [True, False])
+def test_templates_by_name(copy, as_list):
+    templates = {"default": "{{ messages[0].content }}!", "tool_use": "{{ messages[0].content }}?"}
+    stored = [{"name": name, "template": text} for name, text in templates.items()] if as_list else templates
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": stored}))
+    assert ModelFolder(copy).chat_templates() == templates
+    assert ds.load(copy).chat_prompt([{"role": "user", "content": "x"}]) == "x!"
+
+
 def test_templates_and_ends_of_the_folder(copy):
     (copy / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}!")
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [298, 5], "do_sample": True, "temperature": 0.5}))

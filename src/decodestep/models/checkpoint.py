@@ -6,14 +6,11 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
+from gguf.constants import GGMLQuantizationType
 
 from decodestep.models.architectures import folder, folder_rope, gguf, names
 from decodestep.models.architectures.names import Part
@@ -26,15 +23,17 @@ from decodestep.models.gguf_tokenizer import GgufTokenizer
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.rope import Rope
 from decodestep.models.safetensors_file import SafeTensor
+from decodestep.models.tensor_values import FLOAT8, TILE, can_be_read, float32_of, pieces_of, type_name
 from decodestep.models.tokenizer import Tokenizer
 from decodestep.weights.file_rows import FilePart, FileRows
+from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight
+from decodestep.weights.widened_rows import WidenedRows
 
-Rows = PackedWeight | FileRows
+Rows = PackedWeight | LazyRows
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
-_FLOAT8, _SCALE, _TILE = "F8_E4M3", "_scale_inv", 128
-_FLOAT8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+_SCALE = "_scale_inv"
 
 # Tensors that a decoder has no use for: what `ropes` reads, frequencies that old checkpoints hold, next-token prediction.
 _READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
@@ -85,7 +84,7 @@ class Checkpoint:
             if part.part == "correction" and not np.isfinite(float32_of(tensor)).all():
                 raise ModelError(f"{self.path}: tensor {part.name} must hold finite numbers")
             known.add(part.name)
-            if isinstance(tensor, SafeTensor) and tensor.type == _FLOAT8:
+            if isinstance(tensor, SafeTensor) and tensor.type == FLOAT8:
                 self._check_scale(tensor)
                 known.add(tensor.name + _SCALE)
         unknown = sorted(name for name in set(self._tensors) - known if not self._is_left_out(name))
@@ -108,32 +107,32 @@ class Checkpoint:
             raise ModelError(f"{self.path}: tensor {name} is missing" + (f"; there is {other}" if other else ""))
         if tensor.shape != shape:
             raise ModelError(f"{self.path}: tensor {name} has shape {tensor.shape}, not {shape}")
-        if isinstance(tensor, SafeTensor) and tensor.type not in _DENSE and (tensor.type != _FLOAT8 or len(shape) != 2):
+        if isinstance(tensor, SafeTensor) and tensor.type not in _DENSE and (tensor.type != FLOAT8 or len(shape) != 2):
             raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type}, which is not supported")
-        if isinstance(tensor, Tensor) and not _can_be_read(tensor.type):
+        if isinstance(tensor, Tensor) and tensor.type not in _NATIVE and not can_be_read(tensor.type):
             raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type.name}, which is not supported")
         return tensor
 
     def _check_scale(self, tensor: SafeTensor) -> None:
-        scale = self._tensor_of_shape(tensor.name + _SCALE, tuple(-(-size // _TILE) for size in tensor.shape))
+        scale = self._tensor_of_shape(tensor.name + _SCALE, tuple(-(-size // TILE) for size in tensor.shape))
         if not np.isfinite(float32_of(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 
     def types(self) -> set[str]:
         """The names of the tensors' types."""
-        return {_type_name(tensor) for tensor in self._tensors.values()}
+        return {type_name(tensor) for tensor in self._tensors.values()}
 
     def bytes_by_type(self) -> dict[str, int]:
         """The bytes of the model's tensors, by the name of their type. Call `check` first."""
         found: dict[str, int] = {}
         for tensor in self._of_parts():
-            kind = _type_name(tensor)
+            kind = type_name(tensor)
             found[kind] = found.get(kind, 0) + tensor.nbytes
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def types_without_kernel(self) -> list[str]:
         """The names of the types that no kernel multiplies, so that weights of them are converted. Call `check` first."""
-        return sorted({_type_name(tensor) for tensor in self._of_parts() if _format(tensor) is None})
+        return sorted({type_name(tensor) for tensor in self._of_parts() if _format(tensor) is None})
 
     def is_widened_mix(self, i: int, part: str) -> bool:
         """Whether a layer's part, which is one weight, has tensors of types that make it a widened one. Call `check` first."""
@@ -183,34 +182,24 @@ class Checkpoint:
 
     def values(self, part: str, i: int = -1) -> Iterator[np.ndarray]:
         """A weight's values, float32 in the file's shape, tensor by tensor."""
-        return (self._values(self._tensors[one.name]) for one in self._parts[part, i])
+        tensors = (self._tensors[one.name] for one in self._parts[part, i])
+        return (self._widened([tensor]).values().reshape(tensor.shape) for tensor in tensors)
 
     def _rows(self, tensors: Sequence[Tensor | SafeTensor]) -> Stored:
-        inputs = tensors[0].shape[-1]
         formats = {_format(tensor) for tensor in tensors}
         format_ = next(iter(formats))
         if len(formats) > 1 or format_ is None:
-            values = np.concatenate([self._values(tensor).reshape(-1, inputs) for tensor in tensors])
-            widened = not formats <= DENSE_FORMATS  # dense formats together are float32, exactly
-            return Stored(PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), widened)
-        parts = [FilePart(*tensor.place, math.prod(tensor.shape[:-1]), f"tensor {tensor.name}") for tensor in tensors]
-        return Stored(FileRows(parts, format_, inputs, tensors[0].nbytes // parts[0].rows))
+            return Stored(self._widened(tensors), not formats <= DENSE_FORMATS)  # dense formats together are float32, exactly
+        parts = [FilePart(*tensor.place, _row_count(tensor), f"tensor {tensor.name}") for tensor in tensors]
+        return Stored(FileRows(parts, format_, tensors[0].shape[-1], tensors[0].nbytes // parts[0].rows))
 
-    def _values(self, tensor: Tensor | SafeTensor) -> np.ndarray:
-        if isinstance(tensor, Tensor) or tensor.type != _FLOAT8:
-            values = float32_of(tensor)
-            if isinstance(tensor, Tensor) and tensor.type.name not in _DENSE and not np.isfinite(values).all():
-                raise ModelError(f"{self.path}: tensor {tensor.name} has a scale that is not finite")
-            return values
-        rows, inputs = tensor.shape
-        values = _FLOAT8_VALUES[tensor.read()].reshape(rows, inputs)
-        scale = float32_of(self._tensors[tensor.name + _SCALE])
-        with np.errstate(over="ignore", invalid="ignore"):
-            for i, line in enumerate(scale):
-                values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
-        if not np.isfinite(values).all():
-            raise ModelError(f"{self.path}: tensor {tensor.name} has values that are not finite")
-        return values
+    def _widened(self, tensors: Sequence[Tensor | SafeTensor]) -> WidenedRows:
+        def pieces() -> Iterator[np.ndarray]:
+            for tensor in tensors:
+                is_float8 = type_name(tensor) == FLOAT8
+                yield from pieces_of(tensor, float32_of(self._tensors[tensor.name + _SCALE]) if is_float8 else None)
+
+        return WidenedRows(pieces, tensors[0].shape[-1], sum(map(_row_count, tensors)))
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -219,30 +208,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path))
 
 
-def _type_name(tensor: Tensor | SafeTensor) -> str:
-    return tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name
-
-
 def _format(tensor: Tensor | SafeTensor) -> Format | None:
     return _DENSE.get(tensor.type) if isinstance(tensor, SafeTensor) else _NATIVE.get(tensor.type)
 
 
-def float32_of(tensor: Tensor | SafeTensor) -> np.ndarray:
-    """The tensor's values in its shape, read now; a scale that is not finite gives values that are not."""
-    if isinstance(tensor, SafeTensor):
-        return tensor.float32()
-    if tensor.type == GGMLQuantizationType.F32:
-        return tensor.read().view(np.float32).reshape(tensor.shape)
-    rows = tensor.read().reshape(math.prod(tensor.shape[:-1]), -1)
-    with np.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite
-        values = dequantize(rows, tensor.type) if tensor.type != GGMLQuantizationType.F16 else rows.view(np.float16)
-    return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
-
-
-@cache
-def _can_be_read(kind: GGMLQuantizationType) -> bool:
-    try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
-    except NotImplementedError:
-        return kind in _NATIVE
-    return True
+def _row_count(tensor: Tensor | SafeTensor) -> int:
+    return math.prod(tensor.shape[:-1])

@@ -19,6 +19,7 @@ from decodestep.models.errors import ModelError
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_rows import FileRows, FileRowsError
+from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 
 Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
@@ -321,4 +322,4 @@ def _weight_of(pack: Pack, *parts: Stored) -> Weight:
 
 
 def _whole(weight: Rows) -> PackedWeight:
-    return weight.whole() if isinstance(weight, FileRows) else weight
+    return weight.whole() if isinstance(weight, LazyRows) else weight

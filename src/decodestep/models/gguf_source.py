@@ -14,11 +14,12 @@ from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from decodestep.models.architectures.gguf_of_folder import header_of
 from decodestep.models.architectures.names import Part
-from decodestep.models.checkpoint import Checkpoint, float32_of
+from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import neighbour_order
 from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile, Tensor
 from decodestep.models.model_folder import ModelFolder
+from decodestep.models.tensor_values import float32_of
 from decodestep.models.tokenizer_fields import tokenizer_fields
 
 # Keys that are written afresh, or that say how the source lay in its file.

@@ -65,6 +65,8 @@ class ModelFolder:
         if isinstance(template, list):
             pairs = [item for item in template if isinstance(item, dict)]
             return {str(item.get("name")): item.get("template") for item in pairs}
+        if isinstance(template, dict):
+            return template
         return {} if template is None else {"default": template}
 
     def _tensors(self) -> dict[str, SafeTensor]:

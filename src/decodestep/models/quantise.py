@@ -12,6 +12,7 @@ from gguf.quants import quantize
 
 from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.file_rows import FileRows, FileRowsError
+from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
 from decodestep.weights.quantise_blocks import quantise_blocks
@@ -58,7 +59,7 @@ def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
     return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in _HALVES.get(kind, ()))
 
 
-def panels_of(weight: PackedWeight | FileRows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
+def panels_of(weight: PackedWeight | LazyRows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
     """A weight in panels of Q8_0, Q4_0 or Q4_K; of Q5_0 or BF16 if its inputs are not a multiple of their block. A weight of
     that type keeps its values.
 
@@ -72,16 +73,15 @@ def panels_of(weight: PackedWeight | FileRows, format_: Format, allocate: Alloca
     return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)
 
 
-def _within_range(panels: LinearPanels, weight: PackedWeight | FileRows) -> LinearPanels:
+def _within_range(panels: LinearPanels, weight: PackedWeight | LazyRows) -> LinearPanels:
     if panels.has_finite_scales():
         return panels
     if isinstance(weight, FileRows) and len(weight.parts) > 1:
         for part in weight.tensors():
             panels_of(part, panels.format)  # raises for the one at fault
     # Rows that were put in another order, or widened, are no longer a file's.
-    if isinstance(weight, FileRows):
-        what, rows = weight.parts[0].name, weight.whole()
-    else:
-        what, rows = f"a weight of {panels.inputs} inputs and {panels.outputs} outputs", weight
+    sizes = f"a weight of {panels.inputs} inputs and {panels.outputs} outputs"
+    what = weight.parts[0].name if isinstance(weight, FileRows) else sizes
+    rows = weight.whole() if isinstance(weight, LazyRows) else weight
     fault = f"too large for {panels.format.name}" if np.isfinite(rows.values()).all() else "that are not finite"
     raise FileRowsError(f"{what:.200} has values {fault}")

@@ -11,6 +11,7 @@ import numpy as np
 from decodestep import _native
 from decodestep._base.memory import new_bytes
 from decodestep._base.threads import threads
+from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.packed import Format, PackedWeight
 
 
@@ -27,16 +28,15 @@ class FilePart(NamedTuple):
     name: str
 
 
-class FileRows:
-    """The rows of a (K, N) weight in open files, in a format of `PackedWeight`.
+class FileRows(LazyRows):
+    """The rows of a (K, N) weight in open files, in a format of `PackedWeight`; inputs: K, of whole blocks.
 
-    inputs: K, of whole blocks. shape: (K, N), as of a `PackedWeight`.
+    `whole` and `pack` raise FileRowsError.
     """
 
     def __init__(self, parts: Sequence[FilePart], format_: Format, inputs: int, row_bytes: int) -> None:
-        self.parts, self.format, self.inputs = tuple(parts), format_, inputs
-        self.shape = inputs, sum(part.rows for part in parts)
-        self._row_bytes = row_bytes
+        super().__init__(format_, inputs, sum(part.rows for part in parts))
+        self.parts, self._row_bytes = tuple(parts), row_bytes
 
     @classmethod
     def stack(cls, *weights: FileRows) -> FileRows:
@@ -49,16 +49,11 @@ class FileRows:
         return (FileRows([part], self.format, self.inputs, self._row_bytes) for part in self.parts)
 
     def whole(self) -> PackedWeight:
-        """Reads all rows into new memory. Raises FileRowsError."""
         rows = new_bytes(self.shape[1] * self._row_bytes).reshape(self.shape[1], self._row_bytes)
         self._read(rows=rows)
         return PackedWeight(rows, self.format, self.inputs)
 
     def pack(self, format_: Format, panels: np.ndarray) -> None:
-        """Packs the rows into `panels`, the data of a `LinearPanels` of that format, reading a piece of them at a time.
-
-        Raises FileRowsError.
-        """
         self._read(panels=panels, format_=format_)
 
     def _read(self, rows: np.ndarray | None = None, panels: np.ndarray | None = None, format_: Format = Format.F32) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,10 +10,8 @@ from decodestep._base import arrays
 from decodestep._base.arrays import Integers
 from decodestep._base.checks import is_int, require, require_within
 from decodestep._base.memory import Allocate, new_bytes
+from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, require_inputs, row_bytes
-
-if TYPE_CHECKING:
-    from decodestep.weights.file_rows import FileRows
 
 _CLASS = "LinearPanels"
 PANEL = 32  # outputs
@@ -66,17 +63,17 @@ class LinearPanels:
         require(isinstance(self.format, Format), _CLASS, "format", "a Format", self.format)
         require_inputs(_CLASS, self.format, self.inputs)
         require(is_int(self.outputs) and self.outputs >= 0, _CLASS, "outputs", "an integer >= 0", self.outputs)
-        size, data = _packed_bytes(self.format, self.inputs, self.outputs), self.data
+        size, data = packed_bytes(self.format, self.inputs, self.outputs), self.data
         ok = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape == (size,) and data.flags.c_contiguous
         require(ok, _CLASS, "data", f"{size} contiguous bytes of uint8", data)
 
     @classmethod
     def pack(
-        cls, weight: PackedWeight | FileRows, format_: Format | None = None, *, allocate: Allocate = new_bytes
+        cls, weight: PackedWeight | LazyRows, format_: Format | None = None, *, allocate: Allocate = new_bytes
     ) -> LinearPanels:
         """Copies a weight into panels, on all threads.
 
-        weight: a `PackedWeight` of any format, or `FileRows`, which are read while they are packed.
+        weight: a `PackedWeight` of any format, or `LazyRows`, which are read or made while they are packed.
         format_: the format of the panels: the weight's own, or one that values are rounded to (BF16, Q8_0, Q4_0, Q5_0, Q4_K,
             Q5_K, Q6_K). None: the weight's own.
         allocate: makes the memory of the panels: uint8 (size,), aligned to a cache line.
@@ -86,17 +83,16 @@ class LinearPanels:
         other formats as `csrc/linear/quantise_blocks.h` says. `has_finite_scales` tells whether the format can hold them.
         Raises ValueError for another format, or a quantised one if K is not a multiple of its block.
         """
-        from decodestep.weights.file_rows import FileRows  # native code, only needed here
-        from decodestep.weights.pack_linear_panels import pack_linear_panels
+        from decodestep.weights.pack_linear_panels import pack_linear_panels  # native code, only needed here
 
-        require(isinstance(weight, (PackedWeight, FileRows)), _CLASS, "weight", "a PackedWeight or a FileRows", weight)
+        require(isinstance(weight, (PackedWeight, LazyRows)), _CLASS, "weight", "a PackedWeight or LazyRows", weight)
         chosen = weight.format if format_ is None else format_
         possible = dict.fromkeys((weight.format, Format.BF16, *_ROUNDED))
         known = isinstance(chosen, Format) and chosen in possible  # a number may equal a Format
         require(known, _CLASS, "format", f"one of {', '.join(each.name for each in possible)}", chosen)
         inputs, outputs = weight.shape
         require_inputs(_CLASS, chosen, inputs)
-        data = allocate(_packed_bytes(chosen, inputs, outputs))
+        data = allocate(packed_bytes(chosen, inputs, outputs))
         if isinstance(weight, PackedWeight):
             pack_linear_panels(weight, chosen, data)
         else:
@@ -141,6 +137,7 @@ class LinearPanels:
         return PackedWeight(rows, self.format, self.inputs)
 
 
-def _packed_bytes(format_: Format, inputs: int, outputs: int) -> int:
+def packed_bytes(format_: Format, inputs: int, outputs: int) -> int:
+    """The size of `LinearPanels.data`."""
     block, block_bytes = _BLOCK[format_]
     return -(-outputs // PANEL) * -(-inputs // block) * block_bytes
