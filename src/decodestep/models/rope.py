@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# YaRN's turns in the original context, where a checkpoint has 0 or none.
+YARN_FAST, YARN_SLOW = 32.0, 1.0
+
 
 @dataclass(frozen=True, eq=False)
 class Rope:
@@ -68,7 +71,7 @@ def llama3(theta: float, width: int, *, factor: float, low: float, high: float, 
 
 
 def yarn(
-    theta: float, width: int, *, factor: float, original: int, fast: float = 32.0, slow: float = 1.0, truncate: bool = True
+    theta: float, width: int, *, factor: float, original: int, fast: float, slow: float, truncate: bool = True
 ) -> np.ndarray:
     """YaRN: pairs that turn more than `fast` times in the original context are unchanged, fewer than `slow` stretched."""
 
@@ -109,4 +112,4 @@ def yarn_factor(factor: float, mscale: float, mscale_all_dim: float) -> float:
 
 def long_factor(factor: float, original: int) -> float:
     """What long-rope multiplies sine and cosine by."""
-    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(max(original, 2))) if factor > 1 else 1.0

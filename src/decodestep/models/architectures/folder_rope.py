@@ -57,11 +57,10 @@ def _yarn(keys: Keys, p: RopeParameters, width: int, context: int) -> Rope:
     factor, given = p.number("factor", context / original, **_STRETCH), _attention_factor(p)
     if p.theta == 1:
         raise keys.refusal("rope_theta 1 and YaRN contradict each other")
-    fast, slow = (p.number(name, 0.0, least=0.0, most=1e6) for name in ("beta_fast", "beta_slow"))
+    fast = p.number("beta_fast", 0.0, least=0.0, most=1e6) or rope.YARN_FAST
+    slow = p.number("beta_slow", 0.0, least=0.0, most=1e6) or rope.YARN_SLOW
     mscale, all_dim = (p.number(name, 0.0, least=0.0, most=100.0) for name in ("mscale", "mscale_all_dim"))
-    frequencies = rope.yarn(
-        p.theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0, truncate=p.truncate
-    )
+    frequencies = rope.yarn(p.theta, width, factor=factor, original=original, fast=fast, slow=slow, truncate=p.truncate)
     return Rope(frequencies, rope.yarn_factor(factor, mscale, all_dim) if given is None else given)
 
 
@@ -69,7 +68,7 @@ def _longrope(p: RopeParameters, width: int, context: int) -> Rope:
     original = p.original(context)
     factor, given = p.number("factor", context / original, **_STRETCH), _attention_factor(p)
     short, long = (rope.longrope(p.theta, width, p.divisors(f"{name}_factor", width // 2)) for name in ("short", "long"))
-    growth = rope.long_factor(factor, max(original, 2)) if given is None else given
+    growth = rope.long_factor(factor, original) if given is None else given
     return rope.by_length(short, long, growth, original=original, context=context)
 
 

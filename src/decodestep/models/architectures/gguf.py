@@ -66,13 +66,14 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
 def _yarn(keys: GgufKeys, theta: float, width: int, given: float) -> Rope:
     """given: the file's factor of sine and cosine, beside YaRN's own."""
     factor, original = _stretch(keys)
-    fast, slow = (keys.number(f"rope.scaling.yarn_beta_{name}", 0.0, least=0.0, most=1e6) for name in ("fast", "slow"))
+    fast = keys.number("rope.scaling.yarn_beta_fast", 0.0, least=0.0, most=1e6) or rope.YARN_FAST
+    slow = keys.number("rope.scaling.yarn_beta_slow", 0.0, least=0.0, most=1e6) or rope.YARN_SLOW
     if theta == 1:
         raise keys.refusal("rope.freq_base 1 and YaRN contradict each other")
     beside = next((name for name in (_DIVISORS, *_BY_LENGTH) if name in keys.file.tensors), None)
     if beside is not None:
         raise keys.refusal(f"rope scaling 'yarn' beside the tensor {beside} is not supported")
-    frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0)
+    frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast, slow=slow)
     # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
     strength = _yarn_strength(keys)
     usual = rope.yarn_factor(factor, strength, strength)
@@ -87,7 +88,7 @@ def _longrope(
     """factor: by which all positions are stretched, beside the tensors' factors, as in llama.cpp."""
     short, long = (rope.longrope(theta, width, factor * _factors(keys.file, name, width, vector)) for name in _BY_LENGTH)
     original = keys.size("rope.scaling.original_context_length", context, most=MAX_CONTEXT)
-    usual = rope.long_factor(context / original, max(original, 2))
+    usual = rope.long_factor(context / original, original)
     growth = keys.number("rope.scaling.attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)
     return rope.by_length(short, long, growth, original=original, context=context)
 

@@ -252,8 +252,8 @@ def _yarn_keys(p: RopeParameters, config: Config, architecture: str, original: i
     fast, slow, strength = (p.number(name, 0.0, least=0.0, most=1e6) for name in numbers)
     made = {
         "rope.scaling.original_context_length": original,
-        "rope.scaling.yarn_beta_fast": fast or 32.0,
-        "rope.scaling.yarn_beta_slow": slow or 1.0,
+        "rope.scaling.yarn_beta_fast": fast or rope.YARN_FAST,
+        "rope.scaling.yarn_beta_slow": slow or rope.YARN_SLOW,
     }
     if architecture == "deepseek2":
         return made | ({"rope.scaling.yarn_log_multiplier": 0.1 * strength} if strength else {})
