@@ -35,8 +35,7 @@ _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
 _SCALE = "_scale_inv"
 
-# Tensors that a decoder has no use for: what `ropes` reads, frequencies that old checkpoints hold, next-token prediction.
-_READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+# Tensors that no decoder has a use for: frequencies that old checkpoints hold, layers for next-token prediction.
 _FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 
@@ -77,7 +76,7 @@ class Checkpoint:
 
     def check(self) -> None:
         """Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported type."""
-        known = set(_READ_ELSEWHERE)
+        known = {names.ROPE_DIVISORS, *names.ROPE_FACTORS.values()}  # which `ropes` reads
         for i, part in names.parts_of(self.config, self._table, self._tensors.__contains__):
             self._parts.setdefault((part.part, i), []).append(part)
             tensor = self._tensor_of_shape(part.name, part.shape)

@@ -16,9 +16,6 @@ from decodestep.models.config import Config, LatentConfig
 from decodestep.models.errors import ModelError
 from decodestep.models.rope import Rope
 
-# Tensors that divide the frequencies: of all texts, and of those that are not and that are longer than the original context.
-_DIVISORS, _BY_LENGTH = "rope_freqs.weight", ("rope_factors_short.weight", "rope_factors_long.weight")
-
 
 def config_of(file: Described) -> Config:
     """A model's sizes from a file's metadata. Raises ModelError for an unsupported architecture or size."""
@@ -47,7 +44,7 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
-    by_length = any(name in keys.file.tensors for name in _BY_LENGTH)
+    by_length = any(name in keys.file.tensors for name in names.ROPE_FACTORS.values())
     if given != 1 and config.latent_attention and not by_length:  # there llama.cpp scales scores by it too
         raise keys.refusal("rope.scaling.attn_factor is not supported in latent attention")
     if kind == "yarn":
@@ -56,10 +53,10 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     if by_length:
         return _longrope(keys, theta, width, config.context, vector, factor)
     if kind == "longrope":
-        raise keys.refusal(f"rope scaling 'longrope' without the tensors {_BY_LENGTH[1]} and {_BY_LENGTH[0]}")
+        raise keys.refusal("rope scaling 'longrope' without the tensors {long} and {short}".format(**names.ROPE_FACTORS))
     frequencies = rope.plain(theta, width)
-    if _DIVISORS in keys.file.tensors:
-        frequencies = frequencies / _factors(keys.file, _DIVISORS, width, vector)
+    if names.ROPE_DIVISORS in keys.file.tensors:
+        frequencies = frequencies / _factors(keys.file, names.ROPE_DIVISORS, width, vector)
     return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
 
 
@@ -70,7 +67,7 @@ def _yarn(keys: GgufKeys, theta: float, width: int, given: float) -> Rope:
     slow = keys.number("rope.scaling.yarn_beta_slow", 0.0, least=0.0, most=1e6) or rope.YARN_SLOW
     if theta == 1:
         raise keys.refusal("rope.freq_base 1 and YaRN contradict each other")
-    beside = next((name for name in (_DIVISORS, *_BY_LENGTH) if name in keys.file.tensors), None)
+    beside = next((name for name in (names.ROPE_DIVISORS, *names.ROPE_FACTORS.values()) if name in keys.file.tensors), None)
     if beside is not None:
         raise keys.refusal(f"rope scaling 'yarn' beside the tensor {beside} is not supported")
     frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast, slow=slow)
@@ -86,7 +83,8 @@ def _longrope(
     keys: GgufKeys, theta: float, width: int, context: int, vector: Callable[[str, int], np.ndarray], factor: float
 ) -> Rope:
     """factor: by which all positions are stretched, beside the tensors' factors, as in llama.cpp."""
-    short, long = (rope.longrope(theta, width, factor * _factors(keys.file, name, width, vector)) for name in _BY_LENGTH)
+    divisors = (factor * _factors(keys.file, name, width, vector) for name in names.ROPE_FACTORS.values())
+    short, long = (rope.longrope(theta, width, each) for each in divisors)
     original = keys.size("rope.scaling.original_context_length", context, most=MAX_CONTEXT)
     usual = rope.long_factor(context / original, original)
     growth = keys.number("rope.scaling.attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)

@@ -10,7 +10,7 @@ from decodestep.models.architectures.limits import MAX_EXPERTS, MAX_LAYERS, MAX_
 from decodestep.models.config import Experts
 from decodestep.ops.expert_router.arguments import RouterRule
 
-_SCORES = {1: "softmax", 2: "sigmoid"}  # by expert_gating_func
+SCORES = {1: "softmax", 2: "sigmoid"}  # by expert_gating_func
 
 
 class Gating(NamedTuple):
@@ -29,10 +29,10 @@ def _stored_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
     # Files older than the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are recognised by their sizes.
     lite_glm = common["vocab_size"] == 154880 and common["layers"] in (47, 48)
     function = keys.size("expert_gating_func", 0, least=0) or (2 if lite_glm else 1)  # 0 is as if it were missing
-    if function not in _SCORES:
+    if function not in SCORES:
         raise keys.refusal(f"expert_gating_func {function} is not supported (1, softmax, and 2, sigmoid, are)")
     scale = keys.number("expert_weights_scale", 1.0, least=0.0, most=1e6) or 1.0
-    return Gating(_SCORES[function], keys.flag("expert_weights_norm"), scale)
+    return Gating(SCORES[function], keys.flag("expert_weights_norm"), scale)
 
 
 def experts_of(keys: GgufKeys, common: dict[str, Any], gating: Gating | None = None) -> Experts | None:

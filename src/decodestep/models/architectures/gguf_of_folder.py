@@ -13,6 +13,7 @@ import numpy as np
 from decodestep.models import rope
 from decodestep.models.architectures import gguf, gguf_grouped, names
 from decodestep.models.architectures.config_json import Keys, RopeParameters
+from decodestep.models.architectures.gguf_experts import SCORES
 from decodestep.models.architectures.names import Part
 from decodestep.models.config import Config, Experts, LatentConfig
 from decodestep.models.model_folder import ModelFolder
@@ -29,7 +30,7 @@ ARCHITECTURES = {
 _HALF_SPLIT = ("qwen2", "qwen3", "qwen3moe", "gemma3", "minicpm3")  # whose rotated pairs lie half a head apart
 _WITH_FREQUENCIES = ("llama", "granite")  # whose files may have a tensor that divides them
 _WITHOUT_OUTPUT_BIAS = ("qwen3", "qwen3moe", "smollm3", "gemma3")  # in llama.cpp, which takes no tensor that it does not know
-_GATING = {"softmax": 1, "sigmoid": 2}
+_GATING = {scores: function for function, scores in SCORES.items()}
 # Fields of Config that a GGUF file expresses in another way, or not at all.
 _UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_attention.scale")
 
@@ -238,7 +239,7 @@ def _rope_keys(
     if p.kind == "yarn":
         made |= _yarn_keys(p, config, architecture, original, ropes[0].factor / rope.yarn_growth(stretch))
     if p.kind == "llama3" and architecture in _WITH_FREQUENCIES:
-        return made, {"rope_freqs.weight": rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
+        return made, {names.ROPE_DIVISORS: rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
     if p.kind == "longrope":
         made |= {"rope.scaling.type": p.kind, "rope.scaling.original_context_length": p.original(config.context)}
         made |= {"rope.scaling.attn_factor": ropes[0].factor}
@@ -263,7 +264,7 @@ def _yarn_keys(p: RopeParameters, config: Config, architecture: str, original: i
 
 
 def _longrope_factors(p: RopeParameters, count: int) -> dict[str, np.ndarray]:
-    factors = {f"rope_factors_{name}.weight": p.divisors(f"{name}_factor", count) for name in ("long", "short")}
+    factors = {names.ROPE_FACTORS[name]: p.divisors(f"{name}_factor", count) for name in ("long", "short")}
     return {name: np.asarray(values, np.float32) for name, values in factors.items()}
 
 

@@ -54,6 +54,9 @@ GGUF = {
     "output": "output.weight",
     **{part: f"blk.{{i}}.{name}" for part, name in _GGUF_LAYER.items()},
 }
+# GGUF's tensors that divide the frequencies of the rotation: of all texts; of those up to the original context and longer ones.
+ROPE_DIVISORS = "rope_freqs.weight"
+ROPE_FACTORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 _FOLDER_LAYER = {
     "attention_norm": "input_layernorm.weight",
     "query": "self_attn.q_proj.weight",
