@@ -32,7 +32,7 @@ from decodestep.weights.widened_rows import WidenedRows
 
 Rows = PackedWeight | LazyRows
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
-_DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
+_DENSE = {format_.name: format_ for format_ in DENSE_FORMATS}  # by the names of safetensors
 _SCALE = "_scale_inv"
 
 # Tensors that no decoder has a use for: frequencies that old checkpoints hold, layers for next-token prediction.

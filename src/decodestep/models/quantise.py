@@ -5,26 +5,21 @@ K-quants, Q4_0 and Q5_0 are made by the native core, other types by the gguf pac
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import quantize
 
 from decodestep._base.memory import Allocate, new_bytes
+from decodestep.weights.blocks import BLOCKS
 from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.linear_panels import LinearPanels
-from decodestep.weights.packed import Format, PackedWeight
+from decodestep.weights.packed import DENSE_DTYPES, Format, PackedWeight
 from decodestep.weights.quantise_blocks import quantise_blocks
 
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
-_SUPER = 256  # values of a K-quant's block
 _NATIVE = {GGMLQuantizationType[each.name]: each for each in (Format.Q4_0, Format.Q5_0, Format.Q4_K, Format.Q5_K, Format.Q6_K)}
-_DENSE = {
-    GGMLQuantizationType.F32: np.float32,
-    GGMLQuantizationType.F16: np.float16,
-    GGMLQuantizationType.BF16: ml_dtypes.bfloat16,
-}
+_DENSE = {GGMLQuantizationType[format_.name]: dtype for format_, dtype in DENSE_DTYPES.items()}
 # Where the float16 numbers of a block lie.
 _HALVES = {
     **{GGMLQuantizationType[name]: (0,) for name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS")},
@@ -66,9 +61,9 @@ def panels_of(weight: PackedWeight | LazyRows, format_: Format, allocate: Alloca
     Raises FileRowsError for values whose scales are beyond float16's range.
     """
     inputs = weight.shape[0]
-    if format_ == Format.Q4_K and inputs % _SUPER:
+    if format_ == Format.Q4_K and inputs % BLOCKS[format_.name].values:
         format_ = Format.Q5_0
-    if inputs % 32:
+    if inputs % BLOCKS[format_.name].values:
         format_ = Format.BF16
     return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)
 

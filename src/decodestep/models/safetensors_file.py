@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from decodestep._base.checks import is_int
 from decodestep.models.errors import ModelError
 from decodestep.models.file_bytes import FileBytes, StoredTensor
 from decodestep.models.json_file import parse_object
+from decodestep.weights.packed import DENSE_DTYPES
 
 _BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
 _BITS |= {"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "C64": 64, "F4": 4}
-_VALUES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+_DENSE = {format_.name: dtype for format_, dtype in DENSE_DTYPES.items()}
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors package
 _MAX_TENSORS = 1 << 20
 _MAX_RANK = 8
@@ -36,7 +36,7 @@ class SafeTensor(StoredTensor):
 
     def float32(self) -> np.ndarray:
         """Its values. ModelError for a type that is not F32, F16 or BF16."""
-        dtype = _VALUES.get(self.type)
+        dtype = _DENSE.get(self.type)
         if dtype is None:
             raise ModelError(f"{self.path}: tensor {self.name} has the type {self.type}, which is not supported")
         return self.read().view(dtype).astype(np.float32).reshape(self.shape)

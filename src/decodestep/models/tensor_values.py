@@ -14,10 +14,11 @@ from gguf.quants import dequantize
 from decodestep.models.errors import ModelError
 from decodestep.models.gguf_file import Tensor
 from decodestep.models.safetensors_file import SafeTensor
+from decodestep.weights.packed import DENSE_FORMATS
 
 FLOAT8, TILE = "F8_E4M3", 128  # its values have a factor for each square of 128 rows and columns
 _FLOAT8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-_DENSE = ("F32", "F16", "BF16")
+_DENSE = frozenset(format_.name for format_ in DENSE_FORMATS)
 _PIECE = 1 << 20  # values
 
 

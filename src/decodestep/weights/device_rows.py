@@ -8,10 +8,10 @@ from typing import Any
 from decodestep._base import arrays
 from decodestep._base.checks import Words, require
 from decodestep._base.extras import extra
-from decodestep.weights.packed import Format, PackedWeight
+from decodestep.weights.packed import DENSE_DTYPES, PackedWeight
 
 _CLASS = "DeviceRows"
-_DTYPES = {Format.F32: "float32", Format.F16: "float16", Format.BF16: "bfloat16"}
+_DTYPES = {format_: dtype.name for format_, dtype in DENSE_DTYPES.items()}  # as torch calls them too
 
 
 @dataclass(frozen=True, eq=False)

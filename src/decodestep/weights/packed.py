@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array
+from decodestep._base.arrays import BFLOAT16, Array
 from decodestep._base.checks import Words, is_int, require
 from decodestep.weights.blocks import BLOCKS
 
@@ -35,8 +34,8 @@ class Format(IntEnum):
 
 
 _CLASS = "PackedWeight"
-_DENSE = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: np.dtype(ml_dtypes.bfloat16)}
-DENSE_FORMATS = frozenset(_DENSE)
+DENSE_DTYPES = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: BFLOAT16}
+DENSE_FORMATS = frozenset(DENSE_DTYPES)
 
 
 def require_inputs(op: str, format_: Format, inputs: int) -> None:
@@ -49,7 +48,7 @@ def require_inputs(op: str, format_: Format, inputs: int) -> None:
 def row_bytes(format_: Format, inputs: int) -> int:
     """The bytes of a row of `inputs` values, a multiple of the format's block."""
     block = BLOCKS.get(format_.name)
-    return inputs // block.values * block.bytes if block else inputs * _DENSE[format_].itemsize
+    return inputs // block.values * block.bytes if block else inputs * DENSE_DTYPES[format_].itemsize
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +91,7 @@ class PackedWeight:
     def from_array(cls, weight: Array) -> PackedWeight:
         """Packs a (K, N) float32, float16 or bfloat16 array."""
         matrix = arrays.view(_CLASS, "weight", weight)
-        formats = {dtype: format_ for format_, dtype in _DENSE.items()}
+        formats = {dtype: format_ for format_, dtype in DENSE_DTYPES.items()}
         require(
             matrix.ndim == 2 and matrix.dtype in formats,
             _CLASS,
@@ -135,8 +134,8 @@ class PackedWeight:
     def values(self) -> np.ndarray:
         """The rows as float32 of shape (N, K)."""
         rows = np.ascontiguousarray(self.rows)
-        if self.format in _DENSE:
-            return rows.view(_DENSE[self.format]).astype(np.float32)
+        if self.format in DENSE_DTYPES:
+            return rows.view(DENSE_DTYPES[self.format]).astype(np.float32)
         block = BLOCKS[self.format.name]
         with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale, or one that makes a value so
             values = block.read(rows.reshape(-1, block.bytes)).astype(np.float32)

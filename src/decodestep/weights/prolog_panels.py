@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array
+from decodestep._base.arrays import BFLOAT16, Array
 from decodestep._base.checks import require
 from decodestep._base.memory import new_bytes
 
-_DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.int8))
+_DTYPES = (np.dtype(np.float32), BFLOAT16, np.dtype(np.int8))
 _PANEL_COLUMNS, _GROUP_BYTES = 64, 4  # as in csrc/mla_prolog/prolog_panels.h
 
 
