@@ -128,7 +128,7 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
         recorded = record(model, ids, params, options.steps or 1, lambda trace: stages_of(model, trace, options.rows or _ROWS))
         row, found = recorded.row, list(recorded.tokens)
     # The plan as it was before the first token: what a row shows of itself does not change.
-    plan = [*row.plan.explain().splitlines(), f"{len(row.plan.processors) + 1:>3}. {row.ending}"]
+    plan = row.explain().splitlines()
     if options.json:
         first = found[0] if found else {}
         then = {"then": found[1:]} if len(found) > 1 else {}

@@ -43,14 +43,14 @@ class Row:
         return None if self.params.seed is None else int(self.params.seed)
 
     @property
-    def ending(self) -> str:
-        """How the row chooses its token, as text."""
-        return "argmax of the scores" if self.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
-
-    @property
     def watched(self) -> bool:
         """Whether Python must look at the row after each step: for its text, its log-probabilities or its deadline."""
         return bool(self.text or self.params.logprobs is not None or self.params.max_time)
+
+    def explain(self) -> str:
+        """The row's plan as text: one line for each processor, and one for how it chooses its token."""
+        ending = "argmax of the scores" if self.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
+        return "\n".join(filter(None, (self.plan.explain(), f"{len(self.plan.processors) + 1:>3}. {ending}")))
 
     def late(self) -> bool:
         return self.params.max_time is not None and time.monotonic() - self.started > self.params.max_time

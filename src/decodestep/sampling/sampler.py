@@ -291,8 +291,7 @@ class Sampler:
         """The plan of each row as text, one line for each processor and one for the draw; rows with the same plan share it."""
         plans: dict[str, list[int]] = {}
         for i, row in enumerate(self.rows):
-            text = "\n".join(filter(None, (row.plan.explain(), f"{len(row.plan.processors) + 1:>3}. {row.ending}")))
-            plans.setdefault(text, []).append(i)
+            plans.setdefault(row.explain(), []).append(i)
         return "\n".join(f"row {', '.join(map(str, rows))}\n{text}" for text, rows in plans.items())
 
     def _check_params(self, params: SamplingParams) -> None:
