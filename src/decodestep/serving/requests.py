@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _OP = "serve"
 _MAX_DEPTH = 256  # of lists and objects in each other: schemas need a few dozen, Python's recursion ends at about a thousand
+_COMPLETION_TOKENS = 16  # of a completion whose request has no max_tokens, as in OpenAI's API; a chat has no such number
 _MAX_LOGPROBS, _MAX_ECHO_LOGPROBS = 100, 20  # of a token; of a prompt's token, of which there are many at once
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
 # The time and memory for a token grow with each of these fields, and with keys times the vocabulary.
@@ -121,14 +122,14 @@ def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
     echo = body.get("echo")
     if not isinstance(echo, bool | None):
         raise refusal("echo", "a bool")
-    return _echo_job(body, prompts) if echo else _job(body, prompts, TEXT, 16, _response_format(body))
+    return _echo_job(body, prompts) if echo else _job(body, prompts, TEXT, _COMPLETION_TOKENS, _response_format(body))
 
 
 def _echo_job(body: Mapping[str, Any], prompts: list[Any]) -> Job:
     """The job of completions that begin with their prompts, or with max_tokens 0 are these alone."""
     completes = not (is_int(body.get("max_tokens")) and body["max_tokens"] == 0)
     asked = body if completes else {**body, "max_tokens": 1}
-    job = _job({**asked, "echo": None}, prompts, TEXT, 16, _response_format(body))
+    job = _job({**asked, "echo": None}, prompts, TEXT, _COMPLETION_TOKENS, _response_format(body))
     params, count, logprobs = job.params, job.params.num_return_sequences, job.params.logprobs
     if (logprobs or 0) > _MAX_ECHO_LOGPROBS:
         raise refusal("logprobs", f"at most {_MAX_ECHO_LOGPROBS} with echo")

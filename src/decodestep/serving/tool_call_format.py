@@ -32,18 +32,17 @@ class CallFormat(ABC):
 
     def plain_length(self, text: str) -> int:
         """How many characters of the text so far cannot belong to a call or to the whitespace before one."""
-        found = [at for mark in self.marks if (at := text.find(mark)) >= 0]
-        if found:
-            return len(text[: min(found)].rstrip())
+        at = self._first_mark(text)
+        if at is not None:
+            return len(text[:at].rstrip())
         kept = max(n for mark in self.marks for n in range(len(mark)) if text.endswith(mark[:n]))
         return len(text[: len(text) - kept].rstrip())
 
     def read(self, text: str) -> tuple[str, Calls]:
         """The visible text and the calls. Raises UnreadableError."""
-        found = [at for mark in self.marks if (at := text.find(mark)) >= 0]
-        if not found:
+        at = self._first_mark(text)
+        if at is None:
             return text, []  # with the whitespace at its end, which may be part of a constrained answer
-        at = min(found)
         calls = list(self.calls(text[at:]))
         if not calls:
             raise UnreadableError
@@ -60,3 +59,7 @@ class CallFormat(ABC):
     @abstractmethod
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         """The whole text of one call."""
+
+    def _first_mark(self, text: str) -> int | None:
+        """Where the first mark in a text begins; None if it has none."""
+        return min((at for mark in self.marks if (at := text.find(mark)) >= 0), default=None)

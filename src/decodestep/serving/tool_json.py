@@ -104,8 +104,8 @@ def constrained_arguments(schema: Mapping[str, Any]) -> list[tuple[str, dict[str
 
 def tagged_form(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
     """The form of a value between tags: a string without quotes, anything else as JSON."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+    values = _values(schema)
+    if values and all(isinstance(value, str) for value in values):
         # Within the slashes of a Lark expression, on one line: re.escape leaves a slash, and a line's end after a backslash.
         return re.compile("|".join(re.escape(value).replace("/", r"\/").replace("\n", "n") for value in values))
     return re.compile(r"[^<]+") if schema.get("type") == "string" else schema
@@ -132,6 +132,11 @@ def _types(schema: Any) -> set[str]:
     if given is not None:
         return {name for name in (given if isinstance(given, list) else [given]) if isinstance(name, str)}
     lists = [found for key in ("anyOf", "oneOf") if isinstance(found := schema.get(key), list)]
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    of_values = [_TYPES[type(value)][0] for value in values] if isinstance(values, list) else []
+    of_values = [_TYPES[type(value)][0] for value in _values(schema)]
     return set().union(of_values, *(_types(each) for found in lists for each in found))
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema lists; [] if it lists none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else []
