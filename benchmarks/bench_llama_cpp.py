@@ -95,7 +95,7 @@ def main() -> None:
         ours = SamplingParams(top_p=0.95, temperature=chosen.temperature, seed=7)
         theirs = {"top_p": 0.95, "temperature": chosen.temperature, "seed": 7, **ALONE}
         times = [(run(llm, ours, chosen.tokens)[:2], run(llm, None, chosen.tokens, **theirs)[:2]) for _ in range(chosen.rounds)]
-        report = Report("bench_llama_cpp", chosen.threads)
+        report = Report("llama_cpp", chosen.threads)
         for place, part in enumerate(("a token's sampling", "a token of create_completion")):
             seconds = {"ours": [o[place] for o, _ in times], "llama.cpp's chain": [t[place] for _, t in times]}
             report.show(f"{part}, top_p, vocabulary of {llm.n_vocab()}, {what}", seconds, None, "")

@@ -35,7 +35,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-import decodestep as ds
+import requantised
+from decodestep.models.fetch import default_model
 
 TOKENS = 128  # of a completion
 PROMPT = 16  # tokens of a prompt
@@ -179,18 +180,6 @@ def llama_decode(path: Path, sequences: int, threads: int, seconds: float) -> fl
     return rate
 
 
-def quantized(folder: str) -> Path:
-    """The default model with all blocks in Q4_0."""
-    import llama_cpp
-
-    source, target = ds.load().path, Path(folder) / "default-q4_0.gguf"
-    options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype, options.allow_requantize, options.nthread = 2, True, 2
-    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), options):
-        raise RuntimeError("llama.cpp could not quantize the model")
-    return target
-
-
 def serve(path: str, threads: int) -> tuple[subprocess.Popen[str], int]:
     command = [sys.executable, "-m", "decodestep", "serve", path, "--threads", str(threads), "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -259,7 +248,9 @@ def main(argv: list[str] | None = None) -> int:
             print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)
         else:
             peer = True
-        path = Path(options.model) if options.model else quantized(folder) if peer else ds.load().path
+        path = Path(options.model) if options.model else default_model()
+        if peer and not options.model:
+            path = requantised.write(path, Path(folder) / "default-q4_0.gguf", "Q4_0")
         process, port = serve(str(path), options.threads)
         try:
             asyncio.run(measure(options, port, path if peer and path.suffix == ".gguf" else None))

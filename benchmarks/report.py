@@ -24,9 +24,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import decodestep as ds
 import requantised
 from decodestep import _native
+from decodestep.models.fetch import default_model
 from harness import COLUMNS
 from report_page import readme_table, report
 
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 
 def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
     """The pieces to run, and the reasons for those that cannot be run."""
-    source = Path(ds.load().path)
+    source = default_model()
     files = {"Q4_1": source}
     left_out = ["generate: transformers, whose OpenMP threads wait in loops beside those of llama.cpp"]
     for kind in ("Q4_0", "Q4_K_M", "Q8_0"):
