@@ -14,7 +14,7 @@ from decodestep.models.errors import ModelError
 
 Message = Mapping[str, Any]
 
-# The names under which a message's reasoning is passed; templates read the first.
+# The names under which a message's reasoning is passed; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _OP = "chat_prompt"
 

@@ -119,7 +119,7 @@ class Model:
         """Teacher-forced logits: float32 (T, V), row t from tokens [0, t].
 
         token_ids: T integers in [0, V), at least one and no more than the context holds.
-        Raises ValueError for an id out of range, an empty or too long sequence.
+        Raises ValueError for an id out of range, an empty or too long sequence; CacheFullError if the cache lacks pages.
         """
         ids = require_ids("logits", "token_ids", self.config.vocab_size, token_ids)
         require(0 < len(ids) <= self.config.context, "logits", "token_ids", f"1 to {self.config.context} token ids", len(ids))

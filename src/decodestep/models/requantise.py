@@ -68,7 +68,7 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
 
     Returns the size of the files that hold the source's tensors.
     Raises ModelError for what `load` refuses, a folder that GGUF's keys cannot describe, and a value that is not finite;
-    RequestError for kind or target.
+    RequestError for kind or target; OSError if the file cannot be written.
     """
     require_choice(_OP, "--type", kind, tuple(RECIPES))
     require(target.parent.is_dir(), _OP, "OUT", "in a folder that exists", str(target))

@@ -343,8 +343,8 @@ class SamplingParams:
         changes: fields of SamplingParams that replace those of the request.
 
         Raises ValueError for every other field, for two fields that contradict each other, and outside the intervals of the
-        interface. Of best_of, echo, suffix, modalities and verbosity, and of vLLM's fields about control tokens in the text,
-        only the value that changes nothing is accepted.
+        interface. Of best_of, echo, suffix, modalities, response_format and verbosity, and of vLLM's use_beam_search and its
+        fields about control tokens and stop strings in the text, only the value that changes nothing is accepted.
         """
         names = DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})
