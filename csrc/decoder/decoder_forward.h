@@ -92,7 +92,7 @@ struct Decoder {
 //   in every layer
 //     h = rms_norm(x, attention_norm);  x += residual_scale * attention(h) W_output
 //     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts);
-//     a block without W_gate has max(h W_up, 0)^2 in place of swiglu
+//     a block without W_gate has max(h W_up, 0)^2 in place of swiglu, one with `gelu` GELU in place of its SiLU
 //     with a post norm, what is added is normalised before residual_scale
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
@@ -104,7 +104,7 @@ struct Decoder {
 // Latent attention:
 //   q = h W_query, or rms_norm(h W_query_down, query_norm) W_query;  c, r = h W_latent;  c = rms_norm(c, latent_norm)
 //   biases are added to the products by W_query_down, W_latent and W_output
-//   r and the rope part of q rotated by the position;  c and r rounded to bfloat16 and written to the cache
+//   r and the rope part of q rotated by the position;  c and r rounded to the cache's types and written to it
 //   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
 //   which c are the values; what it gives times W_value_up
 // Products are those of linear_panels.h: activations are quantised if the weight's format requires it. Attention is
@@ -118,7 +118,7 @@ struct Decoder {
 // float16: keys [slabs, layers, kv_heads, slab_pages, head_dim / 16, 16 columns, 16 positions], values the same with
 // positions before columns; int8: the same with two rows before them, the 16 positions' scales as bfloat16
 // (attention/group_cache.h).
-// Latent attention, with kv_heads = 1, bfloat16:
+// Latent attention, with kv_heads = 1, bfloat16 or float16:
 //   keys [slabs, layers, slab_pages, 16, rope], values [slabs, layers, slab_pages, 16, latent]; or in place of values
 //   int8 rows [slabs, layers, slab_pages, 16, latent + 4], each with its scale as float32 at its end: largest / 127
 // The page table names a page by its place among the pages of the first layer and head of all slabs:

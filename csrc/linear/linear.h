@@ -5,7 +5,8 @@
 //     no packing and is as accurate as the file: for `dtype="float32"` models and weights that are multiplied once. It
 //     supports all formats.
 //   linear_panels reads a copy of the weight packed in panels of 32 outputs, each contiguous in memory, and multiplies
-//     int8 activations by the blocks as integers: for decoders, which read every weight at every step.
+//     int8 activations by blocks as integers, float32 ones by dense weights: for decoders, which read every weight at
+//     every step.
 //   prolog_panels (csrc/mla_prolog) reads panels of 64 columns with the roundings of the Ascend operator: bfloat16
 //     pairs, and int8 with a scale per output, which no GGUF format has.
 // They share the task size and the vector primitives but not the inner loops, because each needs a different byte
