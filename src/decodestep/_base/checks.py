@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 _LONGEST = 500  # characters of what an error says it got
+SEED_RULE = "an integer in [0, 2^64)"
 
 
 class RequestError(ValueError):
@@ -92,6 +93,15 @@ def require_choice(op: str, arg: str, value: object, choices: Collection[Any]) -
 def is_int(value: object) -> TypeGuard[int]:
     """An integer that is not a bool: True for 3 and np.int64(3), False for True and 3.0."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
+def is_seed(value: object) -> TypeGuard[int]:
+    """What `SEED_RULE` says."""
+    return is_int(value) and 0 <= value < 2**64
+
+
+def require_seed(op: str, seed: object) -> None:
+    require(is_seed(seed), op, "seed", SEED_RULE, seed)
 
 
 def ids_below(bound: int, values: object) -> list[int] | None:

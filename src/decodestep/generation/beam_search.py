@@ -18,6 +18,7 @@ from decodestep._base.checks import (
     require_dtype,
     require_id_set,
     require_ids,
+    require_seed,
     require_shape,
     shape_text,
 )
@@ -222,7 +223,7 @@ def _check_functions(next_logits: Any, processors: Any, stop: Any, num_beams: in
 def _check_draw(groups: int, do_sample: Any, seed: Any, top_logprobs: Any) -> None:
     require(isinstance(do_sample, bool), _OP, "do_sample", "a bool", do_sample)
     require(not do_sample or groups == 1, _OP, "do_sample", "False with several groups", do_sample)
-    require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
+    require_seed(_OP, seed)
     ok = top_logprobs is None or (is_int(top_logprobs) and top_logprobs >= 0)
     require(ok, _OP, "top_logprobs", "None or an integer >= 0", top_logprobs)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require, require_seed
 from decodestep._base.extras import extra
 from decodestep.generation import Completion, generate
 from decodestep.integrations.host_params import seed_of
@@ -68,7 +68,7 @@ class Generate:
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
+        require_seed(_OP, seed)
         require(params is None or isinstance(params, Mapping), _OP, "params", "a mapping of fields of SamplingParams", params)
         # By the names that columns have.
         self._params = rename_fields(params or {}, DEFAULTS.keys())

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from decodestep._base.checks import Words, is_finite, is_int, is_real, require
+from decodestep._base.checks import SEED_RULE, Words, is_finite, is_int, is_real, is_seed, require
 
 Rule = tuple[str, Callable[[Any], bool]]
 
@@ -74,7 +74,7 @@ SECONDS = number("of seconds > 0", lambda v: v > 0)
 SHARE = number("in [0, 1]", lambda v: 0 <= v <= 1)
 POSITIVE_SHARE = number("in (0, 1]", lambda v: 0 < v <= 1)
 CUTOFF = number("in [0, 1)", lambda v: 0 <= v < 1)
-SEED: Rule = ("an integer in [0, 2^64)", lambda v: is_int(v) and 0 <= v < 2**64)
+SEED: Rule = (SEED_RULE, is_seed)
 ID: Rule = ("a token id", _is_id)
 IDS: Rule = ("token ids", _are_ids)
 SOME_IDS: Rule = ("at least one token id", lambda v: _are_ids(v) and len(v) > 0)

@@ -13,7 +13,7 @@ import numpy as np
 from decodestep import random
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
-from decodestep._base.checks import is_int, require
+from decodestep._base.checks import is_int, require, require_seed
 from decodestep.ops.decode_step import decode_step, reference
 from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling import trace_html
@@ -137,7 +137,7 @@ def trace_plan(
     require(row.shape == (vocab_size,), OP, "logits", f"of shape {vocab_size}", row)
     ids = list(history.tokens if isinstance(history, TokenHistory) else history)
     require(all(is_int(i) and i >= 0 for i in ids), OP, "history", "token ids >= 0", ids)
-    require(is_int(seed) and 0 <= seed < 2**64, OP, "seed", "an integer in [0, 2^64)", seed)
+    require_seed(OP, seed)
     past = TokenHistory(ids)
     scores = first = decode_step(row[None], [()], need_processed=True).processed[0]
     handed = row  # what the next processor is given

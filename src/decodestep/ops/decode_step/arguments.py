@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import Words, ids_below, is_finite, is_int, is_real, refuse, require
+from decodestep._base.checks import SEED_RULE, Words, ids_below, is_finite, is_int, is_real, is_seed, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import FILTERS, PATCHES, Step, Steps
 
@@ -127,7 +127,7 @@ _RULES: dict[type, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     kinds.Xtc: {
         "threshold": _SHARE,
         "probability": _SHARE,
-        "seed": ("an integer in [0, 2^64)", lambda v: is_int(v) and 0 <= v < 2**64),
+        "seed": (SEED_RULE, is_seed),
     },
     kinds.Normalise: {},
 }
