@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from decodestep.models.architectures import names
 from decodestep.models.architectures.gguf_keys import GgufKeys
-from decodestep.models.architectures.limits import MAX_EXPERTS, MAX_LAYERS, MAX_WIDTH
+from decodestep.models.architectures.limits import MAX_EXPERTS, MAX_LAYERS
 from decodestep.models.config import Experts
 from decodestep.ops.expert_router.arguments import RouterRule
 
@@ -45,7 +45,7 @@ def experts_of(keys: GgufKeys, common: dict[str, Any], gating: Gating | None = N
     width = keys.size_of_layers("expert_feed_forward_length")
     groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
     rule = RouterRule(
-        used=keys.size_of_layers("expert_used_count", most=MAX_WIDTH),
+        used=keys.size_of_layers("expert_used_count"),
         scores=gating.scores,
         groups=groups,
         kept_groups=(keys.size("expert_group_used_count", groups, least=0) or groups) if groups > 1 else 1,

@@ -46,15 +46,15 @@ class GgufKeys:
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
         return md.integer(self.file.metadata, self._key(key), default, least=least, most=most)
 
-    def size_of_layers(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
+    def size_of_layers(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> int:
         """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
         if not isinstance(self.file.metadata.get(self._key(key)), np.ndarray):
-            return self.size(key, default, least=least, most=most)
+            return self.size(key, default, most=most)
         sizes = md.numbers(self.file.metadata, self._key(key), self.size("block_count", most=MAX_LAYERS), integers=True)
         assert sizes is not None
         if (sizes != sizes[0]).any():
             raise self.refusal(f"{self._key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
-        return md.integer({self._key(key): sizes[0]}, self._key(key), least=least, most=most)
+        return md.integer({self._key(key): sizes[0]}, self._key(key), most=most)
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self.file.metadata, self._key(key), default, least=least, most=most)
