@@ -183,7 +183,7 @@ def test_the_default_model_stays_near_float32(model, model_path):
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 0.02
 
 
-# ---- The operator itself, against its reference and against a plain float64 pass
+# The operator itself, against its reference and against a plain float64 pass.
 
 
 def dense_pass(call, row):

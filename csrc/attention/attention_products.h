@@ -7,11 +7,10 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// The largest number of accumulators of a product, rows times vectors: twelve of AVX2's sixteen registers; with 32
+// The largest number of accumulators of a product, rows times vectors: twelve of AVX2's sixteen registers; with many
 // registers, as many as leave room for the other factors.
-constexpr bool kManyAccumulators = kVectorRegisters >= 32;
-constexpr int kProductRows = kManyAccumulators ? 8 : kVectorRegisters >= 8 ? 6 : 2;
-constexpr int kProductVectors = kManyAccumulators ? 3 : 1;
+constexpr int kProductRows = kManyRegisters ? 8 : kVectorRegisters >= 8 ? 6 : 2;
+constexpr int kProductVectors = kManyRegisters ? 3 : 1;
 
 // With fewer rows, more vectors: there must be enough independent sums to hide the latency of an addition. A vector
 // that several rows share stays in a register as well.

@@ -12,7 +12,7 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 // The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers.
-constexpr int kPairRows = kManyAccumulators ? 8 : 4;
+constexpr int kPairRows = kManyRegisters ? 8 : 4;
 
 // Calls sink(r, sum) with the sum of vectors of pairs times the pairs of row r, which are pair_step words apart.
 template <int R, class Sink>

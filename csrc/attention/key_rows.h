@@ -43,20 +43,17 @@ class KeyRows {
 
     // Columns of the keys, widened, to the columns of the rows from `at` on.
     void read(const PagedRows& cache, Columns columns, KeyRange keys, size_t at) {
+        StoredRows stored;
+        stored.find(cache, call_.a.block_size, call_.table, keys);
         with_type(cache.type, [&]<CacheType type>() {
             constexpr size_t bytes = value_bytes(type);
             const size_t whole = columns.count / kLanes * kLanes;
-            size_t block = keys.first / call_.a.block_size, row = keys.first % call_.a.block_size;
             for (size_t j = 0; j < keys.count; ++j) {
-                const uint8_t* values = cache.row(call_.table[block], row, columns.first);
+                const uint8_t* values = stored[j] + columns.first * bytes;
                 float* key = rows_ + j * stride_ + at;
                 for (size_t c = 0; c < whole; c += kLanes) store(key + c, widen<type>(values + c * bytes, kLanes));
                 if (whole < columns.count)
                     store(key + whole, widen<type>(values + whole * bytes, columns.count - whole));
-                if (++row == call_.a.block_size) {
-                    row = 0;
-                    ++block;
-                }
             }
         });
     }

@@ -21,7 +21,7 @@ struct SoftmaxState {
     float* record;  // maximum, weight sum; from the second vector on the sum of the values, padded to whole vectors
     size_t width;   // of a value
 
-    static constexpr size_t floats(size_t width) { return (width + 2 * kLanes - 1) / kLanes * kLanes; }
+    static constexpr size_t floats(size_t width) { return round_up(width, kLanes) + kLanes; }
     float& maximum() const { return record[0]; }
     float& weight_sum() const { return record[1]; }
     float* values() const { return record + kLanes; }

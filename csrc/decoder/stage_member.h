@@ -23,7 +23,7 @@ class StageMember {
           own_(plan.members[share.member]) {}
 
   protected:
-    // ---- The rows that a product reads. make(out, row) stores one row.
+    // The rows that a product reads. make(out, row) stores one row.
 
     // Whether the member has to make its own rows now: once in a stage, and only if rows are replicated.
     bool begins_rows() const { return plan_.replicated_rows && std::exchange(own_.rows_of, &stage_) != &stage_; }
@@ -82,7 +82,7 @@ class StageMember {
         return [=](const Activations& out, size_t t) { store_row(out, t, values + t * width, width); };
     }
 
-    // ---- Products
+    // Products.
 
     // The share's panels of the stage's sweep.
     Range panels() const { return share_.of(plan_.sweeps[stage_.sweep].count(), kStreams); }

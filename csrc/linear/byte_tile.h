@@ -280,7 +280,7 @@ void add_residual(const uint8_t* panel, const Activations& x, size_t first, floa
 template <Format F>
 void add_residuals(const PanelTile& a) {
     if (a.x.blocks() == 0) return;
-    constexpr size_t most = kVectorRegisters >= 32 ? 4 : 2;
+    constexpr size_t most = kManyRegisters ? 4 : 2;
     const int32_t* block = a.x.residual_block + a.first;
     for (size_t t = 0, count; t < a.tokens; t += count) {
         const auto same = [&](size_t size) {

@@ -70,7 +70,7 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
 }
 
 // Eight vectors hold four accumulators beside the weights and activations.
-constexpr size_t kRowTileTokens = kVectorRegisters >= 32 ? 4 : 2;
+constexpr size_t kRowTileTokens = kManyRegisters ? 4 : 2;
 constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
 // One token with dense rows: a core reads memory faster in four streams than in one or two.
 constexpr size_t kRowStreams = 4;

@@ -12,11 +12,11 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 // The largest number of tokens that are multiplied by a panel at a time, and share its unpacking.
-constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 128 : kStoresBytes ? 96 : 2;
+constexpr size_t kTileTokens = kManyRegisters ? 128 : kStoresBytes ? 96 : 2;
 
 // The largest number of tokens that are multiplied by several panels at once, which reads memory in several streams.
 // With more tokens the products take the time, not the memory.
-constexpr size_t kStreamedTokens = kVectorRegisters >= 32 ? 30 : 16;
+constexpr size_t kStreamedTokens = kManyRegisters ? 30 : 16;
 
 // Whether this number of tokens is multiplied by several panels at once.
 constexpr bool streams(Format format, size_t tokens) {

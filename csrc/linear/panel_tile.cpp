@@ -12,7 +12,7 @@ namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // Tokens whose sums of 32 outputs stay in registers.
-constexpr int kRegisterTokens = kVectorRegisters >= 32 ? 6 : 2;
+constexpr int kRegisterTokens = kManyRegisters ? 6 : 2;
 
 // The T tokens of a tile as bytes times a panel that is read as it lies in memory.
 template <Format F, int T>

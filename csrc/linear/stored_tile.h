@@ -11,11 +11,11 @@ namespace decodestep::DECODESTEP_BUILD {
 // kStoredVectors vectors of sixteen outputs: enough independent sums to hide the latency of an addition, and no more
 // than registers hold. A piece of several runs also needs registers for the products of its runs; on targets without
 // dot products of bytes, so do weights that are bytes.
-constexpr int kStoredVectors = kVectorRegisters >= 32 ? 2 : 1;
+constexpr int kStoredVectors = kManyRegisters ? 2 : 1;
 template <Format F>
 constexpr int kStoredTokens = [] {
     constexpr bool has_runs = !is_bytes(F) && run_quads<F>() < kQuads;
-    if (kVectorRegisters >= 32) return has_runs ? 4 : 6;
+    if (kManyRegisters) return has_runs ? 4 : 6;
     if (kWideSums) return 6;
     return is_bytes(F) ? 5 : run_quads<F>() == 2 ? 4 : 6;
 }();

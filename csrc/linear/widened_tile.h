@@ -12,11 +12,11 @@ namespace decodestep::DECODESTEP_BUILD {
 constexpr size_t kWidenedBlocks = 4;
 
 // The smallest number of tokens for which widening first is faster.
-constexpr size_t kWidenedFrom = kVectorRegisters >= 32 ? 16 : 7;
+constexpr size_t kWidenedFrom = kManyRegisters ? 16 : 7;
 
 // The tokens and vectors of sixteen outputs of a tile, whose sums stay in registers beside a vector of weights: enough
 // independent sums to hide the latency of an addition.
-constexpr int kWidenedTokens = 6, kWidenedVectors = kVectorRegisters >= 32 ? 2 : 1;
+constexpr int kWidenedTokens = 6, kWidenedVectors = kManyRegisters ? 2 : 1;
 
 // outputs += `inputs` inputs of T tokens, `stride` floats apart, times their weights, for the outputs from 16v on.
 template <int T>

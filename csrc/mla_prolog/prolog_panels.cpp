@@ -17,11 +17,11 @@ namespace {
 template <class Dot>
 constexpr bool kWidened = sizeof(typename Dot::Weights) > sizeof(f32x16);
 template <class Dot>
-constexpr int kTokensPerTile = kVectorRegisters >= 32  ? kWidened<Dot> ? 5 : 6
+constexpr int kTokensPerTile = kManyRegisters          ? kWidened<Dot> ? 5 : 6
                                : kVectorRegisters >= 8 ? kWidened<Dot> ? 4 : 2
                                                        : 1;
 template <class Dot>
-constexpr int kVectorsPerTile = kVectorRegisters >= 32                    ? 4
+constexpr int kVectorsPerTile = kManyRegisters                            ? 4
                                 : kVectorRegisters >= 8 && !kWidened<Dot> ? 2
                                                                           : 1;
 

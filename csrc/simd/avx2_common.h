@@ -7,7 +7,7 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 8;  // vectors that registers hold
 
-// --- float32
+// Float32.
 
 struct f32x16 {
     __m256 low, high;
@@ -87,7 +87,7 @@ DECODESTEP_INLINE float largest(f32x16 a) { return largest(_mm256_max_ps(a.low, 
 DECODESTEP_INLINE void keep_in_register(Register& a) { asm("" : "+x"(a)); }
 DECODESTEP_INLINE void keep_in_register(f32x16& a) { asm("" : "+x"(a.low), "+x"(a.high)); }
 
-// --- masks
+// Masks.
 
 // A lane that holds NaN is never at least anything.
 DECODESTEP_INLINE Mask at_least(f32x16 a, f32x16 b) {
@@ -103,7 +103,7 @@ DECODESTEP_INLINE f32x16 select(Mask mask, f32x16 a) {
     return {_mm256_and_ps(a.low, _mm256_castsi256_ps(low)), _mm256_and_ps(a.high, _mm256_castsi256_ps(high))};
 }
 
-// --- int32, which wraps around
+// Int32, which wraps around.
 
 struct i32x16 {
     __m256i low, high;
@@ -172,7 +172,7 @@ DECODESTEP_INLINE i32x16 round_to_int(f32x16 a) {
     return {whole(a.low), whole(a.high)};
 }
 
-// --- narrower types in memory
+// Narrower types in memory.
 
 DECODESTEP_INLINE i32x16 load_u8(const void* p) {
     const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -239,7 +239,7 @@ DECODESTEP_INLINE void store_f16(uint16_t* p, f32x16 a) {
     _mm_storeu_si128(halves + 1, _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// --- sixteen sums in float64
+// Sixteen sums in float64.
 
 struct f64x16 {
     __m256d first, second, third, fourth;
@@ -258,7 +258,7 @@ DECODESTEP_INLINE void store(double* p, f64x16 a) {
     _mm256_storeu_pd(p + 12, a.fourth);
 }
 
-// --- bytes
+// Bytes.
 
 struct u8x64 {
     __m256i low, high;
@@ -284,7 +284,7 @@ DECODESTEP_INLINE i8x4 broadcast_quad(const int8_t* p) {
     return {_mm256_set1_epi32(quad)};
 }
 
-// --- squares of kSide x kSide words of four bytes
+// Squares of kSide x kSide words of four bytes.
 
 constexpr int kSide = 8;
 using Words = __m256i;
@@ -337,7 +337,7 @@ DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
     }
 }
 
-// --- pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products
+// Pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products.
 
 DECODESTEP_INLINE i32x16 odd_bytes(i32x16 a) { return {_mm256_srai_epi16(a.low, 8), _mm256_srai_epi16(a.high, 8)}; }
 DECODESTEP_INLINE i32x16 even_bytes(i32x16 a) {

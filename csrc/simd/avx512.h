@@ -5,7 +5,7 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// --- products of bytes: sums of four unsigned bytes times four signed ones, exact
+// Products of bytes: sums of four unsigned bytes times four signed ones, exact.
 
 // Weights of dot_bytes are stored as q + 128; this much of the 128 is left in the products, for the caller to subtract.
 constexpr int kByteOffset = 0;

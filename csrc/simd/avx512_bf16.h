@@ -7,7 +7,7 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// --- products of pairs of bfloat16: see without_bf16_products.h
+// Products of pairs of bfloat16: see without_bf16_products.h.
 
 struct Bf16Pairs {
     __m512bh v;
@@ -46,7 +46,7 @@ DECODESTEP_INLINE void store_sums(Bf16* p, f32x16 sums) {
 
 DECODESTEP_INLINE void PairDot::round_values(Value* out, f32x16 values) { store_sums(out, values); }
 
-// --- the marked items of 64
+// The marked items of 64.
 
 alignas(64) constexpr auto kPlaces = [] {
     std::array<uint8_t, 64> places{};

@@ -7,7 +7,7 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 32;  // vectors that registers hold
 
-// --- float32
+// Float32.
 
 struct f32x16 {
     __m512 v;
@@ -68,7 +68,7 @@ DECODESTEP_INLINE float largest(f32x16 a) {
 DECODESTEP_INLINE void keep_in_register(Register& a) { asm("" : "+v"(a)); }
 DECODESTEP_INLINE void keep_in_register(f32x16& a) { keep_in_register(a.v); }
 
-// --- masks
+// Masks.
 
 // A lane that holds NaN is never at least anything.
 DECODESTEP_INLINE Mask at_least(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
@@ -86,7 +86,7 @@ DECODESTEP_INLINE size_t compact(Mask mask, f32x16 values, int32_t first, float*
     return static_cast<size_t>(std::popcount(mask));
 }
 
-// --- int32, which wraps around
+// Int32, which wraps around.
 
 struct i32x16 {
     __m512i v;
@@ -123,7 +123,7 @@ DECODESTEP_INLINE i32x16 round_to_int(f32x16 a) {
     return {_mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(a.v, a.v, _CMP_ORD_Q), a.v)};
 }
 
-// --- narrower types in memory
+// Narrower types in memory.
 
 DECODESTEP_INLINE i32x16 load_u8(const void* p) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
@@ -177,7 +177,7 @@ DECODESTEP_INLINE void store_f16(uint16_t* p, f32x16 a) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 
-// --- sixteen sums in float64
+// Sixteen sums in float64.
 
 struct f64x16 {
     __m512d low, high;
@@ -192,7 +192,7 @@ DECODESTEP_INLINE void store(double* p, f64x16 a) {
     _mm512_storeu_pd(p + 8, a.high);
 }
 
-// --- bytes
+// Bytes.
 
 struct u8x64 {
     __m512i v;
@@ -212,13 +212,13 @@ DECODESTEP_INLINE i8x4 broadcast_quad(const int8_t* p) {
     return {_mm512_set1_epi32(quad)};
 }
 
-// --- pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products
+// Pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products.
 
 DECODESTEP_INLINE i32x16 odd_bytes(i32x16 a) { return {_mm512_srai_epi16(a.v, 8)}; }
 DECODESTEP_INLINE i32x16 even_bytes(i32x16 a) { return {_mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)}; }
 DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) { return {_mm512_madd_epi16(a.v, b.v)}; }
 
-// --- squares of kSide x kSide words of four bytes
+// Squares of kSide x kSide words of four bytes.
 
 constexpr int kSide = 16;
 using Words = __m512i;

@@ -9,7 +9,7 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 8;  // vectors that registers hold: thirty-two of four lanes
 
-// --- float32
+// Float32.
 
 DECODESTEP_INLINE Register fma(Register a, Register b, Register c) { return vfmaq_f32(c, a, b); }
 DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
@@ -35,7 +35,7 @@ DECODESTEP_INLINE void keep_in_register(Register& a) { asm("" : "+w"(a)); }
 DECODESTEP_INLINE void keep_in_register(f32x16& a) { asm("" : "+w"(a.v[0]), "+w"(a.v[1]), "+w"(a.v[2]), "+w"(a.v[3])); }
 DECODESTEP_INLINE void keep_scalar(uint64_t& a) { asm volatile("" : "+r"(a) : : "memory"); }
 
-// --- masks
+// Masks.
 
 // A lane that holds NaN is never at least anything.
 DECODESTEP_INLINE Mask at_least(f32x16 a, f32x16 b) {
@@ -44,7 +44,7 @@ DECODESTEP_INLINE Mask at_least(f32x16 a, f32x16 b) {
     return vaddvq_u32(vorrq_u32(vorrq_u32(quarter(0), quarter(1)), vorrq_u32(quarter(2), quarter(3))));
 }
 
-// --- int32
+// Int32.
 
 DECODESTEP_INLINE int32_t sum(i32x16 a) {
     return static_cast<int32_t>(vaddvq_u32((a.v[0] + a.v[1]) + (a.v[2] + a.v[3])));
@@ -60,7 +60,7 @@ DECODESTEP_INLINE i32x16 round_to_int(f32x16 a) {
     return int_quarters([&](int q) DECODESTEP_INLINE_LAMBDA { return vreinterpretq_u32_s32(vcvtnq_s32_f32(a.v[q])); });
 }
 
-// --- narrower types in memory
+// Narrower types in memory.
 
 DECODESTEP_INLINE i32x16 widen(uint16x8_t low, uint16x8_t high) {
     return {{vmovl_u16(vget_low_u16(low)), vmovl_high_u16(low), vmovl_u16(vget_low_u16(high)), vmovl_high_u16(high)}};
@@ -129,7 +129,7 @@ DECODESTEP_INLINE void store_f16(uint16_t* p, f32x16 a) {
     for (int q = 0; q < kQuarters; ++q) vst1_u16(p + 4 * q, vreinterpret_u16_f16(vcvt_f16_f32(a.v[q])));
 }
 
-// --- sixteen sums in float64
+// Sixteen sums in float64.
 
 struct f64x16 {
     float64x2_t v[2 * kQuarters];
@@ -144,7 +144,7 @@ DECODESTEP_INLINE f64x16 operator+(f64x16 a, f32x16 b) {
 }
 DECODESTEP_INLINE void store(double* p, f64x16 a) { std::memcpy(p, a.v, sizeof a.v); }
 
-// --- bytes
+// Bytes.
 
 struct i8x4 {  // the same four bytes for every lane
     int8x16_t v;
@@ -155,7 +155,7 @@ DECODESTEP_INLINE i8x4 broadcast_quad(const int8_t* p) {
     return {vreinterpretq_s8_u32(vdupq_n_u32(quad))};
 }
 
-// --- squares of kSide x kSide words of four bytes
+// Squares of kSide x kSide words of four bytes.
 
 constexpr int kSide = 4;
 using Words = uint32x4_t;
@@ -198,7 +198,7 @@ DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
     }
 }
 
-// --- pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products
+// Pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products.
 
 DECODESTEP_INLINE i32x16 odd_bytes(i32x16 a) {
     return int_quarters([&](int q) DECODESTEP_INLINE_LAMBDA {

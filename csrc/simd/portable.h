@@ -7,7 +7,7 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 4;  // vectors that registers hold: sixteen of four lanes
 
-// --- float32
+// Float32.
 
 // Towards zero.
 DECODESTEP_INLINE u32x4 to_int(f32x4 a) { return std::bit_cast<u32x4>(__builtin_convertvector(a, i32x4)); }
@@ -55,7 +55,7 @@ DECODESTEP_INLINE void keep_in_register(Register&) {}
 DECODESTEP_INLINE void keep_in_register(f32x16&) {}
 DECODESTEP_INLINE void keep_scalar(uint64_t&) {}
 
-// --- int32
+// Int32.
 
 DECODESTEP_INLINE int32_t sum(i32x16 a) {
     const u32x4 four = (a.v[0] + a.v[1]) + (a.v[2] + a.v[3]);

@@ -7,7 +7,7 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// --- narrower types in memory
+// Narrower types in memory.
 
 DECODESTEP_INLINE i32x16 load_u16(const void* p) {
     uint16_t h[kLanes];
@@ -69,7 +69,7 @@ DECODESTEP_INLINE void store_f16(uint16_t* p, f32x16 a) {
     for (int i = 0; i < kLanes; ++i) p[i] = to_f16(a.v[i / 4][i % 4]).bits;
 }
 
-// --- sixteen sums in float64
+// Sixteen sums in float64.
 
 struct f64x16 {
     double v[kLanes];
@@ -81,7 +81,7 @@ DECODESTEP_INLINE f64x16 operator+(f64x16 a, f32x16 b) {
 }
 DECODESTEP_INLINE void store(double* p, f64x16 a) { std::memcpy(p, a.v, sizeof a.v); }
 
-// --- bytes
+// Bytes.
 
 struct i8x4 {  // the same four bytes for every lane
     uint32_t v;
@@ -93,7 +93,7 @@ DECODESTEP_INLINE i8x4 broadcast_quad(const int8_t* p) {
     return r;
 }
 
-// --- squares of kSide x kSide words of four bytes
+// Squares of kSide x kSide words of four bytes.
 
 constexpr int kSide = 8;
 struct Words {
@@ -125,7 +125,7 @@ DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
     }
 }
 
-// --- pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products
+// Pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products.
 
 DECODESTEP_INLINE u32x4 multiply_pairs(u32x4 a, u32x4 b) {
 #if defined(__SSE2__)
@@ -151,7 +151,7 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) {
     return int_quarters([&](int q) { return multiply_pairs(a.v[q], b.v[q]); });
 }
 
-// --- products of bytes: sums of four unsigned bytes times four signed ones, exact
+// Products of bytes: sums of four unsigned bytes times four signed ones, exact.
 
 // Weights of dot_bytes are stored as q + 128; this much of the 128 is left in the products, for the caller to subtract.
 constexpr int kByteOffset = 128;

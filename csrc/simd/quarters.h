@@ -22,7 +22,7 @@ DECODESTEP_INLINE u32x4 splat(uint32_t x) { return u32x4{x, x, x, x}; }
 DECODESTEP_INLINE f32x4 splat(float x) { return f32x4{x, x, x, x}; }
 DECODESTEP_INLINE f32x4 to_float(i32x4 a) { return __builtin_convertvector(a, f32x4); }
 
-// --- float32
+// Float32.
 
 struct f32x16 {
     f32x4 v[kQuarters];
@@ -95,7 +95,7 @@ DECODESTEP_INLINE float sum(f32x16 a) {
     return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
-// --- masks
+// Masks.
 
 // The bits of a mask that stand for the lanes of quarter q.
 DECODESTEP_INLINE u32x4 mask_bits(int q) { return u32x4{1, 2, 4, 8} << 4 * q; }
@@ -108,7 +108,7 @@ DECODESTEP_INLINE f32x16 select(Mask mask, f32x16 a) {
     });
 }
 
-// --- int32, which wraps around
+// Int32, which wraps around.
 
 struct i32x16 {
     u32x4 v[kQuarters];
@@ -168,7 +168,7 @@ DECODESTEP_INLINE f32x16 to_float(i32x16 a) {
              to_float(as_signed(a.v[3]))}};
 }
 
-// --- narrower types in memory
+// Narrower types in memory.
 
 // The lower and the upper of the two bfloat16 that each lane holds.
 DECODESTEP_INLINE f32x16 low_bf16(i32x16 a) { return as_float(shift_left<16>(a)); }
@@ -176,7 +176,7 @@ DECODESTEP_INLINE f32x16 high_bf16(i32x16 a) { return as_float(a & broadcast_int
 // Whether 32 bfloat16 are widened for less as even and odd ones than in their order.
 constexpr bool kSplitsBf16 = false;
 
-// --- bytes
+// Bytes.
 
 struct u8x64 {
     u32x4 v[kQuarters];

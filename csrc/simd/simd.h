@@ -7,6 +7,8 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
+constexpr bool kManyRegisters = kVectorRegisters >= 32;  // for larger tiles of accumulators
+
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 DECODESTEP_INLINE f32x16 load(const Bf16* p) { return from_bf16(p); }

@@ -119,9 +119,10 @@ def latent() -> str:
     right = [
         text(680, 26, "the same, as latent attention", ""),
         box(520, 44, 320, 40, ["queries of 9 heads × what picks their group"]),
-        box(520, 130, 320, 94, ["one latent:", "keys 1 2 3 and values 1 2 3, side by side"]),
+        box(520, 130, 320, 40, ["one rope key: keys 1 2 3, side by side"]),
+        box(520, 184, 320, 40, ["one latent: values 1 2 3, side by side"]),
         arrow(680, 85, 680, 128),
-        text(680, 252, "every head reads one latent; the same numbers are cached"),
+        text(680, 252, "every head reads both; the same numbers are cached"),
     ]
     middle = [arrow(385, 134, 495, 134), text(440, 124, "exactly")]
     return svg(880, 270, *left, *middle, *right, title="Grouped-query attention as latent attention")

@@ -30,7 +30,7 @@ from decodestep.weights.feed_forward import FeedForward
 # The format of the weights, by dtype; None: the file's.
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 CACHE_DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
-QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # when loaded, by `models.quantise`
+QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # more formats to which `load` rounds
 
 
 def obstacle(config: Config) -> str | None:
@@ -48,7 +48,7 @@ def obstacle(config: Config) -> str | None:
 
 
 class StepDecoder(Decoder):
-    """Runs a step as one native call: quantised weights times quantised activations, attention in the cache's type.
+    """Runs a step as one native call: activations quantised where the weights are, attention in the cache's type.
 
     weights: made by `convert`, each a `LinearPanels`, the embedding perhaps in rows.
     cache_dtype: "bfloat16", "float16" or "int8".

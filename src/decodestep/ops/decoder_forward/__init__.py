@@ -36,8 +36,7 @@ def decoder_forward(
             in every layer:
                 x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output)
                 h = rms_norm(x, ffn_norm)
-                x += residual_scale * post(swiglu(h @ gate, h @ up) @ down, or max(h @ up, 0)^2 @ down, or
-                    mixture_of_experts(h))
+                x += residual_scale * post(the `FeedForward` of h, or mixture_of_experts(h))
         logits[i] = logits_scale * rms_norm(x[wanted[i]], norm) @ logits weight
 
         grouped-query attention of h:
