@@ -297,6 +297,8 @@ def nested(patterns):
         ({"json_schema": {"patternProperties": {r"^[\]--/]$": {}}}}, "and no &&"),
         ({"json_schema": {"items": {"type": "number", "multipleOf": -0.01}}}, "multipleOf is above 0; got -0.01"),
         ({"json_schema": {"multipleOf": 0}}, "multipleOf is above 0; got 0"),
+        ({"json_schema": {"const": 0.9355867217045211}}, "of values whose digits fit 53 bits"),
+        ({"json_schema": {"properties": {"a": {"type": "null", "required": True}}}}, "required is a list of names; got True"),
         ({"json_schema": {"type": "integer", "minimum": 2**53 + 1}}, "minimum fits 53 bits"),
         ({"json_schema": {"type": "integer", "exclusiveMinimum": 10**30}}, "exclusiveMinimum fits 53 bits"),
         ({"json_schema": {"type": "integer", "maximum": -(2**53) - 1}}, "maximum fits 53 bits"),
@@ -404,6 +406,29 @@ def accepts(schema, text):
     scores = np.zeros((1, VOCAB), np.float32)
     tokens = [*text.encode(), END]
     return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"exclusiveMinimum": 0}, ["0.00001", "1"], ["0." + "0" * 330 + "1", "0"]),
+        ({"minimum": -1, "exclusiveMaximum": 0}, ["-0.01", "-1"], ["-0." + "0" * 330 + "1", "0"]),
+        ({"minimum": -0.9191990929144587}, ["-0.905"], ["-0.9191990929144588"]),
+        ({"exclusiveMaximum": 0.9999999999999999}, ["0.98"], ["1", "0.9999999999999999"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 4, "type": "integer"}, ["1", "3"], ["0", "4"]),
+    ],
+)
+def test_numbers_that_parsers_round_are_within_their_bounds(bounds, inside, outside):
+    """Parsers read 0.000...1 as 0, and llguidance's own is not exact for all numbers of more than 15 digits."""
+    schema = {"type": "number", **bounds}
+    assert all(accepts(schema, text) for text in inside)
+    assert not any(accepts(schema, text) for text in outside)
+
+
+def test_hostnames_are_not_longer_than_names_may_be():
+    name = ".".join(["a" * 62] * 4)
+    schema = {"type": "string", "format": "hostname"}
+    assert accepts(schema, f'"{name}a"') and not accepts(schema, f'"{name}.aa"')
 
 
 def test_the_name_of_a_property_has_one_spelling():

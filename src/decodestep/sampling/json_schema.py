@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from decodestep._base.checks import Words, is_finite, is_real, refuse, require
@@ -24,8 +26,12 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependen
 _VALUES = ("const", "enum", "default", "examples", "required")
 # Keywords that llguidance refuses, with the value that has no effect.
 _NEUTRAL = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True, "propertyNames": True}
-# Whether a bound holds for numbers above it. llguidance has bounds as float64, and those of integers as int64.
-_BOUNDS = {"minimum": True, "exclusiveMinimum": True, "maximum": False, "exclusiveMaximum": False}
+# Bounds, with the direction of the numbers that they allow. llguidance has bounds as float64, and those of integers as int64.
+_BOUNDS = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
+# The least number beyond an exclusive bound of 0, which parsers read in 0.000...1: llguidance cannot nest an expression as deep
+# as the smallest float64 has zeros.
+_SMALLEST = 1e-48
+_FROM_ZERO = {"exclusiveMinimum": {"minimum": _SMALLEST}, "exclusiveMaximum": {"maximum": -_SMALLEST}}
 # Characters that JSON_FORM cannot write: llguidance leaves them out of a text that has them.
 _CONTROL = re.compile(r"[\0-\x07\x0b\x0e-\x1f\x7f]")
 _WIDEST = 2**53  # integers up to here are exact as float64, as which llguidance has numbers
@@ -47,6 +53,7 @@ _DATE = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
 _HOUR = "([01][0-9]|2[0-3])"
 _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_HOUR}:[0-5][0-9])"
 _PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_LONGEST_HOSTNAME = 253  # which llguidance's pattern leaves out
 
 
 def check(text: str) -> str:
@@ -63,10 +70,12 @@ def check(text: str) -> str:
             _check_pattern(pattern)
         for value in (each.get("const"), each.get("enum")):
             _check_value(value)
-        for key, above in _BOUNDS.items():
-            require(_is_exact(each.get(key), above), _OP, "json_schema", f"one whose {key} fits 53 bits", each.get(key))
+        for key, inward in _BOUNDS.items():
+            require(_is_exact(each.get(key), inward > 0), _OP, "json_schema", f"one whose {key} fits 53 bits", each.get(key))
         step = each.get("multipleOf")  # of which llguidance takes the absolute value
         require(not is_real(step) or step > 0, _OP, "json_schema", "one whose multipleOf is above 0", step)
+        # Of draft 3, whose other keywords llguidance ignores; many write it by mistake.
+        require(each.get("required") is not True, _OP, "json_schema", "one whose required is a list of names", True)
         _check_least(each)
     return plain
 
@@ -106,6 +115,7 @@ def _check_value(value: Any) -> None:
             waiting += found.values() if isinstance(found, dict) else found
         elif is_real(found):
             require(abs(found) <= _WIDEST, _OP, "json_schema", "of values that fit 53 bits", found)
+            require(_is_read(found), _OP, "json_schema", "of values whose digits fit 53 bits", found)
 
 
 def _writes_control(pattern: object) -> bool:
@@ -131,19 +141,56 @@ def _is_exact(bound: object, above: bool) -> bool:
     return kept >= bound if above else kept <= bound
 
 
+def _is_read(number: float) -> bool:
+    """Whether llguidance reads a number as it is: its parser rounds the digits, without the point, to float64, and then their
+    product or quotient with a power of ten."""
+    if isinstance(number, int):
+        return True
+    text = Decimal(repr(abs(number)))
+    exponent = int(text.as_tuple().exponent)
+    digits, power = float(text.scaleb(-exponent)), float(f"1e{abs(exponent)}")
+    return (digits * power if exponent > 0 else digits / power) == abs(number)
+
+
 def enforceable(text: str) -> str:
-    """A checked schema without keywords and formats that have no effect, and with dates and times that parsers accept."""
+    """A checked schema without keywords and formats that have no effect, and with what parsers ask beyond llguidance's reading
+    of formats and bounds."""
     schema = json.loads(text)
     for each in _schemas(schema):
         for key in [key for key, value in _NEUTRAL.items() if each.get(key) is value]:
             del each[key]
         name = each.get("format")
+        added = [*_of_bounds(each), *_of_format(name)]
         if isinstance(name, str) and (name in _PATTERNS or name not in _FORMATS):
             del each["format"]
-            others = each.get("allOf", [])
-            if name in _PATTERNS and isinstance(others, list):
-                each["allOf"] = [*others, {"pattern": _PATTERNS[name]}]
+        others = each.get("allOf", [])
+        if added and isinstance(others, list):
+            each["allOf"] = [*others, *added]
     return json.dumps(schema)
+
+
+def _of_format(name: object) -> list[dict[str, Any]]:
+    """What texts of a format also are."""
+    if name == "hostname":
+        return [{"maxLength": _LONGEST_HOSTNAME}]
+    return [{"pattern": _PATTERNS[name]}] if isinstance(name, str) and name in _PATTERNS else []
+
+
+def _of_bounds(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Bounds within those that llguidance reads as other ones, and those of 0 that are exclusive."""
+    added = []
+    for key, inward in _BOUNDS.items():
+        bound = schema.get(key)
+        if not is_finite(bound):
+            continue
+        if bound == 0 and key in _FROM_ZERO:
+            added.append(dict(_FROM_ZERO[key]))  # a copy, since what is added is rewritten too
+        first = bound
+        while math.isfinite(first) and abs(first) >= _SMALLEST and not _is_read(first):
+            first = math.nextafter(first, inward)
+        if first != bound:
+            added.append({key: first})
+    return added
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
