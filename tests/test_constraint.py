@@ -295,6 +295,10 @@ def nested(patterns):
         ({"json_schema": {"type": "string", "pattern": "^[[:alpha:]]$"}}, r"whose classes have \\\[ for \["),
         ({"json_schema": {"type": "string", "pattern": "^[^a&&b]$"}}, "and no &&"),
         ({"json_schema": {"patternProperties": {r"^[\]--/]$": {}}}}, "and no &&"),
+        (
+            {"json_schema": {"$ref": "#/x/default/a~1b~0%20c/1", "x": {"default": {"a/b~ c": [{}, {"pattern": "[[a]]"}]}}}},
+            "and no &&",
+        ),
         ({"json_schema": {"items": {"type": "number", "multipleOf": -0.01}}}, "multipleOf is above 0; got -0.01"),
         ({"json_schema": {"multipleOf": 0}}, "multipleOf is above 0; got 0"),
         ({"json_schema": {"const": 0.9355867217045211}}, "of values whose digits fit 53 bits"),

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
+from urllib.parse import unquote
 
 from decodestep._base.checks import Words, is_finite, is_real, refuse, require
 
@@ -194,19 +195,34 @@ def _of_bounds(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all schemas nested in it."""
-    waiting = [schema]
+    """The schema, all schemas nested in it, and those that references name, wherever they are."""
+    waiting, seen = [schema], set()
     while waiting:
         found = waiting.pop()
         if isinstance(found, list):
             waiting += found
-        elif isinstance(found, dict):
+        elif isinstance(found, dict) and id(found) not in seen:
+            seen.add(id(found))
             yield found
+            waiting.append(_named(schema, found.get("$ref")))
             for key, value in found.items():
                 if key in _BY_NAME and isinstance(value, dict):
                     waiting += value.values()
                 elif key not in _VALUES:
                     waiting.append(value)
+
+
+def _named(schema: Any, reference: object) -> Any:
+    """What a reference within a schema names, or None."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found = schema
+    for name in unquote(reference[2:]).split("/"):
+        try:
+            found = found[int(name)] if isinstance(found, list) else found[name.replace("~1", "/").replace("~0", "~")]
+        except (LookupError, TypeError, ValueError):
+            return None
+    return found
 
 
 def short(text: str) -> str:
