@@ -46,11 +46,11 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 template <class T>
-using Lanes [[gnu::vector_size(64)]] = T;
-using U16 = Lanes<uint16_t>;
-using I16 = Lanes<int16_t>;
-using U32 = Lanes<uint32_t>;
-using I32 = Lanes<int32_t>;
+using EmulatedLanes [[gnu::vector_size(64)]] = T;
+using U16 = EmulatedLanes<uint16_t>;
+using I16 = EmulatedLanes<int16_t>;
+using U32 = EmulatedLanes<uint32_t>;
+using I32 = EmulatedLanes<int32_t>;
 
 template <class T, class Vector>
 DECODESTEP_INLINE T lane(const Vector& v, size_t i) {
@@ -128,9 +128,9 @@ inline void _mm512_storeu_si512(void* p, __m512i a) { std::memcpy(p, &a, sizeof 
 // The masks in use are of the first bytes.
 inline __m512i _mm512_maskz_loadu_epi8(uint64_t m, const void* p) { return read<__m512i>(p, std::popcount(m)); }
 inline __m512 _mm512_set1_ps(float x) { return x - __m512{}; }
-inline __m512i _mm512_set1_epi8(char x) { return __m512i(int8_t(x) - Lanes<int8_t>{}); }
-inline __m512i _mm512_set1_epi16(short x) { return __m512i(int16_t(x) - Lanes<int16_t>{}); }
-inline __m512i _mm512_set1_epi32(int x) { return __m512i(int32_t(x) - Lanes<int32_t>{}); }
+inline __m512i _mm512_set1_epi8(char x) { return __m512i(int8_t(x) - EmulatedLanes<int8_t>{}); }
+inline __m512i _mm512_set1_epi16(short x) { return __m512i(int16_t(x) - EmulatedLanes<int16_t>{}); }
+inline __m512i _mm512_set1_epi32(int x) { return __m512i(int32_t(x) - EmulatedLanes<int32_t>{}); }
 inline __m512i _mm512_setzero_si512() { return _mm512_set1_epi32(0); }
 template <class... Int>
 EMULATED __m512i _mm512_setr_epi32(Int... x) {
@@ -225,7 +225,9 @@ inline __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
 inline __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
 inline __m512i _mm512_add_epi16(__m512i a, __m512i b) { return __m512i(U16(a) + U16(b)); }
 inline __m512i _mm512_add_epi32(__m512i a, __m512i b) { return __m512i(U32(a) + U32(b)); }
-inline __m512i _mm512_sub_epi8(__m512i a, __m512i b) { return __m512i(Lanes<uint8_t>(a) - Lanes<uint8_t>(b)); }
+inline __m512i _mm512_sub_epi8(__m512i a, __m512i b) {
+    return __m512i(EmulatedLanes<uint8_t>(a) - EmulatedLanes<uint8_t>(b));
+}
 inline __m512i _mm512_mullo_epi32(__m512i a, __m512i b) { return __m512i(U32(a) * U32(b)); }
 EMULATED __m512i _mm512_max_epi32(__m512i a, __m512i b) {
     return integers<int32_t>([&](size_t i) { return std::max(lane<int32_t>(a, i), lane<int32_t>(b, i)); });
@@ -391,7 +393,6 @@ EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) {
 EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) {
     return integers<int64_t>([&](size_t i) { return lane<int64_t>(i % 2 ? b : a, i / 2 * 2 + 1); });
 }
-
 
 // --- tiles
 
