@@ -6,13 +6,15 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import processes
 from decodestep.models import tensor_values
 from decodestep.models.errors import ModelError
-from decodestep.models.model_folder import ModelFolder
+from decodestep.models.safetensors_file import read_header
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
 from decodestep.weights.widened_rows import WidenedRows
@@ -37,19 +39,11 @@ def test_panels_do_not_depend_on_the_pieces(made, lengths, seed):
         assert np.array_equal(LinearPanels.pack(weight, made).data, LinearPanels.pack(whole, made).data)
 
 
-def folder_of(path, values, scale):
-    """A folder whose one file holds a float8 weight and its factors."""
-    tensors = {"w": values.astype(ml_dtypes.float8_e4m3fn), "w_scale_inv": scale}
-    header, at = {}, 0
-    for name, array in tensors.items():
-        kind = {1: "F8_E4M3", 4: "F32"}[array.itemsize]
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": (at, at + array.nbytes)}
-        at += array.nbytes
-    text = str(header).replace("'", '"').replace("(", "[").replace(")", "]").encode()
-    data = b"".join(array.tobytes() for array in tensors.values())
-    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-    (path / "config.json").write_text("{}")
-    return ModelFolder(path).tensors
+def stored(path, values, scale):
+    """A float8 weight in a file, beside its factors."""
+    file = path / "model.safetensors"
+    safetensors.torch.save_file({"w": torch.from_numpy(values).to(torch.float8_e4m3fn), "s": torch.from_numpy(scale)}, file)
+    return read_header(file)["w"]
 
 
 @pytest.mark.parametrize("piece", [1, 40_000, 1 << 20])
@@ -58,7 +52,7 @@ def test_each_square_of_float8_has_its_factor_in_every_piece(tmp_path, monkeypat
     generator = np.random.default_rng(0)
     values = generator.standard_normal((400, 260)).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     scale = generator.uniform(0.5, 2, (4, 3)).astype(np.float32)
-    tensor = folder_of(tmp_path, values, scale)["w"]
+    tensor = stored(tmp_path, values, scale)
     expected = np.array([[values[i, j] * scale[i // 128, j // 128] for j in range(260)] for i in range(400)])
     pieces = list(tensor_values.pieces_of(tensor, scale))
     assert [len(each) for each in pieces] == {1: [128, 128, 128, 16], 40_000: [256, 144]}.get(piece, [400])
@@ -70,7 +64,7 @@ def test_a_value_that_is_not_finite_is_refused_in_the_last_piece(tmp_path, monke
     values = np.ones((300, 32), np.float32)
     values[299, 31] = np.nan
     scale = np.ones((3, 1), np.float32)
-    pieces = tensor_values.pieces_of(folder_of(tmp_path, values, scale)["w"], scale)
+    pieces = tensor_values.pieces_of(stored(tmp_path, values, scale), scale)
     assert [len(next(pieces)) for _ in range(2)] == [128, 128]
     with pytest.raises(ModelError, match="tensor w has values that are not finite"):
         next(pieces)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 _LONGEST = 500  # characters of what an error says it got
-SEED_RULE = "an integer in [0, 2^64)"
+UINT64 = "an integer in [0, 2^64)"
 
 
 class RequestError(ValueError):
@@ -95,13 +95,13 @@ def is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
 
 
-def is_seed(value: object) -> TypeGuard[int]:
-    """What `SEED_RULE` says."""
+def is_uint64(value: object) -> TypeGuard[int]:
+    """What `UINT64` says."""
     return is_int(value) and 0 <= value < 2**64
 
 
 def require_seed(op: str, seed: object) -> None:
-    require(is_seed(seed), op, "seed", SEED_RULE, seed)
+    require(is_uint64(seed), op, "seed", UINT64, seed)
 
 
 def ids_below(bound: int, values: object) -> list[int] | None:

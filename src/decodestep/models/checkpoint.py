@@ -26,11 +26,10 @@ from decodestep.models.safetensors_file import SafeTensor
 from decodestep.models.tensor_values import FLOAT8, TILE, can_be_read, float32_of, pieces_of, type_name
 from decodestep.models.tokenizer import Tokenizer
 from decodestep.weights.file_rows import FilePart, FileRows
-from decodestep.weights.lazy_rows import LazyRows
-from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight
+from decodestep.weights.lazy_rows import Rows
+from decodestep.weights.packed import DENSE_FORMATS, Format
 from decodestep.weights.widened_rows import WidenedRows
 
-Rows = PackedWeight | LazyRows
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {format_.name: format_ for format_ in DENSE_FORMATS}  # by the names of safetensors
 _SCALE = "_scale_inv"
@@ -83,7 +82,7 @@ class Checkpoint:
             if part.part == "correction" and not np.isfinite(float32_of(tensor)).all():
                 raise ModelError(f"{self.path}: tensor {part.name} must hold finite numbers")
             known.add(part.name)
-            if isinstance(tensor, SafeTensor) and tensor.type == FLOAT8:
+            if type_name(tensor) == FLOAT8:
                 self._check_scale(tensor)
                 known.add(tensor.name + _SCALE)
         unknown = sorted(name for name in set(self._tensors) - known if not self._is_left_out(name))
@@ -112,7 +111,7 @@ class Checkpoint:
             raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type.name}, which is not supported")
         return tensor
 
-    def _check_scale(self, tensor: SafeTensor) -> None:
+    def _check_scale(self, tensor: Tensor | SafeTensor) -> None:
         scale = self._tensor_of_shape(tensor.name + _SCALE, tuple(-(-size // TILE) for size in tensor.shape))
         if not np.isfinite(float32_of(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")

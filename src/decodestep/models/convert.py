@@ -13,13 +13,13 @@ from functools import partial
 import numpy as np
 
 from decodestep.models import latent_form
-from decodestep.models.checkpoint import Checkpoint, Rows, Stored
+from decodestep.models.checkpoint import Checkpoint, Stored
 from decodestep.models.config import Config, LatentConfig
 from decodestep.models.errors import ModelError
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_rows import FileRows, FileRowsError
-from decodestep.weights.lazy_rows import LazyRows
+from decodestep.weights.lazy_rows import Rows, whole
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 
 Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
@@ -27,7 +27,7 @@ Progress = Callable[[int, int], object]  # (layers that are done, all layers)
 
 
 def as_it_is(weight: Rows, widened: bool) -> Weight:
-    return _whole(weight)
+    return whole(weight)
 
 
 def convert(
@@ -86,9 +86,9 @@ def _of_vocabulary(checkpoint: Checkpoint, pack: Pack) -> tuple[Weight, Weight]:
     """The embedding and the logits weight."""
     embedding = checkpoint.weight("embedding")
     if not checkpoint.config.tied:
-        return _whole(embedding.weight), _weight_of(pack, checkpoint.weight("output"))
+        return whole(embedding.weight), _weight_of(pack, checkpoint.weight("output"))
     output = _weight_of(pack, embedding)
-    return output if output.format == embedding.weight.format else _whole(embedding.weight), output
+    return output if output.format == embedding.weight.format else whole(embedding.weight), output
 
 
 class _LayerParts:
@@ -147,7 +147,7 @@ def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
         stored = _neighbours(stored, heads, 0, config.head_dim, config.rope_half_split)
     if head_dim == config.head_dim:
         return stored
-    weight = _whole(stored.weight)
+    weight = whole(stored.weight)
     return stored._replace(weight=replace(weight, rows=_padded_heads(weight.rows, heads, head_dim)))
 
 
@@ -186,7 +186,7 @@ def _grouped_as_latent(layer: _LayerParts) -> LatentWeights:
     return LatentWeights(
         query_down=None,
         query_norm=None,
-        query=layer.pack(query._replace(weight=latent_form.spread_queries(_whole(query.weight), config))),
+        query=layer.pack(query._replace(weight=latent_form.spread_queries(whole(query.weight), config))),
         latent=layer.pack(*(_head_weights(layer, part, config.head_dim) for part in ("value", "key"))),
         latent_norm=latent_form.no_norm(config),
         key_up=layer.pack(Stored(latent_form.no_keys_up(config))),
@@ -231,7 +231,7 @@ def _up_projections(layer: _LayerParts, sizes: LatentConfig) -> tuple[Stored, St
     if layer.has("keys_up"):
         return layer.stack("keys_up"), layer.stack("values_up")
     stored = layer.weight("keys_values_up")
-    both, widened = _whole(stored.weight), stored.widened
+    both, widened = whole(stored.weight), stored.widened
     heads = layer.config.heads
     nope, latent = sizes.nope_dim, sizes.latent_dim
     rows = both.rows.reshape(heads, nope + sizes.value_dim, -1)
@@ -266,7 +266,7 @@ def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
 
 
 def _experts(layer: _LayerParts) -> ExpertWeights:
-    experts, router = layer.config.experts, _whole(layer.weight("router").weight)
+    experts, router = layer.config.experts, whole(layer.weight("router").weight)
     assert experts is not None
     if layer.has("experts_gate_up"):
         gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
@@ -282,7 +282,7 @@ def _experts(layer: _LayerParts) -> ExpertWeights:
 
 def _halves(stored: Stored, blocks: int) -> list[Stored]:
     """The first halves of `blocks` blocks of rows, one after the other, and the second halves."""
-    weight = _whole(stored.weight)
+    weight = whole(stored.weight)
     rows = weight.rows.reshape(blocks, 2, -1, weight.rows.shape[1])
     first, second = (np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3]) for k in (0, 1))
     return [stored._replace(weight=replace(weight, rows=half)) for half in (first, second)]
@@ -298,7 +298,7 @@ def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: 
     """A weight whose rows are in `neighbour_order`. half_split: whether they are not yet."""
     if not half_split:
         return stored
-    weight = _whole(stored.weight)
+    weight = whole(stored.weight)
     return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]))
 
 
@@ -314,12 +314,8 @@ def _weight_of(pack: Pack, *parts: Stored) -> Weight:
     formats = {weight.format for weight in weights}
     if len(formats) > 1:
         widened |= not formats <= DENSE_FORMATS
-        return pack(PackedWeight.widened(*map(_whole, weights)), widened)
+        return pack(PackedWeight.widened(*map(whole, weights)), widened)
     in_file = [weight for weight in weights if isinstance(weight, FileRows)]
     if len(in_file) == len(weights):
         return pack(FileRows.stack(*in_file), widened)
-    return pack(PackedWeight.stack(*map(_whole, weights)), widened)
-
-
-def _whole(weight: Rows) -> PackedWeight:
-    return weight.whole() if isinstance(weight, LazyRows) else weight
+    return pack(PackedWeight.stack(*map(whole, weights)), widened)

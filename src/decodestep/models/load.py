@@ -30,9 +30,10 @@ from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 
 if TYPE_CHECKING:
-    from decodestep.models.checkpoint import Checkpoint, Rows
+    from decodestep.models.checkpoint import Checkpoint
     from decodestep.models.config import Config
     from decodestep.models.convert import Progress
+    from decodestep.weights.lazy_rows import Rows
 
 _OP = "load"
 

@@ -12,9 +12,9 @@ from gguf.quants import quantize
 from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.blocks import BLOCKS
 from decodestep.weights.file_rows import FileRows, FileRowsError
-from decodestep.weights.lazy_rows import LazyRows
+from decodestep.weights.lazy_rows import Rows, whole
 from decodestep.weights.linear_panels import LinearPanels
-from decodestep.weights.packed import DENSE_DTYPES, Format, PackedWeight
+from decodestep.weights.packed import DENSE_DTYPES, Format
 from decodestep.weights.quantise_blocks import quantise_blocks
 
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
@@ -54,7 +54,7 @@ def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
     return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in _HALVES.get(kind, ()))
 
 
-def panels_of(weight: PackedWeight | LazyRows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
+def panels_of(weight: Rows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
     """A weight in panels of Q8_0, Q4_0 or Q4_K; of Q5_0 or BF16 if its inputs are not a multiple of their block. A weight of
     that type keeps its values.
 
@@ -68,7 +68,7 @@ def panels_of(weight: PackedWeight | LazyRows, format_: Format, allocate: Alloca
     return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)
 
 
-def _within_range(panels: LinearPanels, weight: PackedWeight | LazyRows) -> LinearPanels:
+def _within_range(panels: LinearPanels, weight: Rows) -> LinearPanels:
     if panels.has_finite_scales():
         return panels
     if isinstance(weight, FileRows) and len(weight.parts) > 1:
@@ -77,6 +77,5 @@ def _within_range(panels: LinearPanels, weight: PackedWeight | LazyRows) -> Line
     # Rows that were put in another order, or widened, are no longer a file's.
     sizes = f"a weight of {panels.inputs} inputs and {panels.outputs} outputs"
     what = weight.parts[0].name if isinstance(weight, FileRows) else sizes
-    rows = weight.whole() if isinstance(weight, LazyRows) else weight
-    fault = f"too large for {panels.format.name}" if np.isfinite(rows.values()).all() else "that are not finite"
+    fault = f"too large for {panels.format.name}" if np.isfinite(whole(weight).values()).all() else "that are not finite"
     raise FileRowsError(f"{what:.200} has values {fault}")

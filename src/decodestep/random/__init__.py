@@ -18,7 +18,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Integers
-from decodestep._base.checks import is_int, is_seed, refuse, require
+from decodestep._base.checks import is_int, is_uint64, refuse, require
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.random import cpu, reference
@@ -128,5 +128,5 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
 def _exact(array: np.ndarray, value: Any) -> np.ndarray:
     """The integers of a list that NumPy has turned into floats, because some are below 2^63 and some above; else `array`."""
     given = np.asarray(value, object)
-    ok = given.size > 0 and all(map(is_seed, given.flat))
+    ok = given.size > 0 and all(map(is_uint64, given.flat))
     return given.astype(np.uint64) if ok else array

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from decodestep._base.checks import SEED_RULE, Words, is_finite, is_int, is_real, is_seed, require
+from decodestep._base.checks import UINT64, Words, is_finite, is_int, is_real, is_uint64, require
 
 Rule = tuple[str, Callable[[Any], bool]]
 
@@ -74,7 +74,7 @@ SECONDS = number("of seconds > 0", lambda v: v > 0)
 SHARE = number("in [0, 1]", lambda v: 0 <= v <= 1)
 POSITIVE_SHARE = number("in (0, 1]", lambda v: 0 < v <= 1)
 CUTOFF = number("in [0, 1)", lambda v: 0 <= v < 1)
-SEED: Rule = (SEED_RULE, is_seed)
+SEED: Rule = (UINT64, is_uint64)
 ID: Rule = ("a token id", _is_id)
 IDS: Rule = ("token ids", _are_ids)
 SOME_IDS: Rule = ("at least one token id", lambda v: _are_ids(v) and len(v) > 0)

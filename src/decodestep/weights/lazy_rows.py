@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from decodestep.weights.packed import Format, PackedWeight
+from decodestep.weights.packed import Format, PackedWeight
 
 
 class LazyRows(ABC):
@@ -27,3 +26,11 @@ class LazyRows(ABC):
     @abstractmethod
     def pack(self, format_: Format, panels: np.ndarray) -> None:
         """Packs the rows into `panels`, the data of a `LinearPanels` of that format, a piece of them at a time."""
+
+
+Rows: TypeAlias = PackedWeight | LazyRows
+
+
+def whole(weight: Rows) -> PackedWeight:
+    """The weight with its rows in memory."""
+    return weight.whole() if isinstance(weight, LazyRows) else weight

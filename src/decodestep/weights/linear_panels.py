@@ -10,7 +10,7 @@ from decodestep._base import arrays
 from decodestep._base.arrays import Integers
 from decodestep._base.checks import is_int, require, require_within
 from decodestep._base.memory import Allocate, new_bytes
-from decodestep.weights.lazy_rows import LazyRows
+from decodestep.weights.lazy_rows import LazyRows, Rows
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, require_inputs, row_bytes
 
 _CLASS = "LinearPanels"
@@ -68,9 +68,7 @@ class LinearPanels:
         require(ok, _CLASS, "data", f"{size} contiguous bytes of uint8", data)
 
     @classmethod
-    def pack(
-        cls, weight: PackedWeight | LazyRows, format_: Format | None = None, *, allocate: Allocate = new_bytes
-    ) -> LinearPanels:
+    def pack(cls, weight: Rows, format_: Format | None = None, *, allocate: Allocate = new_bytes) -> LinearPanels:
         """Copies a weight into panels, on all threads.
 
         weight: a `PackedWeight` of any format, or `LazyRows`, which are read or made while they are packed.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import SEED_RULE, Words, ids_below, is_finite, is_int, is_real, is_seed, refuse, require
+from decodestep._base.checks import UINT64, Words, ids_below, is_finite, is_int, is_real, is_uint64, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import FILTERS, PATCHES, Step, Steps
 
@@ -127,7 +127,7 @@ _RULES: dict[type, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     kinds.Xtc: {
         "threshold": _SHARE,
         "probability": _SHARE,
-        "seed": (SEED_RULE, is_seed),
+        "seed": (UINT64, is_uint64),
     },
     kinds.Normalise: {},
 }
