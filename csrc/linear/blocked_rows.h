@@ -11,11 +11,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 
-#include "core/cache_line.h"
 #include "core/parallel.h"
 #include "core/pieces.h"
+#include "linear/blocked_tokens.h"
 #include "linear/linear.h"
 #include "linear/row_blocks.h"
 
@@ -23,48 +22,7 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kRegister = sizeof(Register) / sizeof(float), kParts = kLanes / kRegister;  // of a vector
 constexpr bool kManySums = kVectorRegisters * kParts >= 32;
-constexpr size_t kGroupRows = 12, kInputBlock = 384, kTokenBlock = kManySums ? 12 : 8;
-
-// The tokens of a product, block of inputs by block: [blocks][tokens][kInputBlock]. The last block is padded to whole
-// pieces with zeros.
-struct BlockedTokens {
-    float* values;  // floats() of them
-    size_t count, in;
-
-    size_t padded() const { return round_up(in, kLoadValues); }
-    size_t floats() const { return count * padded(); }
-    size_t blocks() const { return ceil_div(in, kInputBlock); }
-    size_t inputs(size_t block) const { return std::min(kInputBlock, padded() - block * kInputBlock); }
-    float* token(size_t block, size_t t) const { return values + block * kInputBlock * count + t * inputs(block); }
-
-    // Copies a block of the tokens at x.
-    void copy(size_t block, const float* x, ptrdiff_t x_stride) const {
-        const size_t first = block * kInputBlock, given = std::min(inputs(block), in - first);
-        for (size_t t = 0; t < count; ++t) {
-            float* const to = token(block, t);
-            std::memcpy(to, x + static_cast<ptrdiff_t>(t) * x_stride + first, given * sizeof(float));
-            std::fill(to + given, to + inputs(block), 0.0f);
-        }
-    }
-};
-
-// A copy of the tokens of a product. Tokens a power of two apart would evict each other from the first-level cache.
-class CopiedTokens {
-  public:
-    CopiedTokens(const float* x, ptrdiff_t x_stride, size_t count, size_t in, int threads)
-        : tokens_{nullptr, count, in},
-          memory_(std::make_unique_for_overwrite<CacheLine[]>(cache_lines(tokens_.floats()))) {
-        tokens_.values = memory_[0].floats;
-        parallel_rows(tokens_.blocks(), count * kInputBlock, threads,
-                      [&](size_t block) { tokens_.copy(block, x, x_stride); });
-    }
-
-    const BlockedTokens& tokens() const { return tokens_; }
-
-  private:
-    BlockedTokens tokens_;
-    std::unique_ptr<CacheLine[]> memory_;
-};
+constexpr size_t kGroupRows = 12, kTokenBlock = kManySums ? 12 : 8;
 
 // Prefetches the rows that are read next, evenly while the current ones are read.
 class NextRows {

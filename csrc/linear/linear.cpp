@@ -1,13 +1,13 @@
 #include "linear/linear.h"
 
 #include <algorithm>
-#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/division.h"
 #include "core/parallel.h"
 #include "linear/blocked_rows.h"
+#include "linear/linear_tasks.h"
 #include "linear/row_blocks.h"
 #include "linear/with_format.h"
 
@@ -162,36 +162,49 @@ void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, cons
         std::memcpy(y + static_cast<ptrdiff_t>(t) * y_stride + first, sums + t * width, (last - first) * sizeof(float));
 }
 
+// A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
+// Streams of fewer than four rows would end before the prefetcher catches up.
+size_t rows_of_task(const RowWeight& w, size_t tokens) {
+    const bool many = are_many(w.format, tokens);
+    const size_t unit = many ? kGroupRows : kRowTileOutputs;
+    const size_t least = many ? kLeastGroups * kGroupRows : tokens == 1 ? 4 * kRowStreams : unit;
+    return std::max(least, (size_t{1} << 17) / (w.in * tokens + 1) / unit * unit);
+}
+
 // Several products with as many rows of one format and inputs, as one.
 void multiply_all(std::span<const Linear> products) {
     const auto fewer = [](const Linear& a, const Linear& b) { return a.tokens < b.tokens; };
     const size_t tokens = std::max_element(products.begin(), products.end(), fewer)->tokens;
-    const RowWeight& w = products[0].w;
     const int threads = products[0].threads;
-    std::vector<std::optional<CopiedTokens>> copies(products.size());
-    for (size_t i = 0; i < products.size(); ++i)
-        if (const Linear& a = products[i]; are_many(w.format, a.tokens))
-            copies[i].emplace(a.x, a.x_stride, a.tokens, w.in, threads);
-    // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
-    // Streams of fewer than four rows would end before the prefetcher catches up.
-    const bool many = are_many(w.format, tokens);
-    const size_t unit = many ? kGroupRows : kRowTileOutputs;
-    const size_t least = many ? kLeastGroups * kGroupRows : tokens == 1 ? 4 * kRowStreams : unit;
-    const size_t rows = std::max(least, (size_t{1} << 17) / (w.in * tokens + 1) / unit * unit);
-    const size_t tasks = ceil_div(w.out, rows);
-    with_format(w.format, [&]<Format F>() {
-        parallel_for(products.size() * tasks, threads, [&](size_t task) {
-            const Linear& a = products[task / tasks];
-            const size_t first = task % tasks * rows, last = std::min(first + rows, w.out);
-            if (const auto& copied = copies[task / tasks])
-                multiply_blocked_rows<F>(a.w, first, last, copied->tokens(), a.y, a.y_stride);
-            else
-                multiply_rows<F>(a, first, last);
-        });
-    });
+    std::vector<LinearTasks> all;
+    all.reserve(products.size());
+    for (const Linear& product : products) {
+        const LinearTasks& tasks = all.emplace_back(product, tokens);
+        parallel_rows(tasks.read_count(), product.w.in, threads, [&](size_t token) { tasks.read(token); });
+    }
+    const size_t count = all[0].multiply_count();
+    parallel_for(all.size() * count, threads, [&](size_t task) { all[task / count].multiply(task % count); });
 }
 
 }  // namespace
+
+LinearTasks::LinearTasks(const Linear& call, size_t tokens) : call_(call), rows_per_task_(rows_of_task(call.w, tokens)) {
+    if (are_many(call.w.format, call.tokens)) copied_.emplace(call.tokens, call.w.in);
+}
+
+void LinearTasks::read(size_t token) const {
+    if (copied_) copied_->tokens().copy(token, call_.x + static_cast<ptrdiff_t>(token) * call_.x_stride);
+}
+
+void LinearTasks::multiply(size_t task) const {
+    const size_t first = task * rows_per_task_, last = std::min(first + rows_per_task_, call_.w.out);
+    with_format(call_.w.format, [&]<Format F>() {
+        if (copied_)
+            multiply_blocked_rows<F>(call_.w, first, last, copied_->tokens(), call_.y, call_.y_stride);
+        else
+            multiply_rows<F>(call_, first, last);
+    });
+}
 
 void linear(const Linear& a) { multiply_all({&a, 1}); }
 

@@ -6,6 +6,7 @@
 
 #include "core/parallel.h"
 #include "linear/linear_panels_tasks.h"
+#include "linear/linear_tasks.h"
 #include "mla_prolog/arena.h"
 #include "mla_prolog/mla_prolog.h"
 
@@ -64,20 +65,26 @@ class ProjectionTasks {
 
     // x: rows of the weight's type, zeros up to a multiple of kGroupBytes; for GGUF blocks rows of float32.
     ProjectionTasks(const Projection& w, TokenRows x, TokenBlocks blocks, TokenSums sums, int threads)
-        : w_(&w), x_(x), sums_(sums), tokens_(blocks.tokens) {
+        : w_(&w), x_(x), sums_(sums) {
         switch (w.form) {
             case WeightForm::columns:
                 columns_.emplace(blocks, span_of(w.columns, threads));
                 count_ = blocks.count * columns_->spans(w.columns);
                 break;
             case WeightForm::rows:
-                rows_per_task_ = rows_per_task(w.rows);
-                count_ = ceil_div(w.rows.out, rows_per_task_);
+                rows_.emplace(Linear{.x = x.row<float>(0),
+                                     .x_stride = static_cast<ptrdiff_t>(x.stride / sizeof(float)),
+                                     .tokens = blocks.tokens,
+                                     .w = w.rows,
+                                     .y = sums.data,
+                                     .y_stride = static_cast<ptrdiff_t>(sums.stride),
+                                     .threads = 1});
+                count_ = rows_->multiply_count();
                 break;
             case WeightForm::panels:
                 panels_.emplace(LinearPanels{.x = x.row<float>(0),
                                              .x_stride = static_cast<ptrdiff_t>(x.stride / sizeof(float)),
-                                             .tokens = tokens_,
+                                             .tokens = blocks.tokens,
                                              .w = w.panels,
                                              .y = sums.data,
                                              .y_stride = static_cast<ptrdiff_t>(sums.stride),
@@ -92,6 +99,7 @@ class ProjectionTasks {
     // To be called for every token, once its row of x is there and before any task runs.
     void read(size_t t) const {
         if (panels_) panels_->read(t);
+        if (rows_) rows_->read(t);
     }
 
     size_t count() const { return count_; }
@@ -102,7 +110,7 @@ class ProjectionTasks {
         else if (panels_)
             panels_->multiply(task);
         else
-            multiply_rows(task);
+            rows_->multiply(task);
     }
 
   private:
@@ -138,31 +146,12 @@ class ProjectionTasks {
              .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kCacheLine)).take<uint8_t>(0)});
     }
 
-    // About 10 microseconds of work, and a multiple of the rows that `linear` multiplies at a time.
-    size_t rows_per_task(const RowWeight& w) const {
-        const size_t rows = (size_t{1} << 17) / (w.in * tokens_ + 1);
-        return std::max<size_t>(4, rows / 4 * 4);
-    }
-
-    void multiply_rows(size_t task) const {
-        RowWeight w = w_->rows;
-        const size_t first = task * rows_per_task_;
-        w.data += first * w.stride;
-        w.out = std::min(rows_per_task_, w.out - first);
-        linear({.x = x_.row<float>(0),
-                .x_stride = static_cast<ptrdiff_t>(x_.stride / sizeof(float)),
-                .tokens = tokens_,
-                .w = w,
-                .y = sums_.data + first,
-                .y_stride = static_cast<ptrdiff_t>(sums_.stride),
-                .threads = 1});
-    }
-
     const Projection* w_ = nullptr;
     TokenRows x_{};
     TokenSums sums_{};
-    size_t tokens_ = 0, count_ = 0, rows_per_task_ = 0;
+    size_t count_ = 0;
     std::optional<ColumnTasks> columns_;
+    std::optional<LinearTasks> rows_;
     std::optional<LinearPanelsTasks> panels_;
 };
 
