@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import threading
 import weakref
 
 import numpy as np
@@ -193,3 +195,35 @@ def test_a_row_that_its_own_part_holds_is_collected():
     del part
     gc.collect()
     assert alive() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+def test_a_forked_child_steps_rows_that_a_call_was_using():
+    """A part stands for the time in which the core draws: another thread is inside the call when the process forks."""
+    inside, forked = threading.Event(), threading.Event()
+
+    def wait(h):
+        inside.set()
+        forked.wait()
+        return ()
+
+    logits, history = np.eye(1, VOCAB, dtype=np.float32), TokenHistory([1])
+    row = row_of(history, [wait], greedy=True)
+    call = threading.Thread(target=step_rows, args=(logits, [row]))
+    call.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        ok = False
+        try:
+            forked.set()
+            ok = step_rows(logits, [row])[0] == 0 and history.tokens == [1, 0]
+        finally:
+            os._exit(not ok)
+    with pytest.raises(ValueError, match="one step at a time"):
+        step_rows(logits, [row])
+    forked.set()
+    call.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert history.tokens == [1, 0]

@@ -103,12 +103,15 @@ def test_a_child_has_the_pages_of_threads_that_it_has_not(tiny_file):
     code = f"""
 import os, threading
 import decodestep as ds
+from decodestep.models.page_pool import LOCK
 model = ds.load({str(tiny_file())!r}, cache_bytes=4 * ds.load({str(tiny_file())!r}).cache.page_bytes)
-own = model.sequence()
+own, passed = model.sequence(), model.sequence()
 model.forward([(own, [1, 2, 3])])
 made, go_on = threading.Event(), threading.Event()
 def hold():
-    with model.sequence(capacity=40):
+    with model.sequence(capacity=20):
+        with LOCK:
+            passed.begin_pass_locked(1)  # as the thread that made it sees a pass of this one
         made.set()
         go_on.wait()
 thread = threading.Thread(target=hold)
@@ -118,6 +121,7 @@ child = os.fork()
 if child == 0:
     own.fork().close()
     ds.generate(model, [[4] * 20], ds.SamplingParams(max_new_tokens=20))
+    passed.close()
     os._exit(0 if model.cache.held == 1 and len(model.forward([(own, [4])])) else 1)
 print(os.waitpid(child, 0)[1])
 try:

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import copy
 import gc
+import os
 import threading
 import weakref
 from dataclasses import replace
@@ -266,3 +267,34 @@ def test_a_processor_that_raises_stop_iteration_is_no_end_of_the_stream(tiny_fil
 
     with pytest.raises(RuntimeError, match="a processor raised"):
         list(ds.stream(ds.load(tiny_file()), [1, 2], processors=[fail]))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+def test_a_forked_child_refuses_a_stream_that_another_thread_was_reading(tiny_file):
+    model = ds.load(tiny_file())
+    inside, forked = threading.Event(), threading.Event()
+
+    def wait(ids, scores):
+        inside.set()
+        forked.wait()
+        return scores
+
+    read, idle = ds.stream(model, [1, 2], GREEDY, processors=[wait]), ds.stream(model, [1, 2], GREEDY)
+    reader = threading.Thread(target=list, args=(read,))
+    reader.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        ok = False
+        try:
+            with pytest.raises(RuntimeError, match="another thread was reading it"):
+                next(read)
+            read.close()
+            ok = bool("".join(idle))
+        finally:
+            os._exit(not ok)
+    forked.set()
+    reader.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert read.completion.text == "".join(idle)

@@ -33,7 +33,7 @@ HeldHistory::HeldHistory(nb::list prompt) : tokens(), prompt_length(nb::len(prom
 }
 
 void HeldHistory::append(int64_t token) {
-    require(!in_use, "a history must not grow while a call reads it");
+    require(!in_use.is_set(), "a history must not grow while a call reads it");
     index.append(token);
     try {
         tokens.append(token);

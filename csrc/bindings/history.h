@@ -2,9 +2,23 @@
 #pragma once
 
 #include "bindings/bindings.h"
+#include "core/per_process.h"
 #include "sampling/decode_step/history.h"
 
 namespace decodestep {
+
+// Whether a call of this process uses something. A child that is forked meanwhile has no such call, although it has the
+// mark that the call has set.
+class UseMark {
+  public:
+    bool is_set() const { return user_ == &PerProcess<Process>::get(); }
+    void set() { user_ = &PerProcess<Process>::get(); }
+    void clear() { user_ = nullptr; }
+
+  private:
+    struct Process {};  // its address tells a child from its parent
+    const Process* user_ = nullptr;
+};
 
 struct HeldHistory {
     explicit HeldHistory(nb::list prompt);
@@ -15,7 +29,7 @@ struct HeldHistory {
     History index;
     nb::list tokens;  // the same tokens, for Python
     size_t prompt_length;
-    bool in_use = false;  // by a call: a kernel may be reading the indexes on another thread
+    UseMark in_use;  // a kernel may be reading the indexes on another thread
 };
 
 }  // namespace decodestep

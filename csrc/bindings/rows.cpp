@@ -233,8 +233,8 @@ class LockedRows {
             HeldRow* row = nullptr;
             require(nb::try_cast(object, row) && row, "rows must be a list of Row");
             require(row->vocab == vocab, "a row and the logits must have the same vocabulary");
-            require(!row->history->in_use, "a row can take one step at a time");
-            row->history->in_use = true;
+            require(!row->history->in_use.is_set(), "a row can take one step at a time");
+            row->history->in_use.set();
             rows_.emplace_back(nb::borrow(object), row);
         }
     }
@@ -260,7 +260,7 @@ class LockedRows {
   private:
     void unlock() {
         if (unlocked_) return;
-        for (const auto& [object, row] : rows_) row->history->in_use = false;
+        for (const auto& [object, row] : rows_) row->history->in_use.clear();
         unlocked_ = true;
     }
 

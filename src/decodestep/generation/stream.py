@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
 
 from decodestep._base.checks import Words, require
 from decodestep.generation.completion import Completion
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from decodestep.models import Model
+
+_STREAMS: WeakSet[CompletionStream] = WeakSet()  # open or not
 
 
 def stream(
@@ -75,11 +79,13 @@ class CompletionStream:
     def __init__(self, model: Model, prompt: Prompt, params: SamplingParams, processors: Processors) -> None:
         self._lock = threading.Lock()  # held while the model runs
         self._reader: int | None = None  # the thread that has the lock to read a piece
+        self._is_orphan = False  # in a forked child: another thread was reading, which has left the row as it may be
         self._closed = threading.Event()
         self._pieces: list[str] = []
         self._completion: Completion | None = None
         # The call is given the event and not this object, which would then live until the next garbage collection.
         self._call: GenerateCall | None = GenerateCall(model, [prompt], [params], processors, self._closed.is_set)
+        _STREAMS.add(self)
 
     def __iter__(self) -> CompletionStream:
         return self
@@ -87,6 +93,8 @@ class CompletionStream:
     def __next__(self) -> str:
         if self._reader == threading.get_ident():
             raise RuntimeError("stream: the row's own code cannot read its stream, whose next piece waits for it")
+        if self._is_orphan:
+            raise RuntimeError("stream: another thread was reading it when this process was forked; only the parent can go on")
         try:
             with self._lock:
                 self._reader = threading.get_ident()
@@ -238,3 +246,13 @@ class AsyncCompletionStream:
             self._stream.close()
         if self._worker is not None:
             self._worker.shutdown(wait=False)  # the thread ends after what it is doing
+
+
+def _begin_child() -> None:
+    """After a fork: the thread that was reading a stream goes on in the parent alone."""
+    for stream in _STREAMS:
+        stream._is_orphan |= stream._lock.locked() and stream._reader != threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_child)

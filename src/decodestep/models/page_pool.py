@@ -28,7 +28,8 @@ class OpenSequence(Protocol):
     """What the pool needs of an open sequence, which is a `CachedSequence`.
 
     admitted: whether it will end by itself. reserved: how many pages the pool has reserved for it, of those that it does not
-    have. thread: the thread that made it. close_locked: closes it; requires `LOCK`.
+    have. thread: the thread that made it. close_locked: closes it; requires `LOCK`. begin_child: in a forked child, ends
+    the pass of another thread.
     """
 
     admitted: bool
@@ -36,6 +37,7 @@ class OpenSequence(Protocol):
     thread: int
 
     def close_locked(self) -> None: ...
+    def begin_child(self) -> None: ...
 
 
 class Page:
@@ -276,11 +278,14 @@ def new_pool(
 
 
 def _begin_child() -> None:
-    """After a fork only the forking thread exists in the child, so pages held by other threads are released."""
+    """After a fork only the forking thread exists in the child, so pages held by other threads are released, and no other
+    thread is in a pass."""
     for pool in _POOLS:
         for sequence in list(pool._sequences):
             if sequence.thread != threading.get_ident():
                 sequence.close_locked()
+            else:
+                sequence.begin_child()
     LOCK.release()
 
 

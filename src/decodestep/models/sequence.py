@@ -235,6 +235,11 @@ class CachedSequence:
         """Also of a pass that failed: its pages stay, to be filled by the next."""
         self._runner = None
 
+    def begin_child(self) -> None:
+        """After a fork: another thread's pass goes on in the parent alone, and its tokens have not been appended here."""
+        if self._runner != threading.get_ident():
+            self.end_pass()
+
     def _require_idle(self) -> None:
         # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
         if self._closed or self._runner not in (None, threading.get_ident()):
