@@ -9,6 +9,8 @@
 namespace decodestep {
 
 constexpr size_t kCacheLine = 64;  // bytes
+// Bytes that one thread's writes may take from another's cache: x86 fetches lines in pairs.
+constexpr size_t kWritersApart = 128;
 
 struct alignas(kCacheLine) CacheLine {
     float floats[kCacheLine / sizeof(float)];

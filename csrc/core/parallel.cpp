@@ -59,7 +59,7 @@ class FirstError {
 //     worker:         enter: inside + 1 ── work ── leave: inside - 1
 //
 // `open` publishes the fields above it with the store to `state_`, `enter` reads them after its compare-and-swap on it.
-class JobSlot {
+class alignas(kWritersApart) JobSlot {
   public:
     std::mutex owner;  // held by the calling thread from before `open` until after `close_and_wait`
 
@@ -192,7 +192,7 @@ class Pool {
         }
     }
 
-    alignas(128) Signal epoch_;  // incremented for every job; workers wait on it
+    alignas(kWritersApart) Signal epoch_;  // incremented for every job; workers wait on it
     std::array<JobSlot, kSlots> slots_;
     std::mutex growing_;
     std::atomic<int> workers_{0};
@@ -231,7 +231,7 @@ class Team {
     // those that wait for it takes longer than a stage.
     static constexpr int kSpinsAwake = 4 * Signal::kSpins;
 
-    struct alignas(128) Seat {
+    struct alignas(kWritersApart) Seat {
         std::atomic<bool> taken{false};
         std::atomic<uint64_t> claimed{0};  // a stage in the upper half, the number of its chunks claimed in the lower
 
@@ -274,10 +274,10 @@ class Team {
     const size_t stages_, chunks_;
     const StageCalls calls_;
     std::vector<Seat> seats_;
-    alignas(128) std::atomic<size_t> taken_{0};  // seats
-    alignas(128) Signal open_;                   // the current stage
-    alignas(128) std::atomic<size_t> done_{0};   // shares of it that have ended
-    FirstError error_;
+    alignas(kWritersApart) std::atomic<size_t> taken_{0};  // seats
+    alignas(kWritersApart) Signal open_;                   // the current stage
+    alignas(kWritersApart) std::atomic<size_t> done_{0};   // shares of it that have ended
+    alignas(kWritersApart) FirstError error_;              // asked before each share
 };
 
 // Restores the flag however the job ends.
