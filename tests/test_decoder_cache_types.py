@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -10,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
-from builds import FUSED, printed_under
-from decoder_cases import copied
+from builds import ARM, FUSED, X86, needs_fused, printed_under
+from decoder_cases import Sizes, copied, latent_weights, step, weights
 from decodestep import _native
 from decodestep.ops.decoder_forward import group_cache
-from decodestep.weights import Format
+from decodestep.weights import Format, LinearPanels, PackedWeight
 from test_decoder_grouped import CASES, call_of, forward, made
 
 BFLOAT16, FLOAT16, INT8 = group_cache.TYPES
@@ -87,6 +88,32 @@ def test_blocks_batches_and_threads_change_no_bit(name, cache, rng):
             parts = [forward(paged, part) for part in np.split(np.arange(length), [1, 2, 9, 26, length - 3, length - 1])]
             np.testing.assert_array_equal(np.concatenate(parts).view(np.uint32), whole)
             np.testing.assert_array_equal(ds.decoder_forward(**copied(beside))[own].view(np.uint32), whole)
+
+
+def caches_of_subnormals() -> str:
+    """What one layer writes to bfloat16 caches where keys, values and latents are subnormal."""
+    rng = np.random.default_rng(5)
+    grouped, latent = weights(Sizes(layers=1), Format.F32, rng), latent_weights(Format.F32, rng)
+    tiny = (rng.normal(size=(64, 128)) * 1e-40).astype(np.float32)
+    parts = {
+        grouped: {"values_keys": LinearPanels.pack(PackedWeight.from_array(tiny), Format.F32)},
+        latent: {"latent_norm": np.full(64, 1e-39, np.float32)},
+    }
+    digest = sha256()
+    for w, changed in parts.items():
+        layer = replace(w.layers[0], attention=replace(w.layers[0].attention, **changed))
+        call = step(replace(w, layers=(layer,)), [20], rng)
+        ds.decoder_forward(**call)
+        written = call["values"][~np.isnan(call["values"])].view(np.uint16) & 0x7FFF
+        assert (written < 0x80).all() and (written > 0).mean() > 0.9
+        digest.update(call["keys"].tobytes() + call["values"].tobytes())
+    return digest.hexdigest()
+
+
+@needs_fused
+@pytest.mark.parametrize("isa", [*X86, *ARM])
+def test_every_build_with_fused_multiply_add_writes_the_same_bits_of_subnormals(isa):
+    assert printed_under(isa, "import test_decoder_cache_types as t; print(t.caches_of_subnormals())") == caches_of_subnormals()
 
 
 def bits_of_steps() -> str:

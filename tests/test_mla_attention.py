@@ -430,3 +430,20 @@ def test_refused_value_projections(rng):
             ds.mla_attention(*arguments, **options, w_uv=LinearPanels.pack(weight) if panels else weight)
     with pytest.raises(ValueError, match="w_uv must be a PackedWeight, a LinearPanels or None; got float32 2"):
         ds.mla_attention(*arguments, **options, w_uv=np.zeros(2, np.float32))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("tokens", "dtype"), [(1, np.float32), (1, ml_dtypes.bfloat16), (40, np.float32)])
+def test_scores_that_overflow_weigh_nothing(backend, tokens, dtype, rng):
+    """-inf beside others has no weight, in splits of its own too; without others the softmax is 0 / 0."""
+    (query, query_rope, kv, kr, table, lengths), options = make(
+        rng, tokens=tokens, heads=2, latent=32, rope=16, block_size=16, blocks=41, sequences=1, dtype=dtype
+    )
+    lengths[:] = 600
+    kv[:], kr[:] = rng.standard_normal(kv.shape), -1e30
+    query[:], query_rope[:] = 0, 1e30
+    arguments = (query, query_rope, kv, kr, table, lengths)
+    assert np.isnan(ds.mla_attention(*arguments, **options, backend=backend)).all()
+    kr[table[0, 550 // 16], 550 % 16] = 0
+    expected = np.broadcast_to(kv[table[0, 550 // 16], 550 % 16].astype(np.float32), (tokens, 2, 32))
+    np.testing.assert_allclose(ds.mla_attention(*arguments, **options, backend=backend), expected, rtol=1e-6)

@@ -107,7 +107,7 @@ struct Seen {
 template <class Cache>
 void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* weights, const SoftmaxState& state) {
     std::fill_n(scores, std::min(seen.first, seen.end), kLowest);
-    state.maximum() = largest(scores, seen.end);
+    state.maximum() = std::max(largest(scores, seen.end), kLowest);
     const f32x16 shift = broadcast(state.maximum());
     f32x16 total = broadcast(0.0f);
     const auto weigh = [&](size_t j, auto&& seen_part) DECODESTEP_INLINE_LAMBDA {

@@ -11,7 +11,7 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kSplitKeys = 256;
-constexpr float kLowest = -3.4e38f;
+constexpr float kLowest = -3.4e38f;  // the maximum of no score and of -inf alone
 
 constexpr size_t key_splits(size_t length) { return ceil_div(length, kSplitKeys); }
 
@@ -42,10 +42,10 @@ struct SoftmaxState {
         maximum() = highest;
     }
 
-    // out = the weighted mean of the values: the attention output once all keys are merged.
+    // out = the weighted mean of the values: the attention output once all keys are merged; NaN where no score was finite.
     // scale: null, or [width], the factors by which the cached values were multiplied when stored.
     void finish(const float* scale, float* out) const {
-        const float inverse = 1.0f / weight_sum();
+        const float inverse = maximum() > kLowest ? 1.0f / weight_sum() : __builtin_nanf("");
         for (size_t c = 0; c < width; ++c) out[c] = scale ? values()[c] * inverse / scale[c] : values()[c] * inverse;
     }
 };

@@ -30,6 +30,13 @@ DECODESTEP_INLINE void widen_all(const T* values, size_t n, float* out) {
     for (size_t i = 0; i < n; ++i) out[i] = widen(values[i]);
 }
 
+// Sixteen values; subnormals stay what they are on every tier, other than those of store_sums.
+DECODESTEP_INLINE void put_all(f32x16 values, Bf16* out) {
+    float lanes[kLanes];
+    store(lanes, values);
+    put_all(lanes, kLanes, out);
+}
+
 // Sums of products of bfloat16; n is a multiple of 16.
 DECODESTEP_INLINE void store_sums(Bf16* out, const float* sums, size_t n) {
     for (size_t i = 0; i < n; i += kLanes) store_sums(out + i, load(sums + i));
