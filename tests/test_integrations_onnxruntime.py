@@ -110,7 +110,7 @@ def test_samplers_give_our_results_in_every_runtime(dtype: Any) -> None:
     drawn = ds.top_k_top_p_sample_v2(logits, k, p, seed=seed, position=position)
     assert_everywhere("TopKTopPSampleV2", arrays, list(drawn))
     min_ps = np.array([0.1, 0, 0.2], dtype)
-    sorted_ = ds.top_k_top_p_sample_v2(logits, k, p, None, min_ps, is_need_sample_result=True)
+    sorted_ = ds.top_k_top_p_sample_v2(logits, k, p, min_ps=min_ps, is_need_sample_result=True)
     arrays = {"logits": logits, "top_k": k, "top_p": p, "min_ps": min_ps}
     assert_everywhere("TopKTopPSampleV2", arrays, list(sorted_), is_need_sample_result=1)
 

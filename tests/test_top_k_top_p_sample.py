@@ -117,7 +117,7 @@ def close(actual: np.ndarray, expected: list[float]) -> None:
 def survivors(logits: Any, top_k: Any, top_p: Any, min_ps: Any = None, **options: Any) -> list[list[int]]:
     """The ids that each row keeps, in order, where none of them is -inf (or 0 among raw values)."""
     result = ds.top_k_top_p_sample_v2(
-        logits, top_k, top_p, None, min_ps, is_need_sample_result=True, is_need_logits=True, **options
+        logits, top_k, top_p, min_ps=min_ps, is_need_sample_result=True, is_need_logits=True, **options
     )
     background = -np.inf if options.get("input_is_logits", True) else 0
     counts = (np.asarray(result.logits_top_kp_select) != background).sum(1)
@@ -151,12 +151,12 @@ def test_worked_examples(example: Any) -> None:
     is_logits = row is LOG_R1
     logits = np.array([row], np.float32)
     noise = None if q is None else np.array([q], np.float32)
-    result = ds.top_k_top_p_sample_v2(logits, k, p, noise, m, eps=0, input_is_logits=is_logits, is_need_logits=True)
+    result = ds.top_k_top_p_sample_v2(logits, k, p, noise, min_ps=m, eps=0, input_is_logits=is_logits, is_need_logits=True)
     assert result.logits_select_idx.tolist() == [selected]
     assert result.logits_idx is None and result.logits_sort_masked is None
     masked = [row[i] if i in ids else (-INF if is_logits else 0) for i in range(4)]
     np.testing.assert_array_equal(result.logits_top_kp_select, np.array([masked], np.float32))
-    result = ds.top_k_top_p_sample_v2(logits, k, p, None, m, input_is_logits=is_logits, is_need_sample_result=True)
+    result = ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, input_is_logits=is_logits, is_need_sample_result=True)
     assert result.logits_select_idx is None and result.logits_top_kp_select is None
     assert result.logits_idx.tolist() == [ids + [0] * (4 - len(ids))]
     compare = close if is_logits else np.testing.assert_array_equal
@@ -218,9 +218,9 @@ def test_v2_scenarios(ks: str, ps: str, ms: str, dtype: Any, exact: bool) -> Non
     m = column(rng, [0.25, 0.5, 1, 2] if exact and ms == "active" else M_CHOICES[ms], dtype)
     eps = 0.0 if exact else 1e-8
     options = {"input_is_logits": not exact, "is_need_logits": True, "eps": eps}
-    drawn = ds.top_k_top_p_sample_v2(logits, k, p, q, m, **options)
-    best = ds.top_k_top_p_sample_v2(logits, k, p, None, m, **options)
-    listed = ds.top_k_top_p_sample_v2(logits, k, p, None, m, is_need_sample_result=True, **options)
+    drawn = ds.top_k_top_p_sample_v2(logits, k, p, q, min_ps=m, **options)
+    best = ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, **options)
+    listed = ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, is_need_sample_result=True, **options)
     checked = 0
     for b, row in enumerate(logits.astype(np.float64).tolist()):
         ids, values, sure = slow(row, int(k[b]), float(p[b]), float(m[b]), is_logits=not exact, exact=exact)
@@ -350,13 +350,13 @@ def test_the_listed_survivors_reproduce_both_races(row: list[float], k: int, p: 
     logits = np.array([row], np.float32)
     q = ds.random.exponential(seed, 0, np.arange(len(row)))[None]
     (ids,) = survivors(logits, k, p, m)
-    listed = ds.top_k_top_p_sample_v2(logits, k, p, None, m, is_need_sample_result=True)
+    listed = ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, is_need_sample_result=True)
     values = listed.logits_sort_masked[0, : len(ids)]
     by_rank = ids[np.argmax(values / (q[0, : len(ids)] + np.float32(1e-8)))]
     by_id = ids[np.argmax(values / (q[0, ids] + np.float32(1e-8)))]
-    assert ds.top_k_top_p_sample_v2(logits, k, p, q, m).logits_select_idx[0] == by_rank
-    assert ds.top_k_top_p_sample_v2(logits, k, p, -q, m).logits_select_idx[0] == by_rank
-    assert ds.top_k_top_p_sample_v2(logits, k, p, None, m, seed=seed, position=0).logits_select_idx[0] == by_id
+    assert ds.top_k_top_p_sample_v2(logits, k, p, q, min_ps=m).logits_select_idx[0] == by_rank
+    assert ds.top_k_top_p_sample_v2(logits, k, p, -q, min_ps=m).logits_select_idx[0] == by_rank
+    assert ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, seed=seed, position=0).logits_select_idx[0] == by_id
 
 
 def test_the_sorted_and_the_unsorted_path_agree_on_the_best() -> None:
@@ -374,12 +374,12 @@ def test_seeded_draws_follow_the_values(backend: str, k: int, p: float, m: float
     draws = 4000 if backend == "cpu" else 1000  # the reference is slow, and draws the same tokens
     row = np.random.default_rng(2).standard_normal(12).astype(np.float16)
     logits, position = np.broadcast_to(row, (draws, 12)), np.arange(draws)
-    listed = ds.top_k_top_p_sample_v2(row[None], k, p, None, m, is_need_sample_result=True)
+    listed = ds.top_k_top_p_sample_v2(row[None], k, p, min_ps=m, is_need_sample_result=True)
     ids, values = listed.logits_idx[0], listed.logits_sort_masked[0].astype(np.float64)
     n = np.count_nonzero(values)
     share = np.zeros(12)
     share[ids[:n]] = values[:n] / values.sum()
-    drawn = [ds.top_k_top_p_sample_v2(logits, k, p, None, m, seed=7, position=position).logits_select_idx]
+    drawn = [ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, seed=7, position=position).logits_select_idx]
     if m is None:  # V1 keeps the same set here and draws from the same distribution
         drawn.append(ds.top_k_top_p_sample(logits, k, p, seed=8, position=position).logits_select_idx)
     for chosen in drawn:
@@ -472,6 +472,28 @@ def test_negative_and_nan_probabilities_rank_as_stated() -> None:
     for k, ids, values in [(0, [0, 1, 2], [0, 0.25, 0.5]), (3, [2, 1, 0], [0.5, 0.25, 0])]:
         listed = ds.top_k_top_p_sample_v2(raw, k, 1.0, input_is_logits=False, is_need_sample_result=True)
         assert listed.logits_idx.tolist() == [ids] and listed.logits_sort_masked.tolist() == [values]
+
+
+@pytest.mark.parametrize(
+    ("k", "p", "m", "kept"), [(3, 1.0, None, 3), (0, 0.5, None, 4), (0, 1.0, 1e-6, 4), (0, 1.0, None, 4), (2, 0.0, 1.0, 1)]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16])
+def test_raw_inputs_keep_the_sign_of_zero(dtype: Any, k: int, p: float, m: float | None, kept: int) -> None:
+    """0 and -0 are equal: they rank by their ids."""
+    raw, negative = np.array([[-0.0, 0.0, -0.0, 0.0]], dtype), [True, False, True, False][:kept]
+    options = {"input_is_logits": False, "is_need_sample_result": True, "is_need_logits": True}
+    listed = ds.top_k_top_p_sample_v2(raw, k, p, min_ps=m, **options)
+    assert listed.logits_idx[0, :kept].tolist() == list(range(kept))
+    assert np.signbit(listed.logits_sort_masked[0, :kept]).tolist() == negative
+    assert np.signbit(listed.logits_top_kp_select[0, :kept]).tolist() == negative
+
+
+def test_what_follows_the_noise_is_named() -> None:
+    """The fifth argument of npu_top_k_top_p_sample is eps."""
+    with pytest.raises(TypeError):
+        ds.top_k_top_p_sample(XH, 3, 0.5, Q, 1e-8)
+    with pytest.raises(TypeError):
+        ds.top_k_top_p_sample_v2(X, 3, 0.5, Q, 1e-8)
 
 
 # Arguments.

@@ -20,6 +20,7 @@ from test_top_k_top_p_sample import (  # noqa: F401
     test_noise_of_zero_nan_and_infinity_has_the_stated_winner,
     test_numbers_and_lists_are_rounded_to_the_dtype_first,
     test_plus_infinities_share_the_mass,
+    test_raw_inputs_keep_the_sign_of_zero,
     test_ties_go_to_the_lower_id,
     test_v1_examples,
     test_worked_examples,
@@ -75,9 +76,9 @@ def test_the_second_version_has_the_bits_of_the_reference(seed):
     q = rng.exponential(size=(batch, vocab)).astype(np.float32) if seed % 3 == 1 else None
     draw = {"seed": [2**63, 4], "position": 7} if seed % 3 == 2 and seed % 2 else {}
     options = {"input_is_logits": not raw, "is_need_logits": True, "is_need_sample_result": survivors, **draw}
-    want = ds.top_k_top_p_sample_v2(x, k, p, q, m, backend="reference", **options)
-    tensors = [gpu.on_device(a) for a in (x, k, p, q, m)]
-    same(ds.top_k_top_p_sample_v2(*tensors, backend="triton", **options), want)
+    want = ds.top_k_top_p_sample_v2(x, k, p, q, min_ps=m, backend="reference", **options)
+    tensors = [gpu.on_device(a) for a in (x, k, p, q)]
+    same(ds.top_k_top_p_sample_v2(*tensors, min_ps=gpu.on_device(m), backend="triton", **options), want)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -106,6 +106,7 @@ class Survivors {
             const auto id = static_cast<size_t>(keys[i] & (2 * kMostIds - 1));
             ids[i] = static_cast<int32_t>(higher_id_first ? kMostIds - id : id);
             inputs[i] = from_ordered(~static_cast<uint32_t>(keys[i] >> 32));
+            if (inputs[i] == 0.0f) inputs[i] = input(static_cast<size_t>(ids[i]));  // -0 has the key of 0
         }
     }
 
