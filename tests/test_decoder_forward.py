@@ -13,7 +13,7 @@ import native_model_calls
 from builds import FUSED, printed_under
 from decoder_cases import Sizes, copied, matrix, step, weights
 from decodestep import _native
-from decodestep._base.arrays import BFLOAT16
+from decodestep._base.arrays import BFLOAT16, like
 from decodestep.models import ModelError
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.decoder import TokenBatch
@@ -390,6 +390,17 @@ def test_refusals(message, changes, rng):
     with pytest.raises(ValueError, match=f"^decoder_forward: {message}"):
         ds.decoder_forward(**{**call, **changes})
     assert np.isnan(call["keys"]).all() and np.isnan(call["values"]).all()
+
+
+@pytest.mark.parametrize("as_torch", [False, True])
+def test_keys_and_values_have_memory_of_their_own(as_torch, rng):
+    call = step(weights(Sizes(), Format.F32, rng), [3], rng)
+    keys = call["keys"]
+    shared = {"keys": keys, "values": keys.reshape(call["values"].shape)}
+    given = {name: like(torch.empty(0), array) for name, array in shared.items()} if as_torch else shared
+    with pytest.raises(ValueError, match="^decoder_forward: keys must be apart from values in memory; got "):
+        ds.decoder_forward(**{**call, **given})
+    assert np.isnan(keys).all()
 
 
 def test_sizes_that_the_kernel_lacks_take_the_reference(rng):

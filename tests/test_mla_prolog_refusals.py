@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import decodestep as ds
+from decodestep._base.arrays import like
 from decodestep.ops.mla_prolog import cpu, reference
 from mla_prolog_cases import (
     BF16,
@@ -148,6 +150,47 @@ def test_refusals_come_before_any_write(argument, build):
         FUNCTIONS[version](**for_version(arguments, version))
     for cache, value in kept.items():
         np.testing.assert_array_equal(value.view(np.int8), np.asarray(arguments[cache]).view(np.int8))
+
+
+def repeated(cache: np.ndarray) -> np.ndarray:
+    """One block as all of them, writeable."""
+    return np.lib.stride_tricks.as_strided(cache, cache.shape, (0, *cache.strides[1:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "build"),
+    [
+        ("kv_cache", "of elements that do not overlap", lambda call: {"kv_cache": repeated(call["kv_cache"])}),
+        ("kr_cache", "of elements that do not overlap", lambda call: {"kr_cache": repeated(call["kr_cache"])}),
+        ("kv_cache", "apart from kr_cache", lambda call: {"kr_cache": call["kv_cache"][..., 16:48]}),
+        ("kv_cache", "apart from token_x", lambda call: {"token_x": call["kv_cache"].reshape(-1, 64)[:9, :48]}),
+        ("kr_cache", "apart from rope_cos", lambda call: {"rope_cos": call["kr_cache"].reshape(-1, 32)[-9:]}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_caches_have_memory_of_their_own(name, rule, build, kind):
+    arguments = base()
+    arguments |= build(arguments)
+    written = {cache: arguments[cache] for cache in ("kv_cache", "kr_cache")}
+    before = {cache: array.tobytes() for cache, array in written.items()}
+    given = arguments if kind == "numpy" else {n: in_torch(v) for n, v in arguments.items()}
+    with pytest.raises(ValueError, match=f"^mla_prolog_v3: {name} must be {rule} in memory; got "):
+        ds.mla_prolog_v3(**given)
+    assert before == {cache: array.tobytes() for cache, array in written.items()}
+
+
+def in_torch(value: Any) -> Any:
+    return like(torch.empty(0), value) if isinstance(value, np.ndarray) else value
+
+
+@pytest.mark.parametrize("mode", ["PA_BSND", "PA_NZ"])
+def test_caches_may_be_columns_of_one_buffer(mode):
+    arguments = base() | {"cache_mode": mode}
+    whole = np.concatenate([arguments["kv_cache"], arguments["kr_cache"]], axis=-1)
+    parts = arguments | {"kv_cache": whole[..., :64], "kr_cache": whole[..., 64:]}
+    want, got = ds.mla_prolog_v3(**arguments), ds.mla_prolog_v3(**parts)
+    assert got.query.tobytes() == want.query.tobytes()
+    assert whole.tobytes() == np.concatenate([arguments["kv_cache"], arguments["kr_cache"]], axis=-1).tobytes()
 
 
 def test_read_only_caches_and_narrow_fractals_are_refused():

@@ -159,6 +159,28 @@ def test_a_run_allocates_nothing_and_waits_for_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (
+            lambda kv, kr: {"kv_cache": kv[:1].expand(8, -1, -1, -1)},
+            "kv_cache must be of elements that do not overlap in memory",
+        ),
+        (
+            lambda kv, kr: {"kr_cache": kr[:1].expand(8, -1, -1, -1)},
+            "kr_cache must be of elements that do not overlap in memory",
+        ),
+        (lambda kv, kr: {"kr_cache": kv[..., :32]}, "kv_cache must be apart from kr_cache in memory"),
+        (lambda kv, kr: {"token_x": kv.view(-1, 64)[:9, :48]}, "kv_cache must be apart from token_x in memory"),
+    ],
+)
+def test_caches_have_memory_of_their_own(change, message):
+    arguments = on_device(cases.make(np.random.default_rng(0)))
+    arguments |= change(arguments["kv_cache"], arguments["kr_cache"])
+    with pytest.raises(ValueError, match=message):
+        ds.mla_prolog_v3(**arguments, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         ({"cache_index": np.full(9, 32)}, "cache_index must be below 32"),
         ({"kv_cache": np.zeros((8, 4, 1, 63), cases.BF16)}, "kv_cache must be bfloat16 of shape 8x4x1x64"),
         ({"weight_dq": np.zeros((48, 31), cases.BF16)}, "weight_uq_qr must be|rmsnorm_gamma_cq must be"),

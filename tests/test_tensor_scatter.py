@@ -418,6 +418,36 @@ def test_refusals_leave_out_alone(message: str, wrong: dict[str, Any]) -> None:
     assert not CACHE.any() and UPDATE.all()
 
 
+def overlapping_outputs() -> list[Any]:
+    """Of shape (2, 4, 1), with the memory that they lie in."""
+    row, buffer = torch.zeros(1, 4, 1), np.zeros(8, np.float32)
+    return [
+        (row.expand(2, 4, 1), row),
+        (row.as_strided((2, 4, 1), (2, 0, 1)), row),
+        (np.lib.stride_tricks.as_strided(buffer, (2, 4, 1), (12, 4, 4)), buffer),
+        (np.lib.stride_tricks.as_strided(buffer[7:], (2, 4, 1), (-8, -4, 4)), buffer),
+    ]
+
+
+@pytest.mark.parametrize("case", range(4))
+@pytest.mark.parametrize("in_place", [True, False])
+def test_outputs_that_overlap_themselves_are_refused(case: int, in_place: bool) -> None:
+    out, memory = overlapping_outputs()[case]
+    kind = torch if isinstance(out, torch.Tensor) else np
+    update, cache = kind.ones((2, 1, 1), dtype=kind.float32), kind.ones((2, 4, 1), dtype=kind.float32)
+    for backend in BACKENDS:
+        with pytest.raises(ValueError, match="^tensor_scatter: out must be of elements that do not overlap in memory; got "):
+            ds.tensor_scatter(out if in_place else cache, update, [0, 1], out=out, backend=backend)
+    assert not memory.any()
+
+
+def test_outputs_whose_elements_interleave_are_written() -> None:
+    buffer, update = np.zeros((2, 4, 3), np.float32), np.ones((2, 1, 1), np.float32)
+    for column in (0, 2):
+        ds.tensor_scatter(buffer[..., column : column + 1], update, [0, 3], out=buffer[..., column : column + 1])
+    assert buffer.sum(axis=2).tolist() == [[2, 0, 0, 0], [0, 0, 0, 2]] and not buffer[..., 1].any()
+
+
 def test_profile_counts_the_copy() -> None:
     with ds.profile() as profile:
         ds.tensor_scatter(CACHE, UPDATE, axis=1)

@@ -55,6 +55,15 @@ def test_writes_what_the_reference_writes(dtype, shape, axis):
     assert same(cache.cpu(), want)
 
 
+def test_outputs_that_overlap_themselves_are_refused():
+    row, update = torch.zeros(1, 4, 1, device=gpu.DEVICE), torch.ones(2, 1, 1, device=gpu.DEVICE)
+    for out in (row.expand(2, 4, 1), row.as_strided((2, 4, 1), (2, 0, 1))):
+        for cache in (out, torch.ones(2, 4, 1, device=gpu.DEVICE)):
+            with pytest.raises(ValueError, match="out must be of elements that do not overlap in memory"):
+                ds.tensor_scatter(cache, update, out=out, backend="triton")
+    assert not row.any()
+
+
 def test_strided_caches_overlapping_updates_and_what_lies_between():
     rng = np.random.default_rng(2)
     whole = random(rng, (2, 3, 8, 6, 2), torch.float32)

@@ -67,7 +67,7 @@ def decoder_forward(
     keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
         page holds 16 positions of one key-value head:
         keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
-    values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, written in place:
+    values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, apart from keys in memory, written in place:
         values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
         Or both float16, (slabs, L, G, S, D / 16, 16, 16): keys[..., i // 16, i % 16, p % 16] and values[..., i // 16, p % 16,
         i % 16] are column i. Or both int8, (slabs, L, G, S, D / 16, 18, 16): the same below two rows with sixteen scales as

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.aliasing import require_apart
 from decodestep._base.arrays import BFLOAT16, Array, Integers
 from decodestep._base.checks import Words, refuse, require, require_dtype, require_shape, require_within
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
@@ -127,6 +128,7 @@ def _check_cache(call: Call) -> int:
         require_shape(OP, name, array, shape)
         ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
         require(ok, OP, name, "writeable and contiguous in C order", Words("an array that is not"))
+    require_apart(OP, {"keys": call.keys, "values": call.values}, {"sin": call.sin, "cos": call.cos})
     return slabs * pages
 
 

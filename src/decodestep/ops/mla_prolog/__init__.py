@@ -79,8 +79,9 @@ def mla_prolog(
     rope_sin, rope_cos: bfloat16 (..., Dr), the rows of the tokens' positions; Dr is even.
     cache_index: int64 (...), the slot of each token: block * block size + row, less than the number of rows. A token with a
         negative slot is not cached. Of several tokens with one slot the last is kept.
-    kv_cache, kr_cache: bfloat16 (blocks, block size, 1, Hckv) and (blocks, block size, 1, Dr), of any strides, sharing memory
-        with no other argument. Updated in place; rows that no token names keep their bits. With 0 blocks nothing is cached.
+    kv_cache, kr_cache: bfloat16 (blocks, block size, 1, Hckv) and (blocks, block size, 1, Dr), of any strides, but no element
+        in the memory of another or of another argument. Updated in place; rows that no token names keep their bits. With 0
+        blocks nothing is cached.
     dequant_scale_w_uq_qr: float32 (1, N * (D + Dr)), with an int8 weight_uq_qr (scenario PARTIAL). smooth_scales_cq, float32
         (1, Hcq), is then optional. With int8 caches too (PARTIAL_KV), quant_scale_ckv is float32 (1, Hckv) and
         quant_scale_ckr (1, Dr). The other scales belong to V2. A scale that the scenario does not have must be None.

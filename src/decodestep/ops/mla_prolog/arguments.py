@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from decodestep._base.aliasing import require_apart
 from decodestep._base.arrays import BFLOAT16, optional_view, view
 from decodestep._base.checks import Words, is_finite, is_int, refuse, require_choice, shape_text
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options
@@ -56,8 +57,8 @@ class Symbols:
     real: np.dtype[Any]  # of every array that is neither int8 nor a scale
 
 
-def bind(call: Call) -> Problem:
-    """Checks a call."""
+def bind(call: Call, *, outlined: bool = False) -> Problem:
+    """Checks a call. outlined: its arrays are outlines, which do not lie where their tensors do."""
     op = call.op
     modes, is_named = check_options(call)
     tensors = _tensors(call)
@@ -70,6 +71,8 @@ def bind(call: Call) -> Problem:
     _check_caches(call, tensors, scenario)
     _check_numbers(call, symbols, scenario)
     scales = _scales(call, symbols, scenario)
+    if not outlined:
+        _check_memory(op, tensors, scales)
     block_count, block_size = (1, symbols.tokens) if call.cache_mode == "TND" else tensors.kv_cache.shape[:2]
     slots = token_slots(
         op, call.cache_mode, call.cache_index, call.actual_seq_len, symbols.axes, symbols.tokens, block_count, block_size
@@ -232,6 +235,24 @@ def _check_caches(call: Call, t: Tensors, s: Scenario) -> None:
         refuse(op, "kr_cache", "empty: kv_cache holds the rope key too", t.kr_cache)
     if cache_mode.startswith("PA") and t.kv_cache.shape[1] == 0:
         refuse(op, "kv_cache", "of a block size > 0", t.kv_cache)
+
+
+def _check_memory(op: str, t: Tensors, scales: dict[str, np.ndarray]) -> None:
+    """Indexes are left out: they are copied before anything is written."""
+    read = {
+        "token_x": t.x,
+        "weight_dq": t.w_dq,
+        "weight_uq_qr": t.w_uq_qr,
+        "weight_uk": t.w_uk,
+        "weight_dkv_kr": t.w_dkv_kr,
+        "rmsnorm_gamma_cq": t.gamma_cq,
+        "rmsnorm_gamma_ckv": t.gamma_ckv,
+        "rope_sin": t.sin,
+        "rope_cos": t.cos,
+        **scales,
+    }
+    caches = {"kv_cache": t.kv_cache, "kr_cache": t.kr_cache}
+    require_apart(op, caches, {name: value for name, value in read.items() if isinstance(value, np.ndarray)})
 
 
 def _check_numbers(call: Call, symbols: Symbols, s: Scenario) -> None:

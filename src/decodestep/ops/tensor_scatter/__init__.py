@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays, devices
+from decodestep._base.aliasing import footprint, overlaps_itself, strided
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import Words, is_int, refuse, require_choice, shape_text
 from decodestep._base.dispatch import choose
@@ -57,9 +58,9 @@ def tensor_scatter(
         sequence_length. Circular: any; the modulus is mathematical, so -1 is the last slot.
     axis: the sequence axis, in [-rank, rank), never the batch axis 0.
     mode: "linear" or "circular".
-    out: a writeable array of past_cache's shape, dtype and kind. `out=past_cache` updates in place and moves only the
-        updated bytes; any other array is filled from past_cache first. The other arguments may overlap `out`: the result
-        is as if they had been copied first.
+    out: a writeable array of past_cache's shape, dtype and kind whose elements do not overlap each other. `out=past_cache`
+        updates in place and moves only the updated bytes; any other array is filled from past_cache first. The other
+        arguments may overlap `out`: the result is as if they had been copied first.
     backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, `out` among them. "cpu" takes every type
         but strings. Where `out` is given, its axes between batch and sequence must fold into one, and those after the sequence
         must be contiguous. "auto" takes "reference" for the rest.
@@ -81,6 +82,8 @@ def tensor_scatter(
     _check_update(cache, new, axis)
     starts = _starts(cache, new, axis, mode, write_indices)
     present = None if out is None else _target(past_cache, cache, new, out)
+    if present is not None:
+        _check_memory(present)
     backend = choose(_OP, backend, {"cpu": cpu.obstacle(cache.dtype, present, axis), "reference": None})
     scatter = (cpu if backend == "cpu" else reference).scatter
     present = run(_OP, backend, _write, scatter, present, cache, new, starts, axis)
@@ -100,6 +103,7 @@ def _on_device(past_cache: Any, update: Any, write_indices: Any, axis: int, mode
     starts = _starts(cache, new, axis, mode, devices.to_host(write_indices))
     if out is not None:
         _target(cache, cache, new, devices.outline(_OP, "out", out, device))
+        _check_memory(footprint(out))
     target = None if out is None else out.detach()
     present = devices.run_there(
         _OP, past_cache.device, triton.write, past_cache.detach(), update.detach(), starts, axis, target
@@ -190,6 +194,11 @@ def _target(past_cache: Array, cache: np.ndarray, new: np.ndarray, out: Array | 
     if new.dtype.itemsize > present.dtype.itemsize:
         refuse(_OP, "update", f"no wider than out's {present.dtype}", new)
     return present
+
+
+def _check_memory(out: np.ndarray) -> None:
+    if overlaps_itself(out):
+        refuse(_OP, "out", "of elements that do not overlap in memory", strided(out))
 
 
 def _same_memory(a: np.ndarray, b: np.ndarray) -> bool:

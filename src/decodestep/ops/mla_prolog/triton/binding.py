@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from decodestep._base import arrays, devices
+from decodestep._base.aliasing import footprint, require_apart
 from decodestep._base.checks import Words, refuse
 from decodestep.ops.mla_prolog.arguments import bind
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call
@@ -24,6 +25,17 @@ def bind_on_device(call: Call) -> Problem:
         elif isinstance(value, HOST_WEIGHTS):
             rule, got = f"a tensor on {call.token_x.device}", f"a {type(value).__name__}, whose memory is the host's"
             refuse(call.op, name, rule, Words(got))
-    problem = bind(replace(call, **outlines))
+    problem = bind(replace(call, **outlines), outlined=True)
+    _check_memory(call)
     devices.choose_triton(call.op, "triton", call.token_x, kernel_obstacle(problem))
     return problem
+
+
+def _check_memory(call: Call) -> None:
+    there = {
+        field.name: footprint(value)
+        for field in fields(call)
+        if arrays.is_torch(value := getattr(call, field.name)) and value.device == call.token_x.device
+    }
+    caches = {name: there.pop(name) for name in ("kv_cache", "kr_cache")}
+    require_apart(call.op, caches, there)
