@@ -104,6 +104,73 @@ def test_torchs_own_checks_pass(name, number, args, kwargs):
     torch.library.opcheck(getattr(ops, name), args, kwargs, test_utils=CHECKS if graph else CHECKS[:-1])
 
 
+def assert_shape_function_knows(name, args, kwargs):
+    """The results for tensors without data have the shape, dtype and strides of the real ones."""
+
+    def call(change):
+        def changed(value):
+            return change(value) if isinstance(value, torch.Tensor) else value
+
+        made = getattr(ops, name)(*map(changed, args), **{key: changed(value) for key, value in kwargs.items()})
+        made = made if isinstance(made, tuple) else () if made is None else (made,)
+        return [(tuple(result.shape), result.dtype, result.stride()) for result in made]
+
+    assert call(lambda tensor: tensor.to("meta")) == call(torch.clone), name
+
+
+@pytest.mark.parametrize(("name", "number", "args", "kwargs"), EACH)
+def test_shape_functions_know_the_results(name, number, args, kwargs):
+    assert_shape_function_knows(name, args, kwargs)
+
+
+def device_sized(call):
+    """A call of sizes that every limits accept; the largest arrays are zeros."""
+    x, down, latent = call["token_x"], call["weight_dq"], call["weight_dkv_kr"]
+    return call | {
+        "token_x": np.zeros((*x.shape[:-1], 7168), x.dtype),
+        "weight_dq": np.zeros((7168, down.shape[1]), down.dtype),
+        "weight_dkv_kr": np.zeros((7168, latent.shape[1]), latent.dtype),
+    }
+
+
+@pytest.mark.parametrize("limits", ["design-note", "nov2025", "latest"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_shape_functions_know_the_scenario_under_limits(scenario, limits):
+    """Which the modes of the third version name, its dtypes, or its dtypes under some limits."""
+    sizes = {"Hcq": 1536, "N": 1, "D": 128, "Hckv": 512, "Dr": 64, "block": 16, "blocks": 1, "B": 1, "S": 1}
+    call = device_sized(make(np.random.default_rng(0), scenario, "PA_BSND", tiles=4, **sizes))
+    versions = [
+        version for version, known in ((1, V1), (2, V2), (3, V2 if limits == "nov2025" else SCENARIOS)) if scenario in known
+    ]
+    for version in versions:
+        given = tensors(for_version(call, 2 if limits == "nov2025" else version)) | {"limits": limits}
+        assert_shape_function_knows(f"mla_prolog_v{version}".removesuffix("_v1"), (), given)
+        if version == 3 and limits != "nov2025":
+            assert_shape_function_knows("mla_prolog_v3_functional", (), given | {"query_norm_flag": True})
+
+
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if not name.endswith("TILE")])
+def test_shape_functions_know_the_results_of_wide_tensors(scenario, real):
+    for merged in (True, False):
+        given = tensors(make(np.random.default_rng(0), scenario, merged=merged, real=real)) | {"query_norm_flag": True}
+        assert_shape_function_knows("mla_prolog_v3", (), given)
+
+
+def test_a_scenario_that_does_not_exist_is_refused_while_compiling():
+    call = tensors(make(np.random.default_rng(0), "FULL")) | {"query_quant_mode": 1}
+    with pytest.raises(ValueError, match=r"\(weight_quant_mode, kv_cache_quant_mode, query_quant_mode\) must be one of"):
+        ops.mla_prolog_v3(**{name: v.to("meta") if isinstance(v, torch.Tensor) else v for name, v in call.items()})
+
+
+@pytest.mark.parametrize("name", ["top_k_top_p_sample", "top_k_top_p_sample_v2"])
+def test_what_follows_the_noise_is_a_tensor(name):
+    """In npu_top_k_top_p_sample it is eps."""
+    logits, half = torch.zeros(2, 3).bfloat16(), torch.full((2,), 0.5).bfloat16()
+    with pytest.raises(RuntimeError):
+        getattr(ops, name)(logits, torch.ones(2, dtype=torch.int32), half, torch.ones(2, 3), 1e-8)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", CASES)
 def test_compiled_equals_plain(name, backend):

@@ -137,6 +137,9 @@ def like(template: Any, array: np.ndarray) -> Any:
     torch = sys.modules["torch"]
     carried = _NAMES.get(array.dtype)
     if carried is None:
-        return torch.from_numpy(array)
-    name, carrier = carried
-    return torch.from_numpy(array.view(carrier)).view(getattr(torch, name))
+        tensor = torch.from_numpy(array)
+    else:
+        name, carrier = carried
+        tensor = torch.from_numpy(array.view(carrier)).view(getattr(torch, name))
+    # Strides are zeros in an empty array of NumPy, and never in a tensor that compiled code expects.
+    return tensor if array.size else tensor.new_empty(array.shape)

@@ -18,6 +18,9 @@ from decodestep._base.extras import extra
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
+from decodestep.ops.mla_prolog.call import Call, scenario_of
+from decodestep.ops.mla_prolog.problem import columns_of
+from decodestep.ops.mla_prolog.results import MlaPrologV3Result, result_specs
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
@@ -117,38 +120,34 @@ def _prolog_v3(**call: Any) -> tuple[Tensor, ...]:
     return query, query_rope, *(_or_placeholder(query, o, dtype) for o, dtype in zip(others, types, strict=True))
 
 
-def _fake_prolog(
-    *, token_x: Tensor, weight_uk: Tensor, rope_sin: Tensor, int8: bool = False, **_: Any
-) -> tuple[Tensor, Tensor]:
-    shape, heads, latent = token_x.shape[:-1], weight_uk.shape[0], weight_uk.shape[2]
-    query = token_x.new_empty((*shape, heads, latent), dtype=torch.int8 if int8 else weight_uk.dtype)
-    return query, token_x.new_empty((*shape, heads, rope_sin.shape[-1]), dtype=weight_uk.dtype)
+def _fake_prolog(op: str, *results: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The fake of a version of the prolog: these of its results."""
 
+    def fake(**given: Any) -> tuple[Tensor, ...]:
+        given = {name: int(value) if isinstance(value, torch.SymInt) else value for name, value in given.items()}
+        call: Any = Call(op=op, need_query=True, backend="auto", **given)
+        x, down, up = call.token_x, call.weight_dq, call.weight_uq_qr
+        x_int8, uq_int8, kv_int8 = (tensor.dtype == torch.int8 for tensor in (x, up, call.kv_cache))
+        specs = result_specs(
+            scenario_of(call, x_int8=x_int8, uq_int8=uq_int8, kv_int8=kv_int8),
+            x.shape[:-1],
+            call.weight_uk.shape[0],
+            call.weight_uk.shape[2],
+            call.rope_sin.shape[-1],
+            x.shape[-1] if down is None else columns_of(down),
+            need_query=True,
+            query_norm=call.query_norm_flag,
+        )
+        dtypes = {"real": call.weight_uk.dtype, "int8": torch.int8, "float32": torch.float32}
 
-def _fake_scale(token_x: Tensor, weight_uk: Tensor, int8: bool) -> Tensor:
-    return token_x.new_empty((token_x.shape[:-1].numel(), weight_uk.shape[0], 1) if int8 else 1, dtype=torch.float32)
+        def fake_result(name: str) -> Tensor:
+            if (spec := specs.get(name)) is None:
+                return x.new_empty(1, dtype=up.dtype if name == "query_norm" else torch.float32)
+            return x.new_empty(spec.shape, dtype=dtypes[spec.dtype])
 
+        return tuple(map(fake_result, results))
 
-def _all_int8(call: dict[str, Any]) -> bool:
-    return call["token_x"].dtype == call["kv_cache"].dtype == torch.int8
-
-
-def _fake_prolog_v2(**call: Any) -> tuple[Tensor, ...]:
-    int8 = _all_int8(call)
-    return *_fake_prolog(**call, int8=int8), _fake_scale(call["token_x"], call["weight_uk"], int8)
-
-
-def _fake_prolog_v3(**call: Any) -> tuple[Tensor, ...]:
-    x, down, up = call["token_x"], call["weight_dq"], call["weight_uq_qr"]
-    int8 = call["query_quant_mode"] == 1 or (call["limits"] is not None and _all_int8(call))
-    width = x.shape[-1] if down is None else _columns(down)
-    need_norm, quantised = call["query_norm_flag"], up.dtype == torch.int8
-    return (
-        *_fake_prolog(**call, int8=int8),
-        _fake_scale(x, call["weight_uk"], int8),
-        x.new_empty((*x.shape[:-1], width) if need_norm else 1, dtype=up.dtype),
-        x.new_empty((x.shape[:-1].numel(), 1) if need_norm and quantised else 1, dtype=torch.float32),
-    )
+    return fake
 
 
 def _with_caches(
@@ -174,11 +173,6 @@ def _functional(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
     )
 
 
-def _columns(weight: Tensor) -> int:
-    """The number of outputs of a weight, plain (K, N) or NZ (N / c0, K / 16, 16, c0)."""
-    return int(weight.shape[1] if weight.dim() == 2 else weight.shape[0] * weight.shape[3])
-
-
 # Not `mode`, as in `tensor_scatter`: torch's functionalisation has an argument of that name.
 _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write_mode="linear"'
 
@@ -198,24 +192,25 @@ _V3 = (
 )
 _LIMITS = "str? limits=None, int rope_groups=1"
 _IN_PLACE = ("kv_cache", "kr_cache")
+_QUERIES = ("query", "query_rope")
 _PROLOGS = {
     "mla_prolog": (
         f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}) -> (Tensor, Tensor)",
         _prolog,
-        _fake_prolog,
+        _fake_prolog("mla_prolog", *_QUERIES),
     ),
     "mla_prolog_v2": (
         f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}, "
         'str rounding="half_even") -> (Tensor, Tensor, Tensor)',
         _prolog_v2,
-        _fake_prolog_v2,
+        _fake_prolog("mla_prolog_v2", *_QUERIES, "dequant_scale_q_nope"),
     ),
     "mla_prolog_v3": (
         f"({_WEIGHTS}{_NORMS}{_CACHES}Tensor? cache_index=None, {_SCALES}Tensor? actual_seq_len=None, "
         f'Tensor? k_nope_clip_alpha=None, *, {_EPSILONS}{_V3}{_LIMITS}, str rounding="half_even") '
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
         _prolog_v3,
-        _fake_prolog_v3,
+        _fake_prolog("mla_prolog_v3", *MlaPrologV3Result._fields),
     ),
 }
 

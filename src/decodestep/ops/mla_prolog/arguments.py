@@ -9,11 +9,11 @@ import numpy as np
 
 from decodestep._base.aliasing import require_apart
 from decodestep._base.arrays import BFLOAT16, optional_view, view
-from decodestep._base.checks import Words, is_finite, is_int, refuse, require_choice, shape_text
-from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options
+from decodestep._base.checks import Words, is_finite, is_int, refuse, shape_text
+from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options, scenario_of
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
-from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
-from decodestep.ops.mla_prolog.size_limits import check_sizes, size_limits
+from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario
+from decodestep.ops.mla_prolog.size_limits import check_sizes
 from decodestep.ops.mla_prolog.slots import token_slots
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.nz import fractal_width, nz_shape
@@ -60,13 +60,10 @@ class Symbols:
 def bind(call: Call, *, outlined: bool = False) -> Problem:
     """Checks a call. outlined: its arrays are outlines, which do not lie where their tensors do."""
     op = call.op
-    modes, is_named = check_options(call)
+    check_options(call)
     tensors = _tensors(call)
-    if call.limits is not None:
-        size_limits(op, call.limits)
-    require_choice(op, "cache_mode", call.cache_mode, modes)
     symbols = _symbols(call, tensors)
-    scenario = _scenario(call, is_named, tensors, symbols)
+    scenario = _scenario(call, tensors, symbols)
     _check_shapes(call, tensors, symbols, scenario)
     _check_caches(call, tensors, scenario)
     _check_numbers(call, symbols, scenario)
@@ -148,30 +145,13 @@ def _symbols(call: Call, t: Tensors) -> Symbols:
     )
 
 
-def _scenario(call: Call, is_named: bool, t: Tensors, symbols: Symbols) -> Scenario:
+def _scenario(call: Call, t: Tensors, symbols: Symbols) -> Scenario:
     op = call.op
-    if is_named:
-        s = _scenario_of(call)
-    else:
-        s = from_dtypes(t.x.dtype == _INT8, _is_int8(t.w_uq_qr), t.kv_cache.dtype == _INT8)
-        if s.full and op == "mla_prolog":
-            refuse(op, "token_x", f"{symbols.real.name}: the first version takes no int8 tokens", t.x)
+    s = scenario_of(call, x_int8=t.x.dtype == _INT8, uq_int8=_is_int8(t.w_uq_qr), kv_int8=t.kv_cache.dtype == _INT8)
     if s.kv == "tile" and (symbols.Hckv % TILE or symbols.real != BFLOAT16):
         refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", t.w_uk)
     if s.full and t.w_dq is None:
         refuse(op, "weight_dq", "given where token_x is int8", None)
-    return s
-
-
-def _scenario_of(call: Call) -> Scenario:
-    op = call.op
-    s = from_modes(op, call.weight_quant_mode, call.kv_cache_quant_mode, call.query_quant_mode)
-    combined = int(s.kv == "tile")
-    for name, value in (("ckvkr_repo_mode", call.ckvkr_repo_mode), ("quant_scale_repo_mode", call.quant_scale_repo_mode)):
-        if value != combined:
-            refuse(op, name, f"{combined} in scenario {s.name}", value)
-    if combined:
-        require_choice(op, "cache_mode", call.cache_mode, ("PA_BSND", "BSND", "TND"))
     return s
 
 

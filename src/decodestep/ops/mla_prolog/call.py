@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from decodestep._base.arrays import Array
 from decodestep._base.checks import is_finite, is_int, refuse, require, require_choice
-from decodestep.ops.mla_prolog.scenarios import TILE
+from decodestep.ops.mla_prolog.scenarios import TILE, Scenario, from_dtypes, from_modes
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES, size_limits
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -18,6 +18,7 @@ from decodestep.weights.prolog_panels import PanelWeight
 HOST_WEIGHTS = (PanelWeight, LinearPanels, PackedWeight)
 ProjectionWeight: TypeAlias = "Array | PanelWeight | LinearPanels | PackedWeight"
 
+_LATEST = "mla_prolog_v3"
 _ROUNDINGS = ("half_even", "half_away")
 
 
@@ -84,16 +85,13 @@ _MODES: dict[str, Collection[int]] = {
 _RESERVED = {field.name: field.default for field in fields(Call) if field.name in ("query_norm_flag", *_MODES)}
 
 
-def check_options(call: Call) -> tuple[tuple[str, ...], bool]:
-    """Checks the options that differ between versions. Returns the legal cache modes, and whether attributes name the scenario.
-
-    Else the dtypes do: in V1 and V2, and in V3 under limits that reserve the attributes.
-    """
-    op, later = call.op, call.op == "mla_prolog_v3"
-    limits = size_limits(op, call.limits) if later else None
+def check_options(call: Call) -> None:
+    """Checks the options that differ between versions, but for those of which `scenario_of` makes sense."""
+    op, limits = call.op, size_limits(call.op, call.limits)
     require_choice(op, "rounding", call.rounding, _ROUNDINGS)
-    if limits is None:
-        return PAGED_MODES, False
+    if op != _LATEST:
+        require_choice(op, "cache_mode", call.cache_mode, PAGED_MODES)
+        return
     if limits.attributes_reserved:
         for name, reserved in _RESERVED.items():
             value = getattr(call, name)
@@ -104,7 +102,33 @@ def check_options(call: Call) -> tuple[tuple[str, ...], bool]:
     for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
         if not is_finite(factor):
             refuse(op, name, "a finite number", factor)
-    return limits.cache_modes, not limits.attributes_reserved
+    require_choice(op, "cache_mode", call.cache_mode, limits.cache_modes)
+
+
+def scenario_of(call: Call, *, x_int8: bool, uq_int8: bool, kv_int8: bool) -> Scenario:
+    """The scenario of a call whose token_x, weight_uq_qr and kv_cache are int8 or not.
+
+    V3's attributes name it. In V1 and V2, and in V3 under limits that reserve the attributes, the dtypes do.
+    """
+    op = call.op
+    if op == _LATEST and not size_limits(op, call.limits).attributes_reserved:
+        return _named_scenario(call)
+    s = from_dtypes(x_int8, uq_int8, kv_int8)
+    if s.full and op == "mla_prolog":
+        refuse(op, "token_x", "of real numbers: the first version takes no int8 tokens", call.token_x)
+    return s
+
+
+def _named_scenario(call: Call) -> Scenario:
+    op = call.op
+    s = from_modes(op, call.weight_quant_mode, call.kv_cache_quant_mode, call.query_quant_mode)
+    combined = int(s.kv == "tile")
+    for name, value in (("ckvkr_repo_mode", call.ckvkr_repo_mode), ("quant_scale_repo_mode", call.quant_scale_repo_mode)):
+        if value != combined:
+            refuse(op, name, f"{combined} in scenario {s.name}", value)
+    if combined:
+        require_choice(op, "cache_mode", call.cache_mode, ("PA_BSND", "BSND", "TND"))
+    return s
 
 
 def _check_attributes(call: Call) -> None:

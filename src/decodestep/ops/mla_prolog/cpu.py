@@ -8,6 +8,7 @@ from decodestep import _native
 from decodestep._base.arrays import bits, contiguous, widen
 from decodestep._base.threads import threads
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results, Weight
+from decodestep.ops.mla_prolog.results import result_specs
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
@@ -50,14 +51,20 @@ def prolog(p: Problem) -> Results:
 
 
 def _empty_results(p: Problem) -> Results:
-    s, tokens, (heads, _, latent) = p.scenario, len(p.x), p.w_uk.shape
-    return Results(
-        query=np.empty((tokens, heads, latent), _INT8 if s.query_int8 else p.real) if p.need_query else None,
-        query_rope=np.empty((tokens, heads, p.sin.shape[1]), p.real),
-        dequant_scale_q_nope=np.empty((tokens, heads, 1), np.float32) if s.query_int8 else None,
-        query_norm=np.empty((tokens, p.query_width), _INT8 if s.partial else p.real) if p.query_norm else None,
-        dequant_scale_q_norm=np.empty((tokens, 1), np.float32) if p.query_norm and s.partial else None,
+    heads, _, latent = p.w_uk.shape
+    specs = result_specs(
+        p.scenario,
+        (len(p.x),),
+        heads,
+        latent,
+        p.sin.shape[1],
+        p.query_width,
+        need_query=p.need_query,
+        query_norm=p.query_norm,
     )
+    dtypes = {"real": p.real, "int8": _INT8, "float32": _FLOAT32}
+    made = {name: np.empty(spec.shape, dtypes[spec.dtype]) for name, spec in specs.items()}
+    return Results(made.pop("query", None), **made)
 
 
 def _sizes(p: Problem) -> dict[str, int]:

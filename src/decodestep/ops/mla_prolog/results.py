@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from math import prod
+from typing import Literal, NamedTuple
 
 from decodestep._base.arrays import Array
+from decodestep.ops.mla_prolog.scenarios import Scenario
 
 
 class MlaPrologResult(NamedTuple):
@@ -52,3 +54,38 @@ class MlaPrologV3Result(NamedTuple):
     dequant_scale_q_nope: Array | None
     query_norm: Array | None
     dequant_scale_q_norm: Array | None
+
+
+class Spec(NamedTuple):
+    """A result that a call produces. dtype: "real" is that of the arrays which are not quantised."""
+
+    shape: tuple[int, ...]
+    dtype: Literal["real", "int8", "float32"]
+
+
+def result_specs(
+    s: Scenario,
+    axes: tuple[int, ...],
+    heads: int,
+    latent: int,
+    rope: int,
+    query_width: int,
+    *,
+    need_query: bool,
+    query_norm: bool,
+) -> dict[str, Spec]:
+    """The results of a call by the names of `MlaPrologV3Result`, without those that it does not produce.
+
+    axes: (...). query_width: Hcq. The sizes may be those of a traced program, of which only sums and products are known.
+    """
+    tokens = prod(axes)
+    specs = {"query_rope": Spec((*axes, heads, rope), "real")}
+    if need_query:
+        specs["query"] = Spec((*axes, heads, latent), "int8" if s.query_int8 else "real")
+    if s.query_int8:
+        specs["dequant_scale_q_nope"] = Spec((tokens, heads, 1), "float32")
+    if query_norm:
+        specs["query_norm"] = Spec((*axes, query_width), "int8" if s.partial else "real")
+    if query_norm and s.partial:
+        specs["dequant_scale_q_norm"] = Spec((tokens, 1), "float32")
+    return specs
