@@ -45,13 +45,13 @@ INDEXES = {"table": I64, "sequence": I64, "lengths": I64}
 SURVIVORS = {"inputs": BF16, "top_k": I32, "top_p": F32, "min_p": F32, "kept": I8, "values": F32, "keys": I64, "counts": I64}
 
 
-def attend(tiles: attention_tiles.Tiles, cache: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
+def attend(tiles: attention_tiles.Tiles, cache: str, nz: int = 0) -> tuple[Any, dict[str, str], dict[str, Any]]:
     narrow = cache == BF16
     query = BF16 if narrow else F32
     pointers = {"query": query, "query_rope": query, "kv_cache": cache, "kr_cache": cache, "kv_scale": F32, "kr_scale": F32}
     constants = {"KV_SCALED": cache == I8, "KR_SCALED": cache == I8, "NARROW": narrow, "PRECISION": "ieee", "HAS_QUERY": True}
     constants |= {"HEADS": tiles.heads, "KEYS": tiles.keys, "LATENT": 512, "WIDTH": 64, **CUT}
-    constants |= {"WHOLE": narrow, "FAR": cache == I8}
+    constants |= {"WHOLE": narrow, "FAR": cache == I8, "KV_NZ": nz, "KR_NZ": nz}
     constants |= {"num_warps": tiles.warps, "num_stages": tiles.stages}
     return attention.attend, pointers | INDEXES | {"partial": F32, "states": F32}, constants
 
@@ -102,6 +102,10 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),
+        *(
+            attend(tiles, cache, nz)
+            for tiles, cache, nz in ((attention_tiles.NARROW[0], BF16, 16), (attention_tiles.WIDE, I8, 32))
+        ),
         (attention.merge, MERGED, {"KEYS": 64, "COLUMNS": 128, **CUT}),
         *(rows_of(kind, *caches) for kind, caches in enumerate(((BF16, BF16), (I8, I8), (I8, BF16), (I8, I8)))),
         *(each for types in ((BF16, BF16), (BF16, F32), (F32, F32), (I8, I32)) for each in products(*types)),

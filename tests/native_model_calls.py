@@ -343,9 +343,10 @@ def mla_attention(s: Source) -> Arguments:
     heads, latent, rope = groups * s.one_of(0, 1, 2, 5), groups * s.one_of(0, 1, 8, 16, 20), 2 * groups * s.one_of(0, 1, 4, 8)
     blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.one_of(0, 1, 4, 99), 1 + s.size(2), 1 + s.size(3)
     kv, kr = (s.one_of(np.float32, np.float16, np.uint16, np.int8) for _ in range(2))
+    nz = s.one_of(False, False, True) and not (latent % (32 // np.dtype(kv).itemsize) or rope % (32 // np.dtype(kr).itemsize))
     return {
         "query": s.one_of(None, s.array(tokens, heads, latent)), "query_rope": s.array(tokens, heads, rope),
-        "kv_cache": cache(s, blocks, block_size, latent, kv), "kr_cache": cache(s, blocks, block_size, rope, kr),
+        "kv_cache": cache(s, blocks, block_size, latent, kv), "kr_cache": cache(s, blocks, block_size, rope, kr), "nz": nz,
         "kv_scale": s.one_of(None, s.array(latent)), "kr_scale": s.one_of(None, s.array(rope)),
         "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
         "lengths": s.ids(tokens, start=1, end=room * block_size + 1), "scale": 0.5, "groups": groups,

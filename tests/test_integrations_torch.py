@@ -58,6 +58,8 @@ def attention_cases():
     bytes_, scale = [(30 * cache).clamp(-128, 127).to(torch.int8) for cache in caches], torch.full((1,), 30.0)
     scales = {"quant_scale_ckv": scale, "quant_scale_ckr": scale}
     yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *bytes_, table, lengths), {"scale": 0.3, **scales}
+    nz = [ds.cache_to_nz(cache) for cache in caches]
+    yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *nz, table, lengths), {"scale": 0.3, "cache_mode": "PA_NZ"}
     half = [tensor.bfloat16() for tensor in (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *caches)]
     yield (*half, table, lengths), {"scale": 0.3}
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import decodestep as ds
 from decodestep.weights import LinearPanels, PackedWeight
 from misaligned import misaligned
+from mla_prolog_cases import copied
+from mla_prolog_cases import make as make_prolog
 from tolerances import assert_close
 
 BACKENDS = ("cpu", "reference")
@@ -122,6 +124,53 @@ def test_every_kind_of_cache(data):
         out = ds.mla_attention(*args[:2], kv, kr, *args[4:], backend=backend, quant_scale_ckv=kv_scale,
                                quant_scale_ckr=kr_scale, **options)  # fmt: skip
         assert_close(out, want, terms)
+
+
+@pytest.mark.parametrize("kv_dtype", STORED)
+@pytest.mark.parametrize("kr_dtype", STORED)
+@pytest.mark.parametrize(("groups", "heads", "nope", "block_size"), [(1, 2, True, 4), (2, 14, True, 16), (2, 2, False, 3)])
+def test_a_cache_in_nz_order_gives_the_bits_of_its_rows(rng, kv_dtype, kr_dtype, groups, heads, nope, block_size):
+    """With two groups columns begin inside a fractal row of int8."""
+    sizes = {"latent": 96, "rope": 32, "groups": groups, "nope": nope, "block_size": block_size, "sequences": 1}
+    args, options = make(rng, tokens=3, heads=heads, blocks=330 // block_size, **sizes)
+    (kv, kv_scale), (kr, kr_scale) = stored(rng, args[2], kv_dtype), stored(rng, args[3], kr_dtype)
+    options |= {"quant_scale_ckv": kv_scale, "quant_scale_ckr": kr_scale}
+    for backend in BACKENDS:
+        rows, nz = (
+            ds.mla_attention(*args[:2], *caches, *args[4:], cache_mode=mode, backend=backend, **options)
+            for mode, caches in (("PA_BSND", (kv, kr)), ("PA_NZ", (ds.cache_to_nz(kv), ds.cache_to_nz(kr))))
+        )
+        np.testing.assert_array_equal(nz, rows)
+        assert not np.isnan(nz).any()
+
+
+@pytest.mark.parametrize("scenario", ["NO_QUANT", "PARTIAL_KV", "FULL_KV"])
+def test_what_the_prolog_writes_in_nz_order_is_read(rng, scenario):
+    call = make_prolog(rng, scenario, negative=False) | {"cache_index": np.arange(9)}
+    options = {name: call[name] for name in ("quant_scale_ckv", "quant_scale_ckr") if name in call}
+    options |= {"sequence": np.zeros(9, int), "scale": 0.1}
+    if scenario == "FULL_KV":
+        options["quant_scale_ckv"] = options["quant_scale_ckv"].reshape(-1)[:1]
+    outs = []
+    for mode in ("PA_NZ", "PA_BSND"):
+        own = copied(call) | {"cache_mode": mode}
+        made = ds.mla_prolog_v3(**own)
+        options["dequant_scale_q_nope"] = made.dequant_scale_q_nope
+        caches = own["kv_cache"], own["kr_cache"]
+        paging = np.arange(8)[None], np.arange(1, 10)
+        outs.append(ds.mla_attention(made.query, made.query_rope, *caches, *paging, cache_mode=mode, **options))
+    np.testing.assert_array_equal(*outs)
+
+
+def test_a_strided_cache_in_nz_order(rng):
+    """Its elements have the numbers that they have in a packed one."""
+    args, options = make(rng, tokens=3, heads=2, latent=16, rope=8)
+    want = ds.mla_attention(*args, **options)
+    wide = [np.full((*cache.shape, 2), np.nan, np.float32) for cache in args[2:4]]
+    for pairs, cache in zip(wide, args[2:4], strict=True):
+        pairs[..., 0] = ds.cache_to_nz(cache)
+    out = ds.mla_attention(*args[:2], *(pairs[..., 0] for pairs in wide), *args[4:], cache_mode="PA_NZ", **options)
+    assert_close(out, want)
 
 
 def test_bfloat16_throughout(rng):
@@ -348,6 +397,8 @@ def refusals():
         ("groups", "groups", 0),
         ("groups", "groups", 1.0),
         ("groups", "groups", True),
+        ("cache_mode", "cache_mode", "PA_BLK_NZ"),
+        ("cache_mode", "cache_mode", None),
         ("backend", "backend", "cuda"),
     ]
 
@@ -359,6 +410,19 @@ def test_refuses(rng, name, place, value):
     (args if isinstance(place, int) else options)[place] = value
     with pytest.raises(ValueError, match=rf"^mla_attention: {name} must be .*; got "):
         ds.mla_attention(*args, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "latent", "rope", "dtype"),
+    [("kv_cache", 12, 8, np.float32), ("kr_cache", 16, 4, np.float32), ("kv_cache", 24, 16, np.float16)],
+)
+def test_refuses_rows_in_nz_order_that_end_inside_a_fractal(rng, name, latent, rope, dtype):
+    args, options = make(rng, tokens=2, heads=2, latent=latent, rope=rope)
+    caches = [cache.astype(dtype) for cache in args[2:4]]
+    with pytest.raises(
+        ValueError, match=f"{name} must be of a width that is a multiple of {32 // np.dtype(dtype).itemsize}; got"
+    ):
+        ds.mla_attention(*args[:2], *caches, *args[4:], cache_mode="PA_NZ", **options)
 
 
 @pytest.mark.parametrize(("heads", "latent", "rope"), [(3, 16, 8), (2, 15, 8), (2, 16, 6)])

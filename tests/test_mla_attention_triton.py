@@ -77,6 +77,24 @@ def test_every_kind_of_cache(kind, groups, nope, block_size):
     np.testing.assert_array_equal(alone[0], out[last])
 
 
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize(("block_size", "apart"), [(7, False), (16, True)])
+def test_caches_in_nz_order(kind, block_size, apart):
+    """The bits of rows, whether the elements of the cache follow each other or not."""
+    rng = np.random.default_rng(kind)
+    sizes = {"tokens": 2, "heads": 4, "latent": 64, "rope": 32, "groups": 2, "block_size": block_size}
+    args, options = make(rng, **sizes, blocks=64 // block_size, sequences=1)
+    (kv, kv_scale), (kr, kr_scale) = stored(rng, args[2], STORED[kind]), stored(rng, args[3], STORED[kind - 1])
+    options |= {"quant_scale_ckv": kv_scale, "quant_scale_ckr": kr_scale}
+    want = attend((*args[:2], kv, kr, *args[4:]), **options)
+    on_device = [gpu.on_device(a) for a in (*args[:2], ds.cache_to_nz(kv), ds.cache_to_nz(kr))]
+    on_device[2:] = [gpu.strided(cache) if apart else cache for cache in on_device[2:]]
+    options = {name: gpu.on_device(v) if name.startswith("quant") else v for name, v in options.items()}
+    out = ds.mla_attention(*on_device, *args[4:], cache_mode="PA_NZ", backend="triton", **options)
+    np.testing.assert_array_equal(gpu.on_host(out), want)
+
+
 def test_bfloat16_throughout_and_strided_caches():
     rng = np.random.default_rng(4)
     args, options = make(rng, tokens=3, heads=4, latent=48, rope=16)

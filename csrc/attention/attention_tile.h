@@ -73,6 +73,7 @@ class AttentionTile {
 template <class Body>
 void with_keys(const TileCall& call, Body&& body) {
     if (call.a.kv.own_scales) return body.template operator()<ByteKeys>();
+    if (call.a.kv.nz()) return body.template operator()<CopiedKeys>();  // the others read whole rows
     if (call.rows.in_group() <= kFewRows) return body.template operator()<KeysInLanes>();
     if (call.a.kv.type == CacheType::f32 && call.a.kr.type == CacheType::f32)
         return body.template operator()<KeysInPlace>();

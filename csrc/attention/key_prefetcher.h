@@ -40,9 +40,9 @@ class KeyPrefetcher {
         return lines(call_.a.kv, call_.latents_read().count) + 2 * lines(call_.a.kr, call_.ropes_read(0).count);
     }
 
-    // The latents of a key, then each half of its rope key.
+    // The latents of a key, then each half of its rope key. Not in NZ order, where they are many small pieces.
     bool next_part() {
-        if (position_ >= end_) return false;
+        if (position_ >= end_ || call_.a.kv.nz()) return false;
         const PagedRows& cache = part_ == 0 ? call_.a.kv : call_.a.kr;
         const Columns columns = part_ == 0 ? call_.latents_read() : call_.ropes_read(part_ - 1);
         at_ = cache.row(call_.table[position_ / call_.a.block_size], position_ % call_.a.block_size, columns.first);

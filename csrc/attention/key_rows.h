@@ -47,6 +47,7 @@ class KeyRows {
         stored.find(cache, call_.a.block_size, call_.table, keys);
         with_type(cache.type, [&]<CacheType type>() {
             constexpr size_t bytes = value_bytes(type);
+            if (cache.nz()) return read_pieces<type>(stored, cache, columns, keys.count, at);
             const size_t whole = columns.count / kLanes * kLanes;
             for (size_t j = 0; j < keys.count; ++j) {
                 const uint8_t* values = stored[j] + columns.first * bytes;
@@ -56,6 +57,20 @@ class KeyRows {
                     store(key + whole, widen<type>(values + whole * bytes, columns.count - whole));
             }
         });
+    }
+
+    // The same of rows in NZ order. A vector that a piece does not fill is overwritten by the next piece or, past the
+    // last column, by what is read after it.
+    template <CacheType type>
+    void read_pieces(const StoredRows& stored, const PagedRows& cache, Columns columns, size_t keys, size_t at) {
+        const size_t fractal = cache.fractal(), end = columns.first + columns.count;
+        for (size_t j = 0; j < keys; ++j) {
+            float* key = rows_ + j * stride_ + at;
+            for (size_t c = columns.first, n; c < end; c += n, key += n) {
+                n = std::min({fractal - c % fractal, end - c, size_t{kLanes}});
+                store(key, widen<type>(stored[j] + cache.place(c) * value_bytes(type), n));
+            }
+        }
     }
 
     const TileCall& call_;

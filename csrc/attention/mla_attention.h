@@ -11,7 +11,8 @@
 
 namespace decodestep {
 
-// A paged cache: blocks of rows of `width` values, contiguous within a block.
+// A paged cache: blocks of rows of `width` values, contiguous within a block. In NZ order a block holds 32 bytes of
+// each of its rows, then the next 32 bytes of each; such a piece of a row is a fractal row.
 struct PagedRows {
     const void* data;
     CacheType type;
@@ -19,11 +20,19 @@ struct PagedRows {
     ptrdiff_t block_stride;   // values from one block to the next
     const float* scale;       // [width]: the factors by which values were multiplied when stored; null: 1
     bool own_scales = false;  // only int8 with one group: a row ends with a float32 by which its values are multiplied
+    size_t fractal_stride = 0;  // in NZ order: values from one piece of a row to the next; else 0
 
-    size_t pitch() const { return width + (own_scales ? sizeof(float) : 0); }  // values from one row to the next
+    bool nz() const { return fractal_stride > 0; }
+    size_t fractal() const { return 32 / value_bytes(type); }  // values of a fractal row
+    // Values from one row to the next.
+    size_t pitch() const { return nz() ? fractal() : width + (own_scales ? sizeof(float) : 0); }
+    // Values from the beginning of a row to one of its columns.
+    size_t place(size_t column) const {
+        return nz() ? column / fractal() * fractal_stride + column % fractal() : column;
+    }
     const uint8_t* row(int64_t block, size_t row, size_t column) const {
         const auto value =
-            static_cast<ptrdiff_t>(block) * block_stride + static_cast<ptrdiff_t>(row * pitch() + column);
+            static_cast<ptrdiff_t>(block) * block_stride + static_cast<ptrdiff_t>(row * pitch() + place(column));
         return static_cast<const uint8_t*>(data) + value * static_cast<ptrdiff_t>(value_bytes(type));
     }
 };

@@ -18,16 +18,21 @@ CacheType type_of(nb::dlpack::dtype dtype) {
     return CacheType::f16;
 }
 
-PagedRows paged_rows_of(const Cache& cache, const std::optional<Vector>& scale) {
+PagedRows paged_rows_of(const Cache& cache, const std::optional<Vector>& scale, bool nz) {
     const CacheType type = type_of(cache.dtype());
     require(reinterpret_cast<uintptr_t>(cache.data()) % value_bytes(type) == 0,
             "an array must be aligned to its items");
     require(!scale || scale->shape(0) == cache.shape(3), "a scale has the wrong shape");
-    return {cache.data(), type, cache.shape(3), block_stride(cache), scale ? scale->data() : nullptr};
+    PagedRows rows{cache.data(), type, cache.shape(3), block_stride(cache), scale ? scale->data() : nullptr};
+    if (nz) {
+        require(cache.shape(3) % rows.fractal() == 0, "the rows of a cache in NZ order must be whole fractal rows");
+        rows.fractal_stride = cache.shape(1) * rows.fractal();
+    }
+    return rows;
 }
 
 void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<const float, 3> query_rope, Cache kv_cache,
-                        Cache kr_cache, std::optional<Vector> kv_scale, std::optional<Vector> kr_scale,
+                        Cache kr_cache, bool nz, std::optional<Vector> kv_scale, std::optional<Vector> kr_scale,
                         Packed<const int64_t, 2> block_table, Ids sequence, Ids lengths, float scale, size_t groups,
                         Packed<float, 3> out, int threads) {
     const size_t tokens = query_rope.shape(0), heads = query_rope.shape(1), rope = query_rope.shape(2),
@@ -55,8 +60,8 @@ void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<cons
                             .tokens = tokens,
                             .heads = heads,
                             .groups = groups,
-                            .kv = paged_rows_of(kv_cache, kv_scale),
-                            .kr = paged_rows_of(kr_cache, kr_scale),
+                            .kv = paged_rows_of(kv_cache, kv_scale, nz),
+                            .kr = paged_rows_of(kr_cache, kr_scale, nz),
                             .block_size = block_size,
                             .block_table = table.entries.get(),
                             .blocks = table.width,
@@ -74,10 +79,10 @@ void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<cons
 
 void bind_mla_attention(nb::module_& m) {
     m.def("mla_attention", &call_mla_attention, nb::arg("query").none().noconvert(), nb::arg("query_rope").noconvert(),
-          nb::arg("kv_cache").noconvert(), nb::arg("kr_cache").noconvert(), nb::arg("kv_scale").none().noconvert(),
-          nb::arg("kr_scale").none().noconvert(), nb::arg("block_table").noconvert(), nb::arg("sequence").noconvert(),
-          nb::arg("lengths").noconvert(), nb::arg("scale"), nb::arg("groups"), nb::arg("out").noconvert(),
-          nb::arg("threads"));
+          nb::arg("kv_cache").noconvert(), nb::arg("kr_cache").noconvert(), nb::arg("nz"),
+          nb::arg("kv_scale").none().noconvert(), nb::arg("kr_scale").none().noconvert(),
+          nb::arg("block_table").noconvert(), nb::arg("sequence").noconvert(), nb::arg("lengths").noconvert(),
+          nb::arg("scale"), nb::arg("groups"), nb::arg("out").noconvert(), nb::arg("threads"));
 }
 
 }  // namespace decodestep

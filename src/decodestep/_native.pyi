@@ -112,6 +112,7 @@ def mla_attention(
     query_rope: NDArray[np.float32],
     kv_cache: NDArray[Any],
     kr_cache: NDArray[Any],
+    nz: bool,
     kv_scale: NDArray[np.float32] | None,
     kr_scale: NDArray[np.float32] | None,
     block_table: NDArray[np.int64],

@@ -226,7 +226,8 @@ OPERATORS = {
     "mla_attention": CustomOp(
         "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor kr_cache, Tensor block_table, Tensor lengths, "
         "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
-        "Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1) -> Tensor",
+        "Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1, "
+        'str cache_mode="PA_BSND") -> Tensor',
         mla_attention,
         _fake_attention,
     ),

@@ -26,6 +26,7 @@ def mla_attention(
     scale: float,
     sequence: Integers | None = None,
     groups: int = 1,
+    cache_mode: str = "PA_BSND",
     quant_scale_ckv: Array | None = None,
     quant_scale_ckr: Array | None = None,
     dequant_scale_q_nope: Array | None = None,
@@ -53,6 +54,9 @@ def mla_attention(
     groups: G >= 1, of which N, Hckv and Dr / 2 are multiples. With more than one, the latent is G blocks of which a head
         reads its own, and query_rope[t, n] is zero but for pairs [g * Dr / 2G, (g + 1) * Dr / 2G) of each half: the form of
         a grouped-query model converted exactly. The zeros are not read.
+    cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block of both caches in the order of `cache_to_nz`: the mode in
+        which `mla_prolog` filled them. An array cannot tell: its shape and dtype are the same, and what is read in the other
+        mode are other numbers. In PA_NZ Hckv and Dr are multiples of c0 = 32 / (bytes of a value of the cache).
     quant_scale_ckv, quant_scale_ckr: float32, one number or one for each of Hckv and of Dr: what the values of an int8
         cache were multiplied by when they were stored, as `mla_prolog` does with arguments of these names. None without.
     dequant_scale_q_nope: float32 (T, N, 1), as `mla_prolog_v2` returns it with int8 tokens and an int8 kv_cache. query is
@@ -61,7 +65,7 @@ def mla_attention(
     w_uv: (Hckv / groups, N * Dv), the value up-projection, as a GGUF file has attn_v_b: a `PackedWeight`, or a `LinearPanels`
         with Dv a multiple of 32, by which a product also quantises what it reads, as in `linear`. None without.
     backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64 and caches that are not aligned or
-        whose rows do not follow each other inside a block. "triton" takes tensors on a GPU, and serves everything but float64
+        not in C order inside a block. "triton" takes tensors on a GPU, and serves everything but float64
         and w_uv; block_table, lengths and sequence may be on the host.
 
     Returns out, (T, N, Hckv / groups), or (T, N, Dv) with w_uv, in query_rope's dtype and kind.
@@ -73,7 +77,8 @@ def mla_attention(
     those of Ascend MlaProlog (CANN ops-transformer, November 2025).
     """
     scales = quant_scale_ckv, quant_scale_ckr, dequant_scale_q_nope
-    call = Call(query, query_rope, kv_cache, kr_cache, block_table, lengths, scale, sequence, groups, *scales, w_uv)
+    caches = kv_cache, kr_cache
+    call = Call(query, query_rope, *caches, block_table, lengths, scale, sequence, groups, cache_mode, *scales, w_uv)
     if devices.goes_to_triton(backend, query_rope):
         return _on_device(call, backend)
     problem = bind(call)
@@ -90,7 +95,7 @@ def _on_device(call: Call, backend: str) -> Any:
     choose_triton(OP, backend, rope, None if call.w_uv is None else "has no value up-projection: its weights are on the host")
     from decodestep.ops.mla_attention import triton
 
-    tensors = [name for name in Call._fields if name not in (*_INDEXES, "scale", "groups", "w_uv")]
+    tensors = [name for name in Call._fields if name not in (*_INDEXES, "scale", "groups", "cache_mode", "w_uv")]
     bound: dict[str, Any] = {name: devices.optional_outline(OP, name, getattr(call, name), rope.device) for name in tensors}
     bound |= {name: devices.to_host(getattr(call, name)) for name in _INDEXES}
     problem = bind(call._replace(**bound))

@@ -16,10 +16,13 @@ from decodestep._base.checks import (
     range_of,
     refuse,
     require,
+    require_choice,
     require_dtype,
     require_shape,
     require_within,
 )
+from decodestep.ops.mla_prolog.cache_layouts import require_whole_fractals, row_index
+from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -30,15 +33,17 @@ STORED = (np.float32, np.float64, np.float16, BFLOAT16, np.int8)
 
 @dataclass(frozen=True)
 class Cache:
-    """A paged cache (BlockNum, BlockSize, 1, width), and the factors by which its values were multiplied when stored."""
+    """A paged cache, and the factors by which its values were multiplied when stored."""
 
-    rows: np.ndarray
+    rows: np.ndarray  # (BlockNum, BlockSize, 1, width)
     scale: np.ndarray | None  # float32 (width,)
+    nz: bool = False  # its blocks are in NZ order
 
     def read(self, blocks: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
         """The first `length` rows of a sequence that lies in `blocks`."""
-        _, block_size, _, width = self.rows.shape
-        rows = self.rows[blocks].reshape(len(blocks) * block_size, width)[:length].astype(dtype)
+        j, block_size = np.arange(length), self.rows.shape[1]
+        slots = blocks[j // block_size] * block_size + j % block_size
+        rows = self.rows[row_index(slots, self.rows, self.nz)].astype(dtype)
         return rows if self.scale is None else rows / self.scale.astype(dtype)
 
 
@@ -54,6 +59,7 @@ class Call(NamedTuple):
     scale: float
     sequence: Integers | None
     groups: int
+    cache_mode: str
     quant_scale_ckv: Array | None
     quant_scale_ckr: Array | None
     dequant_scale_q_nope: Array | None
@@ -98,8 +104,10 @@ def bind(call: Call) -> Problem:
     """Checks every rule of the contract."""
     query = arrays.optional_view(OP, "query", call.query)
     rope = arrays.view(OP, "query_rope", call.query_rope)
-    kv = _cache("kv_cache", call.kv_cache, "quant_scale_ckv", call.quant_scale_ckv)
-    kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr)
+    require_choice(OP, "cache_mode", call.cache_mode, PAGED_MODES)
+    nz = call.cache_mode == "PA_NZ"
+    kv = _cache("kv_cache", call.kv_cache, "quant_scale_ckv", call.quant_scale_ckv, nz)
+    kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr, nz)
     _check_shapes(query, rope, kv.rows, kr.rows, quantised=call.dequant_scale_q_nope is not None)
     if not is_finite(call.scale):
         refuse(OP, "scale", "a finite number", call.scale)
@@ -144,22 +152,24 @@ def _query_scale(call: Call, rope: np.ndarray) -> np.ndarray:
     return factor
 
 
-def _cache(name: str, value: Array, scale_name: str, scale: Array | None) -> Cache:
+def _cache(name: str, value: Array, scale_name: str, scale: Array | None, nz: bool) -> Cache:
     """The cache with its scale, which int8 has and nothing else."""
     rows = arrays.view(OP, name, value)
     require_dtype(OP, name, rows, STORED)
     require(rows.ndim == 4 and rows.shape[2] == 1, OP, name, "of shape (BlockNum, BlockSize, 1, width)", rows)
+    if nz:
+        require_whole_fractals(OP, name, rows)
     if rows.dtype != np.int8:
         if scale is not None:
             refuse(OP, scale_name, f"None beside a {name} of dtype {rows.dtype}", scale)
-        return Cache(rows, None)
+        return Cache(rows, None, nz)
     if scale is None:
         refuse(OP, scale_name, f"given beside an int8 {name}", None)
     factors = arrays.view(OP, scale_name, scale)
     require_dtype(OP, scale_name, factors, (np.float32,))
     width = rows.shape[3]
     require(factors.size in (1, width), OP, scale_name, f"one number or {width}", factors)
-    return Cache(rows, np.ascontiguousarray(np.broadcast_to(factors.reshape(-1), width)))
+    return Cache(rows, np.ascontiguousarray(np.broadcast_to(factors.reshape(-1), width)), nz)
 
 
 def _paging(

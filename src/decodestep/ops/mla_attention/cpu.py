@@ -20,7 +20,7 @@ def obstacle(p: Problem) -> str | None:
     if not (kv.flags.aligned and kr.flags.aligned):
         return "needs aligned caches"
     if not (_packed_blocks(kv) and _packed_blocks(kr)):
-        return "needs caches whose rows follow each other inside a block"
+        return "needs caches whose values lie in C order inside a block"
     return None
 
 
@@ -39,6 +39,7 @@ def attention(p: Problem) -> np.ndarray:
         query_rope=contiguous(p.query_rope),
         kv_cache=bits(p.kv_cache.rows),
         kr_cache=bits(p.kr_cache.rows),
+        nz=p.kv_cache.nz,
         kv_scale=p.kv_cache.scale,
         kr_scale=p.kr_cache.scale,
         block_table=p.block_table,

@@ -16,6 +16,7 @@ from decodestep._base.devices import to_device_together
 from decodestep.ops.mla_attention.arguments import Call, Problem
 from decodestep.ops.mla_attention.triton.kernels import attend, merge
 from decodestep.ops.mla_attention.triton.tiles import LEAST, MOST, power, tiles_for
+from decodestep.weights.nz import fractal_width
 
 _EXACT_IN_TF32 = torch.bfloat16, torch.float16
 _MERGED = 128  # columns of a program
@@ -49,12 +50,13 @@ def launch(
     groups: int = 1,
     kv_scale: torch.Tensor | None = None,
     kr_scale: torch.Tensor | None = None,
+    nz: bool = False,
 ) -> torch.Tensor:
     """The results, in work.out.
 
     Tensors as in `mla_attention`, on one device: queries and indexes packed, indexes int64 or int32. kv_scale, kr_scale:
-    float32, one number for each column of an int8 cache. Checks nothing, allocates nothing and does not wait for the device.
-    Keys beyond work.longest are not read, nor are blocks that do not exist.
+    float32, one number for each column of an int8 cache. nz: the caches' blocks are in NZ order. Checks nothing, allocates
+    nothing and does not wait for the device. Keys beyond work.longest are not read, nor are blocks that do not exist.
     """
     tokens, heads, rope = query_rope.shape
     blocks, block_size, _, latent = kv_cache.shape
@@ -74,8 +76,9 @@ def launch(
         blocks, block_size, *block_table.shape, longest, work.splits,
         kv_cache.stride(0), kv_cache.stride(1), kv_cache.stride(3), kr_cache.stride(0), kr_cache.stride(1), kr_cache.stride(3),
         width, heads // groups, HAS_QUERY=query is not None, KV_SCALED=kv_scale is not None, KR_SCALED=kr_scale is not None,
+        KV_NZ=fractal_width(kv_cache.element_size()) if nz else 0, KR_NZ=fractal_width(kr_cache.element_size()) if nz else 0,
         NARROW=narrow, PRECISION="tf32" if all(dtype in _EXACT_IN_TF32 for dtype in operands) else "ieee",
-        WHOLE=block_size % tiles.keys == 0, FAR=_is_far(kv_cache) or _is_far(kr_cache),
+        WHOLE=block_size % tiles.keys == 0, FAR=_is_far(kv_cache, nz) or _is_far(kr_cache, nz),
         HEADS=tiles.heads, LATENT=power(latent), WIDTH=power(rope), **cut,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
@@ -85,9 +88,10 @@ def launch(
     return out
 
 
-def _is_far(cache: torch.Tensor) -> bool:
-    """Whether rows of a block, or values of a row, lie farther apart than an int32 holds."""
-    return any((cache.shape[axis] - 1) * cache.stride(axis) >= 2**31 for axis in (1, 3))
+def _is_far(cache: torch.Tensor, nz: bool) -> bool:
+    """Whether rows of a block, or values of a row, lie farther apart than an int32 holds, or it does not number a block's."""
+    apart = any((cache.shape[axis] - 1) * cache.stride(axis) >= 2**31 for axis in (1, 3))
+    return apart or (nz and cache.shape[1] * cache.shape[3] >= 2**31)
 
 
 def attention(p: Problem, call: Call) -> torch.Tensor:
@@ -110,6 +114,7 @@ def attention(p: Problem, call: Call) -> torch.Tensor:
         groups=p.groups,
         kv_scale=_by_column(call.quant_scale_ckv, kv_cache),
         kr_scale=_by_column(call.quant_scale_ckr, kr_cache),
+        nz=p.kv_cache.nz,
     )
 
 

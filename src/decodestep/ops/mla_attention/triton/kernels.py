@@ -13,6 +13,7 @@ import triton.language as tl
 
 from decodestep._base.triton import MINUS_INFINITY, as_float32, round_bfloat16
 from decodestep._base.triton_products import product, split_bfloat16
+from decodestep.ops.mla_prolog.triton.rows import place_in_nz
 
 
 @triton.jit
@@ -32,11 +33,12 @@ def attend(
     exponent, heads, latent, width, blocks, block_size, sequences, table_width, longest, splits,
     kv_block, kv_row, kv_item, kr_block, kr_row, kr_item, out_width, heads_of_group,
     HAS_QUERY: tl.constexpr, KV_SCALED: tl.constexpr, KR_SCALED: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
-    WHOLE: tl.constexpr, FAR: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
-    LATENT: tl.constexpr, WIDTH: tl.constexpr,
+    KV_NZ: tl.constexpr, KR_NZ: tl.constexpr, WHOLE: tl.constexpr, FAR: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    KEYS: tl.constexpr, HEADS: tl.constexpr, LATENT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program (t * head tiles + tile, split). exponent: the factor of the scores times log2(e). WHOLE: a tile of keys lies in a
-    block of the cache. FAR: places in a block of a cache need an int64, which takes registers."""
+    block of the cache. KV_NZ, KR_NZ: 0, or c0 of a cache whose blocks are in NZ order. FAR: places in a block of a cache need
+    an int64, which takes registers."""
     tiles = tl.cdiv(heads, HEADS)
     t = (tl.program_id(0) // tiles).to(tl.int64)
     split = tl.program_id(1)
@@ -74,9 +76,10 @@ def attend(
                 is_key = (j < end) & (block >= 0) & (block < blocks)
             if FAR:
                 line = line.to(tl.int64)
-            at_kv, at_kr = block * kv_block + line * kv_row, block * kr_block + line * kr_row
-            kr = load_keys(kr_cache, kr_scale, at_kr, turn, is_key, is_turn, kr_item, KR_SCALED, NARROW)
-            kv = load_keys(kv_cache, kv_scale, at_kv, column, is_key, is_column, kv_item, KV_SCALED, NARROW)
+            at_kr = places(block * kr_block, line, turn, block_size, width, kr_row, kr_item, KR_NZ)
+            at_kv = places(block * kv_block, line, column, block_size, latent, kv_row, kv_item, KV_NZ)
+            kr = load_keys(kr_cache, kr_scale, at_kr, turn, is_key, is_turn, KR_SCALED, NARROW)
+            kv = load_keys(kv_cache, kv_scale, at_kv, column, is_key, is_column, KV_SCALED, NARROW)
             score = scores(rope, kr, tl.zeros([HEADS, KEYS], tl.float32), NARROW, PRECISION)
             if HAS_QUERY:
                 score = scores(q, kv, score, NARROW, PRECISION)
@@ -104,10 +107,17 @@ def load_queries(rows, row, column, is_row, is_column, width, NARROW: tl.constex
 
 
 @triton.jit
-def load_keys(
-    cache, scale, row, column, is_key, is_column, by_item, SCALED: tl.constexpr, NARROW: tl.constexpr
-):  # fmt: skip
-    at = row[:, None] + (column * by_item)[None, :]
+def places(block, line, column, block_size, width, by_row, by_item, NZ: tl.constexpr):
+    """Where the columns of the lines of blocks, which begin at `block`, lie in a cache."""
+    if NZ:
+        inside = place_in_nz(line[:, None], column[None, :], block_size, NZ)
+        return (block + line * 0)[:, None] + inside // width * by_row + inside % width * by_item
+    else:
+        return (block + line * by_row)[:, None] + (column * by_item)[None, :]
+
+
+@triton.jit
+def load_keys(cache, scale, at, column, is_key, is_column, SCALED: tl.constexpr, NARROW: tl.constexpr):
     keys = tl.load(cache + at, mask=is_key[:, None] & is_column[None, :], other=0)
     if not NARROW:
         keys = as_float32(keys)

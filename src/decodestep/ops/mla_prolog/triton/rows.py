@@ -166,11 +166,17 @@ def load_float32(values, mask):
 def place(block, offset, h, block_size, width, by_block, by_row, by_item, NZ: tl.constexpr):
     """Where value h of a row of a cache lies."""
     if NZ:
-        inside = h // NZ * (block_size * NZ) + offset * NZ + h % NZ
+        inside = place_in_nz(offset, h, block_size, NZ)
         at = inside // width * by_row + inside % width * by_item
     else:
         at = offset * by_row + h * by_item
     return block * by_block + at
+
+
+@triton.jit
+def place_in_nz(offset, h, block_size, NZ: tl.constexpr):
+    """Which element of a block in NZ order value h of a row is."""
+    return h // NZ * (block_size * NZ) + offset * NZ + h % NZ
 
 
 @triton.jit
