@@ -86,7 +86,7 @@ _RESERVED = {field.name: field.default for field in fields(Call) if field.name i
 
 
 def check_options(call: Call) -> None:
-    """Checks the options that differ between versions, but for those of which `scenario_of` makes sense."""
+    """Checks the options that differ between versions, each by itself; `scenario_of` says which modes go together."""
     op, limits = call.op, size_limits(call.op, call.limits)
     require_choice(op, "rounding", call.rounding, _ROUNDINGS)
     if op != _LATEST:
