@@ -41,7 +41,7 @@ def noise_bits(seed: Field, position: Field, token: Field, *, backend: str = "au
 
     Returns uint32 of the broadcast shape: an array, or a tensor if any argument is one; np.uint32 for three scalars.
     Raises ValueError for a value out of range, a bool, a float, or shapes that do not broadcast.
-    Source: MurmurHash3_x86_32 by Austin Appleby; the record is the one vLLM's and SGLang's GPU samplers hash.
+    Source: MurmurHash3_x86_32 by Austin Appleby; the record is the one that SGLang's seeded sampler hashes.
     """
     return _noise("noise_bits", seed, position, token, backend)
 
