@@ -44,6 +44,21 @@ def test_the_official_client_gets_the_answers_of_generate(server):
     assert client.models.list().data[0].id == "tiny" == client.models.retrieve("tiny").id
 
 
+def test_a_seed_that_javascript_has_read_gives_its_answer_again(shared_server):
+    """Its numbers are doubles."""
+
+    def choices(**more):
+        asked = {"prompt": "ab", "max_tokens": 9, **more}
+        return json.loads(shared_server.send("/v1/completions", json.dumps(asked).encode())[1])["choices"]
+
+    for seed in (7, -1, 2**64 - 1):
+        found = choices(n=3, seed=seed)
+        for choice in found:
+            [again] = choices(seed=int(float(choice["seed"])))
+            assert again["text"] == choice["text"]
+    assert found[0]["seed"] == -1
+
+
 def test_answers_without_chance_are_equal(server):
     """As in OpenAI's API, where n and a temperature of 0 go together."""
     asked = {"model": "", "messages": HELLO, "temperature": 0, "max_tokens": 9}

@@ -29,6 +29,8 @@ from decodestep.random.reserved_tokens import XTC_COIN as XTC_COIN
 Field: TypeAlias = "int | Integers"  # of one record or of many
 Noise: TypeAlias = Any  # a NumPy scalar, array or tensor, as the arguments are
 
+SEED_BITS = 53  # of a seed that nobody has given, as many as JavaScript's numbers hold: it must come back as it was reported
+
 
 def noise_bits(seed: Field, position: Field, token: Field, *, backend: str = "auto") -> Noise:
     """MurmurHash3_x86_32 of each record.
@@ -75,11 +77,11 @@ def sample_seed(seed: int, sample: int) -> int:
     """The seed of a sample of a prompt with this seed.
 
         sample 0:  seed
-        sample k:  noise_bits(seed, k, SAMPLE_LOW) + 2^32 * noise_bits(seed, k, SAMPLE_HIGH)
+        sample k:  (noise_bits(seed, k, SAMPLE_LOW) + 2^32 * noise_bits(seed, k, SAMPLE_HIGH)) mod 2^53
 
     seed: an integer in [0, 2^64). sample: an integer in [0, 2^32).
 
-    Returns an integer in [0, 2^64). All samples above 0 of one seed have different seeds.
+    Returns an integer: the seed itself, or one in [0, 2^53). All samples above 0 of one seed have different seeds.
     Raises ValueError for a value out of range.
     """
     for name, value, bits in (("seed", seed, 64), ("sample", sample, 32)):
@@ -88,7 +90,7 @@ def sample_seed(seed: int, sample: int) -> int:
     if sample == 0:
         return int(seed)
     low, high = (int(noise_bits(seed, sample, token)) for token in (SAMPLE_LOW, SAMPLE_HIGH))
-    return high << 32 | low
+    return (high << 32 | low) % 2**SEED_BITS
 
 
 def _noise(op: str, seed: Field, position: Field, token: Field, backend: str) -> Noise:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, refuse, require
-from decodestep.random import sample_seed
+from decodestep.random import SEED_BITS, sample_seed
 from decodestep.sampling import request_formats, rules
 from decodestep.sampling.frozen_mapping import FrozenMapping
 from decodestep.sampling.rules import Rule, integer, or_none
@@ -311,8 +311,7 @@ class SamplingParams:
             return [self]
         if self.greedy:
             return [replace(self, num_return_sequences=1)] * count
-        # No more bits than the numbers of JSON readers such as browsers hold: a reported seed must come back as it was.
-        seed = secrets.randbits(53) if self.seed is None else self.seed
+        seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         return [replace(self, seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
     @classmethod

@@ -66,7 +66,8 @@ class Choice(ABC):
 
     def _end(self, calls: Sequence[Any] = ()) -> dict[str, Any]:
         reason = _REASONS.get(self._ended_by, "length")
-        return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by, "seed": self._row.seed}
+        named = "tool_calls" if calls else reason
+        return {"finish_reason": named, "ended_by": self._ended_by, "seed": _as_requested(self._row.seed)}
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         """The log-probabilities not sent yet."""
@@ -296,6 +297,12 @@ def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
     """A token's bytes in `text_of`."""
     return tokenizer.token(token).encode() if token in tokenizer.special else tokenizer.token_bytes(token)
+
+
+def _as_requested(seed: int | None) -> int | None:
+    """A seed as requests may give it: the negative number that stands for one from 2^63 on, such as -1, has digits that the
+    numbers of JavaScript hold."""
+    return seed - 2**64 if seed is not None and seed >= 2**63 else seed
 
 
 def _finite(value: float) -> float:
