@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 import requantised
+from decodestep.cli.failure import Parser
 from decodestep.models.fetch import default_model
 
 TOKENS = 128  # of a completion
@@ -232,7 +233,7 @@ async def measure(options: argparse.Namespace, port: int, peer: Path | None) -> 
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Parser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="a GGUF file or a folder")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import decodestep as ds
 from decodestep import _native
 from decodestep._base.checks import RequestError
-from decodestep.cli.failure import failure
+from decodestep.cli.failure import Parser, failure
 from decodestep.cli.options import require_writable
 from decodestep.models import ModelError
 from decodestep.models.page_pool import CacheFullError
@@ -64,9 +64,7 @@ def options(
     least: the smallest whole numbers by name; 1 for the others.
     """
     smallest = {"rounds": 2, **(least or {})}  # between the two lie quartiles
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, prog=Path(sys.argv[0]).stem
-    )
+    parser = Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, prog=Path(sys.argv[0]).stem)
     for name, default in {"rounds": 15, "threads": 1, **extra}.items():
         several = isinstance(default, tuple)
         kind = type(default[0] if several else default)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import requantised
 from decodestep import _native
+from decodestep.cli.failure import Parser
 from decodestep.models.fetch import default_model
 from harness import COLUMNS
 from report_page import readme_table, report
@@ -179,7 +180,7 @@ def replace_table(page: Path, table: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--through", default="", metavar="COMMAND")
     parser.add_argument("--only", default="", metavar="PART,PART")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))

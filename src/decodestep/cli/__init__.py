@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
 import decodestep
 from decodestep._base.extras import extra
-from decodestep.cli.failure import TRACEBACK, failure
+from decodestep.cli.failure import TRACEBACK, Parser, failure
 
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",
@@ -71,16 +69,9 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Parser(argparse.ArgumentParser):
-    """Its errors are one line, as all others: argparse puts the usage before them, which for some verbs is a screenful."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog.replace(' ', ': ')}: {message} ({self.prog} --help lists what it takes)\n")
-
-
 def _run(arguments: list[str]) -> int:
     about = (decodestep.__doc__ or "").partition("\n")[0]  # None under python -OO
-    parser = _Parser(prog="decodestep", description=about, epilog=_EPILOG)
+    parser = Parser(prog="decodestep", description=about, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"decodestep {decodestep.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     with extra("generate"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from typing import NoReturn
+
 from decodestep._base.checks import RequestError
 
 TRACEBACK = "--traceback"
@@ -21,3 +24,10 @@ def failure(error: BaseException) -> tuple[int, str]:
         case ImportError() | OSError() | RuntimeError():
             return 1, str(error)
     return 1, f"internal error: {type(error).__name__}: {error} ({TRACEBACK} shows where)"
+
+
+class Parser(argparse.ArgumentParser):
+    """Its errors are one line too: argparse puts the usage before them, which for some programs is a screenful."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog.replace(' ', ': ')}: {message} ({self.prog} --help lists what it takes)\n")
