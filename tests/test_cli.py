@@ -234,6 +234,30 @@ def test_a_row_that_fails_exits_with_1_after_what_it_has(more, tiny_file, tmp_pa
     assert text.startswith('{"a"') and printed.err.startswith("decodestep: json_schema: ") and printed.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ((), " after 256 tokens (--max-new-tokens)\n"),
+        (
+            ("--max-new-tokens", "9999"),
+            ": 300 tokens, with those of the prompt, fill the context or the cache\n",
+        ),
+        (("--max-new-tokens", "9"), ""),
+        (("--json",), ""),
+    ],
+)
+def test_a_text_that_is_cut_says_so_where_nobody_asked_for_it(more, told, tiny_file, capsys):
+    model = str(tiny_file(context=300))
+    assert code_of("generate", "A", "--raw", "--min-new-tokens", "9999", "--seed", "1", "--model", model, *more) == 0
+    assert capsys.readouterr().err == (told and f"decodestep: the text is cut{told}")
+
+
+def test_explain_shows_as_many_tokens_as_it_is_asked_for(tiny_file, tmp_path, capsys):
+    words = ["explain", "A", "--raw", "--seed", "1", "--model", str(tiny_file(context=300)), "--min-new-tokens", "9999"]
+    assert code_of(*words, "--steps", "280", "--top", "1", "--html", str(tmp_path / "page.html"), "--compare", "--seed 2") == 0
+    assert capsys.readouterr().out.endswith(": 280 and 280 tokens\n")
+
+
 def test_a_row_without_a_token_left_says_so(tiny_file, capsys):
     assert code_of("generate", "A", "--raw", "--model", str(tiny_file()), "--regex", "a+", "--ban", "a") == 0
     printed = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 import processes
-from decodestep import cli
+from decodestep import cli, models
 from decodestep.models.page_pool import CacheFullError
 
 COMMAND = [sys.executable, "-m", "decodestep", "chat"]
@@ -39,7 +40,7 @@ def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     lines = ["Name a river – é.", "//Another?", f"/save {first}", "/reset", f"/save {second}"]
     run = chat("\n".join(lines), model.path, "--greedy", "--max-new-tokens", 8, "--system", "Be brief.", encoding="utf-8")
-    assert (run.returncode, run.stderr) == (0, "")
+    assert (run.returncode, run.stderr) == (0, "decodestep: the text is cut after 8 tokens (--max-new-tokens)\n" * 2)
     saved = json.loads(first.read_text("utf-8"))
     assert [message["role"] for message in saved] == ["system", "user", "assistant", "user", "assistant"]
     assert [saved[0]["content"], saved[1]["content"], saved[3]["content"]] == ["Be brief.", "Name a river – é.", "/Another?"]
@@ -92,6 +93,28 @@ def test_an_answer_that_fails_is_an_error(tiny_file, tmp_path):
     run = chat("A\nB\n", model, "--json-schema", schema, "--seed", 1)
     assert run.returncode == 1 and run.stdout.startswith('{"a"') and run.stdout.count("\n") == 1
     assert run.stderr.startswith("decodestep: json_schema: ") and run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "pages", "told"),
+    [
+        ((), None, "the text is cut: 400 tokens, with those of the prompt, fill the context or the cache"),
+        ((), 20, "the text is cut: 320 tokens, with those of the prompt, fill the context or the cache"),
+        (("--num-beams", "2"), 12, "the text is cut: 96 tokens, with those of the prompt, fill the context or the cache"),
+        (("--max-new-tokens", "9"), None, "the text is cut after 9 tokens (--max-new-tokens)"),
+        (("--max-time", "0.01"), None, "the text is cut after 0.01 s (--max-time)"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_answer_that_is_cut_says_so(options, pages, told, tiny_file, monkeypatch, capsys):
+    """Nothing but the context and the cache cuts one by default."""
+    path = tiny_file(context=400, **{"tokenizer.chat_template": "{{ messages[-1].content }}"})
+    if pages is not None:
+        bytes_of_page = models.load(path).cache.page_bytes
+        monkeypatch.setattr("decodestep.models.page_pool.memory_limit", lambda: 4 * pages * bytes_of_page)
+    monkeypatch.setattr("sys.stdin", io.StringIO("A\n"))
+    assert cli.main(["chat", str(path), "--min-new-tokens", "9999", "--seed", "1", *options]) == 0
+    assert capsys.readouterr().err == f"decodestep: {told}\n"
 
 
 def test_a_conversation_in_a_terminal_outlives_a_full_cache(tiny_file, monkeypatch, capsys):

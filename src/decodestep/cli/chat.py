@@ -8,9 +8,11 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from decodestep._base.checks import RequestError, refuse
 from decodestep.cli.cancelled import Cancelled
+from decodestep.cli.early_end import early_end
 from decodestep.cli.failure import failure
 from decodestep.cli.options import (
     BYTE_ORDER_MARK,
@@ -22,6 +24,7 @@ from decodestep.cli.options import (
     params_of,
     write_text,
 )
+from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
@@ -29,6 +32,7 @@ from decodestep.models import Model, ModelError
 from decodestep.models.page_pool import CacheFullError
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row import within_room
 
 _ABOUT = """\
 In a terminal it prompts for messages; from a pipe it reads one message per
@@ -40,19 +44,20 @@ _HELP = """\
 /exit         end, as Ctrl-D does
 //TEXT        send /TEXT as a message
 Ctrl-C ends an answer; the conversation keeps its beginning."""
+_DEFAULTS: dict[str, Any] = {"max_new_tokens": None}  # an answer may fill the context
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = f"{parser.description}\n\n{_ABOUT}\n\n{_HELP}"
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
-    add_params(parser)
+    add_params(parser, **_DEFAULTS)
     add_beams(parser)
     add_named_model(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    params = params_of(options)
+    params = params_of(options, **_DEFAULTS)
     name_model(options)
     chat = _Chat(load(options), params, options.system)
     interactive = sys.stdin.isatty()
@@ -131,7 +136,7 @@ class _Chat:
         """Streams the answer to a message, and keeps both; a message that cannot be answered is dropped."""
         conversation = [*self.messages, {"role": "user", "content": text}]
         pieces: list[str] = []
-        error: BaseException | None = None
+        completion: Completion | None = None
 
         def stream(_row: int, piece: str) -> None:
             pieces.append(piece)
@@ -139,10 +144,16 @@ class _Chat:
             sys.stdout.flush()
 
         with Cancelled() as cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C ends the answer too
-            error = generate(self.model, conversation, self.params, stream=stream, cancelled=cancelled.requested)[0].error
+            ids = prompt_ids(self.model, conversation)
+            # Where the prompt alone is more than the cache holds, `generate` says so.
+            params = within_room(self.params, max(1, self.model.capacity(self.params.num_beams) - len(ids)))
+            completion = generate(self.model, [ids], params, stream=stream, cancelled=cancelled.requested)[0]
         answer = "".join(pieces)
         print(end="" if answer.endswith("\n") else "\n", flush=True)
-        if error is not None:
-            raise error
+        if completion is not None:
+            if completion.error is not None:
+                raise completion.error
+            if early := early_end(completion, self.params):
+                print(f"decodestep: {early}", file=sys.stderr)
         if answer or not cancelled.requested():
             self.messages = [*conversation, {"role": "assistant", "content": answer}]

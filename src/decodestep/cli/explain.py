@@ -33,6 +33,7 @@ from decodestep.sampling.params import SamplingParams
 _ROWS = 15
 _PAGE_STEPS = 40
 _PAGE_TOP = 40
+_DEFAULTS: dict[str, Any] = {"max_new_tokens": None}  # the number of tokens is --steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the prompt whose next tokens are shown; - reads it from standard input; without it, the plan alone",
     )
     add_prompt(parser)
-    add_params(parser)
+    add_params(parser, **_DEFAULTS)
     add_ban(parser)
     add_model(parser)
     add("--rows", type=int, metavar="N", help=f"print the N most likely tokens before and after [{_ROWS}]")
@@ -60,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    params = params_of(options)
+    params = params_of(options, **_DEFAULTS)
     for name in ("rows", "steps", "top"):
         value = getattr(options, name)
         require(value is None or value >= 1, "explain", name, "an integer >= 1", value)
@@ -94,7 +95,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
     (params,) = params.samples()
     if other is None:
         return [params]
-    beside = with_bans(params_of(other), other, model)
+    beside = with_bans(params_of(other, **_DEFAULTS), other, model)
     return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
 
 

@@ -15,6 +15,7 @@ from decodestep._base.checks import require
 from decodestep._base.profiling import Cost, Profile, profile
 from decodestep._base.threads import isa, threads, use_threads
 from decodestep.cli.cancelled import Cancelled
+from decodestep.cli.early_end import early_end
 from decodestep.cli.options import add_ban, add_beams, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
@@ -70,9 +71,10 @@ def run(options: argparse.Namespace) -> int:
     _report(completion, model, _stats(model, measured, completion, clock), options)
     if completion.error is not None:
         raise completion.error
-    if completion.finish_reason == "no_candidate":
+    early = early_end(completion, params)
+    if early and not options.json and len(completion.token_ids) != options.max_new_tokens:
         sys.stdout.flush()
-        print("decodestep: the text ends where every token is forbidden", file=sys.stderr)
+        print(f"decodestep: {early}", file=sys.stderr)
     return 0
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from decodestep import models
 from decodestep._base.checks import Words, refuse, require
@@ -77,7 +78,8 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     add("--raw", action="store_true", help="pass the prompt to the model unchanged, without the chat template")
 
 
-def add_params(parser: argparse.ArgumentParser) -> None:
+def add_params(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """defaults: those of the verb, where they differ from SamplingParams'; `params_of` takes the same."""
     group = parser.add_argument_group(
         "sampling",
         "Fields of decodestep.SamplingParams, with their defaults in brackets.",
@@ -86,7 +88,7 @@ def add_params(parser: argparse.ArgumentParser) -> None:
     add("--greedy", action="store_true", help="take the most likely token at every step")
     add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [none: a new one each time]")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    _add_numbers(group, _NUMBERS)
+    _add_numbers(group, _NUMBERS, defaults)
     add("--json-schema", metavar="FILE", help="constrain the text to JSON of the schema in this file")
     add("--regex", metavar="EXPRESSION", help="constrain the text to match this regular expression")
     add("--grammar", metavar="FILE", help="constrain the text to the grammar in this file: Lark or GBNF")
@@ -94,13 +96,14 @@ def add_params(parser: argparse.ArgumentParser) -> None:
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
-    _add_numbers(parser.add_argument_group("beam search"), _BEAMS)
+    _add_numbers(parser.add_argument_group("beam search"), _BEAMS, {})
 
 
-def _add_numbers(group: argparse._ArgumentGroup, numbers: dict[str, tuple[type, str, str]]) -> None:
+def _add_numbers(group: argparse._ArgumentGroup, numbers: dict[str, tuple[type, str, str]], defaults: dict[str, Any]) -> None:
     for name, (kind, metavar, text) in numbers.items():
-        default = "none" if DEFAULTS[name] is None else DEFAULTS[name]
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
+        default = defaults.get(name, DEFAULTS[name])
+        shown = "none" if default is None else default
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{shown}]")
 
 
 def add_ban(parser: argparse.ArgumentParser) -> None:
@@ -168,11 +171,12 @@ def write_text(path: str, text: str) -> None:
         raise
 
 
-def params_of(options: argparse.Namespace) -> SamplingParams:
+def params_of(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
+    """defaults: as for `add_params`."""
     numbers = {name: getattr(options, name, None) for name in (*_NUMBERS, *_BEAMS)}  # some verbs have no beams
     given = {name: value for name, value in numbers.items() if value is not None}
     return SamplingParams(
-        **given,
+        **(defaults | given),
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
         seed=options.seed,
         stop_strings=tuple(options.stop),

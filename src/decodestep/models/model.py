@@ -13,6 +13,7 @@ from decodestep._base.threads import use_threads
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
 from decodestep.models.forward import forward
+from decodestep.models.kv_cache import PAGE
 from decodestep.models.page_pool import PagePool, new_pool
 from decodestep.models.sequence import CachedSequence
 
@@ -56,6 +57,13 @@ class Model:
         self.threads = threads
         self.generation_config: dict[str, Any] = dict(generation_config or {})
         self.template = template
+
+    def capacity(self, sequences: int = 1) -> int:
+        """The largest number of tokens of each of so many sequences, prompt included, that context and cache hold.
+
+        sequences: an integer >= 1.
+        """
+        return min(self.config.context, self.cache.pages // sequences * PAGE)
 
     def chat_prompt(
         self,

@@ -16,7 +16,6 @@ from decodestep.generation.batch import Batch
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import ChunkedPrefill
-from decodestep.models.kv_cache import PAGE
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row, within_room
 from decodestep.sampling.sampler import Sampler
@@ -111,7 +110,7 @@ class Engine:
     @property
     def capacity(self) -> int:
         """The largest number of tokens of a prompt and its completion together, limited by the context and the cache."""
-        return min(self.model.config.context, self.model.cache.pages * PAGE)
+        return self.model.capacity()
 
     def submit(
         self,
