@@ -77,28 +77,38 @@ def test_guidance_keeps_tokens_that_are_forbidden_in_both_halves(kind):
     assert result.tolist() == [[-INF, -INF, 4.0, -INF]]
 
 
-class Toy:
-    """A model of one step of memory: its logits depend on the last id and on how many ids it has been given."""
+NAMES = ("cache", "past_key_values")  # of a model's cache, from transformers 5.24 on and before
+(NAME,) = hf.UnbatchedClassifierFreeGuidanceLogitsProcessor(1, None).unconditional_context.keys() & NAMES
 
-    def __init__(self, vocab: int) -> None:
+
+class Toy:
+    """A model of one step of memory: its logits depend on the last id and on how many ids it has been given.
+
+    name: of its cache.
+    """
+
+    def __init__(self, vocab: int, name: str) -> None:
+        self.name = name
         self.table = torch.from_numpy(np.random.default_rng(1).standard_normal((vocab, vocab)))
         self.seen: list[Any] = []
 
     def __call__(self, ids: Any, attention_mask: Any, use_cache: bool, **cache: Any) -> Any:
-        ((name, held),) = cache.items()  # past_key_values; from transformers 5.24 itself: cache
+        assert cache.keys() <= {self.name}
+        held = cache.get(self.name)
         self.seen.append((in_numpy(ids).tolist(), in_numpy(attention_mask).tolist(), use_cache, held))
         table = self.table if isinstance(ids, torch.Tensor) else in_numpy(self.table)
-        out = {name: (held or 0) + ids.shape[1] if use_cache else None}
+        out = {self.name: (held or 0) + ids.shape[1] if use_cache else None}
         return SimpleNamespace(logits=table[ids], get=out.get)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("prompt", [None, [[1, 2], [0, 1]]])
 @pytest.mark.parametrize("scale", [1, 1.5, -0.5])
-def test_unbatched_guidance_equals_transformers(use_cache, prompt, scale):
+def test_unbatched_guidance_equals_transformers(name, use_cache, prompt, scale):
     rng = np.random.default_rng(32)
     prompt = None if prompt is None else torch.tensor(prompt)
-    models = Toy(5), Toy(5), Toy(5)
+    models = Toy(5, NAME), Toy(5, name), Toy(5, name)
     theirs = hf.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, models[0], prompt, None, use_cache)
     ours = ds.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, models[1], prompt, None, use_cache)
     plain = ds.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, models[2], in_numpy(prompt), None, use_cache)

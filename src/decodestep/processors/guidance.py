@@ -9,6 +9,8 @@ from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
 
+_CACHE_NAMES = ("cache", "past_key_values")  # of transformers 5.24, where the other one warns, and of those before it
+
 
 class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     """Moves the scores away from those without the prompt; both come in one batch.
@@ -38,7 +40,8 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         result = guidance_scale * (c - u) + u                            # c itself where guidance_scale == 1
 
     guidance_scale: a number; above 1 moves towards the prompt.
-    model: called as model(ids, attention_mask=, use_cache=, past_key_values=); its result has a `logits` attribute and `.get`.
+    model: called as model(ids, attention_mask=, use_cache=); its result has a `logits` attribute and `.get`. The cache that the
+        result has as "cache" or "past_key_values" is passed to the next call under the same name.
     unconditional_ids: [batch, length]; by default the last id of the prompt at the first call.
     unconditional_attention_mask: likewise; ones by default.
     use_cache: whether the model keeps its keys and values, so that later calls pass only the newest id.
@@ -63,7 +66,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
             "input_ids": unconditional_ids,
             "attention_mask": unconditional_attention_mask,
             "use_cache": use_cache,
-            "past_key_values": None,
+            "cache": {},
             "first_pass": True,
         }
 
@@ -80,13 +83,10 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
             state["attention_mask"] = xp.concat([state["attention_mask"], seen], axis=1)
             ids = newest if state["use_cache"] else xp.concat([state["input_ids"], newest], axis=1)
             state["input_ids"] = ids
-        out = self.model(
-            ids,
-            attention_mask=state["attention_mask"],
-            use_cache=state["use_cache"],
-            past_key_values=state["past_key_values"],
-        )
-        state["past_key_values"] = out.get("past_key_values", None)
+        out = self.model(ids, attention_mask=state["attention_mask"], use_cache=state["use_cache"], **state["cache"])
+        if state["use_cache"]:
+            found = ({name: cache} for name in _CACHE_NAMES if (cache := out.get(name, None)) is not None)
+            state["cache"] = next(found, {})
         return out.logits
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
