@@ -406,6 +406,10 @@ def test_a_streamer_hears_every_token(model):
     [
         ({"num_beams": 2}, "greedy search or sampling; got 'beam_search'"),
         ({"prompt_lookup_num_tokens": 3}, "greedy search or sampling; got 'assisted_generation'"),
+        ({"prompt_lookup_num_tokens": 3}, "got 'assisted_generation' with prompt_lookup_num_tokens=3$"),
+        ({"use_mtp": True}, "got 'assisted_generation' with use_mtp=True$"),
+        ({"assistant_early_exit": 1}, "got 'assisted_generation' with assistant_early_exit=1$"),
+        ({"assistant_ensemble_weight": 0.5}, "got 'greedy_search' with assistant_ensemble_weight=0.5$"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
         ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty"),
     ],
@@ -484,6 +488,10 @@ def test_names_that_transformers_deprecates_are_not_used(model, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         model.generate(prompt(1), max_new_tokens=2, return_dict_in_generate=True, custom_generate=sampling())
+        for use_cache in (True, False):
+            guidance = ds.processors.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, model, use_cache=use_cache)
+            for _ in range(3):
+                guidance(prompt(1), torch.zeros((1, VOCABULARY)))
     assert not warned
 
 

@@ -18,6 +18,9 @@ from decodestep.sampling.row_processors import Processors
 from decodestep.stopping import StopStringCriteria
 
 _LOOPS = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
+# Fields of a config that ask for drafted tokens, which the loop does not verify. `generate` does not say whether it has been
+# given an assistant_model, and fills in other fields about one by itself.
+_DRAFTS = ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "assistant_ensemble_weight")
 
 
 def sampling(
@@ -49,7 +52,8 @@ def sampling(
 
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
     logits as transformers reports them (output_scores additionally runs its chain of processors).
-    It raises ValueError for beam search, prompt lookup and other decoding modes, for models with an encoder or with a decoding
+    It raises ValueError for beam search, drafts (use_mtp, prompt_lookup_num_tokens, assistant_early_exit,
+    assistant_ensemble_weight) and other decoding modes, for models with an encoder or with a decoding
     loop of their own, for unknown fields, and for a wrong number of seeds.
     """
     _check_streamer(streamer)
@@ -99,6 +103,8 @@ def _check_call(model: Any, ids: Tensor, config: Any, streamer: Any) -> None:
     require(not model.config.is_encoder_decoder, OP, "model", "a decoder without an encoder", kind)
     require(type(model)._sample is GenerationMixin._sample, OP, "model", "one without a decoding loop of its own", kind)
     mode = config.get_generation_mode()
-    require(mode in _LOOPS, OP, "generation_config", "of greedy search or sampling", mode.value)
+    drafts = ", ".join(f"{name}={value}" for name in _DRAFTS if (value := getattr(config, name, None)))
+    got = Words(f"{mode.value!r}{drafts and f' with {drafts}'}")
+    require(mode in _LOOPS and not drafts, OP, "generation_config", "of greedy search or sampling", got)
     alone = streamer is None or len(ids) == 1
     require(alone, OP, "streamer", "None for a batch", Words(f"one for {len(ids)} rows"))
