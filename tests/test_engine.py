@@ -446,6 +446,36 @@ def test_a_pass_that_fails_leaves_samples_alone_that_have_ended(tiny, monkeypatc
     assert [one.finish_reason for one in request.completions()] == ["length", "error"]
 
 
+def test_a_request_that_the_batch_refuses_ends_alone(tiny, monkeypatch):
+    added, add = [], Batch.add
+
+    def refuse_the_third(batch, row):
+        added.append(row)
+        return 1 / 0 if len(added) == 3 else add(batch, row)
+
+    monkeypatch.setattr(Batch, "add", refuse_the_third)
+    with Engine(tiny) as engine:
+        beside = engine.submit([1], ds.SamplingParams(max_new_tokens=300, **FREE))
+        failing = engine.submit([2], ds.SamplingParams(max_new_tokens=300, num_return_sequences=3, **FREE))
+        assert [reason for _, _, reason in read_all(failing)] == ["error"] * 3
+        assert [reason for _, _, reason in read_all(beside)] == ["length"]
+        assert all(isinstance(row.error, ZeroDivisionError) for row in failing.rows)
+        assert engine.failures == 0 and tiny.cache.held == 0
+
+
+def test_an_engine_that_cannot_go_on_says_why_and_lets_nobody_wait(tiny, monkeypatch, caplog):
+    def leave(*_):
+        raise SystemExit("out")
+
+    monkeypatch.setattr(tiny.decoder, "logits", leave)
+    with Engine(tiny) as engine:
+        assert [reason for _, _, reason in read_all(engine.submit([1]))] == ["error"]
+        for refused in (engine.require_alive, lambda: engine.submit([1])):
+            with pytest.raises(EngineClosedError, match=r"^the engine has stopped, by SystemExit\('out'\)$"):
+                refused()
+    assert caplog.messages == ["the engine has stopped"] and tiny.cache.held == 0
+
+
 def test_what_deliver_raises_is_logged_and_ends_no_row(tiny, caplog):
     with Engine(tiny, deliver=lambda deltas: 1 / 0) as engine:
         request = engine.submit([1], ds.SamplingParams(max_new_tokens=3, **FREE))

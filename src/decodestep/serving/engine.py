@@ -88,6 +88,7 @@ class Engine:
         self._submitted = 0  # how many requests have been taken
         self._row_seconds = 1.0  # a moving average of a row's duration
         self._closing = False
+        self._error: BaseException | None = None  # what has ended the thread, if anything has
         self._deadline: float | None = None
         self._spelling: dict[frozenset[str], Callable[[int], bytes]] = {}
         self._batch = self._new_batch()
@@ -173,12 +174,18 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def require_alive(self) -> None:
+        """Raises EngineClosedError if an error has ended the engine's thread."""
+        if self._error is not None:
+            raise EngineClosedError(f"the engine has stopped, by {self._error!r}") from self._error
+
     def require_possible(self, count: int) -> None:
         """Raises ValueError for more rows than max_rows + max_waiting."""
         rule = f"at most {self._max_live}, for all prompts together"
         require(count <= self._max_live, _OP, "num_return_sequences", rule, count)
 
     def _require_room(self, count: int) -> None:
+        self.require_alive()
         if self._closing:
             raise EngineClosedError("the server is stopping and accepts no more requests")
         if not self._thread.is_alive():  # only the thread that forks is there in the child
@@ -210,20 +217,35 @@ class Engine:
         return Batch(self.model, sampler_for(self.model), ChunkedPrefill(self.max_rows))
 
     def _loop(self) -> None:
-        with use_threads(self.model.threads):
-            while self._wait():
-                texts: dict[int, str] = {}
-                try:
-                    self.model.cache.prepare()
-                    self._end_cancelled(texts)
-                    texts |= self._batch.advance()  # of other rows than those that have ended
-                    self.passes += 1
-                except Exception as error:  # not attributable to one row: all rows end, the engine goes on
-                    self._fail(error)
-                self._report(texts)
+        try:
+            with use_threads(self.model.threads):
+                self._run()
+        except BaseException as error:  # of no pass: requests must not wait for a thread that is gone
+            _LOG.exception("the engine has stopped")
+            with self._wake:
+                self._error = error
+                self._requests += self._incoming
+                self._incoming = []
+            _fail_rows(self._requests, error)
+            self._report({})
+            self._batch.close()
+
+    def _run(self) -> None:
+        """Runs passes until the engine has closed."""
+        while self._wait():
+            texts: dict[int, str] = {}
+            try:
+                self._take_incoming()
+                self.model.cache.prepare()
+                self._end_cancelled(texts)
+                texts |= self._batch.advance()  # of other rows than those that have ended
+                self.passes += 1
+            except Exception as error:  # not attributable to one row: all rows end, the engine goes on
+                self._fail(error)
+            self._report(texts)
 
     def _wait(self) -> bool:
-        """Waits for work and moves incoming requests into the batch; False once the engine has closed."""
+        """Waits for work; False once the engine has closed."""
         while not self._has_work() and self.model.cache.prepare(_IDLE_SLABS):
             pass
         with self._wake:
@@ -232,13 +254,18 @@ class Engine:
             trim_heap()  # mostly of the states of constraints
         with self._wake:
             self._wake.wait_for(self._has_work)
-            if not (self._incoming or self._requests):
-                return False
+            return bool(self._incoming or self._requests)
+
+    def _take_incoming(self) -> None:
+        with self._wake:
             new, self._incoming = self._incoming, []
+            self._requests += new
         for request in new:
-            request.keys = [self._batch.add(row) for row in request.rows]
-        self._requests += new
-        return True
+            try:
+                for sample, row in enumerate(request.rows):
+                    request.keys[sample] = self._batch.add(row)
+            except Exception as error:
+                _fail_rows([request], error)
 
     def _has_work(self) -> bool:
         return bool(self._incoming or self._requests or self._closing)
@@ -252,10 +279,7 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         self.failures += 1
         _LOG.exception("a forward pass failed; all its rows have ended")
-        for request in self._requests:
-            for row in request.rows:
-                if not row.reason:
-                    row.fail(error)
+        _fail_rows(self._requests, error)
         self._batch.close()
         self._batch = self._new_batch()
 
@@ -286,6 +310,13 @@ def _new_rows(sampler: Sampler, params: SamplingParams, ids: Sequence[int]) -> l
             refuse(_OP, "num_return_sequences", rule, params.num_return_sequences)
         rows.append(sampler.new_row(sample, ids))
     return rows
+
+
+def _fail_rows(requests: Sequence[EngineRequest], error: BaseException) -> None:
+    for request in requests:
+        for row in request.rows:
+            if not row.reason:
+                row.fail(error)
 
 
 def _to_requests(deltas: list[tuple[EngineRequest, Delta]]) -> None:

@@ -44,7 +44,7 @@ class EngineRequest:
         self.prompt_ids = prompt_ids
         self.rows = rows
         self.listener = listener
-        self.keys: list[int] = []  # of its rows in the engine's batch
+        self.keys = [-1] * len(rows)  # of its rows in the engine's batch; -1 before they are there
         self.cancelled = threading.Event()
         self.deltas: SimpleQueue[Delta] = SimpleQueue()
         # How many tokens of its row have been reported, of each sample whose end has not been.

@@ -286,6 +286,7 @@ class Server:
         return await self._in_worker(_text_response, self.model, ids)
 
     async def _health(self, _: Request) -> Response:
+        self.engine.require_alive()
         return _Json({"status": "ok", "model": self.name})
 
     async def _metrics_text(self, _: Request) -> Response:
