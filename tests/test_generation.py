@@ -316,6 +316,17 @@ def test_beams_without_a_candidate_end_their_row_alone(tiny_file):
     assert len(going.token_ids) == 3
 
 
+def test_of_many_rows_as_many_run_as_fill_a_pass(tiny_file):
+    """Each holds its logits, which of ten thousand rows would be gigabytes."""
+    model, held = ds.load(tiny_file(kind="Q8_0")), []
+    params = SamplingParams(max_new_tokens=2, seed=1, ignore_eos=True)
+    prompts = [[i % 256, i // 256] for i in range(1100)]
+    done = ds.generate(model, prompts, params, stream=lambda *_: held.append(model.cache.held))
+    assert max(held) == 512
+    for i in (0, 700, 1099):
+        assert done[i] == ds.generate(model, [prompts[i]], params)[0]
+
+
 def test_rows_that_do_not_fit_into_the_cache_wait(tiny_file):
     path = tiny_file(context=200)
     params = [ds.SamplingParams(max_new_tokens=5 + 7 * i, seed=i, ignore_eos=True) for i in range(6)]

@@ -64,9 +64,10 @@ def generate(
     KeyboardInterrupt, ends the call immediately and leaves nothing running. The earlier pieces have been passed to `stream`;
     `decodestep.stream` also keeps the tokens.
 
-    Rows use pages of the model's cache (see `load`); rows for which there is no room wait until others end, in this call or in
-    another thread's. A row for which open sequences (`Model.sequence`) leave no room ends with "error" and a CacheFullError; in
-    a program of one thread also one for which open streams, or the call whose processor calls, leave none.
+    At most 512 rows run at a time; the others wait. Rows use pages of the model's cache (see `load`); rows for which there is
+    no room wait until others end, in this call or in another thread's. A row for which open sequences (`Model.sequence`) leave
+    no room ends with "error" and a CacheFullError; in a program of one thread also one for which open streams, or the call
+    whose processor calls, leave none.
 
     Returns a `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer
     if the search found fewer; `Completion.row` is the index of the prompt. A row's tokens depend only on its prompt, params and

@@ -40,7 +40,7 @@ class PrefillFirst(Schedule):
     """Maximum throughput without preemption: for a call whose rows are all known."""
 
     chunked = False
-    max_rows = 2**31
+    max_rows = BLOCK  # which share one reading of the weights: more would only need more memory, for the logits of each
 
     def reserved_tokens(self, remaining: int) -> int:
         return remaining
