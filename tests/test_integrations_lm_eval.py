@@ -116,6 +116,16 @@ def test_generate_until(pair: tuple[Any, Any]) -> None:
     assert ours == theirs and ours[0] == first[: first.index(first[5])]
 
 
+def test_what_a_prompt_loses_is_logged(pair: tuple[Any, Any], caplog: pytest.LogCaptureFixture) -> None:
+    ours, _ = pair
+    count = len(ours.tok_encode("b" * 120))
+    ours.generate_until(requests("generate_until", ("b" * 120, {"until": ["q"], "max_gen_toks": 9})))
+    ours.loglikelihood(requests("loglikelihood", ("b" * 120, "c"), ("b", "c")))
+    rows = [(96 - 9, count), (96 + 1, count + len(ours.tok_encode("c", add_special_tokens=False)))]
+    lost = [f"max_length leaves room for the last {room} of {tokens} tokens: the others are left out" for room, tokens in rows]
+    assert caplog.messages == lost
+
+
 def test_a_control_token_among_the_until_strings_ends_a_text(pair: tuple[Any, Any]) -> None:
     asked = [("hello", {"until": until, "max_gen_toks": 60}) for until in (["<bos>"], [])]
     ours, theirs = (lm.generate_until(requests("generate_until", *asked), disable_tqdm=True) for lm in pair)

@@ -7,6 +7,7 @@ or, in Python, import this module and pass `model="decodestep"` to `lm_eval.simp
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
@@ -29,6 +30,7 @@ with extra("lm-eval"):
     from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 _OP = "lm_eval"
+_LOG = logging.getLogger("decodestep.integrations.lm_eval")  # __name__ is __main__ where this is the program
 # Fields of a task's generation_kwargs with the same meaning in SamplingParams.
 _FIELDS = frozenset({"do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "seed"})
 _UNSET_DEVICE = EvaluatorConfig().device  # what the harness's command line passes without --device: "cuda:0"
@@ -120,7 +122,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         require(
             len(context) > 0, _OP, "context", "of at least one token, or the empty text", Words("whitespace without a token")
         )
-        ids = [*context, *continuation][-(self.max_length + 1) :][:-1]
+        ids = _last_of([*context, *continuation], self.max_length + 1)[:-1]
         first = len(ids) - len(continuation)  # whose logits are needed
         with self.model.sequence() as sequence:
             sequence.expect(len(ids))
@@ -151,7 +153,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         for request, (params, _) in zip(requests, asked, strict=True):
             room = self.max_length - int(params.max_new_tokens or 0)
             require(room > 0, _OP, "max_gen_toks", f"below max_length {self.max_length}", params.max_new_tokens)
-            prompts.append(self.tok_encode(request.args[0])[-room:])
+            prompts.append(_last_of(self.tok_encode(request.args[0]), room))
         results = []
         for start in range(0, len(prompts), self.batch_size):
             stop = start + self.batch_size
@@ -215,6 +217,13 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The name of the template, which the harness records."""
         return "" if chat_template is False else "the model's own"
+
+
+def _last_of(tokens: list[int], room: int) -> list[int]:
+    """The last tokens, as many as there is room for. That others are lost is logged, as by the harness's own backends."""
+    if len(tokens) > room:
+        _LOG.warning("max_length leaves room for the last %d of %d tokens: the others are left out", room, len(tokens))
+    return tokens[-room:]
 
 
 def _log_probabilities(logits: np.ndarray, tokens: list[int]) -> np.ndarray:
