@@ -12,7 +12,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '
 # The instruction sets of csrc/core/tiers.h; those that the machine lacks are skipped.
 TIERS ?= baseline avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 avx512_amx neon neon_dotprod neon_i8mm
 
-.PHONY: run test test-tiers bench bench-report docs build lint arm clean
+.PHONY: run test test-tiers test-transformers-next bench bench-report docs build lint arm clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -32,6 +32,14 @@ test-tiers: $(VENV)/.core $(VENV)/.test
 	        echo "== $$tier"; DECODESTEP_ISA=$$tier $(PYTEST) || exit 1; \
 	    else echo "== $$tier: not supported by this machine"; fi; \
 	done
+
+# The tests that name transformers, on the release after the one that `test` runs on. Its requirements are the same, so that it can
+# lie in a folder of its own, before .venv on the path.
+TRANSFORMERS_NEXT := 5.24.0
+NEXT := build/transformers-$(TRANSFORMERS_NEXT)
+test-transformers-next: $(VENV)/.core $(VENV)/.test
+	$(PIP) install --quiet --upgrade --no-deps --target $(NEXT) "transformers==$(TRANSFORMERS_NEXT)"
+	export PYTHONPATH=$(CURDIR)/$(NEXT); $(PYTEST) $$(grep -l transformers tests/test_*.py)
 
 bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
