@@ -8,9 +8,11 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from operator import attrgetter
 
 import pytest
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from decodestep.serving.connection import Connection
 from servers import wait_until
@@ -48,6 +50,21 @@ def serving(*pieces, seconds=0.0, timeout=60.0):
 def address():
     with serving(b"a", b"b", seconds=0.1) as (_, found):
         yield found
+
+
+def test_what_is_replaced_and_read_of_uvicorn_is_there():
+    """No documentation of uvicorn's promises it."""
+    for kind, names in {
+        uvicorn.Server: ("startup", "shutdown", "handle_exit", "_log_started_message"),
+        H11Protocol: ("connection_made", "connection_lost", "data_received", "on_response_complete", "send_400_response"),
+    }.items():
+        assert all(callable(getattr(kind, name, None)) for name in names)
+    with serving(b"a") as (connections, address), socket.create_connection(address, 60) as client:
+        client.sendall(HEAD + b"content-length: 0\r\n\r\n")
+        assert client.recv(2**16)
+        [connection] = connections
+        for name in ("conn", "loop", "timeout_keep_alive", "transport", "cycle.more_body", "cycle.response_complete"):
+            attrgetter(name)(connection)
 
 
 def received(client):
