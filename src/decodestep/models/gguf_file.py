@@ -6,6 +6,7 @@ types and block sizes come from the `gguf` package.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from decodestep.models.errors import ModelError
 from decodestep.models.file_bytes import FileBytes, StoredTensor
 from decodestep.models.gguf_header import GgufHeader
 
+_LOG = logging.getLogger(__name__)
 _MAX_RANK = 4  # of tensors, as in ggml
 _MAX_TENSORS = 1 << 17  # of a header: real ones have thousands, each a Python object
 
@@ -85,7 +87,11 @@ class GgufFile:
         return found
 
     def _check_places(self, tensors: dict[str, Tensor], start: int, alignment: int) -> None:
-        """Refuses tensors with more or less between them than padding, which belong to a file of another alignment."""
+        """Refuses tensors with more or less between them than padding, which belong to a file of another alignment.
+
+        Bytes after the last one may be a sign of that too, where the file states its alignment; otherwise they are ignored, as
+        by llama.cpp.
+        """
         end, rule = start, f"general.alignment {alignment}"
         for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.nbytes)):
             if tensor.offset != end:
@@ -93,7 +99,9 @@ class GgufFile:
                 raise ModelError(f"{self.path}: corrupt: {found}, by {rule} not at {end}")
             end = _padded(end + tensor.nbytes, alignment)
         if self._file.size > end:
-            raise ModelError(f"{self.path}: corrupt: {self._file.size - end} bytes after the last tensor, by {rule}")
+            if "general.alignment" in self.metadata:
+                raise ModelError(f"{self.path}: corrupt: {self._file.size - end} bytes after the last tensor, by {rule}")
+            _LOG.warning("%s: %d bytes after the last tensor are ignored", self.path, self._file.size - end)
 
     def _tensor_header(self, header: GgufHeader) -> tuple[str, tuple[int, ...], int, int]:
         name = header.string()
