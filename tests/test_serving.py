@@ -188,6 +188,22 @@ def test_tokens_there_and_back(shared_server):
         assert shared_server.send_json("/detokenize", tokens)[1]["content"] == text
 
 
+def test_a_path_may_end_with_a_slash(shared_server, tiny_file):
+    """Clients put paths together from parts. They would not follow a redirection with a body."""
+    for path in ("/v1/models", "/v1/models/tiny", "/health", "/metrics"):
+        assert shared_server.send(f"{path}/", None, "GET")[0] == shared_server.send(path, None, "GET")[0] == 200
+    assert json.loads(shared_server.send("/v1/models/", None, "GET")[1])["data"][0]["id"] == "tiny"
+    assert shared_server.send("/v1/models/other/", None, "GET")[0] == shared_server.send("/health//", None, "GET")[0] == 404
+    bodies = {"completions": {"prompt": "a"}, "chat/completions": {"messages": [{"role": "user", "content": "a"}]}}
+    for path, body in bodies.items():
+        assert shared_server.send_json(f"/v1/{path}/", {**body, "max_tokens": 1})[0] == 200
+    assert shared_server.send_json("/tokenize/", {"content": "ab"}) == shared_server.send_json("/tokenize", {"content": "ab"})
+    assert shared_server.send_json("/detokenize/", {"tokens": [1]})[0] == 200
+    assert 'route="/v1/models",status="200"' in str(shared_server.metrics().keys())
+    with LocalServer(load(tiny_file()), keys=["alpha"]) as server:
+        assert server.send("/v1/models/", None, "GET")[0] == 401 and server.send("/health/", None, "GET")[0] == 200
+
+
 def test_health_and_metrics(shared_server):
     assert json.loads(shared_server.send("/health", None, "GET")[1])["status"] == "ok"
     shared_server.send_json("/v1/completions", {"prompt": "a", "max_tokens": 3, "ignore_eos": True})

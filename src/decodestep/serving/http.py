@@ -87,26 +87,29 @@ class Server:
         cors = Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
         self.app = Starlette(
             routes=[
-                self._route("/v1/chat/completions", partial(self._complete, partial(chat_job, model)), "POST"),
-                self._route("/v1/completions", partial(self._complete, completion_job), "POST"),
-                self._route("/v1/models", self._models, "GET"),
-                self._route("/v1/models/{id:path}", self._one_model, "GET"),
-                self._route("/tokenize", self._tokenize, "POST"),
-                self._route("/detokenize", self._detokenize, "POST"),
-                self._route("/health", self._health, "GET"),
-                self._route("/metrics", self._metrics_text, "GET"),
-                self._route("/", self._page, "GET"),
+                *self._routes("/v1/chat/completions", partial(self._complete, partial(chat_job, model)), "POST"),
+                *self._routes("/v1/completions", partial(self._complete, completion_job), "POST"),
+                *self._routes("/v1/models", self._models, "GET"),
+                *self._routes("/v1/models/{id:path}", self._one_model, "GET"),
+                *self._routes("/tokenize", self._tokenize, "POST"),
+                *self._routes("/detokenize", self._detokenize, "POST"),
+                *self._routes("/health", self._health, "GET"),
+                *self._routes("/metrics", self._metrics_text, "GET"),
+                *self._routes("/", self._page, "GET"),
             ],
             middleware=[cors] if origins else [],
             exception_handlers={HTTPException: self._routing_error},
         )
+        self.app.router.redirect_slashes = False  # before all checks; and clients send no body to another place
 
     def close(self) -> None:
         """Ends the engine and the worker threads. Nothing may be asked after that, not even what the engine refuses."""
         self.engine.close()
         self._workers.shutdown(wait=False)
 
-    def _route(self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+    def _routes(self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> list[Route]:
+        """The routes of a path, which may end with a slash too: clients put it together from parts."""
+
         async def answer(request: Request) -> Response:
             self._loop = asyncio.get_running_loop()
             try:
@@ -118,7 +121,7 @@ class Server:
             self._metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
-        return Route(path, answer, methods=[method])
+        return [Route(each, answer, methods=[method]) for each in dict.fromkeys((f"{path.rstrip('/')}/", path))]
 
     async def _answered(self, request: Request, handler: Callable[[Request], Awaitable[Response]]) -> Response:
         try:
