@@ -66,7 +66,7 @@ def test_allowed_tools_restrict_the_calls_but_not_the_prompt(shared_server):
 def test_a_response_format_beside_tools_is_that_of_the_answer(shared_server):
     form = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
     asked = {"model": "", "messages": HELLO, "max_tokens": 400, "response_format": form, "parallel_tool_calls": False}
-    tools = [tool("time")]
+    tools = [tool("time", strict=True)]
     [begin] = shared_server.model.tokenizer.encode("<")
     for bias, reason in ((-100, "stop"), (100, "tool_calls")):
         [choice] = shared_server.client().chat.completions.create(**asked, tools=tools, logit_bias={begin: bias}).choices
@@ -173,3 +173,60 @@ def test_half_a_surrogate_pair_in_a_call_is_answered(shared_server):
     asked = {"model": "", "messages": HELLO, "max_tokens": 99, "tools": tools, "extra_body": {"regex": text}}
     [choice] = shared_server.client().chat.completions.create(**asked).choices
     assert choice.finish_reason == "tool_calls"
+
+
+TAGS = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+
+
+def test_strict_is_a_tools_own(shared_server):
+    """What cannot be enforced is enforced where a call is required alone; pydantic-ai sends this for a set[str]."""
+    tools = [tool("weather", parameters=SCHEMA, strict=True), tool("tag", parameters=TAGS)]
+    asked = {"messages": HELLO, "max_tokens": 4, "tools": tools}
+    for more in ({}, {"tool_choice": allowed_tools("auto", "tag")}, {"response_format": {"type": "json_object"}}):
+        assert shared_server.send_json("/v1/chat/completions", {**asked, **more})[0] == 200
+    pattern = {"type": "object", "properties": {"a": {"type": "string", "pattern": "\a"}}}
+    for name, parameters, why in (("tag", TAGS, "uniqueItems"), ("write", pattern, "control")):
+        wrong = tool(name, parameters=parameters)
+        for choice, strict in (("required", False), (wrong, False), ("auto", True)):
+            given = [tools[0], tool(name, parameters=parameters, strict=strict)]
+            body = {**asked, "tools": given, "tool_choice": choice}
+            status, answer = shared_server.send_json("/v1/chat/completions", body)
+            assert (status, answer["error"]["param"]) == (400, "tools")
+            assert f"the schema of {name}" in answer["error"]["message"] and why in answer["error"]["message"]
+    assert shared_server.send_json("/v1/chat/completions", {**asked, "tool_choice": tool("weather")})[0] == 200
+
+
+@pytest.mark.parametrize("mark", ["<think>", "<think>\n", "[THINK]"])
+def test_an_answer_begins_within_reasoning_where_the_prompt_does(tiny_file, mark):
+    template = f"{{# <tool_call> [/THINK]{{% if tools %}} #}}{TEMPLATE}"
+    template = template if mark == "[THINK]" else template.replace("[/THINK]", "")
+    path = tiny_file(kind="Q8_0", context=400)
+    asked = {"messages": HELLO, "tools": [tool("f")]}
+    for end, expected in ((mark, True), (f"{mark}</think>", False), ("", False)):
+        model = ds.load(path, chat_template=template + end)
+        assert chat_job(model, asked, 10**6).tools.in_reasoning is expected
+    model = ds.load(path, chat_template=template + mark)
+    for bound in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}, {"regex": "a"}):
+        assert not chat_job(model, {**asked, **bound}, 10**6).tools.in_reasoning
+
+
+def test_text_around_a_call_is_streamed(shared_server):
+    """As in the whole answer, and before its end: what is no call holds nothing back."""
+    call = r'<tool_call>\{"name": "go", "arguments": \{\}\}</tool_call>'
+    written = rf"So <tool_call> is [xy]{{9}}: {call}\nDone [xy]{{9}}\."
+    asked = {
+        "model": "",
+        "messages": HELLO,
+        "max_tokens": 199,
+        "seed": 1,
+        "tools": [tool("go")],
+        "extra_body": {"regex": written},
+    }
+    [choice] = shared_server.client().chat.completions.create(**asked).choices
+    first, second = choice.message.content.split("\n")
+    assert first.startswith("So <tool_call> is ") and second.startswith("Done ") and choice.finish_reason == "tool_calls"
+    chunks = list(shared_server.client().chat.completions.create(**asked, stream=True))
+    deltas = [part.delta for chunk in chunks for part in chunk.choices]
+    [at] = [i for i, delta in enumerate(deltas) if delta.tool_calls]
+    assert "".join(delta.content or "" for delta in deltas) == choice.message.content
+    assert at > 15 and chunks[-1].choices[0].finish_reason == "tool_calls"

@@ -21,7 +21,6 @@ from decodestep.serving import tool_formats as formats
 from decodestep.serving.engine_request import Delta
 from decodestep.serving.responses import ChatChoice
 from decodestep.serving.tool_grammar import one_call
-from decodestep.serving.tool_json import UnreadableError
 from decodestep.serving.tools import ToolFormat, in_turns
 from test_constraint import END, VOCAB, run
 
@@ -38,6 +37,22 @@ TOKENIZER = Tokenizer(  # with the control tokens END and HIDDEN
     end_token_ids=frozenset({END}),
     add_bos=False,
 )
+
+
+def read(format_, text):
+    """The visible text of a whole answer, and the calls in the response's form."""
+    reader = format_.reader()
+    reader.add(text)
+    reader.end()
+    return reader.content, [format_.response_call(call, number) for number, call in enumerate(reader.calls)]
+
+
+def read_calls(call_format, text):
+    """The visible text of a whole answer, and the name and the arguments of each call."""
+    visible, calls = read(ToolFormat(call_format, False, True, ()), text)
+    return visible, [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
 # Calls that need no mark.
 CALLS_OF_TIME = {
     formats.BareJson: '{"name": "time", "parameters": {}}',
@@ -93,16 +108,10 @@ CASES = [
 def test_calls_are_read(kind, template, text, visible, names):
     assert not template or formats.kind_of(template) is kind
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
-    found, calls = format_.read(text)
+    found, calls = read(format_, text)
     given = {"stay": ARGUMENTS, "time": {}}
     assert found == visible
     assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == [(n, given[n]) for n in names]
-    shown = held = ""
-    for character in text:  # as a stream has it
-        held += character
-        plain_length = format_.call_format.plain_length(held)
-        shown, held = shown + held[:plain_length], held[plain_length:]
-    assert shown + format_.read(held)[0] == visible and len(format_.read(held)[1]) == len(names)
 
 
 MARKED = {"city": "[TOOL_CALLS] <|python_tag|> <tool_call> </tool_call> <|START_ACTION|> Action: ```json <|end|> <|channel|>"}
@@ -124,10 +133,10 @@ CALL = json.dumps({"name": "stay", "arguments": MARKED})
 )
 def test_marks_within_arguments_are_text(kind, begin, call, end):
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
-    visible, [found] = format_.read(begin + call + end)
-    assert (visible, json.loads(found["function"]["arguments"])) == ("", MARKED)
+    visible, [found] = read(format_, begin + call + end)
+    assert (visible, json.loads(found["function"]["arguments"])) == (end.partition("```\n")[2], MARKED)
     broken = f"{begin}{call} 3{end}"
-    assert format_.read(broken) == (broken, [])
+    assert read(format_, broken) == (broken, [])
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES if case[0] is not formats.BareJson))
@@ -135,7 +144,7 @@ def test_several_calls_whose_arguments_have_marks(kind):
     """Also where the mark stands between tags, or in a string without JSON's quotes."""
     city = "".join(kind.marks) + " <|end|><|channel|>final<|message|>"
     text, end = "".join(fill_in(kind, city)), "<|call|>" if kind is formats.Harmony else "\n"
-    assert kind(FUNCTIONS).read(f"{text}{end}{text}") == ("", [("stay", {"city": city, "days": 2})] * 2)
+    assert read_calls(kind(FUNCTIONS), f"{text}{end}{text}") == ("", [("stay", {"city": city, "days": 2})] * 2)
 
 
 @pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions])
@@ -144,9 +153,9 @@ def test_a_call_that_is_cut_off_is_text(kind):
     text = "".join(fill_in(kind))
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     for end in range(len(text)):
-        _, calls = format_.read(text[:end])
+        _, calls = read(format_, text[:end])
         assert [json.loads(call["function"]["arguments"]) for call in calls] in ([], [ARGUMENTS])
-    assert format_.read(text)[1]
+    assert read(format_, text)[1]
 
 
 @pytest.mark.parametrize(
@@ -185,19 +194,37 @@ def test_a_stop_string_may_be_the_end_of_a_call(kind, stop, is_call):
         (formats.DeepSeek, "".join(formats.DeepSeek.marks) + f"stay{SEP}" + "\n" * 20000),
         (formats.TaggedArguments, "<tool_call>stay\n" + "<arg_key>city</arg_key><arg_value>" * 3000),
         (formats.TaggedFunctions, "<tool_call><function=stay><parameter=city>" + "<td>Bonn</td>\n" * 3000),
+        (formats.TaggedFunctions, "<tool_call><function=stay><parameter=city></function><parameter=x>" * 1000),
+        (formats.TaggedJson, '<tool_call>{"":"<tool_call>",' * 2000),
+        (formats.TaggedJson, '<tool_call>{"\\"' * 3000),
+        (formats.MistralList, "[TOOL_CALLS][" * 3000),
+        (formats.BareJson, '{"name": ' * 3000),
+        (formats.DeepSeek, formats.DeepSeek.marks[1] * 3000),
     ],
 )
 def test_a_long_text_is_read_in_time(kind, text):
     """One that is no call, or is cut off: meanwhile the server would answer nobody."""
     begun = time.process_time()
-    assert ToolFormat(kind(FUNCTIONS), False, True, ()).read(text) == (text, [])
+    assert read(ToolFormat(kind(FUNCTIONS), False, True, ()), text) == (text, [])
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.TaggedFunctions])
+def test_a_long_call_is_read_in_time_as_it_comes(kind):
+    text = "".join(fill_in(kind, "<tr>\n" * 6000 if kind is formats.TaggedFunctions else "Bonn" * 6000))
+    reader = ToolFormat(kind(FUNCTIONS), False, True, ()).reader()
+    begun = time.process_time()
+    for at in range(0, len(text), 4):
+        reader.add(text[at : at + 4])
+    reader.end()
+    assert [call.name for call in reader.calls] == ["stay"]
     assert time.process_time() - begun < 1
 
 
 def test_one_call_alone_where_no_more_are_asked_for():
     text = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("time", "stay"))
     for several, names in ((True, ["time", "stay"]), (False, ["time"])):
-        _, calls = ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, (), several).read(text)
+        _, calls = read(ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, (), several), text)
         assert [call["function"]["name"] for call in calls] == names
 
 
@@ -225,7 +252,7 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
     source = (Path(__file__).parent / "chat_templates" / "formats" / PUBLISHED[kind]).read_text()
     assert formats.kind_of(source) is kind
     [_, _, text, *_] = next(case for case in CASES if case[0] is kind)
-    _, calls = ToolFormat(kind(FUNCTIONS), False, True, (), earlier=3).read(text)
+    _, calls = read(ToolFormat(kind(FUNCTIONS), False, True, (), earlier=3), text)
     assert len({call["id"] for call in calls}) == 2
     given = [{**call, "function": {**call["function"], "arguments": {}}} for call in calls]
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": given},
@@ -238,7 +265,7 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
 
 @pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.CohereActions])
 @pytest.mark.parametrize(
-    ("written", "read"),
+    ("written", "expected"),
     [
         ("null", {}),
         ('""', {}),
@@ -251,52 +278,25 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
         ('{"days": [-1e999]}', None),
     ],
 )
-def test_arguments_are_an_object(kind, written, read):
+def test_arguments_are_an_object(kind, written, expected):
     """Clients parse the arguments and take them as keywords."""
     begin = "" if kind is formats.BareJson else kind.marks[0]
     key = "tool_name" if kind is formats.CohereActions else "name"
     text = f'{begin}{{"{key}": "time", "parameters": {written}}}'
-    _, calls = ToolFormat(kind(FUNCTIONS), False, True, ()).read(text)
-    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if read is None else [read])
+    _, calls = read(ToolFormat(kind(FUNCTIONS), False, True, ()), text)
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if expected is None else [expected])
 
 
 def test_gemmas_values():
     text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e: plain , f g :NaN}<tool_call|>"""
-    [(name, arguments)] = formats.GemmaCalls(FUNCTIONS).calls(text)
+    _, [(name, arguments)] = read_calls(formats.GemmaCalls(FUNCTIONS), text)
     assert (name, arguments) == (
         "time",
         {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain", "f g": "NaN"},
     )
     for broken in ("{a:[1", "{a:1 b:2]", "{a}", '{a:<|"|>x}', "{a:" + "[" * 9000):
-        with pytest.raises(UnreadableError):
-            list(formats.GemmaCalls(FUNCTIONS).calls("<|tool_call>call:time" + broken))
-
-
-OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}  # as pydantic writes it
-
-
-@pytest.mark.parametrize(
-    ("written", "schema", "value"),
-    [
-        ("12", {"type": "string"}, "12"),
-        ('"12"', {"type": "string"}, '"12"'),
-        ("12", {"type": "integer"}, 12),
-        ("12", {}, 12),
-        ("12", True, 12),
-        ("12", OPTIONAL, "12"),
-        ("null", OPTIONAL, None),
-        ('"12"', OPTIONAL, "12"),
-        ("true", {"type": ["string", "integer"]}, "true"),
-        ("3", {"type": ["number", "string"]}, 3),
-        ("3", {"oneOf": [{"enum": ["3"]}, {"const": None}]}, "3"),
-        ("4", {"type": "integer", "enum": ["3"]}, 4),
-    ],
-)
-def test_values_between_tags_are_of_the_types_of_their_schema(written, schema, value):
-    call = f"<tool_call>f<arg_key> a </arg_key><arg_value>{written}</arg_value></tool_call>"
-    more = "<arg_key>b</arg_key><arg_value>1</arg_value>"
-    read = formats.TaggedArguments({"f": {"properties": {"a": schema}}}).read(call + more)
-    assert json.dumps(read) == json.dumps(["", [["f", {"a": value}]]])
+        text = "<|tool_call>call:time" + broken
+        assert read_calls(formats.GemmaCalls(FUNCTIONS), text) == (text, [])
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
@@ -312,7 +312,7 @@ def test_what_is_no_call_is_text(kind):
         begun + "[3]",
         begun + '[{"name": [], "tool_name": []}]',
     ):
-        assert format_.read(text) == (text, [])
+        assert read(format_, text) == (text, [])
 
 
 def fill_in(kind, city="Bonn"):
@@ -354,7 +354,7 @@ def test_a_required_call_is_one_that_is_read(kind):
     forced = one_call([text.call(name, dict(schema)) for name, schema in FUNCTIONS.items()])
     assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(forced))
     filled = "".join(fill_in(kind))
-    assert text.read(filled) == ("", [("stay", ARGUMENTS)])
+    assert read_calls(text, filled) == ("", [("stay", ARGUMENTS)])
     assert accepted_prefix(forced, filled) == (filled, True)
 
 
@@ -365,7 +365,7 @@ def test_only_allowed_functions_are_called(kind):
     format_ = ToolFormat(kind({"stay": STAY}), False, True, tuple(both))
     grammar = format_.grammar(TOKENIZER, None)
     other = CALLS_OF_TIME.get(kind) or "".join(map(str, kind(FUNCTIONS).call("time", {})))
-    assert format_.read(f"Well. {other}")[1] == [] == format_.read(other)[1]
+    assert read(format_, f"Well. {other}")[1] == [] == read(format_, other)[1]
     if not kind.always_marked:
         assert grammar is None
         return
@@ -373,7 +373,7 @@ def test_only_allowed_functions_are_called(kind):
     one = "".join(fill_in(kind))
     for good in ("", HIDDEN, text, text + one, f"{text}{one}\n{one}", f"{one} \n"):
         assert accepted_prefix(grammar, good) == (good, True)
-        assert len(format_.read(good)[1]) == good.count(one)
+        assert len(read(format_, good)[1]) == good.count(one)
     for mark in kind.marks:
         begin = one[one.index(mark) :]
         assert accepted_prefix(grammar, text + begin) == (text + begin, True)
@@ -388,7 +388,8 @@ def test_only_allowed_functions_are_called(kind):
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_a_strict_function_is_called_with_arguments_of_its_schema(kind):
     tools = [{"type": "function", "function": {"name": name, "strict": name == "stay"}} for name in FUNCTIONS]
-    grammar = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools)).grammar(TOKENIZER, None)
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools))
+    grammar = format_.grammar(TOKENIZER, None)
     one = "".join(fill_in(kind))
     if not kind.always_marked:
         assert grammar is None
@@ -397,6 +398,36 @@ def test_a_strict_function_is_called_with_arguments_of_its_schema(kind):
         assert accepted_prefix(grammar, good) == (good, True)
     wrong = f"Well. {one.replace('2', 'two')}"
     assert accepted_prefix(grammar, wrong) == (wrong[: wrong.index("two")], False)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.DeepSeek])
+def test_a_mark_in_reasoning_begins_no_constrained_call(kind):
+    tools = [{"type": "function", "function": {"name": name, "strict": True}} for name in FUNCTIONS]
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools))
+    wrong = f"Well. {''.join(fill_in(kind)).replace('2', 'two')}"
+    for begin, in_reasoning in (("\n<think>", False), ("", True)):
+        grammar = dataclasses.replace(format_, in_reasoning=in_reasoning).grammar(TOKENIZER, None)
+        for thought in ("", f"Maybe {wrong}"):
+            assert accepted_prefix(grammar, begin + thought) == (begin + thought, True)
+            text = f"{begin}{thought}</think>\n\n{wrong}"
+            assert accepted_prefix(grammar, text) == (text[: text.rindex("two")], False)
+
+
+UNIQUE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}, "required": ["tags"]}
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_a_function_that_is_not_strict_is_called_with_any_arguments(kind):
+    """Also beside a strict one, and where its schema cannot be enforced."""
+    functions = {"stay": STAY, "tag": UNIQUE}
+    tools = [{"type": "function", "function": {"name": name, "strict": name == "stay"}} for name in functions]
+    format_ = ToolFormat(kind(functions), False, True, tuple(tools))
+    tag = "".join(fill_in(kind)).replace("stay", "tag")
+    assert accepted_prefix(format_.grammar(TOKENIZER, STAY), tag) == (tag, True)
+    if kind.always_marked:
+        text = f"{tag}\n{tag.replace('2', '[{}]')}"
+        assert accepted_prefix(format_.grammar(TOKENIZER, None), text) == (text, True)
+        assert len(read(format_, text)[1]) == 2
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
@@ -418,7 +449,7 @@ def draw_arguments(kind, schema, rng, seed):
     row = run(ds.SamplingParams(grammar=one_call([text.call("f-1_", schema)]), seed=seed, max_new_tokens=None), rng, 2000)
     if row.reason != "eos":
         return None
-    visible, [(name, arguments)] = text.read(row.text.text)
+    visible, [(name, arguments)] = read_calls(text, row.text.text)
     assert (visible, name) == ("", "f-1_")
     return arguments
 

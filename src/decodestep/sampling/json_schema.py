@@ -204,7 +204,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
         elif isinstance(found, dict) and id(found) not in seen:
             seen.add(id(found))
             yield found
-            waiting.append(_named(schema, found.get("$ref")))
+            waiting.append(named(schema, found.get("$ref")))
             for key, value in found.items():
                 if key in _BY_NAME and isinstance(value, dict):
                     waiting += value.values()
@@ -212,7 +212,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
                     waiting.append(value)
 
 
-def _named(schema: Any, reference: object) -> Any:
+def named(schema: Any, reference: object) -> Any:
     """What a reference within a schema names, or None."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None

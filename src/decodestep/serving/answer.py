@@ -64,7 +64,7 @@ class Answer:
                 self._require_few_logprobs()
         except RequestError as error:
             self.cancel()
-            raise http_error(error, job.field_of) from None
+            raise job.refusal(error) from None
         except BaseException:
             self.cancel()
             raise

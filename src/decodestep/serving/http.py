@@ -30,7 +30,8 @@ from decodestep.serving.engine_request import Delta, EngineRequest
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
-from decodestep.serving.requests import Job, chat_job, completion_job, max_characters, parse_body, require_short
+from decodestep.serving.request_fields import require_short
+from decodestep.serving.requests import Job, chat_job, completion_job, max_characters, parse_body
 from decodestep.serving.responses import json_bytes, text_of
 
 if TYPE_CHECKING:

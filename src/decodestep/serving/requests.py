@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,15 +11,18 @@ from decodestep._base.checks import RequestError, Words, is_int, require
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.spellings import SAME
 from decodestep.serving import tools
-from decodestep.serving.errors import HttpError, http_error, refusal, too_long, unknown_field
-from decodestep.serving.responses import TEXT, Form, chat_form, echo_form
+from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
+from decodestep.serving.request_fields import list_field, object_field, refuse_others, require_short, texts
+from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_of
 from decodestep.serving.tool_json import UnreadableError, read_arguments
+from decodestep.serving.tools import ToolFormat
 
 if TYPE_CHECKING:
     from decodestep.models import Model
 
 _OP = "serve"
 _MAX_DEPTH = 256  # of lists and objects in each other: schemas need a few dozen, Python's recursion ends at about a thousand
+_TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
 _COMPLETION_TOKENS = 16  # of a completion whose request has no max_tokens, as in OpenAI's API; a chat has no such number
 _MAX_LOGPROBS, _MAX_ECHO_LOGPROBS = 100, 20  # of a token; of a prompt's token, of which there are many at once
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
@@ -43,7 +46,7 @@ class Job:
     prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
     stream ends with the token counts. running_usage: whether each chunk before has those so far. spelled: names of control
     tokens that appear in the text. field_of: the request's field for each field of params that it has under another name, or
-    that was made from another one. only_scored: as for `Engine.submit`.
+    that was made from another one. only_scored: as for `Engine.submit`. tools: those of the request; None without.
     """
 
     prompts: list[Any]
@@ -55,6 +58,14 @@ class Job:
     spelled: Collection[str]
     field_of: Mapping[str, str]
     only_scored: bool = False
+    tools: ToolFormat | None = None
+
+    def refusal(self, error: RequestError) -> HttpError:
+        """The response to an error of the engine, in the words of the request."""
+        named = None
+        if self.tools is not None and self.params.grammar is not None and self.field_of.get(error.arg) == "tools":
+            named = self.tools.refusal(self.params.grammar, error)
+        return named or http_error(error, self.field_of)
 
 
 def parse_body(data: bytes) -> dict[str, Any]:
@@ -94,10 +105,10 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job
     is tokenized.
     """
     _refuse_fields(body, {"prompt"})
-    conversation = [_message(i, message) for i, message in enumerate(_list_field(body, "messages"))]
+    conversation = [_message(i, message) for i, message in enumerate(list_field(body, "messages"))]
     given = _template_variables(body)
     for name in ("messages", "tools", "chat_template_kwargs"):
-        require_short([*_texts(body.get(name))], most_characters, name)
+        require_short([*texts(body.get(name))], most_characters, name)
     format_ = tools.read(model, body, conversation)
     asked = format_.definitions if format_ and format_.of_template else None
     if asked is None:
@@ -106,8 +117,13 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
-    spelled = format_.call_format.spelled if format_ else ()
-    return _job(body, [ids], chat_form(format_), None, _constraint(model, body, format_), spelled)
+    if format_ is None:
+        return _job(body, [ids], chat_form(None), None, _response_format(body))
+    if not (format_.required or _response_format(body) or _has_language(body)):  # else the text is bound from its first token
+        begun = format_.reasoning.begun_by(text_of(model.tokenizer, ids[-_TAIL:]))
+        format_ = replace(format_, in_reasoning=begun)
+    job = _job(body, [ids], chat_form(format_), None, _constraint(model, body, format_), format_.spelled)
+    return replace(job, tools=format_)
 
 
 def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
@@ -174,7 +190,7 @@ def _job(
     for name, value in constraint.items():
         field_of[name] = _SOURCES[name]
         params = _constrained(params, name, value)
-    return Job(prompts, params, form, **streaming, spelled=spelled, field_of=field_of)
+    return Job(prompts, params, form, spelled=spelled, field_of=field_of, **streaming)
 
 
 def _constrained(params: SamplingParams, language: str, constraint: Any) -> SamplingParams:
@@ -202,12 +218,12 @@ def _require_types(body: Mapping[str, Any]) -> None:
     if not isinstance(body.get("store"), bool | None):
         raise refusal("store", "a bool")
     for name in _OBJECTS:
-        _object_field(body, name)
+        object_field(body, name)
 
 
-def _stream_options(body: Mapping[str, Any]) -> dict[str, bool]:
+def _stream_options(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a `Job` that are about its stream."""
-    stream, options = body.get("stream"), _object_field(body, "stream_options")
+    stream, options = body.get("stream"), object_field(body, "stream_options")
     if not isinstance(stream, bool | None):
         raise refusal("stream", "a bool")
     if options and not stream:
@@ -242,7 +258,7 @@ def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     """The variables that a request passes to the chat template besides the conversation."""
-    given, effort = _object_field(body, "chat_template_kwargs"), body.get("reasoning_effort")
+    given, effort = object_field(body, "chat_template_kwargs"), body.get("reasoning_effort")
     reserved = {"tools", "messages", "documents", "control_tokens", "add_generation_prompt", "self"} & set(given)
     if reserved:
         raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
@@ -304,75 +320,40 @@ def _refuse_calls(name: str) -> NoReturn:
     raise refusal(f"{name}.tool_calls", 'a list of {"function": {"name", "arguments": JSON as text}}')
 
 
-def _constraint(model: Model, body: Mapping[str, Any], format_: tools.ToolFormat | None) -> dict[str, Any]:
+def _constraint(model: Model, body: Mapping[str, Any], format_: ToolFormat) -> dict[str, Any]:
     """The constraint of a chat's response_format and tools, as a field of SamplingParams; none beside one that is given as such
     a field, if no tool is required."""
     answer = _response_format(body)
-    if format_ is None or (not format_.required and any(body.get(name) is not None for name in LANGUAGES)):
+    if not format_.required and _has_language(body):
         return answer
     try:
         grammar = format_.grammar(model.tokenizer, answer.get("json_schema"))
     except RequestError as error:
-        raise http_error(error, {"json_schema": "response_format" if answer else "tools"}) from None
+        raise http_error(error, {"json_schema": "response_format"}) from None
     return answer if grammar is None else {"grammar": grammar}
+
+
+def _has_language(body: Mapping[str, Any]) -> bool:
+    """Whether a request has a constraint as a field of SamplingParams."""
+    return any(body.get(name) is not None for name in LANGUAGES)
 
 
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     """response_format as a field of SamplingParams."""
-    given = _object_field(body, "response_format")
+    given = object_field(body, "response_format")
     if not given:
         return {}
     kind = given.get("type")
     if kind not in ("text", "json_object", "json_schema"):
         raise refusal("response_format.type", "text, json_object or json_schema")
-    _refuse_others(given, {"type", "json_schema"} if kind == "json_schema" else {"type"}, "response_format")
+    refuse_others(given, {"type", "json_schema"} if kind == "json_schema" else {"type"}, "response_format")
     if kind != "json_schema":
         return {"json_schema": {"type": "object"}} if kind == "json_object" else {}
     form = given.get("json_schema")
     if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
         raise refusal("response_format.json_schema.schema", "a JSON schema")
-    _refuse_others(form, {"name", "description", "schema", "strict"}, "response_format.json_schema")
+    refuse_others(form, {"name", "description", "schema", "strict"}, "response_format.json_schema")
     return {"json_schema": form["schema"]}
-
-
-def _refuse_others(given: Mapping[str, Any], known: set[str], name: str) -> None:
-    """Refuses unknown fields within a field: a schema in the wrong place would not be enforced."""
-    for key in sorted(key for key, value in given.items() if value is not None and key not in known):
-        raise unknown_field(f"{name}.{key}")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """All that a template may write of a JSON value, without brackets and quotes."""
-    if isinstance(value, dict):
-        yield from value
-        value = list(value.values())
-    if isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-    else:
-        yield str(value)
-
-
-def require_short(texts: Sequence[str], most: int, name: str) -> None:
-    """Refuses texts that cannot fit the context, before they are tokenized."""
-    if sum(map(len, texts)) > most:
-        raise too_long(name, f"{name} must be shorter than the context")
-
-
-def _object_field(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    value = body.get(name)
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise refusal(name, "an object")
-    return value
-
-
-def _list_field(body: Mapping[str, Any], name: str) -> Sequence[Any]:
-    value = body.get(name)
-    if not isinstance(value, list) or not value:
-        raise refusal(name, "a non-empty list")
-    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:

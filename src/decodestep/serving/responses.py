@@ -171,53 +171,52 @@ class ChatChoice(Choice):
     def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: ToolFormat | None) -> None:
         super().__init__(index, tokenizer, row)
         self._format = format_
+        self._reader = format_.reader() if format_ else None
+        self._calls: list[dict[str, Any]] = []  # once the answer has ended
+
+    def take(self, delta: Delta) -> None:
+        super().take(delta)
+        if self._format is None or self._reader is None:
+            return
+        self._reader.add(delta.text)
+        if delta.reason:
+            self._reader.end(self._row.text.stop if self._row.text else "")
+            self._calls = [self._format.response_call(call, number) for number, call in enumerate(self._reader.calls)]
 
     def whole(self) -> dict[str, Any]:
-        text, calls = self._parsed()
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-        if calls:
-            message["tool_calls"] = calls
-        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(calls), "message": message}
+        content = self._content
+        message: dict[str, Any] = {"role": "assistant", "content": content if content or not self._calls else None}
+        message["refusal"] = None
+        if self._calls:
+            message["tool_calls"] = self._calls
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(self._calls), "message": message}
 
     def opening(self) -> list[dict[str, Any]]:
         return [{"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
 
     def chunk(self, delta: Delta) -> list[dict[str, Any]]:
-        """Text that may be part of a call is held back until the end.
+        """Text that may still become part of a call is held back; calls come at the end.
 
         The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
         chunk arrives.
         """
         self.take(delta)
-        start, calls = self._sent, list[dict[str, Any]]()
-        text = self.text
-        if delta.reason:
-            text, calls = self._parsed()
-            self._sent = len(text)
-        elif self._format is None:
-            self._sent = len(text)
-        else:
-            self._sent = max(start, self._format.call_format.plain_length(text))
-        message: dict[str, Any] = {"content": text[start : self._sent]} if start < self._sent else {}
-        if calls:
-            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        start, self._sent = self._sent, len(self._content)
+        message: dict[str, Any] = {"content": self._content[start:]} if start < self._sent else {}
+        if self._calls:
+            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(self._calls)]
         choices = []
         if message or delta.logprobs is not None:
             logprobs = self._take_logprobs()
             choices.append({"index": self.index, "delta": message, "logprobs": logprobs, "finish_reason": None})
         if delta.reason:
-            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(calls)})
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._calls)})
         return choices
 
-    def _parsed(self) -> tuple[str, list[dict[str, Any]]]:
-        if self._format is None:
-            return self.text, []
-        visible, calls = self._format.read(self.text)
-        stop = self._row.text.stop if self._row.text else ""
-        if calls or not stop:
-            return visible, calls
-        completed, calls = self._format.read(self.text + stop)  # it may be the end of a call, as </tool_call> is
-        return (completed, calls) if calls else (visible, [])
+    @property
+    def _content(self) -> str:
+        """The visible text so far."""
+        return self.text if self._reader is None else self._reader.content
 
     def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         return {"content": [self._with_top(token, found) for token, found in logprobs if found], "refusal": None}

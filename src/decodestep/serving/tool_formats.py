@@ -1,28 +1,19 @@
-"""How models write function calls: a class for each format."""
+"""How models write function calls: a class for each format, and which one a chat template has."""
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
-from decodestep.serving.tool_call_format import CallFormat, Calls, Pieces
-from decodestep.serving.tool_json import (
-    UnreadableError,
-    arguments_in,
-    call_in,
-    call_schema,
-    constrained_arguments,
-    first_json,
-    marked_json,
-    properties,
-    tagged_form,
-    tagged_value,
-)
+from decodestep.serving.text_feed import WORD, Reading, TextFeed
+from decodestep.serving.tool_call_format import Call, CallFormat, Event, Pieces
+from decodestep.serving.tool_json import UnreadableError, call_in, call_schema
+from decodestep.serving.tool_tags import GemmaCalls, TaggedArguments, TaggedFunctions
 
-T = TypeVar("T")
+_DIGITS = re.compile(r"\d*")
 
 
 class TaggedJson(CallFormat):
@@ -30,10 +21,11 @@ class TaggedJson(CallFormat):
 
     marks = ("<tool_call>",)
 
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        while text:
-            found, text = marked_json(text.removeprefix("<tool_call>"), "<tool_call>", "</tool_call>")
-            yield call_in(found)
+    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+        yield from feed.expect(*self.marks)
+        found = yield from feed.json("{")
+        yield from self._end(feed, "</tool_call>")
+        return [Call(*call_in(found))]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return ["<tool_call>\n", call_schema(name, "arguments", schema), "\n</tool_call>"]
@@ -43,26 +35,18 @@ class BareJson(CallFormat):
     """Llama 3.1 to 3.3: the text is one or more {"name": ..., "parameters": {...}}, optionally after <|python_tag|>."""
 
     marks = ("<|python_tag|>",)
+    first_marks = ("{",)
     always_marked = False
     spelled = ("<|python_tag|>",)
+    _SEPARATORS = re.compile(r"[;,\s]*")
 
-    def plain_length(self, text: str) -> int:
-        return 0 if not text.strip() or text.lstrip()[0] == "{" else super().plain_length(text)
-
-    def read(self, text: str) -> tuple[str, Calls]:
-        if text.lstrip()[:1] != "{":
-            return super().read(text)
-        try:
-            return "", list(self.calls(text))
-        except UnreadableError:
-            return text, []  # JSON that is not a call, therefore the answer
-
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        rest = text.strip().removeprefix("<|python_tag|>").lstrip()
-        while rest:
-            found, rest = first_json(rest)
-            yield call_in(found)
-            rest = rest.lstrip(" ;,\n")
+    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+        yield from feed.optional(*self.marks)
+        found = yield from feed.json("{")
+        separators = yield from feed.run(self._SEPARATORS)
+        if not separators.strip() and not (yield from feed.comes("{", *self.marks)) and not (yield from feed.done()):
+            raise UnreadableError
+        return [Call(*call_in(found))]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [call_schema(name, "parameters", schema)]
@@ -73,17 +57,18 @@ class MistralList(CallFormat):
 
     marks = ("[TOOL_CALLS]",)
     spelled = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-    _NAMED = re.compile(r"\s*([\w-]+)(?:\[CALL_ID\][\w-]*)?(?:\[ARGS\])?\s*(?=\{)")
 
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        while text:
-            text = text.removeprefix("[TOOL_CALLS]")
-            named = self._NAMED.match(text)
-            found, text = marked_json(text[named.end() :] if named else text, "[TOOL_CALLS]", "")
-            if named:
-                yield named[1], found
-            else:
-                yield from map(call_in, found if isinstance(found, list) else [found])
+    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+        yield from feed.expect(*self.marks)
+        yield from feed.space()
+        name = yield from feed.run(WORD)
+        if name and (yield from feed.optional("[CALL_ID]")):
+            yield from feed.run(WORD)
+        if name:
+            yield from feed.optional("[ARGS]")
+        found = yield from feed.json("{", "[")
+        yield from self._end(feed)
+        return [Call(name, found)] if name else _listed(found, call_in)
 
     def new_id(self, name: str, number: int) -> str:
         return secrets.token_hex(5)[:9]  # templates refuse ids that are not of nine letters and digits
@@ -99,40 +84,38 @@ class MistralNamed(MistralList):
         return [f"[TOOL_CALLS]{name}[ARGS]", schema]
 
 
-class NamedCalls(CallFormat):
-    """A mark, the name of a function, and its arguments, as often as there are calls.
-
-    The mark is the last of `marks`. _NAMED: what stands between it and the arguments, the name as its group. `_arguments`
-    reads the arguments of a function at the start of a text, and returns the rest.
-    """
-
-    _NAMED: re.Pattern[str]
-
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        while self.marks[-1] in text:
-            text = text.partition(self.marks[-1])[2]
-            named = self._NAMED.match(text)
-            if named is None:
-                raise UnreadableError
-            found, text = self._arguments(named[1], text[named.end() :])
-            yield named[1], found
-
-    @abstractmethod
-    def _arguments(self, name: str, text: str) -> tuple[Any, str]: ...
-
-
-class DeepSeek(NamedCalls):
+class DeepSeek(CallFormat):
     """DeepSeek V3.1: calls between control tokens, name<sep>{...}; reads the format of V3 and R1 too."""
 
     marks = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     spelled = (*marks, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
-    _NAMED = re.compile(r"\s*(?:function<｜tool▁sep｜>)?([\w-]+)(?:<｜tool▁sep｜>)?\s*(?:```json\s*)?(?=\{)")
+    _ENDS: tuple[str, ...] = ("```", *spelled[-2:])
 
-    def _arguments(self, name: str, text: str) -> tuple[Any, str]:
-        return first_json(text)
+    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+        section, begin = self.marks
+        yield from feed.optional(section)
+        yield from feed.space()
+        yield from feed.expect(begin)
+        yield from feed.space()
+        name = yield from self._name(feed)
+        arguments = yield from feed.json("{")
+        for end in self._ENDS:
+            yield from feed.space()
+            yield from feed.optional(end)
+        return [Call(name, arguments)]
+
+    def _name(self, feed: TextFeed) -> Reading[str]:
+        """The name of a function, with what stands between it and the arguments."""
+        kind = yield from feed.run(WORD)
+        yield from feed.optional("<｜tool▁sep｜>")
+        name = yield from feed.run(WORD)  # of V3 and R1, where "function" stands before it
+        yield from feed.space()
+        yield from feed.optional("```json")
+        return name or kind
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        return [f"{''.join(self.marks)}{name}<｜tool▁sep｜>", schema, "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"]
+        begin = f"{''.join(self.marks)}{name}<｜tool▁sep｜>"
+        return [begin, schema, "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"]
 
 
 class DeepSeekFenced(DeepSeek):
@@ -148,7 +131,16 @@ class KimiSection(DeepSeek):
 
     marks = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
     spelled = (*marks, "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>")
-    _NAMED = re.compile(r"\s*(?:functions\.)?([\w-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)")
+    _ENDS = spelled[-2:]
+
+    def _name(self, feed: TextFeed) -> Reading[str]:
+        yield from feed.optional("functions.")
+        name = yield from feed.run(WORD)
+        if (yield from feed.optional(":")):
+            yield from feed.run(_DIGITS)
+        yield from feed.space()
+        yield from feed.expect("<|tool_call_argument_begin|>")
+        return name
 
     def new_id(self, name: str, number: int) -> str:
         return f"functions.{name}:{number}"  # written into the prompt in place of the name
@@ -165,14 +157,11 @@ class CohereActions(CallFormat):
     spelled: tuple[str, ...] = ("<|START_ACTION|>", "<|END_ACTION|>")
     _END = "<|END_ACTION|>"
 
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        [of_list] = self.marks
-        while text:
-            listed, text = marked_json(text.removeprefix(of_list), of_list, self._END)
-            for item in listed if isinstance(listed, list) else [listed]:
-                if not isinstance(item, dict) or not isinstance(item.get("tool_name"), str):
-                    raise UnreadableError
-                yield item["tool_name"], arguments_in(item)
+    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+        yield from feed.expect(*self.marks)
+        found = yield from feed.json("{", "[")
+        yield from self._end(feed, self._END)
+        return _listed(found, _action_in)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin = f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "{name}", "parameters": '
@@ -191,151 +180,69 @@ class CohereFenced(CohereActions):
         return [begin, schema, "\n    }\n]\n```"]
 
 
-class GemmaCalls(NamedCalls):
-    """Gemma 4: <|tool_call>call:name{key:value,...}<tool_call|>, strings between control tokens, keys without quotes.
-
-    Within lists and objects the models also write JSON, so strings in quotes are read too.
-    """
-
-    _QUOTE = '<|"|>'
-    marks = ("<|tool_call>",)
-    spelled = ("<|tool_call>", "<tool_call|>", _QUOTE)
-    _NAMED = re.compile(r"\s*call:\s*([\w-]+)\s*(?=\{)")
-    _KEY = re.compile(r"([^:,{}\[\]]+):")
-    _BARE = re.compile(r"[^,{}\[\]]+")
-
-    def _arguments(self, name: str, text: str) -> tuple[Any, str]:
-        try:
-            return self._value(text)
-        except RecursionError:
-            raise UnreadableError from None
-
-    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        pieces: Pieces = [f"<|tool_call>call:{name}{{"]
-        for i, (key, kind) in enumerate(constrained_arguments(schema)):
-            value = tagged_form(kind)
-            quoted = [self._QUOTE, value, self._QUOTE] if isinstance(value, re.Pattern) else [value]
-            pieces += [f"{',' if i else ''}{key}:", *quoted]
-        return [*pieces, "}<tool_call|>"]
-
-    def _value(self, text: str) -> tuple[Any, str]:
-        """The value at the start of a text, and the rest."""
-        text = text.lstrip()
-        if text.startswith(self._QUOTE):
-            value, end, rest = text[len(self._QUOTE) :].partition(self._QUOTE)
-            if not end:
-                raise UnreadableError
-            return value, rest
-        if text.startswith('"'):
-            return first_json(text)
-        if text.startswith("["):
-            return self._members(text[1:], "]", self._value)
-        if text.startswith("{"):
-            pairs, rest = self._members(text[1:], "}", self._pair)
-            return dict(pairs), rest
-        found = self._BARE.match(text)
-        if found is None:
-            raise UnreadableError
-        return tagged_value(found[0].strip(), {}), text[found.end() :]
-
-    def _members(self, text: str, closing: str, read: Callable[[str], tuple[T, str]]) -> tuple[list[T], str]:
-        """What `read` finds at each member of a list or an object whose opening bracket has been read, and the text after the
-        closing one."""
-        found: list[T] = []
-        while not (text := text.lstrip()).startswith(closing):
-            if found:
-                if not text.startswith(","):
-                    raise UnreadableError
-                text = text[1:]
-            member, text = read(text)
-            found.append(member)
-        return found, text[1:]
-
-    def _pair(self, text: str) -> tuple[tuple[str, Any], str]:
-        """The key and the value at the start of a text, and the rest."""
-        found = self._KEY.match(text)
-        if found is None:
-            raise UnreadableError
-        value, rest = self._value(text[found.end() :])
-        return (found[1].strip().replace(self._QUOTE, "").strip('"'), value), rest
-
-
 class Harmony(CallFormat):
     """gpt-oss: messages in channels; a message to functions.name is a call, others in final or commentary are the answer."""
 
+    marks = ("<|start|>", "<|channel|>")
+    first_marks = ("to=functions.",)
     always_marked = False
     spelled = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
-    _END = re.compile(r"<\|(?:end|call|return|start)\|>")
+    _ENDS = ("<|end|>", "<|call|>", "<|return|>")
     _TO = re.compile(r"to=functions\.([\w-]+)")
+    _ANSWERS = re.compile(r"<\|channel\|>(final|commentary)")
 
-    def plain_length(self, text: str) -> int:
-        return 0  # the whole text is needed to tell calls from the answer
+    def events(self, feed: TextFeed) -> Iterator[Event]:
+        first, between = True, ""
+        while True:
+            feed.begin()
+            if (yield from feed.done()):
+                return
+            space = (yield from feed.space()) if first else ""
+            feed.begin()
+            if not (yield from feed.comes(*self.marks, *(self.first_marks if first else ()))):
+                first = False
+                yield space + feed.plain(self.marks)  # of no message
+                continue
+            first = True
+            try:
+                found = yield from self.calls(feed)
+            except UnreadableError:
+                feed.back()
+                yield space + feed.take(1)
+                yield from self._body(feed)
+                yield (yield from feed.optional(*self._ENDS))
+                continue
+            if found:
+                yield from self.readable(found, feed.begun)
+                continue
+            shown = self._ANSWERS.search(feed.begun) is not None
+            if shown:
+                yield between
+                between = "\n"
+            for piece in self._body(feed):
+                yield piece if shown or piece is None else ""
+            yield from feed.optional(*self._ENDS)
 
-    def read(self, text: str) -> tuple[str, Calls]:
-        messages = list(self._messages(text))
-        if not messages:
-            return text, []
-        answers = [body for name, channel, body in messages if name is None and channel.startswith(("final", "commentary"))]
-        return "\n".join(answers), [(name, body) for name, _, body in messages if name is not None]
-
-    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        return ((name, body) for name, _, body in self._messages(text) if name is not None)
-
-    def _messages(self, text: str) -> Iterator[tuple[str | None, str, Any]]:
-        """The name of the called function or None, the channel, and the arguments or the text, of each message."""
-        while "<|message|>" in text.partition("<|channel|>")[2]:
-            before, _, text = text.partition("<|channel|>")
-            channel, _, text = text.partition("<|message|>")
-            called = self._TO.search(f"{before.rpartition('<')[2]} {channel}")
-            body: Any = None
-            if called:
-                body, text = first_json(text.lstrip())
-            written = self._END.split(text, maxsplit=1)[0]
-            text = text[len(written) :]
-            if called and written.strip():
-                raise UnreadableError
-            yield called and called[1], channel, body if called else written
+    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+        """The call of the message that comes next; of another message, reads what stands before its text."""
+        head = yield from feed.until("<|message|>")
+        yield from feed.expect("<|message|>")
+        if "<|channel|>" not in head:
+            raise UnreadableError
+        called = self._TO.search(head)
+        if called is None:
+            return []
+        arguments = yield from feed.json("{")
+        yield from self._end(feed, *self._ENDS)
+        return [Call(called[1], arguments)]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema]
 
-
-class TaggedArguments(NamedCalls):
-    """GLM 4.5 to 4.7: <tool_call>name, then <arg_key>key</arg_key> <arg_value>value</arg_value> for each argument."""
-
-    marks = ("<tool_call>",)
-    _NAMED = re.compile(r"\s*([\w-]+)\s*")
-    _ENDS: tuple[str, ...] = ("</tool_call>",)
-    _ARGUMENT = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-
-    def _arguments(self, name: str, text: str) -> tuple[Any, str]:
-        arguments, types = dict[str, Any](), properties(self.functions.get(name, {}))
-        while found := self._ARGUMENT.match(text):
-            key, text = found[1].strip(), text[found.end() :].lstrip()
-            arguments[key] = tagged_value(found[2], types.get(key, {}))
-        if not text.startswith(self._ENDS):  # cut off, or between two arguments is something else
-            raise UnreadableError
-        return arguments, text
-
-    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        pieces: Pieces = [f"<tool_call>{name}\n"]
-        for key, kind in constrained_arguments(schema):
-            pieces += [f"<arg_key>{key}</arg_key>\n<arg_value>", tagged_form(kind), "</arg_value>\n"]
-        return [*pieces, "</tool_call>"]
-
-
-class TaggedFunctions(TaggedArguments):
-    """Qwen3-Coder, Qwen3.5: <tool_call> <function=name> <parameter=key> value </parameter> ... </function> </tool_call>."""
-
-    _NAMED = re.compile(r"\s*<function=([\w-]+)>\s*")
-    _ENDS = ("</function>", "</tool_call>")
-    _ARGUMENT = re.compile(r"<parameter=([^>]*)>\n?(.*?)\n?</parameter>", re.DOTALL)
-
-    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        pieces: Pieces = [f"<tool_call>\n<function={name}>\n"]
-        for key, kind in constrained_arguments(schema):
-            pieces += [f"<parameter={key}>\n", tagged_form(kind), "\n</parameter>\n"]
-        return [*pieces, "</function>\n</tool_call>"]
+    def _body(self, feed: TextFeed) -> Iterator[str | None]:
+        """The text of a message in pieces; None where more is needed."""
+        while not (yield from feed.done()) and not (yield from feed.comes(*self._ENDS, "<|start|>")):
+            yield feed.plain((*self._ENDS, "<|start|>"))
 
 
 # A template has the first format all of whose words it contains.
@@ -359,3 +266,20 @@ _KINDS: tuple[tuple[tuple[str, ...], type[CallFormat]], ...] = (
 def kind_of(template: str) -> type[CallFormat] | None:
     """The format of calls in a chat template; None if it is unknown."""
     return next((kind for words, kind in _KINDS if all(word in template for word in words)), None)
+
+
+def _listed(found: Any, read: Callable[[Any], tuple[str, Any]]) -> list[Call]:
+    """The calls of a list, or the one that stands in its place. read: the name and the arguments of one."""
+    calls = []
+    for item in found if isinstance(found, list) else [found]:
+        source = json.dumps(item, ensure_ascii=False)
+        try:
+            calls.append(Call(*read(item), source))
+        except UnreadableError:
+            calls.append(Call("", None, source))
+    return calls
+
+
+def _action_in(found: Any) -> tuple[str, Any]:
+    """The name and the arguments of a call of Cohere's."""
+    return call_in({**found, "name": found.get("tool_name")} if isinstance(found, dict) else found)

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from decodestep.serving.errors import refusal
-from decodestep.serving.tool_call_format import CallFormat
+from decodestep._base.checks import RequestError
+from decodestep.sampling.json_schema import check
+from decodestep.serving.answer_reader import AnswerReader
+from decodestep.serving.errors import HttpError, refusal
+from decodestep.serving.reasoning import THINK, Reasoning, reasoning_of
+from decodestep.serving.tool_call_format import Call, CallFormat, Pieces
 from decodestep.serving.tool_formats import TaggedJson, kind_of
-from decodestep.serving.tool_grammar import answer_or_calls, one_call, text_or_calls
-from decodestep.serving.tool_json import UnreadableError
+from decodestep.serving.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -37,7 +40,8 @@ class ToolFormat:
 
     call_format: that of a call, with the functions that may be called. required: whether one must be. of_template: whether the
     chat template describes the tools to the model; otherwise a system message does. definitions: of all functions. several:
-    whether a message may have more than one call. earlier: the number of calls in the conversation.
+    whether a message may have more than one call. earlier: the number of calls in the conversation. reasoning: that of the
+    chat template. in_reasoning: whether the answer begins within it.
     """
 
     call_format: CallFormat
@@ -46,6 +50,8 @@ class ToolFormat:
     definitions: tuple[Any, ...]
     several: bool = True
     earlier: int = 0
+    reasoning: Reasoning = THINK
+    in_reasoning: bool = False
 
     def describe_tools(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with the functions described in its system message."""
@@ -56,43 +62,65 @@ class ToolFormat:
             return [{**first, "content": f"{first['content']}\n\n{text}"}, *rest]
         return [{"role": "system", "content": text}, *conversation]
 
-    def read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """The visible text and the calls in the response's form; everything is text if a call cannot be parsed."""
-        try:
-            visible, calls = self.call_format.read(text)
-        except UnreadableError:
-            return text, []
-        if not all(name in self.call_format.functions and isinstance(arguments, dict) for name, arguments in calls):
-            return text, []
-        found = []
-        for number, (name, arguments) in enumerate(calls if self.several else calls[:1], self.earlier):
-            given = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-            found.append({"id": self.call_format.new_id(name, number), "type": "function", "function": given})
-        return visible, found
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """The names of the control tokens that must be in the text for `reader`."""
+        return (*self.call_format.spelled, *self.reasoning.control_tokens)
+
+    def reader(self) -> AnswerReader:
+        """What reads one answer."""
+        return AnswerReader(self.call_format, self.reasoning, in_reasoning=self.in_reasoning, several=self.several)
+
+    def response_call(self, call: Call, number: int) -> dict[str, Any]:
+        """A call in the response's form. number: of the calls before it in the answer."""
+        given = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+        call_id = self.call_format.new_id(call.name, self.earlier + number)
+        return {"id": call_id, "type": "function", "function": given}
 
     def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
         """The grammar of the response; None if it is any text.
 
-        answer: the JSON schema of a response that is no call. If only some of the functions may be called, or one is strict,
-        and the format's calls do not always begin with a mark, any text is left to `read`.
+        answer: the JSON schema of a response that is no call. Where a call is required, arguments follow the schema of their
+        function; elsewhere those of strict functions do. If only some of the functions may be called, or one is strict, and the
+        format's calls do not always begin with a mark, any text is left to `reader`.
         """
         marks = self.call_format.marks if self.call_format.always_marked else ()
         if not (self.required or answer is not None or (self._restricted and marks)):
             return None
-        texts = [self.call_format.call(name, dict(schema)) for name, schema in self.call_format.functions.items()]
+        texts = [self._call(name, schema) for name, schema in self.call_format.functions.items()]
         if self.required:
             return one_call(texts)
         if answer is not None:
             return answer_or_calls(texts, answer, several=bool(marks) and self.several)
-        hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.call_format.spelled)
-        return text_or_calls(texts, marks, sorted(hidden), several=self.several)
+        hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.spelled)
+        return text_or_calls(
+            texts, marks, sorted(hidden), several=self.several, reasoning=self.reasoning, in_reasoning=self.in_reasoning
+        )
+
+    def refusal(self, grammar: str, error: RequestError) -> HttpError | None:
+        """The response to an error in compiling the grammar; None if it is about none of the functions."""
+        i = text_at(grammar, error.got)
+        return None if i is None else _refused(list(self.call_format.functions)[i], error)
+
+    def _call(self, name: str, schema: Mapping[str, Any]) -> Pieces:
+        """The text of a call with the arguments that the function may have."""
+        if not (self.required or name in self._strict):
+            return self.call_format.any_call(name)
+        try:
+            check(json.dumps(schema))
+        except RequestError as error:
+            raise _refused(name, error) from None
+        return self.call_format.call(name, dict(schema))
 
     @property
     def _restricted(self) -> bool:
         """Whether calls are restricted where none is required: to some of the functions, or to the schema of a strict one."""
-        callable_ = self.call_format.functions
-        functions = [tool["function"] for tool in self.definitions]
-        return any(each["name"] not in callable_ or each.get("strict") for each in functions)
+        return bool(self._strict) or any(_name_of(tool) not in self.call_format.functions for tool in self.definitions)
+
+    @property
+    def _strict(self) -> set[str]:
+        """The names of the strict functions."""
+        return {_name_of(tool) for tool in self.definitions if tool["function"].get("strict")}
 
 
 def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any]]) -> ToolFormat | None:
@@ -122,6 +150,7 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
         definitions=tuple(map(_definition, definitions)),
         several=several,
         earlier=earlier,
+        reasoning=reasoning_of(template),
     )
 
 
@@ -199,6 +228,15 @@ def _arguments(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         raise refusal("tools", f"such that the parameters of {name} are an object")
     return {**schema, "type": "object"}
+
+
+def _refused(name: str, error: RequestError) -> HttpError:
+    """The error about the schema of a function's arguments."""
+    return refusal("tools", f"such that the schema of {name} is {error.rule}; got {error.got}")
+
+
+def _name_of(definition: Mapping[str, Any]) -> str:
+    return str(definition["function"]["name"])
 
 
 def _function(tool: Any) -> Mapping[str, Any]:
