@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -208,6 +209,48 @@ def test_an_answer_begins_within_reasoning_where_the_prompt_does(tiny_file, mark
     model = ds.load(path, chat_template=template + mark)
     for bound in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}, {"regex": "a"}):
         assert not chat_job(model, {**asked, **bound}, 10**6).tools.in_reasoning
+
+
+@pytest.mark.parametrize(
+    ("calls", "several"),
+    [
+        ("{% for call in m.tool_calls or [] %}{{ call.function | tojson }}{% endfor %}", True),
+        ("{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}{% endif %}", False),
+        ("{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}{{ (m.tool_calls or []) | tojson }}", False),
+        ("{% if m.tool_calls %}{{ raise_exception('none') }}{% endif %}", True),  # it tells nothing
+        ("", True),
+    ],
+)
+def test_as_many_calls_are_answered_as_can_come_back(tiny_file, calls, several):
+    template = f"{{# <tool_call> {{% if tools %}} #}}{{% for m in messages %}}{{{{ m.role }}}}:{calls};{{% endfor %}}"
+    model = ds.load(tiny_file(kind="Q8_0", context=400), chat_template=template)
+    asked = {"messages": HELLO, "tools": [tool("f")]}
+    for _ in range(2):
+        assert chat_job(model, asked, 10**6).tools.several is several
+    assert chat_job(model, {**asked, "parallel_tool_calls": True}, 10**6).tools.several is several
+    assert chat_job(model, {**asked, "parallel_tool_calls": False}, 10**6).tools.several is False
+
+
+def test_what_a_model_of_llama_calls_can_come_back(tiny_file):
+    """Its template refuses a message with two calls."""
+    source = (Path(__file__).parent / "chat_templates" / "formats" / "llama3.jinja").read_text()
+    template = f'{{# {{"name": function name, "parameters": dictionary}} {{% if tools %}} #}}{source}'
+    two = r'\{"name": "f", "parameters": \{\}\}; \{"name": "f", "parameters": \{\}\}'
+    path = tiny_file(kind="Q8_0", context=4000, **byte_vocabulary("<|python_tag|>"))
+    with LocalServer(ds.load(path, chat_template=template)) as server:
+        asked = {"model": "", "messages": HELLO, "max_tokens": 200, "tools": [tool("f")], "extra_body": {"regex": two}}
+        [choice] = server.client().chat.completions.create(**asked).choices
+        chunks = server.client().chat.completions.create(**asked, stream=True)
+        [streamed] = [call for chunk in chunks for each in chunk.choices for call in each.delta.tool_calls or ()]
+        [call] = choice.message.tool_calls
+        assert (
+            (call.function.name, call.function.arguments)
+            == ("f", "{}")
+            == (streamed.function.name, streamed.function.arguments)
+        )
+        assert choice.message.content is None and choice.finish_reason == "tool_calls"
+        back = [choice.message.model_dump(exclude_none=True), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        assert server.client().chat.completions.create(**{**asked, "messages": [*HELLO, *back]}).choices
 
 
 def test_text_around_a_call_is_streamed(shared_server):

@@ -16,6 +16,7 @@ from decodestep.serving.reasoning import THINK, Reasoning, reasoning_of
 from decodestep.serving.tool_call_format import Call, CallFormat, Pieces
 from decodestep.serving.tool_formats import TaggedJson, kind_of
 from decodestep.serving.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
+from decodestep.serving.tool_trial import takes_several_calls
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -141,7 +142,7 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     given = [_arguments(name, tool["function"]) for name, tool in zip(names, definitions, strict=True)]
     schemas = {name: schema for name, schema in zip(names, given, strict=True) if name in chosen}
     described = kind is not None and _DESCRIBES.search(template) is not None
-    several = body.get("parallel_tool_calls") is not False
+    several = body.get("parallel_tool_calls") is not False and (kind is None or takes_several_calls(model))
     earlier = sum(len(message.get("tool_calls") or ()) for message in conversation)
     return ToolFormat(
         call_format=(kind or TaggedJson)(schemas),
