@@ -16,7 +16,7 @@ import pytest
 import decodestep as ds
 import processes
 from decodestep.ops.decode_step.steps import Allow, Ban
-from decodestep.sampling import constraint, constraint_grammar, constraint_worker
+from decodestep.sampling import constraint, constraint_trial, constraint_worker
 from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
 
@@ -405,9 +405,13 @@ def test_ordinary_schemas_are_not_refused(schema, rng):
 
 def accepts(schema, text):
     """Whether a text may be written under a schema, a byte at a time, and end there."""
-    given = {"token_bytes": token_bytes, "vocab_size": VOCAB, "ends": frozenset({END})}
+    given = {
+        "token_bytes": lambda token: bytes([token]) if token < END else b"",
+        "vocab_size": END + 1,
+        "ends": frozenset({END}),
+    }
     processor = constraint.ConstraintLogitsProcessor(ds.SamplingParams(json_schema=schema), 0, **given)
-    scores = np.zeros((1, VOCAB), np.float32)
+    scores = np.zeros((1, END + 1), np.float32)
     tokens = [*text.encode(), END]
     return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
 
@@ -443,6 +447,98 @@ def test_the_name_of_a_property_has_one_spelling():
         for name in ("\\u0061b", "a\\u0062"):
             assert not accepts(schema, f'{{"{name}": true}}'), schema
     assert accepts({"type": "string"}, r'"\"\\\n\t"')
+
+
+def closed(properties=("a",), required=("a",), **others):
+    """A schema of objects of nulls, so that texts are short, and no names but those given."""
+    named = {name: {"type": "null"} for name in properties}
+    return {"type": "object", "properties": named, "required": list(required), "additionalProperties": False, **others}
+
+
+def patterns(*given, value={"type": "null"}):  # noqa: B006
+    return {"patternProperties": dict.fromkeys(given, value)}
+
+
+EXHAUSTED = [
+    closed(**patterns("^a$")),
+    closed(**patterns("^(a|b)$")),
+    closed(**patterns("^[ab]$")),
+    closed(**patterns("^ab?$")),
+    closed(**patterns("^a$", "^b$")),
+    closed(**patterns("^(a|b)$", "^bc?$")),  # which overlap
+    closed(("a", "b"), (), **patterns("^(a|b)$")),
+    closed((), ("a", "b"), **patterns("^[ab]$")),  # names that the patterns alone describe
+    closed(**patterns("^[a\\x01]$", '^\\"$', "^\\\\$", "^é$")),  # with names that need escapes, and one that cannot be written
+    closed(**patterns("[^\\s\\S]")),  # which no name has
+    closed(**patterns("^(a|b|c|d)$"), maxProperties=1),
+    closed(("a",), (), **patterns("^a$"), minProperties=1),
+    {**closed((), (), **patterns("^a$", "^b$", value=False)), "additionalProperties": {"type": "null"}, "maxProperties": 1},
+    {"type": "object", **patterns("", value=False)},  # only the empty object
+    {"type": "object", **patterns("^.", "^\\n", value=False), "additionalProperties": {"type": "null"}},  # one name is left
+    {"allOf": [closed(required=()), {**patterns("^a$"), "properties": {}}]},
+    {"$defs": {"open": patterns("^[ab]$"), "a": {"required": ["a"]}}, "allOf": [{"$ref": "#/$defs/open"}, {"$ref": "#/$defs/a"},
+     closed((), (), **patterns("^[ab]$"))]},
+    {"type": "array", "maxItems": 1, "items": closed(**patterns("^a$", value=closed(**patterns("^a$"))), properties={})},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", EXHAUSTED, ids=json.dumps)
+def test_no_text_leads_nowhere_after_the_last_name(schema, rng):
+    """Whatever is drawn, the text can be ended: a row that draws on, ends or is long."""
+    for seed in range(12):
+        row = run(ds.SamplingParams(json_schema=schema, seed=seed, max_new_tokens=None), rng, 80)
+        assert row.reason in ("", "eos"), (row.text.text, row.error)
+        if row.reason:
+            jsonschema.validate(json.loads(row.text.text), schema)
+
+
+def test_names_that_a_pattern_allows_are_written_once():
+    for pattern, name in (("^(a|b)$", "b"), ("^[ab]$", "b"), ("^ab?$", "ab")):
+        schema = closed(**patterns(pattern))
+        assert accepts(schema, '{"a": null}') and accepts(schema, f'{{"a": null, "{name}": null}}')
+        for text in ('{"a": null, ', f'{{"a": null, "{name}": null, ', f'{{"a": null, "{name}": null, "{name}": null}}'):
+            assert not accepts(schema, text), text
+    both = closed((), ("a",), **patterns("^a$", value={"maximum": 3, "type": "integer"}))
+    assert accepts(both, '{"a": 3}') and not accepts(both, '{"a": 4}')  # the pattern's schema is that of a
+    assert accepts(closed(**patterns("^x-")), '{"a": null, "x-b": null, "x-a": null}')
+    free = {"type": "object", **patterns("^(en|de)$"), "maxProperties": 2}
+    for schema in (free, {"type": "array", "items": [closed(("a", "b"), ()), free]}):  # whose names are not those of the other
+        begin = "[{}, " if "items" in schema else ""
+        assert accepts(schema, begin + '{"en": null, "de": null}' + "]" * bool(begin))
+
+
+def test_patterns_within_patterns_do_not_multiply_a_schema(rng):
+    schema = {"type": "null"}
+    for _ in range(8):
+        schema = closed(**patterns("^[a-m]$", value=schema))
+    with pytest.raises(ValueError, match="json_schema must be one that can be compiled; got one that costs too much"):
+        run(ds.SamplingParams(json_schema=schema), rng, 1)
+
+
+LENIENT = {"x-guidance": {"lenient": True}}
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"json_schema": {"type": "object", "not": {}, **LENIENT}}, "json_schema"),
+        ({"json_schema": '{"x\\u002dguidance": {"whitespace_flexible": true}}'}, "json_schema"),
+        ({"json_schema": {"properties": {"a": {"items": LENIENT}}}}, "json_schema"),
+        ({"json_schema": {"$ref": "#/x", "x": {"anyOf": [LENIENT]}}}, "json_schema"),
+        ({"grammar": f"start: %json {json.dumps(LENIENT)}"}, "grammar"),
+        ({"grammar": 'start: a\na: "b" %json{"x-\\u0067uidance":\n{"coerce_one_of": true}}'}, "grammar"),
+        ({"grammar": f'start: %json {{"const": 1}} | %json {json.dumps({"items": LENIENT})}'}, "grammar"),
+    ],
+)
+def test_a_schema_cannot_change_how_it_is_read(given, field, rng):
+    with pytest.raises(ValueError, match=f"{field} must be without x-guidance; got"):
+        run(ds.SamplingParams(**given), rng, 1)
+    named = {
+        "type": "object",
+        "properties": {"x-guidance": {"const": 1}},
+        "required": ["x-guidance"],
+    }  # a property of this name
+    assert accepts({**named, "additionalProperties": False}, '{"x-guidance": 1}')
 
 
 def test_dates_and_times_are_those_that_parsers_read():
@@ -509,14 +605,14 @@ def test_a_process_that_cannot_try_a_schema_out_is_an_error_of_its_own(rng, monk
 
 
 def test_a_grammar_with_too_many_ways_to_read_a_text_is_refused_for_that(rng, monkeypatch):
-    monkeypatch.setitem(constraint_grammar.LIMITS, "step_max_items", 1)
+    monkeypatch.setitem(constraint_trial.LIMITS, "step_max_items", 1)
     with pytest.raises(ValueError, match="grammar must be one that can be compiled; got .*Too many items"):
         run(ds.SamplingParams(grammar='root ::= "" | . root | root .'), rng, 1)
 
 
 def test_what_one_row_uses_up_is_no_other_rows(rng, monkeypatch):
     """The limit on states ends a row; rows of the same expression that begin later still have all of it."""
-    monkeypatch.setitem(constraint_grammar.LIMITS, "max_lexer_states", 300)
+    monkeypatch.setitem(constraint_trial.LIMITS, "max_lexer_states", 300)
     params = [ds.SamplingParams(regex="[^x]*x[^y]{3,40}y.*", seed=seed, max_new_tokens=300) for seed in range(6)]
     logits = rng.normal(size=(300, 1, VOCAB)).astype(np.float32)
 

@@ -14,7 +14,8 @@ from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
-from decodestep.sampling.constraint_grammar import LIMITS, grammar_of
+from decodestep.sampling.constraint_grammar import grammar_of
+from decodestep.sampling.constraint_trial import LIMITS
 from decodestep.sampling.constraint_vocabulary import TokenBytes, tokenizer_of
 from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.json_schema import short

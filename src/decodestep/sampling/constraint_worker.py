@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from typing import Any
 
+_OPEN, _QUOTE = b'{"'
 READY = b"ready"  # written once the imports have succeeded: what ends the process later is the constraint's cost
 
 
@@ -24,8 +26,10 @@ class _Bytes:
 
 
 def main(memory: int, seconds: float, parser: str, folder: str) -> None:
-    """Compiles what standard input has, and the mask of its first token. Returns where that is affordable, wrong or not.
+    """Does the task of standard input and writes the answers, both JSON. Returns if that is affordable, grammars wrong or not.
 
+    The task has `grammars`, which are compiled, with the mask of the first token. With `names`, they are of JSON objects, and
+    the answers are `_first_names` of each, whose other arguments are in `names`.
     memory: bytes of address space beyond what the process has after its imports. seconds: of processor time. parser: the
     arguments of LLParserLimits, as JSON. folder: where llguidance is.
     """
@@ -34,13 +38,47 @@ def main(memory: int, seconds: float, parser: str, folder: str) -> None:
 
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
     limits = LLParserLimits(**json.loads(parser))
-    grammar = sys.stdin.buffer.read().decode()
+    task = json.loads(sys.stdin.buffer.read())
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     _limit(memory, seconds)
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    answers: list[Any] = []
+    for grammar in task["grammars"]:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if "names" in task:
+            answers.append(_first_names(matcher, *task["names"]))
+        elif not matcher.is_error():
+            matcher.compute_bitmask()
+    print(json.dumps(answers))
+
+
+def _first_names(matcher: Any, most: int, longest: int) -> list[str] | None:
+    """The names of the first property; None if they are more than `most`, or one has more than `longest` bytes in JSON."""
+    if matcher.is_error() or not matcher.consume_token(_OPEN):
+        return None
+    names: list[str] = []
+    begun = [(b"", matcher)]  # names as JSON, each of which leads to another name: llguidance allows no byte that leads nowhere
+    while begun:
+        longer: list[tuple[bytes, Any]] = []
+        for text, state in begun:
+            allowed = _bytes_after(state)
+            if len(names) + len(longer) + len(allowed) > most or len(text) > longest + 1:
+                return None
+            escaped = (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
+            for byte in allowed:
+                if byte == _QUOTE and text and not escaped:
+                    names.append(json.loads(text + b'"'))
+                else:
+                    after = state.deep_copy()
+                    after.consume_token(byte)
+                    longer.append((text + bytes([byte]), after))
+        begun = longer
+    return names
+
+
+def _bytes_after(matcher: Any) -> list[int]:
+    bits = matcher.compute_bitmask()
+    return [] if matcher.is_error() else [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
 
 
 def _limit(memory: int, seconds: float) -> None:

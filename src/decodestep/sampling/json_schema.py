@@ -11,17 +11,11 @@ from typing import Any
 from urllib.parse import unquote
 
 from decodestep._base.checks import Words, is_finite, is_real, refuse, require
+from decodestep.sampling.json_form import JSON_FORM, OPTIONS
+from decodestep.sampling.property_names import write_out_patterns
 
 _OP = "SamplingParams"
 
-# JSON in the format of json.dumps. With free whitespace a row at a high temperature might write nothing else. Where further
-# properties are allowed, llguidance takes "\u0061" for one and not for "a": so there are no escapes with u.
-JSON_FORM = {
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-    "json_allowed_escapes": 'nrbtf\\"',
-}
 # Keys of a schema whose values are schemas by name, and values of no schema.
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples", "required")
@@ -66,6 +60,7 @@ def check(text: str) -> str:
         refuse(_OP, "json_schema", "one that can be compiled", Words(short(str(error))))
     require(isinstance(schema, dict), _OP, "json_schema", "an object", schema)
     for each in _schemas(schema):
+        require(OPTIONS not in each, _OP, "json_schema", f"without {OPTIONS}", each.get(OPTIONS))
         patterns = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
             _check_pattern(pattern)
@@ -97,6 +92,17 @@ def _check_least(schema: dict[str, Any]) -> None:
     if is_real(least) and least > max(names, 1) and not closed:  # a single one cannot be written twice
         rule = "without a minProperties above the number of required names, unless additionalProperties is false"
         refuse(_OP, "json_schema", rule, Words(f"{least} with {names} required"))
+
+
+def check_embedded(lark: str) -> None:
+    """Refuses schemas in a Lark grammar that change how they are read, other than to the form of those beside grammars."""
+    for begun in re.finditer(r"%json\s*", lark):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(lark, begun.end())
+        except (ValueError, RecursionError):  # llguidance refuses it, or it is in a string or a comment
+            continue
+        for each in _schemas(schema):
+            require(each.get(OPTIONS, JSON_FORM) == JSON_FORM, _OP, "grammar", f"without {OPTIONS}", each.get(OPTIONS))
 
 
 def require_whole(language: str, expression: object) -> None:
@@ -155,8 +161,9 @@ def _is_read(number: float) -> bool:
 
 def enforceable(text: str) -> str:
     """A checked schema without keywords and formats that have no effect, and with what parsers ask beyond llguidance's reading
-    of formats and bounds."""
+    of formats and bounds, in JSON_FORM. Patterns of property names that it may exhaust are written out."""
     schema = json.loads(text)
+    write_out_patterns(schema, _schemas(schema))
     for each in _schemas(schema):
         for key in [key for key, value in _NEUTRAL.items() if each.get(key) is value]:
             del each[key]
@@ -167,7 +174,7 @@ def enforceable(text: str) -> str:
         others = each.get("allOf", [])
         if added and isinstance(others, list):
             each["allOf"] = [*others, *added]
-    return json.dumps(schema)
+    return json.dumps({**schema, OPTIONS: JSON_FORM})
 
 
 def _of_format(name: object) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from decodestep.sampling.json_schema import JSON_FORM, check, enforceable
+from decodestep.sampling.json_schema import check, enforceable
 from decodestep.serving.reasoning import Reasoning
 from decodestep.serving.tool_call_format import Pieces
 
@@ -86,7 +86,7 @@ def _any_of(name: str, texts: list[Pieces]) -> list[str]:
 
 
 def _json_rule(name: str, schema: dict[str, Any]) -> str:
-    return f"{name}: %json {enforceable(check(json.dumps({**schema, 'x-guidance': JSON_FORM})))}"
+    return f"{name}: %json {enforceable(check(json.dumps(schema)))}"
 
 
 def _literal(text: Any) -> str:
