@@ -541,6 +541,56 @@ def test_a_schema_cannot_change_how_it_is_read(given, field, rng):
     assert accepts({**named, "additionalProperties": False}, '{"x-guidance": 1}')
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"json_schema": {"type": "boolean"}, "min_tokens": 64}, "true|false"),
+        ({"json_schema": {"type": "boolean"}, "min_new_tokens": 64}, "true|false"),
+        ({"regex": "ab?", "suppress_tokens": [END, 98]}, "a"),
+        ({"regex": "ab?", "allowed_token_ids": [97]}, "a"),
+        ({"grammar": 'start: "ab"', "logit_bias": {END: -np.inf}, "do_sample": False}, "ab"),
+    ],
+)
+def test_a_complete_text_whose_end_is_forbidden_is_complete(given, text, rng):
+    for seed in range(3):
+        row = run(ds.SamplingParams(seed=seed, **given), rng)
+        assert row.reason == "eos" and re.fullmatch(text, row.text.text)
+        sampler = Sampler(ds.SamplingParams(seed=seed, **given), vocab_size=VOCAB, eos_token_id=END, token_bytes=token_bytes)
+        while not (row := sampler.rows[0]).reason:
+            jump(row)
+            sampler.step(rng.normal(size=(1, VOCAB)).astype(np.float32))
+        assert row.reason == "eos" and re.fullmatch(text, row.text.text)
+
+
+def pairs(text):
+    """A tokenizer that prefers pairs of letters to longer tokens."""
+    ids = []
+    while text:
+        size = 2 if text[:2] in ("ab", "bc", "ca") else 1
+        ids.append(["a", "b", "c", "ab", "bc", "ca"].index(text[:size]))
+        text = text[size:]
+    return ids
+
+
+def test_forced_text_is_written_in_the_tokens_of_the_tokenizer():
+    """All of them where the text ends; those at its end that might go on with more are left to the row."""
+    texts = [b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b""]
+
+    def forced(regex, *before, encode=pairs):
+        options = {"token_bytes": texts.__getitem__, "encode": encode, "vocab_size": 8, "ends": frozenset({7})}
+        processor = constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex=regex), 0, **options)
+        tokens = list(before)
+        while 7 not in tokens and processor.forces(tokens):
+            tokens += processor.steps(tokens)[0].ids.tolist()
+        return tokens
+
+    assert forced("abcabc") == [3, 5, 4, 7] and forced("abcabc", encode=None) == [6, 6, 7]
+    assert forced("[ab]abcabc", 0) == [0, 3, 5, 4, 7]  # after a text that goes on within a token
+    assert forced("abca[bc]*") == [3]  # ca may be c and ab
+    assert forced("abcabc", encode=lambda text: [6]) == forced("abcabc", encode=lambda text: 1 / 0) == [6, 6, 7]
+    assert forced("abcabc", encode=lambda text: [100]) == [6, 6, 7]  # tokens that the row has not
+
+
 def test_dates_and_times_are_those_that_parsers_read():
     """jsonschema's checker, pydantic and datetime know no 29th of February of 2023 and no second 60."""
     date = {"type": "string", "format": "date"}

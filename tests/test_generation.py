@@ -102,6 +102,40 @@ def test_rows_stop_on_their_own(model):
     assert several[3].token_ids[: len(first.token_ids)] == first.token_ids
 
 
+@pytest.mark.parametrize(
+    ("stop", "text", "count"),
+    [
+        ("<|im_end|>", "The capital of Japan is Tokyo.", 8),
+        ("Tokyo.<|im_end|>", "The capital of Japan is ", 8),
+        ("d|>\n", "The capital of Japan is Tokyo.", 9),
+        ("<|im_end|>\n", "The capital of Japan is Tokyo.", 9),
+    ],
+)
+def test_a_stop_string_may_spell_a_control_token(model, stop, text, count):
+    chat = [{"role": "user", "content": "What is the capital of Japan?"}]
+    params = SamplingParams(do_sample=False, ignore_eos=True, stop_strings=[stop], max_new_tokens=20)
+    pieces = []
+    [done] = run(model, [chat], params, stream=lambda row, piece: pieces.append(piece))
+    assert (done.finish_reason, done.text, len(done.token_ids)) == ("stop", text, count) and "".join(pieces) == text
+    [beam] = run(model, [chat], replace(params, num_beams=2))
+    assert (beam.finish_reason, beam.text, beam.token_ids) == ("stop", text, done.token_ids)
+    [done] = run(model, [chat], replace(params, ignore_eos=False))
+    assert done.finish_reason == "eos" and done.text == (text if "Tokyo" in stop else "The capital of Japan is Tokyo.")
+
+
+@pytest.mark.parametrize(
+    ("regex", "prompt"), [("{}", "The word: "), ("{}", "The word: anti"), ("[0-9]{}", STORY), ("[a-z]{{3}}{}", "The word: ")]
+)
+def test_forced_text_is_written_in_the_tokens_that_the_tokenizer_gives_for_it(model, regex, prompt):
+    word = "antidisestablishmentarianism"
+    tokens = [model.tokenizer.token(i) for i in model.tokenizer.encode_within(word)]
+    assert tokens == ["ant", "idis", "establish", "ment", "arianism"]
+    [done] = run(model, prompt, SamplingParams(regex=regex.format(word), do_sample=False))
+    assert [model.tokenizer.token(i) for i in done.token_ids[-6:-1]] == tokens and done.finish_reason == "eos"
+    [within] = run(model, prompt, SamplingParams(json_schema={"const": f"{word}, he said: 1 2 3"}, do_sample=False))
+    assert within.token_ids[:-1] == model.tokenizer.encode_within(f'"{word}, he said: 1 2 3"')
+
+
 def test_prompts_come_as_text_ids_or_messages(model):
     params = SamplingParams(do_sample=False, max_new_tokens=4)
     messages = [{"role": "user", "content": "Hi"}]

@@ -341,6 +341,15 @@ def test_min_tokens_holds_back_every_end():
     assert sampler.step(peak(EOS)).reason[0] == "eos"
 
 
+def test_min_tokens_holds_back_stop_strings_and_min_new_tokens_does_not():
+    """A string that is complete within the first tokens is passed over for good."""
+    for least, steps, text in (({"min_tokens": 2}, 3, "ff"), ({"min_new_tokens": 2}, 1, ""), ({"min_tokens": 0}, 1, "")):
+        params = SamplingParams(do_sample=False, stop_strings=["f", "zz"], max_new_tokens=9, **least)
+        sampler = Sampler(params, vocab_size=VOCAB, token_bytes=lambda token: bytes([97 + token % 26]), prompt_ids=[[1]])
+        reasons = [sampler.step(peak(5)).reason[0] for _ in range(steps)]
+        assert reasons == [""] * (steps - 1) + ["stop"] and sampler.rows[0].text.text == text
+
+
 @pytest.mark.parametrize("logits", [np.full((1, VOCAB), -np.inf), np.full((1, VOCAB), np.nan)])
 def test_a_row_without_a_candidate_ends_and_says_so(logits):
     for greedy in (True, False):

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from decodestep import stopping as ds
 from decodestep._base.byte_alphabet import BYTE_OF
+from decodestep.sampling.text_stream import TextStream
 from decodestep.stopping.stop_table import stop_table
 from decodestep.stopping.token_text import token_bytes
 from processor_cases import in_numpy, make, numpy_and_torch, same_error
@@ -266,6 +267,32 @@ def test_a_string_stops_where_it_ends(stop, words):
         text, before = "".join(pieces[:n]), "".join(pieces[: n - 1])
         ends = [i + len(stop) for i in range(len(text)) if text.startswith(stop, i)]
         assert bool(criterion(np.array([ids[:n]]), None)[0]) == any(end > len(before) for end in ends)
+
+
+@settings(max_examples=50)
+@given(
+    stops=st.lists(
+        st.sampled_from(["<|the end|>", "<|the end|> ", "here<|the end|>", "end|><eos>", "e end", "<eos>"]), min_size=1
+    ),
+    words=st.lists(st.sampled_from(["<|the end|>", " here", "the end", "<eos>", " ", "<|the"]), max_size=8),
+)
+def test_the_text_of_a_row_stops_where_the_criterion_does(stops, words):
+    """Also at the names of special tokens, which are no part of the text."""
+    tokenizer = byte_level()
+    text, special = ds.TokenText(tokenizer), {tokenizer.token_to_id(name) for name in ("<|the end|>", "<eos>")}
+    ids = [i for word in words for i in tokenizer.encode(word).ids]
+
+    def spelled_bytes(token):
+        start = text.starts[token]
+        return text.pool[start : start + text.lengths[token]].tobytes()
+
+    stream = TextStream(lambda token: b"" if token in special else spelled_bytes(token), stops, spelled_bytes=spelled_bytes)
+    criterion = ds.StopStringCriteria(text, stops)
+    for n, token in enumerate(ids, 1):
+        stream.push(token)
+        assert stream.stopped == bool(criterion(np.array([ids[:n]]), None)[0])
+        if stream.stopped:
+            break
 
 
 @pytest.mark.parametrize("strings", [[], "", ["", "end"], "\u2603", ["\u2603", "end"], "zq\u2603"])

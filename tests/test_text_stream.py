@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from decodestep.generation.model_search import _stop_rule
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.text_stream import TextStream
 from decodestep.stopping.stop_automaton import StopAutomaton
 
@@ -148,15 +149,44 @@ def test_streaming_holds_back_what_may_still_stop_and_no_more(stops, pieces):
     assert text.finish() == ""
 
 
-@example(["aab"], [b"a", b"a", b"b"])  # all tokens of the beam
-@given(STOPS, PIECES)
-def test_a_beam_stops_at_the_token_at_which_its_text_does(stops, pieces):
-    stop, text = _stop_rule(pieces.__getitem__, stops, ()), TextStream(pieces.__getitem__, stops)
+@example(["aab"], [b"a", b"a", b"b"], 0)  # all tokens of the beam
+@example(["ab", "caaaa"], [b"ab", b"c"], 1)  # one that was complete too early
+@given(STOPS, PIECES, st.integers(0, 4))
+def test_a_beam_stops_at_the_token_at_which_its_text_does(stops, pieces, early):
+    stop = _stop_rule(pieces.__getitem__, SamplingParams(stop_strings=stops, min_tokens=early))
+    text = TextStream(pieces.__getitem__, stops, min_tokens=early)
     for token in range(len(pieces)):
         text.push(token)
         assert stop(list(range(token + 1))) == text.stopped
         if text.stopped:
             break
+
+
+NAMES = st.sampled_from([b"<a>", b"b>", b"ab"])
+
+
+@example(["aé"], [(b"a\xc3", True), (b"<a>", False), (b"\xa9", True)], 0)  # a name does not cut a character short
+@example(["<a>b"], [(b"a\xc3", True), (b"<a>", False), (b"\xa9", True)], 0)
+@given(STOPS, st.lists(st.one_of(PIECES.map(lambda pieces: (b"".join(pieces), True)), NAMES.map(lambda name: (name, False)))),
+       st.integers(0, 4))  # fmt: skip
+def test_stop_strings_are_found_in_names_of_tokens_and_not_before_min_tokens(stops, pieces, early):
+    """Names are no part of the text."""
+    texts, spelled = [data if is_text else b"" for data, is_text in pieces], [data for data, _ in pieces]
+    stops = [*stops, "<a>", "a<", ">b"][: len(pieces) % 7]
+    text = TextStream(texts.__getitem__, stops, spelled_bytes=spelled.__getitem__, min_tokens=early)
+    seen, adds, end, out = b"", b"", None, ""
+    for token, (data, is_text) in enumerate(pieces):
+        ends = range(len(seen) + 1, len(seen) + len(data) + 1) if token >= early else ()
+        seen, adds = seen + data, adds + bytes([is_text]) * len(data)
+        found = [(at, -len(stop.encode())) for at in ends for stop in stops if seen[:at].endswith(stop.encode())]
+        out += text.push(token)
+        assert text.stopped == bool(found)
+        if found:
+            at, size = min(found)
+            end = at + size
+            break
+    want = bytes(byte for byte, is_text in zip(seen[:end], adds, strict=False) if is_text).decode("utf-8", "replace")
+    assert out + text.finish() == text.text == want
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from decodestep.sampling.params import SamplingParams
@@ -19,18 +19,21 @@ def sampler_for(
     *,
     prompt_ids: Sequence[Sequence[int]] | None = None,
     processors: Processors = (),
-    token_bytes: Callable[[int], bytes] | None = None,
+    shown: Collection[str] = (),
 ) -> Sampler:
-    """A `Sampler`, to which the other arguments go, with the model's vocabulary and end tokens.
+    """A `Sampler`, to which the other arguments go, with the model's vocabulary, texts and end tokens.
 
-    token_bytes: None for the model's.
+    shown: the names of control tokens that appear in the texts, as for `Tokenizer.showing`.
     """
     tokenizer = model.tokenizer
+    texts = tokenizer.showing(shown)
     return Sampler(
         params,
         vocab_size=model.config.vocab_size,
         eos_token_id=tokenizer.end_token_ids,
         prompt_ids=prompt_ids,
         processors=processors,
-        token_bytes=token_bytes or tokenizer.token_bytes,
+        token_bytes=texts.token_bytes,
+        spelled_bytes=tokenizer.spelled_bytes,
+        encode=texts.encode_within,
     )

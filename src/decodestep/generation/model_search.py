@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -68,7 +68,7 @@ class ModelSearch:
     def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:
         params, stop = self._params, None
         if params.stop_strings or params.stop_token_ids:
-            stop = _with_row_errors(_stop_rule(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
+            stop = _with_row_errors(_stop_rule(self._model.tokenizer.spelled_bytes, params))
 
         def check() -> None:
             """Checks `cancelled` and the clock, before each forward pass."""
@@ -127,7 +127,9 @@ class ModelSearch:
     def _of_beam(self, beam: Beam) -> Completion:
         ended = "eos" if beam.token_ids[-1] in self._row.ends else "stop"
         reason = ended if beam.finished else self._interruption or "length"
-        text = TextStream(_with_row_errors(self._model.tokenizer.token_bytes), self._params.stop_strings)
+        tokenizer, params = self._model.tokenizer, self._params
+        token_bytes, spelled_bytes = map(_with_row_errors, (tokenizer.token_bytes, tokenizer.spelled_bytes))
+        text = TextStream(token_bytes, params.stop_strings, spelled_bytes=spelled_bytes, min_tokens=params.min_tokens)
         for token in beam.token_ids:
             text.push(token)
         text.finish()
@@ -173,21 +175,21 @@ def _to_scores(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return call
 
 
-def _stop_rule(
-    token_bytes: Callable[[int], bytes], stop_strings: Sequence[str], stop_token_ids: Collection[int]
-) -> Callable[[list[int]], bool]:
-    """Whether a beam's last token is a stop token, or completes a stop string; no earlier token has done so."""
-    wanted = [text.encode() for text in stop_strings]
+def _stop_rule(spelled_bytes: Callable[[int], bytes], params: SamplingParams) -> Callable[[list[int]], bool]:
+    """Whether a beam's last token is a stop token, or completes a stop string and is none of the first min_tokens."""
+    wanted = [text.encode() for text in params.stop_strings]
     longest = max(map(len, wanted), default=1)
 
     def stop(tokens: list[int]) -> bool:
-        if tokens[-1] in stop_token_ids:
+        if tokens[-1] in params.stop_token_ids:
             return True
-        tail = last = token_bytes(tokens[-1])  # and as many bytes before it as a stop string may begin with
-        place = len(tokens) - 2
-        while len(tail) < len(last) + longest - 1 and place >= 0:
-            tail = token_bytes(tokens[place]) + tail
-            place -= 1
-        return any(text in tail for text in wanted)
+        if len(tokens) <= params.min_tokens:
+            return False
+        last, before = spelled_bytes(tokens[-1]), b""  # before: as many bytes as a stop string may begin with
+        for token in reversed(tokens[:-1]):
+            if len(before) >= longest - 1:
+                break
+            before = spelled_bytes(token) + before
+        return any((before + last).find(text, max(0, len(before) - len(text) + 1)) >= 0 for text in wanted)
 
     return stop

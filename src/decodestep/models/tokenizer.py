@@ -10,6 +10,7 @@ from operator import index
 from tokenizers import Tokenizer as Engine
 
 from decodestep.models.control_tokens import ControlTokens
+from decodestep.models.shown_tokens import ShownTokens
 from decodestep.models.tokenizer_engine import encode
 from decodestep.models.vocabulary import Vocabulary
 
@@ -38,6 +39,7 @@ class Tokenizer:
         self.bos_token_id, self.eos_token_id = self.named_ids.get("bos"), self.named_ids.get("eos")
         self.end_token_ids = end_token_ids
         self.add_bos = add_bos
+        self._showing: dict[frozenset[int], ShownTokens] = {}
 
     @property
     def special(self) -> frozenset[int]:
@@ -95,6 +97,16 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text; none for a control token or an id outside the vocabulary."""
         return self._vocabulary.token_bytes(token_id)
+
+    def spelled_bytes(self, token_id: int) -> bytes:
+        """As `token_bytes`, and the name of a control token."""
+        return self.token(token_id).encode() if token_id in self.special else self.token_bytes(token_id)
+
+    def showing(self, names: Collection[str]) -> Tokenizer | ShownTokens:
+        """The tokenizer, with these names of control tokens, of those that do not end a text, in its texts. The same object for
+        the same tokens; other names are ignored."""
+        ids = self.control_ids(names)
+        return self._showing.setdefault(ids, ShownTokens(self, ids)) if ids else self
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of token ids without control tokens; bytes that are not UTF-8 become U+FFFD."""

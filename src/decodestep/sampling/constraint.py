@@ -16,7 +16,7 @@ from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling.constraint_grammar import grammar_of
 from decodestep.sampling.constraint_trial import LIMITS
-from decodestep.sampling.constraint_vocabulary import TokenBytes, tokenizer_of
+from decodestep.sampling.constraint_vocabulary import Encode, TokenBytes, tokenizer_of
 from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.json_schema import short
 from decodestep.sampling.params import SamplingParams, languages_of
@@ -45,7 +45,11 @@ class ConstraintLogitsProcessor:
         s[t] = -inf if no text of the language begins with the generated text + t; end tokens are allowed after a complete text
 
     params: with one of json_schema, regex and grammar. prompt_length: where the generated tokens begin.
-    token_bytes, vocab_size, ends: as for the sampler.
+    token_bytes, encode, vocab_size, ends: as for the sampler.
+
+    Where only one text can follow, only the token with which `encode` writes it is allowed. But the tokens at its end which
+    might be others if the text after it were known are not decided: there, each token that goes on with the text is allowed,
+    also one that reaches beyond it.
 
     Keeps the state of one row. A call raises ConstraintError if the text is not in the language, or if the next step would
     exceed the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or
@@ -57,7 +61,14 @@ class ConstraintLogitsProcessor:
     stateful = True
 
     def __init__(
-        self, params: SamplingParams, prompt_length: int, *, token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]
+        self,
+        params: SamplingParams,
+        prompt_length: int,
+        *,
+        token_bytes: TokenBytes,
+        encode: Encode | None = None,
+        vocab_size: int,
+        ends: frozenset[int],
     ) -> None:
         [self.language] = languages_of(params)
         if not ends:
@@ -69,10 +80,9 @@ class ConstraintLogitsProcessor:
         limits = LLParserLimits(**LIMITS)
         grammar = grammar_of(self.language, getattr(params, self.language))
         # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
-        self._matcher = LLMatcher(tokenizer_of(token_bytes, vocab_size, ends), grammar, log_level=0, limits=limits)
-        self._anew = partial(
-            ConstraintLogitsProcessor, params, prompt_length, token_bytes=token_bytes, vocab_size=vocab_size, ends=ends
-        )
+        self._matcher = LLMatcher(tokenizer_of(token_bytes, vocab_size, ends, encode), grammar, log_level=0, limits=limits)
+        texts = partial(ConstraintLogitsProcessor, token_bytes=token_bytes, encode=encode)
+        self._anew = partial(texts, params, prompt_length, vocab_size=vocab_size, ends=ends)
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
@@ -98,6 +108,11 @@ class ConstraintLogitsProcessor:
         if self._steps is None or self._matcher.is_error():
             raise ConstraintError(f"{self.language}: {self._reason('no text of it begins so')}", self.language)
         return self._steps
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text that `steps` has seen is one of the language."""
+        return bool(self._matcher.is_accepting())
 
     def forces(self, tokens: Sequence[int]) -> bool:
         """Whether one token alone may follow these. Raises as `steps` does."""
@@ -140,15 +155,3 @@ def _constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
         return processor.steps(history.tokens)
 
     return steps
-
-
-def constraint_of(
-    params: SamplingParams, prompt_length: int, *, token_bytes: TokenBytes | None, vocab_size: int, ends: frozenset[int]
-) -> list[ConstraintLogitsProcessor]:
-    """The constraint of a row, or none."""
-    asked = languages_of(params)
-    if not asked:
-        return []
-    if token_bytes is None:
-        refuse("Sampler", "token_bytes", f"given where a row has {asked[0]}", None)
-    return [ConstraintLogitsProcessor(params, prompt_length, token_bytes=token_bytes, vocab_size=vocab_size, ends=ends)]

@@ -7,7 +7,6 @@ from functools import lru_cache
 import numpy as np
 
 from decodestep.ops.decode_step.rows import END_REASONS, step_rows
-from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.sampling.row import Row
 
 MAX_JUMP = 16  # tokens at once: so that a row with many does not hold up the others of its pass
@@ -20,8 +19,7 @@ def jump(row: Row, most: int = MAX_JUMP) -> str:
     the row's tokens, end and draws are those of `Sampler.step` if the logits are finite. Rows without a constraint, with the
     caller's own processors or with log-probabilities are not changed.
     """
-    constraint = next((p for p in row.plan.processors if isinstance(p, ConstraintLogitsProcessor)), None)
-    text = ""
+    constraint, text = row.constraint, ""
     if constraint is None or row.plan.unfused or row.params.logprobs is not None:
         return text
     try:

@@ -91,14 +91,14 @@ class SamplingParams:
     )
     min_length: int = _field(0, integer(0), "no end token before prompt and generated tokens together are this many; 0 is off")
     min_new_tokens: int = _field(0, integer(0), "no end token before this many generated tokens; 0 is off")
-    min_tokens: int = _field(0, integer(0), "as min_new_tokens, and no stop token either; 0 is off")
+    min_tokens: int = _field(0, integer(0), "as min_new_tokens, and for stop tokens and stop strings too; 0 is off")
     eos_token_id: int | tuple[int, ...] | None = _several(
         None, or_none(rules.ID_OR_IDS), "the end tokens of the row; None: those of the model"
     )
     ignore_eos: bool = _field(False, rules.BOOL, "whether end tokens do not end the row")
     stop_token_ids: tuple[int, ...] = _several((), rules.IDS, "further tokens that end the row")
     stop_strings: tuple[str, ...] = _several(
-        (), rules.STRINGS, "ends the row where one of these appears in its text, which is cut before it"
+        (), rules.STRINGS, "ends the row where one of these is in its text, also as a control token's name; it is cut before it"
     )
     max_time: float | None = _field(None, or_none(rules.SECONDS), "ends the row after this long; None is off")
 

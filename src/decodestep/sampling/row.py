@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from decodestep._base.checks import require
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.ops.decode_step.rows import NativeRow
+from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.sampling.packed_logprobs import PackedLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan
@@ -47,6 +48,10 @@ class Row:
         """Whether Python must look at the row after each step: for its text, its log-probabilities or its deadline."""
         return bool(self.text or self.params.logprobs is not None or self.params.max_time)
 
+    @property
+    def constraint(self) -> ConstraintLogitsProcessor | None:
+        return next((p for p in self.plan.processors if isinstance(p, ConstraintLogitsProcessor)), None)
+
     def explain(self) -> str:
         """The row's plan as text: one line for each processor, and one for how it chooses its token."""
         ending = "argmax of the scores" if self.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
@@ -58,9 +63,11 @@ class Row:
     def accept(self, token: int, reason: str) -> str:
         """Adds a token to the text and ends the row if it is due; returns the text that becomes final.
 
-        token: drawn by the core and appended to the history, or -1. reason: why that ends the row, or ""; stop strings and the
-        deadline are checked here, because the core does not know them.
+        token: drawn by the core and appended to the history, or -1. reason: why that ends the row, or ""; what the core does
+        not know is checked here: stop strings, the deadline, and whether a row whose end is forbidden is at its end.
         """
+        if reason == "no_candidate" and (constraint := self.constraint) is not None and constraint.complete:
+            reason = "eos"
         piece = self.text.push(token) if self.text and token >= 0 else ""
         if self.text and self.text.stopped and reason != "eos":
             reason = "stop"

@@ -24,12 +24,11 @@ from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import DTYPES, END_REASONS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
 from decodestep.sampling.build_processors import processors_of
-from decodestep.sampling.constraint import constraint_of
 from decodestep.sampling.params import SEQUENCE_FIELDS, TOKEN_FIELDS, SamplingParams
 from decodestep.sampling.plan import plan
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
-from decodestep.sampling.text_stream import TextStream
+from decodestep.sampling.row_texts import RowTexts
 from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace
 
@@ -82,7 +81,10 @@ class Sampler:
         The function of a PrefixConstrainedLogitsProcessor is called with the row's number as the index of the batch item.
         They run where transformers puts a user's processors: before the temperature. The attributes of those that run fused
         are read once, when a row is added (`explain` says which run fused).
-    token_bytes: token id -> bytes of text; required for stop strings and for `StepResult.text`.
+    token_bytes: token id -> bytes of text; required for stop strings, constraints and `StepResult.text`.
+    spelled_bytes: token id -> bytes in which stop strings are found: its text, or else its name; None for token_bytes.
+    encode: text -> ids, for a text that follows another one; a constraint's forced text is written in them, if its bytes are
+        theirs, else in the longest tokens, as with None.
     backend: "auto", "cpu" or "triton". "auto" is "triton" for torch tensors on a GPU: the step then runs there, only the tokens
         are copied to the host, and they equal those of the CPU. All processors must be fused.
 
@@ -100,6 +102,8 @@ class Sampler:
         prompt_ids: Sequence[Sequence[int]] | None = None,
         processors: Processors = (),
         token_bytes: Callable[[int], bytes] | None = None,
+        spelled_bytes: Callable[[int], bytes] | None = None,
+        encode: Callable[[str], list[int]] | None = None,
         backend: str = "auto",
     ) -> None:
         require(is_int(vocab_size) and 1 <= vocab_size < 2**31, _OP, "vocab_size", "an integer in [1, 2^31)", vocab_size)
@@ -108,8 +112,7 @@ class Sampler:
         self._ends = require_id_set(_OP, "eos_token_id", self.vocab_size, _as_several(eos_token_id))
         self._processors = RowProcessors(_OP, processors)
         self._added = 0
-        require(token_bytes is None or callable(token_bytes), _OP, "token_bytes", "a function or None", token_bytes)
-        self._token_bytes = token_bytes
+        self._texts = RowTexts(_OP, token_bytes=token_bytes, spelled_bytes=spelled_bytes, encode=encode)
         self.rows: list[Row] = []
         self._batch: _Batch | None = None  # None after a row was added or removed
         ok = isinstance(params, (SamplingParams, Sequence))
@@ -164,7 +167,7 @@ class Sampler:
             stops=params.stop_token_ids,
             limit=params.max_new_tokens,
         )
-        text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
+        text = self._texts.stream(params)
         self._added += 1
         self._processors.served = True
         return Row(params, history, row_plan, native, text, ends, time.monotonic())
@@ -281,7 +284,7 @@ class Sampler:
         logits: (B, V), as for `processed`. Rows that have ended are traced too. No row changes.
         Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
         """
-        spell = None if self._token_bytes is None else _speller(self._token_bytes)
+        spell = self._texts.speller()
         return tuple(
             row.plan.trace(scores, row.history, seed=row.seed or 0, greedy=row.params.greedy, spell=spell)
             for row, scores in zip(self.rows, self._view(logits), strict=True)
@@ -299,8 +302,7 @@ class Sampler:
         require(params.num_beams == 1, _OP, "params", "of one beam: `generate` searches with several", params.num_beams)
         count = params.num_return_sequences
         require(count == 1, _OP, "params", "of one sample: `generate` adds a row for each of several", count)
-        spelled = not params.stop_strings or self._token_bytes is not None
-        require(spelled, _OP, "token_bytes", "given where a row has stop strings", None)
+        self._texts.check(params)
         for name in TOKEN_FIELDS:
             self._ids(name, _as_several(getattr(params, name)))
         for name in SEQUENCE_FIELDS:
@@ -312,8 +314,8 @@ class Sampler:
     ) -> list[Any]:
         """The processors of a row, the user's own and the constraint among them."""
         vocab = self.vocab_size
-        constraint = constraint_of(params, prompt_length, token_bytes=self._token_bytes, vocab_size=vocab, ends=ends)
-        own = [*self._processors.of_row(number, num_beams), *constraint]
+        constraints = self._texts.constraints(params, prompt_length, vocab_size=vocab, ends=ends)
+        own = [*self._processors.of_row(number, num_beams), *constraints]
         sizes = {"prompt_length": prompt_length, "vocab_size": vocab, "num_beams": num_beams}
         return processors_of(params, eos_token_ids=ends, own=own, **sizes)
 
@@ -386,10 +388,6 @@ class Sampler:
     def _ids(self, name: str, ids: Any) -> list[int]:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
         return require_ids(_OP, name, self.vocab_size, ids.tolist() if hasattr(ids, "tolist") else ids)
-
-
-def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:
-    return lambda token: token_bytes(token).decode("utf-8", "replace")
 
 
 def _as_several(ids: Any) -> Any:

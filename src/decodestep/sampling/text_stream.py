@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from itertools import compress
 
 from decodestep.stopping.stop_automaton import StopAutomaton
 
@@ -14,6 +15,10 @@ class TextStream:
     token_bytes: token id -> the bytes that it adds.
     stop_strings: the text ends before the first complete one; if several are complete at the same byte, before the longest.
         Token boundaries make no difference.
+    spelled_bytes: token id -> the bytes in which stop strings are looked for: those of token_bytes, or of a token that adds
+        none, such as a control token, its name; None for token_bytes.
+    min_tokens: a stop string that is complete within this many tokens does not end the text; it is held back like the start of
+        one.
 
     `text` is the final part of the text; `push` and `finish` return what they add to it. It holds back exactly the bytes that
     may still become a stop string, and the bytes of an incomplete character. Bytes that are not UTF-8 become U+FFFD. Each byte
@@ -21,12 +26,21 @@ class TextStream:
     Raises ValueError as `StopAutomaton` does.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stop_strings: Sequence[str] = ()) -> None:
-        self._token_bytes = token_bytes
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        stop_strings: Sequence[str] = (),
+        *,
+        spelled_bytes: Callable[[int], bytes] | None = None,
+        min_tokens: int = 0,
+    ) -> None:
+        self._token_bytes, self._spelled_bytes = token_bytes, spelled_bytes or token_bytes
         self._stops = StopAutomaton(stop_strings)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = bytearray()  # may be the start of a stop string
+        self._adds = bytearray()  # whether each of the held bytes is of the text: a name of a token is not
         self._before = 0  # how many bytes came before the held ones
+        self._early = min_tokens  # how many of the next tokens complete no stop string
         self._pieces: list[str] = []
         self.stop = ""
 
@@ -43,24 +57,29 @@ class TextStream:
         if self.stopped:
             return ""
         data = self._token_bytes(token_id)
+        adds = bool(data)
+        data = data or self._spelled_bytes(token_id)
         self._held += data
+        self._adds += bytes([adds]) * len(data)
         found = self._stops.feed(data)
-        if found:
+        if self._early:
+            self._early -= 1
+        elif found:
             start, end = (at - self._before for at in found[0])
             self.stop = self._held[start:end].decode()
             return self._release(start, final=True)
         # A stop string begins with the first byte of a character, so an incomplete character before it stays incomplete:
         # U+FFFD.
-        possible = self._stops.possible
-        return self._release(len(self._held) - possible, final=possible > 0)
+        kept = len(self._held) - self._stops.possible
+        return self._release(kept, final=any(self._adds[kept : kept + 1]))
 
     def finish(self) -> str:
         """Ends the text; returns what was held back, with U+FFFD for an incomplete character."""
         return "" if self.stopped else self._release(len(self._held), final=True)
 
     def _release(self, size: int, *, final: bool) -> str:
-        piece = self._decoder.decode(bytes(self._held[:size]), final)
-        del self._held[:size]
+        piece = self._decoder.decode(bytes(compress(self._held[:size], self._adds)), final)
+        del self._held[:size], self._adds[:size]
         self._before += size
         self._pieces.append(piece)
         return piece

@@ -90,7 +90,6 @@ class Engine:
         self._closing = False
         self._error: BaseException | None = None  # what has ended the thread, if anything has
         self._deadline: float | None = None
-        self._spelling: dict[frozenset[str], Callable[[int], bytes]] = {}
         self._batch = self._new_batch()
         while model.cache.prepare():
             pass
@@ -146,7 +145,7 @@ class Engine:
         ids = prompt_ids(self.model, prompt, least_room)
         room = self._room_after(ids, least_room)
         params = within_room(params, 1 if only_scored else room)
-        rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
+        rows = _new_rows(sampler_for(self.model, shown=spelled), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
             request = EngineRequest(self._submitted, ids, rows, listener)
@@ -202,16 +201,6 @@ class Engine:
             rule = f"{'shorter' if least_room else 'no longer'} than the {self.capacity} tokens that the cache has room for"
             refuse(_OP, "prompt", rule, len(ids), "context_length_exceeded")
         return room
-
-    def _token_bytes(self, spelled: frozenset[str]) -> Callable[[int], bytes]:
-        """Token id -> bytes of text; for the control tokens in `spelled`, their names. The same function for equal sets."""
-        tokenizer = self.model.tokenizer
-        if not spelled:
-            return tokenizer.token_bytes
-        if spelled not in self._spelling:
-            shown = {i: tokenizer.token(i).encode() for i in tokenizer.control_ids(spelled)}
-            self._spelling[spelled] = lambda token: shown.get(token) or tokenizer.token_bytes(token)
-        return self._spelling[spelled]
 
     def _new_batch(self) -> Batch:
         return Batch(self.model, sampler_for(self.model), ChunkedPrefill(self.max_rows))

@@ -148,7 +148,7 @@ class EchoChoice(TextChoice):
         self.text = prompt if isinstance(prompt, str) else spelled
         self._offset = len(self.text)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        lengths = [len(decoder.decode(bytes_of(tokenizer, token))) for token in self._ids[:-1]]
+        lengths = [len(decoder.decode(tokenizer.spelled_bytes(token))) for token in self._ids[:-1]]
         self._prompt_offsets = accumulate(lengths, initial=len(self.text) - len(spelled))
 
     def take(self, delta: Delta) -> None:
@@ -290,12 +290,7 @@ def json_bytes(data: Any, *, allow_nan: bool = True) -> bytes:
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text that the tokenizer reads as these ids: with the names of control tokens."""
-    return b"".join(bytes_of(tokenizer, token) for token in ids).decode("utf-8", "replace")
-
-
-def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
-    """A token's bytes in `text_of`."""
-    return tokenizer.token(token).encode() if token in tokenizer.special else tokenizer.token_bytes(token)
+    return b"".join(map(tokenizer.spelled_bytes, ids)).decode("utf-8", "replace")
 
 
 def _as_requested(seed: int | None) -> int | None:
