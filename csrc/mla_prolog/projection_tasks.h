@@ -96,6 +96,8 @@ class ProjectionTasks {
         }
     }
 
+    // Whether `read` does anything.
+    bool reads_tokens() const { return panels_ || (rows_ && rows_->read_count() > 0); }
     // To be called for every token, once its row of x is there and before any task runs.
     void read(size_t t) const {
         if (panels_) panels_->read(t);

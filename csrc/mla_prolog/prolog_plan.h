@@ -147,8 +147,7 @@ class PrologPlan {
     bool widens_x() const { return projects_x(true) && sizeof(T) != sizeof(float); }
     bool pads_x() const { return projects_x(false) && x_bytes() % kGroupBytes != 0; }
     bool reads_tokens() const {
-        return widens_x() || pads_x() || a_.w_dq.form == WeightForm::panels ||
-               (caches_ && a_.w_dkv_kr.form == WeightForm::panels);
+        return widens_x() || pads_x() || down_query_.reads_tokens() || down_latent_.reads_tokens();
     }
 
     size_t x_bytes() const { return a_.hidden * (a_.x_scale ? 1 : sizeof(T)); }
