@@ -8,9 +8,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What the core is compiled from.
-NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp')
-# The instruction sets of csrc/core/tiers.h; those that the machine lacks are skipped.
-TIERS ?= baseline avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 avx512_amx neon neon_dotprod neon_i8mm
+NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc cmake -type f)
+# The instruction sets that the core is compiled for: the baseline and the best of this machine, all, or names of
+# csrc/core/tiers.txt. Each choice has a build folder of its own, so that changing it compiles nothing anew.
+export DECODESTEP_TIERS ?= native
+# What the choice is, and for which machine, as of the last build.
+CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
 .PHONY: run test test-tiers test-transformers-next bench bench-report docs build lint arm clean
 
@@ -25,13 +28,10 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST)
 
-# The whole suite on each instruction set that the machine has.
-test-tiers: $(VENV)/.core $(VENV)/.test
-	for tier in $(TIERS); do \
-	    if DECODESTEP_ISA=$$tier $(BIN)/python -c "from decodestep import _native" 2> /dev/null; then \
-	        echo "== $$tier"; DECODESTEP_ISA=$$tier $(PYTEST) || exit 1; \
-	    else echo "== $$tier: not supported by this machine"; fi; \
-	done
+# The tests of the kernels on each instruction set that the machine has.
+test-tiers:
+	$(MAKE) DECODESTEP_TIERS=all $(VENV)/.core $(VENV)/.test
+	$(PYTEST) -k "test_isa or every_build"
 
 # The tests that name transformers, on the release after the one that `test` runs on. Its requirements are the same, so that it can
 # lie in a folder of its own, before .venv on the path.
@@ -85,12 +85,17 @@ $(VENV)/.made:
 	touch $@
 
 # Shows only the compiler's progress of pip's output, or all of it on failure.
-$(VENV)/.core: $(VENV)/.made $(NATIVE)
-	@mkdir -p build
+$(VENV)/.core: $(VENV)/.made $(NATIVE) $(CHOICE)
 	@echo "== compiling the core: minutes the first time, then only what has changed"
-	@set -o pipefail; $(PIP) install --verbose --no-deps --no-build-isolation --editable . 2>&1 | tee build/install.log \
+	@set -o pipefail; $(PIP) install --verbose --no-deps --no-build-isolation --editable . \
+	    --config-settings "build-dir=build/{wheel_tag}-$(DECODESTEP_TIERS)" 2>&1 | tee build/install.log \
 	    | sed --unbuffered --quiet --regexp-extended 's/^ *(\[[0-9]+\/[0-9]+\] .*)/\1/p' \
 	    || { cat build/install.log; exit 1; }
+	@touch $@
+
+$(CHOICE):
+	@mkdir -p build
+	@rm -f build/tiers-*
 	@touch $@
 
 # The package is installed already, so these install the requirements of its extras.

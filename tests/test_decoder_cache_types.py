@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
-from builds import ARM, FUSED, X86, needs_fused, printed_under
+from builds import FUSED, VECTORS, needs_fused, printed_under
 from decoder_cases import Sizes, copied, latent_weights, step, weights
 from decodestep import _native
 from decodestep.ops.decoder_forward import group_cache
@@ -111,7 +111,7 @@ def caches_of_subnormals() -> str:
 
 
 @needs_fused
-@pytest.mark.parametrize("isa", [*X86, *ARM])
+@pytest.mark.parametrize("isa", VECTORS)
 def test_every_build_with_fused_multiply_add_writes_the_same_bits_of_subnormals(isa):
     assert printed_under(isa, "import test_decoder_cache_types as t; print(t.caches_of_subnormals())") == caches_of_subnormals()
 

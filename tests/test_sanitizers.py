@@ -89,8 +89,7 @@ def test_arrays_that_change_during_a_call():
 
 def build(sanitizers: str, directory: Path) -> tuple[Path, dict[str, str]]:
     """The core built with them, and the environment that loads them before Python's own memory is handed out."""
-    # What this machine cannot run need not be compiled.
-    core = builds.compiled(directory, SANITIZE=sanitizers, AVX512="ON" if "avx512" in _native.isa() else "OFF")
+    core = builds.compiled(directory, SANITIZE=sanitizers, TIERS=f"baseline,{_native.isa()}")
     libraries = [processes.run(["g++", f"-print-file-name={name}"], check=True).stdout.strip()
                  for name in (*LIBRARIES[sanitizers], "libstdc++.so")]  # fmt: skip
     if not all(os.path.isabs(library) for library in libraries):

@@ -60,6 +60,6 @@ struct MlaAttention {
     int threads;
 };
 
-DECODESTEP_BF16_KERNEL(mla_attention, MlaAttention)
+DECODESTEP_KERNEL(vectors, mla_attention, MlaAttention)
 
 }  // namespace decodestep

@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
     using namespace decodestep;
     current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &tier_name);
+    m.def("tiers", &usable_tiers);
     bind_decode_step(m);
     bind_decoder(m);
     bind_history(m);

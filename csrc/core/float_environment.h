@@ -6,9 +6,8 @@
 #include <cstdint>
 
 #include "core/compiler.h"
-#include "core/tiers.h"
 
-#ifdef DECODESTEP_X86
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -27,7 +26,7 @@ class DefaultFloats {
     DefaultFloats& operator=(const DefaultFloats&) = delete;
 
   private:
-#ifdef DECODESTEP_X86
+#ifdef __x86_64__
     // MXCSR: all exceptions masked; the lowest six bits say which have occurred, and are nobody's setting.
     using Word = uint32_t;
     static constexpr Word kDefault = 0x1F80, kSettings = ~Word{0x3F};

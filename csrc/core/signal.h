@@ -17,9 +17,8 @@
 #endif
 
 #include "core/patience.h"
-#include "core/tiers.h"
 
-#ifdef DECODESTEP_X86
+#ifdef __x86_64__
 #include <immintrin.h>
 #endif
 
@@ -78,7 +77,7 @@ class Signal {
 
   private:
     static void relax() {
-#ifdef DECODESTEP_X86
+#ifdef __x86_64__
         _mm_pause();
 #elif defined(__aarch64__)
         asm volatile("isb" ::: "memory");  // a pause of tens of cycles; `yield` does nothing on most cores

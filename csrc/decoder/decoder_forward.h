@@ -148,6 +148,6 @@ struct DecoderForward {
     StepCost* costs;  // one for each StepPart, or null
 };
 
-DECODESTEP_PAIR_KERNEL(decoder_forward, DecoderForward)
+DECODESTEP_KERNEL(pairs, decoder_forward, DecoderForward)
 
 }  // namespace decodestep

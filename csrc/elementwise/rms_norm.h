@@ -18,6 +18,6 @@ struct RmsNorm {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(rms_norm, RmsNorm)
+DECODESTEP_KERNEL(vectors, rms_norm, RmsNorm)
 
 }  // namespace decodestep

@@ -16,6 +16,6 @@ struct Swiglu {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(swiglu, Swiglu)
+DECODESTEP_KERNEL(vectors, swiglu, Swiglu)
 
 }  // namespace decodestep

@@ -4,6 +4,10 @@
 #include "linear/panel_tile.h"
 #include "linear/with_format.h"
 
+namespace decodestep::avx512_vnni {
+void panel_tile(const PanelTile&);  // where the tier below runs it
+}
+
 namespace decodestep::DECODESTEP_BUILD {
 namespace {
 

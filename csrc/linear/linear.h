@@ -91,7 +91,7 @@ struct Linear {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(linear, Linear)
+DECODESTEP_KERNEL(vectors, linear, Linear)
 
 // Products of each token with one of the groups of rows that a weight consists of, such as the experts of a mixture:
 //   y[t, n] = sum over k of x[t, k] * w[groups[t], n, k]
@@ -109,7 +109,7 @@ struct GroupedProducts {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(grouped_products, GroupedProducts)
+DECODESTEP_KERNEL(vectors, grouped_products, GroupedProducts)
 
 // Products of each head with its own rows. Of the w.out / heads rows of a head, rows [first, first + count) are used:
 //   y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k],
@@ -130,7 +130,7 @@ struct HeadProducts {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(head_products, HeadProducts)
+DECODESTEP_KERNEL(vectors, head_products, HeadProducts)
 
 // values[i] = row ids[i] of the weight, widened to float32: an embedding lookup.
 struct GatherRows {
@@ -141,6 +141,6 @@ struct GatherRows {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(gather_rows, GatherRows)
+DECODESTEP_KERNEL(vectors, gather_rows, GatherRows)
 
 }  // namespace decodestep

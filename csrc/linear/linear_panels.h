@@ -104,7 +104,7 @@ struct PackLinearPanels {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(pack_linear_panels, PackLinearPanels)
+DECODESTEP_KERNEL(vectors, pack_linear_panels, PackLinearPanels)
 
 // y[t, n] = sum over k of x[t, k] * w[n, k], in float32, over blocks of 32 inputs in ascending order
 //
@@ -130,6 +130,6 @@ struct LinearPanels {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(linear_panels, LinearPanels)
+DECODESTEP_KERNEL(vectors, linear_panels, LinearPanels)
 
 }  // namespace decodestep

@@ -13,6 +13,9 @@ namespace {
 
 // Tokens whose sums of 32 outputs stay in registers.
 constexpr int kRegisterTokens = kManyRegisters ? 6 : 2;
+// Whether several tokens are multiplied by several panels at once. Of AVX-512 without dot products, which few CPUs
+// have, these instances would be half of all code.
+constexpr bool kStreamsTokens = kWideSums || !kManyRegisters;
 
 // The T tokens of a tile as bytes times a panel that is read as it lies in memory.
 template <Format F, int T>
@@ -57,7 +60,12 @@ void panel_tile(const PanelTile& a) {
 void panel_streams(const PanelStreams& a) {
     with_format(a.format, [&]<Format F>() {
         if constexpr (kStreams > 1) {
-            if constexpr (quantises_activations(F)) {
+            if constexpr (quantises_activations(F) && !kStreamsTokens) {
+                if (a.tokens == 1) return stream_bytes<F, 1, 1>(a);
+                for (size_t s = 0; s < kStreams; ++s)
+                    tiles_of<F>(
+                        {F, a.blocks, a.panels[s], a.next[s], a.x, a.first, a.tokens, a.outputs + s * a.tokens});
+            } else if constexpr (quantises_activations(F)) {
                 const size_t groups = ceil_div(a.tokens, kRegisterTokens);
                 with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() {
                     if constexpr (2 * T > kRegisterTokens)  // others are a single group

@@ -26,7 +26,7 @@ struct PanelTile {
     }
 };
 
-DECODESTEP_TILE_KERNEL(panel_tile, PanelTile)
+DECODESTEP_KERNEL(tiles, panel_tile, PanelTile)
 
 // outputs[s * tokens + i] = activations of token first + i times panels[s], for kStreams panels of one format and size
 // and as many tokens as `streams` allows; next[s]: what is read after panels[s].
@@ -39,6 +39,6 @@ struct PanelStreams {
     float (*outputs)[kPanelOutputs];
 };
 
-DECODESTEP_BYTE_KERNEL(panel_streams, PanelStreams)
+DECODESTEP_KERNEL(bytes, panel_streams, PanelStreams)
 
 }  // namespace decodestep

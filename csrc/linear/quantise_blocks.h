@@ -35,6 +35,6 @@ struct QuantiseBlocks {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(quantise_blocks, QuantiseBlocks)
+DECODESTEP_KERNEL(vectors, quantise_blocks, QuantiseBlocks)
 
 }  // namespace decodestep

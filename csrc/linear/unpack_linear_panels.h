@@ -15,7 +15,7 @@ struct UnpackLinearPanels {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(unpack_linear_panels, UnpackLinearPanels)
+DECODESTEP_KERNEL(vectors, unpack_linear_panels, UnpackLinearPanels)
 
 // values[i] = output ids[i] of the weight, widened to float32. Bits: those of GatherRows.
 struct GatherPanels {
@@ -26,6 +26,6 @@ struct GatherPanels {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(gather_panels, GatherPanels)
+DECODESTEP_KERNEL(vectors, gather_panels, GatherPanels)
 
 }  // namespace decodestep

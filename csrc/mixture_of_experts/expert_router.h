@@ -38,6 +38,6 @@ struct ExpertRouter {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(expert_router, ExpertRouter)
+DECODESTEP_KERNEL(vectors, expert_router, ExpertRouter)
 
 }  // namespace decodestep

@@ -45,6 +45,6 @@ struct MixtureOfExperts {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(mixture_of_experts, MixtureOfExperts)
+DECODESTEP_KERNEL(vectors, mixture_of_experts, MixtureOfExperts)
 
 }  // namespace decodestep

@@ -73,6 +73,6 @@ struct MlaProlog {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(mla_prolog, MlaProlog)
+DECODESTEP_KERNEL(vectors, mla_prolog, MlaProlog)
 
 }  // namespace decodestep

@@ -52,7 +52,7 @@ struct PackPanels {
     int threads;
 };
 
-DECODESTEP_KERNEL(pack_panels, PackPanels)
+DECODESTEP_KERNEL(bytes, pack_panels, PackPanels)
 
 // y[t, n] = sum over k of x[t, k] * w[k, n] for outputs n in [first, last)
 //
@@ -80,8 +80,8 @@ constexpr size_t sums_width(const ColumnWeight& w, size_t first, size_t last) {
     return panel_count(last - first + sums_before(w, first)) * kPanel;
 }
 
-DECODESTEP_KERNEL(multiply_columns, ColumnProduct)
+DECODESTEP_KERNEL(bytes, multiply_columns, ColumnProduct)
 // Called by `multiply_columns` for a bfloat16 weight with at least one input.
-DECODESTEP_ALL_PAIR_KERNEL(multiply_bf16_columns, ColumnProduct)
+DECODESTEP_KERNEL(pairs, multiply_bf16_columns, ColumnProduct)
 
 }  // namespace decodestep

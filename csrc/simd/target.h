@@ -1,6 +1,6 @@
 // The vector primitives of the instruction set that this build is for.
 //
-// A tier of core/tiers.h has a file of its own here, and all of them define the same primitives in the same order:
+// A tier of core/tiers.txt has a file of its own here, and all of them define the same primitives in the same order:
 //
 //   avx512_bf16.h   AVX-512 with VNNI, BF16 and VBMI2  } avx512_byte_products.h  }
 //   avx512_vnni.h   AVX-512 with VNNI                  }                         } avx512_common.h  }
@@ -12,12 +12,13 @@
 //   neon.h          NEON                               }                } quarters.h
 //   portable.h      plain C++ for any machine (portable_narrow.h: its types of less than four bytes)
 //
-// Beside them are the files that several share. What has a build of its own where is in core/tiers.h: constants that a
-// kernel for vectors alone reads (kVectorRegisters, kStoresBytes, kStreams) are the same in all tiers of those vectors.
+// Beside them are the files that several share. What has a build of its own where is in core/tiers.txt: constants that
+// a kernel for vectors alone reads (kVectorRegisters, kStoresBytes, kStreams) are the same in all tiers of those
+// vectors.
 //
-// To add an instruction set: write its file, choose it below, and name its tier in core/tiers.h, core/isa.cpp and
-// CMakeLists.txt. Nothing outside this folder tests for an instruction set: an algorithm that wants other tiles on
-// another machine derives them from a constant of the target, as kVectorRegisters.
+// To add an instruction set: write its file, choose it below, and give its tier a row in core/tiers.txt and a test of
+// the CPU in core/isa.cpp. Nothing outside this folder tests for an instruction set: an algorithm that wants other
+// tiles on another machine derives them from a constant of the target, as kVectorRegisters.
 //
 // The primitives give the same bits on every target, but for fma where a machine has no fused multiply-add, and
 // split_exponent, which serves an approximation. Everything lives in the namespace of its build, so that the linker

@@ -16,6 +16,9 @@ _FeedForward = tuple[Sequence[_Panels], bool, Sequence[NDArray[np.float32] | Non
 def isa() -> str:
     """The name of the tier in use."""
 
+def tiers() -> str:
+    """The names of the tiers that this core is built for and this machine has, separated by ", "."""
+
 # Matrix products. A format is a `Format` of weights/packed.py; x is [rows, inputs], y [rows, outputs].
 
 def linear(x: NDArray[np.float32], w: NDArray[np.uint8], format: int, y: NDArray[np.float32], threads: int) -> None: ...

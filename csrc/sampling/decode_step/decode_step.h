@@ -78,6 +78,6 @@ struct DecodeStep {
 };
 
 // NaN counts as -inf. A row's results depend on that row alone, and have the same bits for every number of threads.
-DECODESTEP_BF16_KERNEL(decode_step, DecodeStep)
+DECODESTEP_KERNEL(lists, decode_step, DecodeStep)
 
 }  // namespace decodestep

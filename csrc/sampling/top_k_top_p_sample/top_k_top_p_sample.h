@@ -45,7 +45,7 @@ struct ApplyTopKTopP {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(top_k_top_p_sample, TopKTopPSample)
-DECODESTEP_VECTOR_KERNEL(apply_top_k_top_p, ApplyTopKTopP)
+DECODESTEP_KERNEL(vectors, top_k_top_p_sample, TopKTopPSample)
+DECODESTEP_KERNEL(vectors, apply_top_k_top_p, ApplyTopKTopP)
 
 }  // namespace decodestep
