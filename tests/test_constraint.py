@@ -654,6 +654,15 @@ def test_a_process_that_cannot_try_a_schema_out_is_an_error_of_its_own(rng, monk
         run(ds.SamplingParams(json_schema={"type": "integer", "multipleOf": 19}), rng, 1)
 
 
+def test_a_program_that_is_no_python_is_not_started_to_try_a_schema_out(rng, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
+    with pytest.raises(RuntimeError, match="this process runs in /usr/bin/uwsgi, which is not a Python: set DECODESTEP_PYTHON"):
+        run(ds.SamplingParams(json_schema={"type": "integer", "multipleOf": 23}), rng, 1)
+    monkeypatch.setenv("DECODESTEP_PYTHON", "in-process")
+    monkeypatch.setattr(constraint_trial.subprocess, "run", None)
+    run(ds.SamplingParams(json_schema={"type": "integer", "multipleOf": 23}), rng, 1)
+
+
 def test_a_grammar_with_too_many_ways_to_read_a_text_is_refused_for_that(rng, monkeypatch):
     monkeypatch.setitem(constraint_trial.LIMITS, "step_max_items", 1)
     with pytest.raises(ValueError, match="grammar must be one that can be compiled; got .*Too many items"):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from decodestep._base.checks import Words, refuse
+from decodestep._base.worker_python import worker_python
 from decodestep.sampling import constraint_worker
 
 # The limits for untrusted schemas: half of llguidance's default limits on work, and about 100 MB of states instead of 500.
@@ -42,12 +42,16 @@ def first_names(schemas: tuple[str, ...], most: int, longest: int) -> list[list[
 
 
 def _run(language: str, task: dict[str, Any]) -> Any:
+    """The worker's answers; without a process of its own, and its limits, where DECODESTEP_PYTHON gives such processes up."""
+    python = worker_python()
+    if python is None:
+        return constraint_worker.answers(task, LIMITS)
     spec = find_spec("llguidance")
     assert spec is not None and spec.origin is not None
     folder = str(Path(spec.origin).absolute().parent.parent)
     limits = (str(_TRIAL_MEMORY), str(_TRIAL_SECONDS), json.dumps(LIMITS))
     # -I -S: neither the user's environment nor site packages; the worker gets the folder of what it imports.
-    command = [sys.executable, "-I", "-S", constraint_worker.__file__, *limits, folder]
+    command = [python, "-I", "-S", constraint_worker.__file__, *limits, folder]
     data, root = json.dumps(task).encode(), os.path.abspath(os.sep)
     try:
         ended = subprocess.run(command, input=data, capture_output=True, timeout=_TRIAL_WAIT, cwd=root, check=False)

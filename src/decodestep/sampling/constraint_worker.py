@@ -26,30 +26,36 @@ class _Bytes:
 
 
 def main(memory: int, seconds: float, parser: str, folder: str) -> None:
-    """Does the task of standard input and writes the answers, both JSON. Returns if that is affordable, grammars wrong or not.
+    """Does the task of standard input and writes its `answers`, both JSON. Returns if that is affordable, grammars wrong or not.
 
-    The task has `grammars`, which are compiled, with the mask of the first token. With `names`, they are of JSON objects, and
-    the answers are `_first_names` of each, whose other arguments are in `names`.
     memory: bytes of address space beyond what the process has after its imports. seconds: of processor time. parser: the
     arguments of LLParserLimits, as JSON. folder: where llguidance is.
     """
     sys.path.append(folder)
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+    import llguidance  # noqa: F401, before the memory is limited
 
-    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
-    limits = LLParserLimits(**json.loads(parser))
     task = json.loads(sys.stdin.buffer.read())
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     _limit(memory, seconds)
-    answers: list[Any] = []
+    print(json.dumps(answers(task, json.loads(parser))))
+
+
+def answers(task: dict[str, Any], limits: dict[str, Any]) -> list[Any]:
+    """The task has `grammars`, which are compiled, with the mask of the first token. With `names`, they are of JSON objects, and
+    the answers are `_first_names` of each, whose other arguments are in `names`. limits: the arguments of LLParserLimits."""
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
+    parser = LLParserLimits(**limits)
+    found: list[Any] = []
     for grammar in task["grammars"]:
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser)
         if "names" in task:
-            answers.append(_first_names(matcher, *task["names"]))
+            found.append(_first_names(matcher, *task["names"]))
         elif not matcher.is_error():
             matcher.compute_bitmask()
-    print(json.dumps(answers))
+    return found
 
 
 def _first_names(matcher: Any, most: int, longest: int) -> list[str] | None:
