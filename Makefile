@@ -116,5 +116,5 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml
 
 # mypy follows the imports of those packages that have types.
 $(VENV)/.lint: $(VENV)/.made pyproject.toml
-	$(PIP) install "clang-format>=20" h11 jinja2 "mypy>=1.15" "numpy>=2" prometheus_client rich "ruff>=0.12" "starlette>=1.0" uvicorn
+	$(PIP) install "clang-format>=20" h11 jinja2 markupsafe "mypy>=1.15" "numpy>=2" prometheus_client rich "ruff>=0.12" "starlette>=1.0" uvicorn
 	touch $@

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import threading
-import tracemalloc
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -17,8 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import decodestep as ds
 import processes
@@ -422,16 +419,40 @@ def test_a_process_that_does_not_start_is_an_error_of_the_first_prompt(tiny_file
     closes_its_pipes.write_text("#!/bin/sh\nexec <&- >&-\nsleep 60\n")
     closes_its_pipes.chmod(0o755)
     template_process._end_all()
-    monkeypatch.setattr(template_process.sys, "executable", "/no/such/program")
+    monkeypatch.setenv("DECODESTEP_PYTHON", "/no/such/program")
     model = ds.load(tiny_file(**{"tokenizer.chat_template": "{{ 1 }}"}))
     with pytest.raises(ds.ModelError, match="no process could be started to render the chat template"):
         model.chat_prompt(USER)
     for program in ("/bin/true", str(closes_its_pipes)):
-        monkeypatch.setattr(template_process.sys, "executable", program)
+        monkeypatch.setenv("DECODESTEP_PYTHON", program)
         with pytest.raises(ds.ModelError, match="did not start"):
             model.chat_prompt(USER)
     monkeypatch.undo()
     assert model.chat_prompt(USER) == "1"
+
+
+@pytest.mark.parametrize("program", ["/usr/bin/uwsgi", "/opt/blender", "", None])
+def test_a_program_that_is_no_python_is_not_started_again(program, monkeypatch):
+    """A process that embeds Python is itself sys.executable."""
+    template_process._end_all()
+    monkeypatch.setattr(sys, "executable", program)
+    with pytest.raises(ds.ModelError, match="to render the chat template: .* is not a Python: set DECODESTEP_PYTHON"):
+        rendered("{{ 1 }}", USER)
+    monkeypatch.setenv("DECODESTEP_PYTHON", os.path.realpath("/proc/self/exe"))
+    assert rendered("{{ 1 }}", USER) == "1"
+    monkeypatch.setenv("DECODESTEP_PYTHON", "in-process")
+    monkeypatch.setattr(template_process.subprocess, "Popen", None)
+    assert control_tokens("<|a|>{{ messages[0].content }}", [say("user", "<|a|>")]) == ["<|a|>"]
+    for template in ("{{ 1 / 0 }}", "{{ ''.__class__.__mro__ }}", "{{ 'x' * 9_000_000 }}", " " * 300_000):
+        with pytest.raises(ds.ModelError, match=FAILURES.get(template, "longer than")):
+            rendered(template, USER)
+
+
+def test_a_frozen_program_is_not_started_again(monkeypatch):
+    template_process._end_all()
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ds.ModelError, match="is not a Python"):
+        rendered("{{ 1 }}", USER)
 
 
 def test_threads_render_at_once_and_nothing_traces_them():
@@ -522,46 +543,157 @@ def test_generate_reads_contents_as_text(model):
     assert ds.generate(model, [messages], greedy)[0].prompt_token_ids == model.chat_ids(messages)
 
 
-def test_control_tokens_in_contents_are_told_from_the_templates():
-    control = ControlTokens(["<|a|>", "<|ab|>", "</s>"])
+TOKENS = ["<|a|>", "<|ab|>", "<|user|>", "</s>"]
 
-    def pieces(*contents, template="<|a|>{}</s>"):
-        return list(control.split("".join(template.format(control.mark(text)) for text in contents)))
 
-    assert pieces("x") == [("<|a|>", True), ("x", False), ("</s>", True)]
-    assert pieces("</s>x<|ab|>") == [("<|a|>", True), ("</s>x<|ab|>", False), ("</s>", True)]
-    assert pieces("</", "s>", template="{}") == [("</s>", False)]  # two contents make a token
-    assert pieces("a < b") == [("<|a|>", True), ("a < b", False), ("</s>", True)]
-    assert control.mark({"role": ["x", ("y", 3)], 4: None}) == {"role": ["x", ("y", 3)], 4: None}
-    assert list(control.split(json.dumps(control.mark({"</s>": "<|a|>"}), ensure_ascii=False))) == [
-        ('{"</s>": "<|a|>"}', False)
+def control_tokens(template, messages=USER, **variables):
+    """The control tokens of a prompt; the pieces around them are the rest of its text."""
+    text = rendered(template, messages, **variables)
+    pieces = list(ControlTokens(TOKENS).split(text))
+    assert "".join(piece for piece, _ in pieces) == text
+    return [piece for piece, is_control in pieces if is_control]
+
+
+# Every way in which templates write a token of their own, without anything that they are given.
+OWN = [
+    "<|a|>",
+    "{{ '<|a|>' }}",
+    "{{ '<|' + 'a' ~ '|>' }}",
+    "{{ '<|a|>' * 1 }}",
+    "{{ '<|A|>' | lower }}",
+    "{{ '.<|a|>.'[1:-1] }}",
+    "{{ ['<|', 'a', '|>'] | join }}",
+    "{{ '|'.join(['<', 'a', '>']) }}",
+    "{{ '<|{}|>'.format('a') }}",
+    "{{ '{{{}{}{}}}'.format('<|a', '|>', '{}')[1:-3] }}",
+    "{% set x = 'a' %}{{ '<{}{0}>'.format('|') if false else '<|{x}|>'.format(x=x) }}",
+    "{% set x %} <|a|> {% endset %}{{ x | trim }}",
+    "{% macro f(x) %}<|{{ x }}|>{% endmacro %}{{ f('a') }}",
+    "{% macro f() %}<|{{ caller() }}|>{% endmacro %}{% call f() %}a{% endcall %}",
+    "{% filter trim %}  <|a|>  {% endfilter %}",
+    "{% generation %}<|a|>{% endgeneration %}",
+    "{% set n = namespace(x='') %}{% for x in ['<|', 'a', '|>'] %}{% set n.x = n.x + x %}{% endfor %}{{ n.x }}",
+    "{{ {'user': '<|a|>'}[messages[0].role] }}",
+    "{{ 'x<|a|>y'.replace('x', '').split('y')[0] }}",
+    "{{ 'x;<|a|>'.partition(';')[2] }}",
+    "{{ messages[0].content.replace('What', '<|a|>') }}",
+    "{{ messages[0].content | replace('What', '<|a|>') }}",
+    "{{ '<|a|>' | safe }}",
+    "{{ ('<|' | safe) + ('a|>' | safe) }}",
+    "{{ messages[0].nothing | default('<|a|>') }}",
+]
+
+
+@pytest.mark.parametrize("template", OWN)
+def test_what_a_template_writes_itself_is_a_control_token(template):
+    assert control_tokens(template) == ["<|a|>"]
+
+
+def test_sums_with_what_is_safe_keep_control_tokens():
+    text = rendered("{{ x + '[A]' + (messages | tojson | safe) + '[A]' }}[{{ ('A' | safe) + x }}]", USER, x="A")
+    assert [piece for piece, is_control in ControlTokens(["[A]", "[AA]"]).split(text) if is_control] == ["[A]"] * 2
+
+
+def test_texts_of_format_are_those_of_python():
+    for form, args in {"{:>4}{!r}{{}}": ("a", "b"), "{0}{1}{0}": "ab", "{:{}}": ("a", 3)}.items():
+        template = "{{ form.format(*args) }}{{ '" + form + "'.format(*args) }}"
+        assert rendered(template, USER, form=form, args=args) == 2 * form.format(*args)
+
+
+def test_special_tokens_and_roles_are_the_templates():
+    assert control_tokens("{{ eos_token }}{{ '<|' + messages[0].role + '|>' }}") == ["</s>", "<|user|>"]
+    assert control_tokens("{{ eos_token }}", eos_token="<|a|>") == []  # the caller's
+
+
+# What is given in the places of `given`, in every way in which templates write it.
+WRITTEN = [
+    "{{ x }}",
+    "{{ x | trim }}|{{ x.strip() }}|{{ x[0:] }}|{{ x[:2] + x[2:] }}|{{ x | string }}|{{ x | safe }}|{{ x | indent }}",
+    "{{ [x, x] | join('.') }}|{{ '.'.join([x]) }}|{{ x | list | join }}|{{ x * 2 }}|{{ x ~ x }}|{{ '%s' % x }}",
+    "{{ '{}{a}'.format(x, a=x) }}|{{ '{0:}'.format(x) }}|{{ 'y'.replace('y', x) }}|{{ '%s' | format(x) }}",
+    "{{ 'y' | replace('y', x) }}|{{ '' | default(x, true) }}|{{ x | urlize }}|{{ x | e }}",
+    "{{ x | tojson }}|{{ [x] | tojson }}|{{ {x: x} | tojson }}|{{ {'a': x} }}|{{ {x: 1}.keys() | list }}|{{ [x] }}",
+    "{% set y = x.split('|') %}{{ y | join('|') }}|{{ x | upper | lower }}|{{ x.replace('q', 'r') }}",
+    "{% macro f(y) %}{{ y }}{{ caller() }}{% endmacro %}{% call f(x) %}{{ x }}{% endcall %}",
+    "{% filter trim %}{{ x }}{% endfilter %}{% set y %}{{ x }}{% endset %}{{ y }}",
+]
+
+
+@pytest.mark.parametrize("template", WRITTEN)
+@pytest.mark.parametrize(
+    "given", [*TOKENS, "x</s>\ufdd0", "\ufdd1</s>\ufdd0", "\\ufdd0</s>", "\ue000</s>\uf8ff", "<|user|>\0</s>"]
+)
+def test_what_a_template_is_given_is_text_and_keeps_its_characters(template, given):
+    call_ = call("f", {"a": given, given: ["b", given]}, id=given)
+    places = {
+        "messages[0].content": [say("user", given)],
+        "messages[0].name": [say("user", "", name=given)],
+        "messages[0].role": [say(given, "")],
+        "messages[0].tool_calls[0].function.arguments.a": [say("assistant", "", tool_calls=[call_])],
+        "messages[0].tool_calls[0].id": [say("assistant", "", tool_calls=[call_])],
+        "messages[0].content[0].text": [say("user", [{"type": "text", "text": given}])],
+    }
+    for place, messages in places.items():
+        assert control_tokens(f"{{% set x = {place} %}}{template}", messages) == []
+    tools = [{"function": {"name": given}}]
+    assert control_tokens("{% set x = tools[0].function.name %}" + template, tools=tools) == []
+    assert control_tokens("{% set x = documents[0].text %}" + template, documents=[{"text": given}]) == []
+    assert control_tokens(template, x=given) == []
+    assert rendered("{{ x }}|{{ x | tojson }}", USER, x=given) == f"{given}|{json.dumps(given, ensure_ascii=False)}"
+
+
+def test_a_token_of_which_a_part_is_given_is_text():
+    for template in (
+        "<|{{ x }}|>",
+        "{{ '<|' + x + '|>' }}",
+        "{{ '<|{}|>'.format(x) }}",
+        "{{ ['<', 'a', '>'] | join(y) }}",
+        "{{ '<|.|>'.replace('.', x) }}",
+        "{% filter trim %}<|{{ x }}|>{% endfilter %}",
+        "{{ '<|' ~ messages[0].role ~ '|>' }}",
+        "{{ z }}a|>",
+        "<|{{ w }}",
+    ):
+        assert "<|a|>" in rendered(template, [say("a", "")], x="a", y="|", z="<|", w="a|>")
+        assert control_tokens(template, [say("a", "")], x="a", y="|", z="<|", w="a|>") == [], template
+    # A longer token that begins with the template's, or ends with it, does not take its place.
+    assert list(ControlTokens(["<s>", "<s>x", "y<s>"]).split(rendered("{{ x }}<s>{{ x }}", USER, x="xy"))) == [
+        ("xy", False),
+        ("<s>", True),
+        ("xy", False),
     ]
-    for cut in (slice(1, None), slice(None, -1)):  # a template may cut off a mark
-        assert list(control.split(control.mark("</s>")[cut])) == [("</s>", False)]
-    assert list(control.split("\ufdd0<|a")) == [("<|a", False)]
-    with pytest.raises(ValueError, match=r"without U\+FDD0 and U\+FDD1"):
-        control.mark("\ufdd1</s>")
-    with pytest.raises(ds.ModelError, match="escapes the marks"):
-        list(control.split(json.dumps(control.mark("</s>"))))
-    assert control.mark("\ufdd0") == "\ufdd0"
-    assert list(ControlTokens([]).split("<s>")) == [("<s>", False)]
 
 
-@given(st.lists(st.text("ab<", min_size=1, max_size=5), max_size=6), st.text("ab<", max_size=8))
-def test_an_end_that_begins_a_token_is_marked(tokens, text):
-    begins = any(text.endswith(token[:n]) for token in tokens for n in range(1, len(token)))
-    assert ControlTokens(tokens)._begins_a_token(text) == begins
+def test_given_strings_are_themselves_in_a_templates_tests():
+    template = (
+        "{{ '<|a|>' in x }}{{ x.startswith('<|a|>') }}{{ x == '<|a|>b' }}{{ x | length }}{{ x.split('<|a|>') }}"
+        "{{ x.find('b') }}{{ x is string }}"
+        "{{ x[0] }}{{ x | first }}{{ x | reverse }}{{ {'<|a|>b': 1}[x] }}{{ [x].index('<|a|>b') }}"
+    )
+    assert rendered(template, USER, x="<|a|>b") == "TrueTrueTrue6['', 'b']5True<<b>|a|<10"
 
 
-def test_control_tokens_take_memory_for_themselves_alone():
-    tokens = [f"{i:05}" + "x" * 1000 for i in range(3000)]
-    tracemalloc.start()
-    try:
-        control = ControlTokens(tokens)
-        assert control.mark(["00007xxx", "y"]) == ["00007xxx\ufdd1", "y"]
-        assert tracemalloc.get_traced_memory()[1] < 10 << 20  # all beginnings of all tokens would be 1.5 GB
-    finally:
-        tracemalloc.stop()
+ODD_CONTENTS = [
+    "x\ufdd0",
+    "\ufdd1x\ufdd0",
+    "a\ufdd0b",
+    "\\ufdd0",
+    "\ufdd0<|im_end|>\ufdd1",
+    "<|im_end|>\\ufdd0",
+    "<|im_",
+    "end|>",
+    "\ue000",
+]
+
+
+@pytest.mark.parametrize("content", ODD_CONTENTS)
+def test_no_content_changes_the_control_tokens_of_a_prompt(model, content):
+    special = model.tokenizer.special
+    plain = [say("system", "a"), say("user", "b"), say("assistant", "c"), say("user", "d")]
+    expected = [i for i in model.chat_ids(plain) if i in special]
+    ids = model.chat_ids([{**message, "content": content} for message in plain])
+    assert [i for i in ids if i in special] == expected
+    assert model.tokenizer.decode(ids).count(content) == 4
 
 
 def test_an_interrupt_while_a_request_begins_leaves_no_timer(monkeypatch):

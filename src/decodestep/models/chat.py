@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from decodestep._base.checks import Words, refuse
 from decodestep.models import template_process
 from decodestep.models.errors import ModelError
+from decodestep.models.traced_text import TracedText
 
 Message = Mapping[str, Any]
 
@@ -49,25 +50,28 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
-        special: Mapping[str, Any],
-        mark: Callable[[Any], Any] = lambda value: value,
-    ) -> str:
+        special: Mapping[str, str],
+    ) -> TracedText:
         """The text of a conversation; see `Model.chat_prompt` for the arguments.
 
-        special: variables that the model defines, not the caller. mark: replaces what the caller passes, as plain data.
+        special: variables that the model defines, not the caller: the template's own text.
         """
-        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
-        if name not in self._templates:
-            raise ModelError(
-                "the model file has no chat template: pass one, load(..., chat_template=...), or give the model plain text"
-            )
+        name = self._name(tools is not None)
         given = {
             "messages": [_as_templates_read(message) for message in _mappings("messages", messages)],
             "tools": None if tools is None else _mappings("tools", tools),
             "documents": None if documents is None else _mappings("documents", documents),
             **_plain(dict(variables)),
         }
-        return template_process.render(self._templates[name], {**special, **mark(given)})
+        return template_process.render(self._templates[name], given, special)
+
+    def _name(self, tools: bool) -> str:
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise ModelError(
+                "the model file has no chat template: pass one, load(..., chat_template=...), or give the model plain text"
+            )
+        return name
 
 
 def _mappings(name: str, items: Any) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from decodestep.models.sequence import CachedSequence
 if TYPE_CHECKING:
     from decodestep.models.chat import ChatTemplate, Message
     from decodestep.models.tokenizer import Tokenizer
+    from decodestep.models.traced_text import TracedText
 
 
 class Model:
@@ -84,12 +85,12 @@ class Model:
         add_generation_prompt: whether the text ends with the start of the assistant's answer.
         variables: further variables of the template, in addition to bos_token, eos_token, unk_token and pad_token.
 
-        The template runs in a separate process, limited to 1 second of processor time and 128 MiB of memory.
+        The template runs in a separate process, limited to 1 second of processor time and 128 MiB of memory; in this one
+        without limits if DECODESTEP_PYTHON is "in-process".
         Raises ModelError if the file has no template, or its template fails, refuses these messages or is stopped; ValueError
         for arguments of other types.
         """
-        given = {"add_generation_prompt": add_generation_prompt, **variables}
-        return self.template.render(messages, tools, documents, given, self._special_tokens())
+        return str.__str__(self._rendered(messages, tools, documents, add_generation_prompt, variables))
 
     def chat_ids(
         self,
@@ -104,24 +105,29 @@ class Model:
         """The token ids of `chat_prompt` with the same arguments, as `generate` uses them for a conversation.
 
         control_tokens: how a control token spelled in a message, tool or document is read, such as "<|im_end|>".
-            "text": as its characters, so that no content can end or begin a message.
+            "text": as its characters, so that no content can end or begin a message. Only a token of which the template wrote
+                every character is a control token; the usual roles and the special tokens count as written by it.
             "parse": as the control token, as in transformers; for trusted contents.
 
         Raises as `chat_prompt`; UnicodeEncodeError for a lone surrogate.
         """
         require_choice("chat_ids", "control_tokens", control_tokens, ("text", "parse"))
+        prompt = self._rendered(messages, tools, documents, add_generation_prompt, variables)
         if control_tokens == "parse":
-            text = self.chat_prompt(
-                messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
-            )
-            return self.tokenizer.encode_rendered(text)
-        control = self.tokenizer.control_tokens
-        given = {"add_generation_prompt": add_generation_prompt, **variables}
-        prompt = self.template.render(messages, tools, documents, given, self._special_tokens(), control.mark)
-        return self.tokenizer.encode_pieces(control.split(prompt))
+            return self.tokenizer.encode_rendered(str.__str__(prompt))
+        return self.tokenizer.encode_pieces(self.tokenizer.control_tokens.split(prompt))
 
-    def _special_tokens(self) -> dict[str, str]:
-        return {f"{name}_token": self.tokenizer.token(i) for name, i in self.tokenizer.named_ids.items()}
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> TracedText:
+        special = {f"{name}_token": self.tokenizer.token(i) for name, i in self.tokenizer.named_ids.items()}
+        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        return self.template.render(messages, tools, documents, given, special)
 
     def logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Teacher-forced logits: float32 (T, V), row t from tokens [0, t].

@@ -1,4 +1,7 @@
-"""Processes that render chat templates within time and memory limits; they run `template_worker`."""
+"""Processes that render chat templates within time and memory limits; they run `template_worker`.
+
+Where DECODESTEP_PYTHON says so, this process renders them itself, in the same sandbox but without those limits.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,18 @@ import marshal
 import os
 import signal
 import subprocess
-import sys
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from decodestep._base.worker_python import worker_python
 from decodestep.models import template_worker
 from decodestep.models.errors import ModelError, TemplateProcessError
+from decodestep.models.traced_text import TracedText, spans, unpack
 
 MAX_TEMPLATE = 1 << 18  # characters of a template; real ones have up to 30 thousand
 MAX_PROMPT = 1 << 23  # characters of a rendered prompt
@@ -30,17 +36,29 @@ _idle: list[_Worker] = []
 _MAX_IDLE = 2
 
 
-def render(template: str, variables: dict[str, Any]) -> str:
+def render(template: str, variables: dict[str, Any], own: Mapping[str, str] | None = None) -> TracedText:
     """The text of a template with variables made of None, bool, int, float, str, list, tuple and dict alone.
 
+    own: further variables, which count as the template's own text, such as the special tokens.
     Raises ModelError if the template fails, or exceeds a limit of time, memory or length.
     """
+    text = _rendered(template, variables, own or {})
+    if isinstance(text, TracedText):
+        return text
+    raise ModelError(f"the chat template cannot render these messages: {text}")
+
+
+def _rendered(template: str, variables: dict[str, Any], own: Mapping[str, str]) -> TracedText | str:
+    """The text, or as a plain string what failed."""
     if len(template) > MAX_TEMPLATE:
         raise ModelError(f"the chat template is longer than {MAX_TEMPLATE} characters")
-    request = marshal.dumps((template, variables))
-    worker = _take()
+    request = (template, dict(own), variables)
+    python = _python()
+    if python is None:
+        return _rendered_here(*request)
+    worker = _take(python)
     try:
-        text = worker.ask(request)
+        text = worker.ask(marshal.dumps(request))
     except ModelError:
         _put_back(worker)
         raise
@@ -51,14 +69,39 @@ def render(template: str, variables: dict[str, Any]) -> str:
     return text
 
 
+def _rendered_here(template: str, own: dict[str, str], variables: dict[str, Any]) -> TracedText | str:
+    """In this process, whose memory and time are not limited."""
+    try:
+        text = _renderer()(template, own, variables)
+    except Exception as error:
+        return template_worker.words(error)
+    return TracedText(text, spans(text))
+
+
+@cache
+def _renderer() -> Callable[[str, dict[str, str], dict[str, Any]], str]:
+    from decodestep.models.template_renderer import renderer  # jinja2 is an extra
+
+    return renderer(MAX_PROMPT)
+
+
 def prepare() -> None:
     """Starts a worker if none is idle, and does not wait for it: the first `render` finds it ready."""
     if not _idle:
         with suppress(ModelError):  # `render` tries again, and says what is wrong
-            _idle.append(_Worker())
+            python = _python()
+            if python is not None:
+                _idle.append(_Worker(python))
 
 
-def _take() -> _Worker:
+def _python() -> str | None:
+    try:
+        return worker_python()
+    except RuntimeError as error:
+        raise TemplateProcessError(f"no process could be started to render the chat template: {error}") from None
+
+
+def _take(python: str) -> _Worker:
     while _idle:
         try:
             worker = _idle.pop()
@@ -66,7 +109,7 @@ def _take() -> _Worker:
             break
         if worker.alive():
             return worker
-    return _Worker()
+    return _Worker(python)
 
 
 def _put_back(worker: _Worker) -> None:
@@ -94,10 +137,10 @@ if hasattr(os, "register_at_fork"):
 class _Worker:
     """One process, started at once and ready when it says so; one request at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, python: str) -> None:
         limits = (str(MEMORY), str(CPU_SECONDS), str(MAX_PROMPT))
         # -I -S: neither the user's environment nor site packages; the worker gets the folders of what it imports.
-        command = [sys.executable, "-I", "-S", template_worker.__file__, *limits, *_folders()]
+        command = [python, "-I", "-S", template_worker.__file__, *limits, *_folders()]
         try:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=os.path.abspath(os.sep)
@@ -126,7 +169,8 @@ class _Worker:
                 with suppress(OSError):  # of a request that could not be sent
                     pipe.close()
 
-    def ask(self, request: bytes) -> str:
+    def ask(self, request: bytes) -> TracedText | str:
+        """The text, or as a plain string what failed. ModelError if the template was stopped."""
         if not self._ready:
             if self._exchange(None, START_SECONDS) is None:
                 self.end()  # it may have closed its pipes and not be gone yet
@@ -139,10 +183,7 @@ class _Worker:
         if kind == template_worker.FATAL:
             self.end()
             raise ModelError(f"the chat template was stopped: {_OUT_OF_MEMORY}")
-        text = body.decode("utf-8", "surrogatepass")
-        if kind == template_worker.ERROR:
-            raise ModelError(f"the chat template cannot render these messages: {text}")
-        return text
+        return body.decode("utf-8", "surrogatepass") if kind == template_worker.ERROR else unpack(body)
 
     def _exchange(self, request: bytes | None, seconds: float) -> bytes | None:
         """Sends a request, if any, and waits for a reply; None if the worker ended first, or was killed for its time."""
