@@ -135,7 +135,7 @@ def test_developers_speak_as_the_system_and_parts_are_one_text(tiny_file):
     model = load(tiny_file(kind="Q8_0", context=400))
     parts = [{"type": "text", "text": text} for text in ("a", "b")]
     job = chat_job(model, {"messages": [{"role": "developer", "content": parts}, *HELLO]}, 10**6)
-    assert job.prompts == [model.tokenizer.encode("system:ab;user:hello;assistant:")]
+    assert job.prompts == [model.tokenizer.encode("system:a\nb;user:hello;assistant:")]
 
 
 def test_reasoning_effort_is_the_templates(tiny_file):

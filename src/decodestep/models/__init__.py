@@ -5,7 +5,7 @@
   `metadata`;
 - `architectures`: the sizes and parts that a file's keys and names stand for; `checkpoint`: its tensors by part; `summary`;
 - text: `tokenizer` (`vocabulary`, `control_tokens`) of a `gguf_tokenizer` or a `folder_tokenizer` (`tiktoken_file`), on
-  `tokenizer_engine` and `pre_tokenizers`; `chat`, rendered by a `template_process` (`template_worker`,
+  `tokenizer_engine` and `pre_tokenizers`; `chat` (`message_form`), rendered by a `template_process` (`template_worker`,
   `template_renderer`) as `traced_text`;
 - `config`, `layer_weights`, `convert` (`latent_form`), `rope`: a checkpoint to a decoder's sizes and weights;
 - `decoder`: what a decoder does; `step_decoder`: in one native call; `layer_decoder` (`prolog_layer`, `grouped_layer`):

@@ -11,6 +11,7 @@ import numpy as np
 from decodestep._base.checks import Words, refuse
 from decodestep.models import template_process
 from decodestep.models.errors import ModelError
+from decodestep.models.message_form import MessageForm, find_form
 from decodestep.models.traced_text import TracedText
 
 Message = Mapping[str, Any]
@@ -26,6 +27,7 @@ class ChatTemplate:
     def __init__(self, templates: Mapping[str, Any], given: str | None = None) -> None:
         """templates: a file's, "default" and "tool_use". given: replaces them. Raises ModelError if one is not a string."""
         self._templates: dict[str, str] = {}
+        self._forms: dict[str, MessageForm] = {}
         for name in ("default", "tool_use") if given is None else ():
             template = templates.get(name)
             if template is not None and not isinstance(template, str):
@@ -44,6 +46,18 @@ class ChatTemplate:
         if self._templates:
             template_process.prepare()
 
+    def form(self, special: Mapping[str, str], *, tools: bool) -> MessageForm:
+        """The form in which the template for conversations with or without tools reads messages; found once."""
+        name = self._name(tools)
+
+        def attempt(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
+            given = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": True}
+            return template_process.attempt(self._templates[name], given, special)
+
+        if name not in self._forms:
+            self._forms[name] = find_form(attempt)
+        return self._forms[name]
+
     def render(
         self,
         messages: Sequence[Message],
@@ -51,14 +65,17 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
         special: Mapping[str, str],
+        form: MessageForm | None = None,
     ) -> TracedText:
         """The text of a conversation; see `Model.chat_prompt` for the arguments.
 
-        special: variables that the model defines, not the caller: the template's own text.
+        special: variables that the model defines, not the caller: the template's own text. form: that the messages are brought
+        into; None for messages as transformers passes them.
         """
         name = self._name(tools is not None)
+        read = [_as_templates_read(message) for message in _mappings("messages", messages)]
         given = {
-            "messages": [_as_templates_read(message) for message in _mappings("messages", messages)],
+            "messages": read if form is None else form.apply(read),
             "tools": None if tools is None else _mappings("tools", tools),
             "documents": None if documents is None else _mappings("documents", documents),
             **_plain(dict(variables)),

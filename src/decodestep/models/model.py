@@ -77,7 +77,13 @@ class Model:
     ) -> str:
         """The text of a conversation, rendered with the model's chat template.
 
-        Equal to the text of `apply_chat_template` of transformers, whose template environment is used.
+        Equal to the text of `apply_chat_template` of transformers, whose template environment is used, for messages in the form
+        that the template reads. Others are brought into it:
+
+            contents as strings or lists of parts {"type": "text", "text": ...}, of which a string has a line each
+            the content beside tool_calls None, if the template asks for that, or ""
+            the arguments of calls JSON as text, or mappings
+            system messages at the beginning of the next user message, if the template has no such role
 
         messages: mappings, {"role": ..., "content": ...} with any further keys that the template reads.
         tools: a JSON schema for each function that the model may call. documents: texts to answer from, {"title", "text"}
@@ -127,7 +133,8 @@ class Model:
     ) -> TracedText:
         special = {f"{name}_token": self.tokenizer.token(i) for name, i in self.tokenizer.named_ids.items()}
         given = {"add_generation_prompt": add_generation_prompt, **variables}
-        return self.template.render(messages, tools, documents, given, special)
+        form = self.template.form(special, tools=tools is not None)
+        return self.template.render(messages, tools, documents, given, special, form)
 
     def logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Teacher-forced logits: float32 (T, V), row t from tokens [0, t].

@@ -48,6 +48,12 @@ def render(template: str, variables: dict[str, Any], own: Mapping[str, str] | No
     raise ModelError(f"the chat template cannot render these messages: {text}")
 
 
+def attempt(template: str, variables: dict[str, Any], own: Mapping[str, str]) -> TracedText | None:
+    """As `render`, but None if the template fails for these variables."""
+    text = _rendered(template, variables, own)
+    return text if isinstance(text, TracedText) else None
+
+
 def _rendered(template: str, variables: dict[str, Any], own: Mapping[str, str]) -> TracedText | str:
     """The text, or as a plain string what failed."""
     if len(template) > MAX_TEMPLATE:

@@ -268,7 +268,7 @@ def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:
-    """A message as templates expect it: parts joined into text, the arguments of calls as objects."""
+    """A message with its parts joined into text, a line each, and the arguments of its calls as objects."""
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refusal(f"{name}.role", f"one of {', '.join(_ROLES)}")
@@ -285,13 +285,15 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     return taken
 
 
-def _content(name: str, message: Mapping[str, Any]) -> str:
-    """The text of a message; an assistant's may be a refusal, or nothing beside calls."""
+def _content(name: str, message: Mapping[str, Any]) -> str | None:
+    """The text of a message; an assistant's may be a refusal, or None, which is nothing beside calls."""
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(_part(name, part) for part in content)
+        content = "\n".join(_part(name, part) for part in content)
     if content is None and message["role"] == "assistant":
-        content = message.get("refusal") or ""
+        content = message.get("refusal")
+        if content is None:
+            return None
     if not isinstance(content, str):
         raise refusal(f"{name}.content", "a string")
     return content
