@@ -96,6 +96,10 @@ def test_only_templates_that_ask_for_it_see_none():
     absent = [*USER, {"role": "assistant", "tool_calls": calls[1]["tool_calls"]}, calls[2]]
     assert shown(NONE_ASKED, absent) == shown(NONE_ASKED, calls)
     assert shown(NONE_ASKED, [*USER, say("assistant", None), *USER]) == f"{question}[assistant:]{question}>"
+    names = LOOP + "{% if m.content is none %}{{ m.tool_calls[0].function.name }}{% else %}{{ m.content }}{% endif %};" + END
+    assert form_of(names).null and shown(names, calls) == "What is 2 + 2?;f;21;>"
+    writes = LOOP + "{{ m.content if m.content is string else m.content | tojson }};" + END
+    assert not form_of(writes).null and shown(writes, calls) == "What is 2 + 2?;;21;>"
     assert not form_of(STRINGS).null and shown(STRINGS, calls) == question + "[assistant:][tool:21]>"
     prints = LOOP + "{{ m.content }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %};" + END
     assert shown(prints, calls) == 'What is 2 + 2?;{"name": "f", "arguments": {"city": "Zürich"}};21;>'

@@ -338,7 +338,7 @@ def test_a_process_for_templates_that_does_not_start_is_no_fault_of_the_request(
     """A client repeats a request after 500, and gives one up after 400."""
     with LocalServer(load(tiny_file(kind="Q8_0", context=400))) as server:
         template_process._end_all()
-        monkeypatch.setattr(template_process.sys, "executable", "/no/such/program")
+        monkeypatch.setenv("DECODESTEP_PYTHON", "/no/such/program")
         status, answer = server.send_json("/v1/chat/completions", CHAT)
         monkeypatch.undo()
         assert status == 500 and answer["error"]["type"] == "server_error" and "no process could be started" in caplog.text

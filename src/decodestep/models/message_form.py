@@ -21,7 +21,7 @@ class MessageForm:
     strings, parts: the roles whose contents it writes if they are strings, and if they are lists of parts,
         {"type": "text", "text": ...} each.
     system: whether it has a system role.
-    null: whether it asks if the content beside calls is None, and so must see that; others would write None, or fail.
+    null: whether it asks if the content beside calls is None, and so must see that; others would write "None", or fail.
     text_arguments: whether it writes the arguments of calls as they are, and so must get JSON as text; others read mappings.
     """
 
@@ -115,20 +115,22 @@ def _read_kinds(role: str, render: Callable[[Any], str | None]) -> MessageForm:
 
 def _with_calls(form: MessageForm, render: Render) -> MessageForm:
     """The form, with how calls are read. Mappings and "" come first: what reads both reads these better."""
-    written: dict[MessageForm, str] = {}
+    texts: dict[MessageForm, str] = {}
     for text_arguments in (False, True):
-        for null in (False, True):
-            tried = replace(form, text_arguments=text_arguments, null=null)
+        for is_null in (False, True):
+            tried = replace(form, text_arguments=text_arguments, null=is_null)
             text = render(tried.apply([_say("user", "Hello"), _CALL, _RESULT]), _TOOLS)
-            # Neither the mapping as Python writes it, nor text as JSON within JSON.
-            if text and _WORD in text and str(_ARGUMENTS) not in text and json.dumps('"place"')[1:-1] not in text:
-                written[tried] = text
-    if not written:
-        return form
-    best = next(iter(written))
-    empty, null_text = written.get(replace(best, null=False)), written.get(replace(best, null=True))
-    asks = null_text is not None and null_text != empty and "None" not in null_text
-    return replace(best, null=asks)
+            if text is not None:
+                texts[tried] = text
+    # Neither the mapping as Python writes it, nor text as JSON within JSON.
+    wrong = (str(_ARGUMENTS), json.dumps('"place"')[1:-1])
+    written = [tried for tried, text in texts.items() if _WORD in text and not any(each in text for each in wrong)]
+    empty = replace(written[0] if written else form, null=False)
+    null = replace(empty, null=True)
+    with_empty, with_null = texts.get(empty, ""), texts.get(null, "")
+    prints = any(with_null.count(word) > with_empty.count(word) for word in ("None", "null"))
+    asks = null in texts and with_null != with_empty and not prints
+    return null if asks and (null in written or empty not in written) else empty
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
