@@ -26,7 +26,7 @@ class _Bytes:
 
 
 def main(memory: int, seconds: float, parser: str, folder: str) -> None:
-    """Does the task of standard input and writes its `answers`, both JSON. Returns if that is affordable, grammars wrong or not.
+    """Does the task of standard input and writes its `answers`, both JSON. Returns if they cost little, grammars wrong or not.
 
     memory: bytes of address space beyond what the process has after its imports. seconds: of processor time. parser: the
     arguments of LLParserLimits, as JSON. folder: where llguidance is.
@@ -42,8 +42,11 @@ def main(memory: int, seconds: float, parser: str, folder: str) -> None:
 
 
 def answers(task: dict[str, Any], limits: dict[str, Any]) -> list[Any]:
-    """The task has `grammars`, which are compiled, with the mask of the first token. With `names`, they are of JSON objects, and
-    the answers are `_first_names` of each, whose other arguments are in `names`. limits: the arguments of LLParserLimits."""
+    """Does a task in this process. limits: the arguments of LLParserLimits.
+
+    The task has `grammars`, which are compiled, with the mask of the first token. With `names`, they are of JSON objects, and
+    the answers are `_first_names` of each, whose other arguments are in `names`.
+    """
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
