@@ -426,6 +426,8 @@ BAD = [
     ("params", {"params": [SamplingParams()] * 2, "prompt_ids": [[1]]}),
     ("token_bytes", {"params": SamplingParams(stop_strings="x")}),
     ("token_bytes", {"token_bytes": [b"x"]}),
+    ("spelled_bytes", {"spelled_bytes": b"x"}),
+    ("encode", {"encode": "utf-8"}),
     ("allowed_token_ids", {"params": SamplingParams(allowed_token_ids=[VOCAB])}),
     ("logit_bias", {"params": SamplingParams(logit_bias={VOCAB: 1.0})}),
     ("bad_words_ids", {"params": SamplingParams(bad_words_ids=[[1, VOCAB]])}),

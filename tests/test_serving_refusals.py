@@ -21,6 +21,7 @@ from servers import HELLO, LocalServer, allowed_tools, load, post, tool, wait_un
 
 CHAT = {"messages": HELLO, "max_tokens": 2}
 CALL = {**CHAT, "tools": [tool("f")]}
+LENIENT = {"type": "object", "x-guidance": {"lenient": True}}
 UNKEPT = {"properties": {"a": {"not": {}}}, "required": ["a"]}
 FORM = {"response_format": {"type": "json_schema", "json_schema": {"schema": UNKEPT}}}
 FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 1}}
@@ -119,6 +120,9 @@ def called(arguments):
         ("/v1/chat/completions", {**CHAT, "echo": True}, 400, "echo"),
         ("/v1/completions", {"prompt": "a", "regex": "("}, 400, "regex"),
         ("/v1/completions", {"prompt": "a", "json_schema": {"type": "king"}}, 400, "json_schema"),
+        ("/v1/completions", {"prompt": "a", "json_schema": LENIENT}, 400, "json_schema"),
+        ("/v1/completions", {"prompt": "a", "grammar": f"start: %json {json.dumps(LENIENT)}"}, 400, "grammar"),
+        ("/v1/chat/completions", {**CHAT, "tools": [tool("f", parameters=LENIENT)], "tool_choice": "required"}, 400, "tools"),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format.type"),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "text", "schema": {}}}, 400, "response_format.schema"),
         (

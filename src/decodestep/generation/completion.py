@@ -16,9 +16,9 @@ class Completion:
 
     text: the generated text, ending before a stop string; control tokens add no text.
     token_ids: all generated tokens, including the one that ended the row. prompt_token_ids: the tokens of the prompt.
-    finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens reached or the context
-        full), "time" (max_time has passed), "cancelled" (by the caller), "no_candidate" (every token was at -inf, for the row
-        or for all its beams), or "error" (the exception is in `error`).
+    finish_reason: "eos" (an end token, or a constraint's text is complete and its end forbidden), "stop" (a stop string or
+        token), "length" (max_new_tokens reached or the context full), "time" (max_time has passed), "cancelled" (by the
+        caller), "no_candidate" (every token was at -inf, for the row or for all its beams), or "error" (see `error`).
     logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
     prompt_logprobs: a `TokenLogprobs` for each of prompt_token_ids given the tokens before it, None for the first; `processed`
         equals `raw`. None if params.prompt_logprobs is None; shorter if the row ended within its prompt.
