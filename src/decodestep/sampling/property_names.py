@@ -31,7 +31,8 @@ def write_out_patterns(schema: dict[str, Any], parts: Iterable[dict[str, Any]]) 
     """
     parts = list(parts)
     given = set().union(*map(_given_names, parts))
-    objects = [each for each in parts if _is_map(each.get("patternProperties")) and _is_map(each.get("properties", {}))]
+    maps = ("patternProperties", "properties")
+    objects = [each for each in parts if maps[0] in each and all(isinstance(each.get(key, {}), dict) for key in maps)]
     probes = [_probe(each["patternProperties"], others=True) for each in objects]
     probes += [_probe([pattern], others=False) for each in objects for pattern in each["patternProperties"]]
     probes = list(dict.fromkeys(probes))
@@ -88,7 +89,3 @@ def _merges(schema: dict[str, Any]) -> bool:
     """Whether the objects of a schema may be of several schemas at once."""
     joining = _JOINING & schema.keys()
     return "allOf" in schema or len(joining) > 1 or bool(joining and _OF_OBJECTS & schema.keys())
-
-
-def _is_map(value: object) -> bool:
-    return isinstance(value, dict)
