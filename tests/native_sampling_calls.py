@@ -41,6 +41,21 @@ def followers(s: Source) -> Arguments:
     return {"history": Held("History", history(s)), "n": s.one_of(1, 2, 3, 70)}
 
 
+def sequences(s: Source, end: int = 30) -> Arguments:
+    lengths = [s.one_of(1, 1, 2, 2, 3, 9) for _ in range(s.size(12))]
+    tokens = s.ids(sum(lengths), end=s.one_of(min(end, 2), end))
+    return {"tokens": tokens, "lengths": np.array(lengths, np.int64), "values": s.array(len(lengths))}
+
+
+def endings(s: Source) -> Arguments:
+    return {"history": Held("History", history(s)), "sequences": Held("SequenceEndings", sequences(s))}
+
+
+def continuations(s: Source) -> Arguments:
+    return {"history": Held("History", {"prompt_ids": prompt(s, 3)}), "shortest": s.one_of(1, 2, 50),
+            "longest": 50, "breakers": s.ids(s.size(2), end=5), "range": s.one_of(0, 1, 20)}  # fmt: skip
+
+
 def row(s: Source, vocab: int = 100) -> Arguments:
     import decode_step_cases as cases
     from decodestep.ops.decode_step import steps
@@ -49,6 +64,9 @@ def row(s: Source, vocab: int = 100) -> Arguments:
         tuple(cases.chain(s.rng, vocab)), cases.chain(s.rng, vocab), lambda history: cases.chain(s.rng, vocab),
         steps.PenaliseSeen(s.one_of(0, 2), s.one_of(0.5, 1.3)), steps.AddCounted(s.one_of(0, 2), 0.5, s.one_of(-0.5, 0.0)),
         steps.BanFollowers(s.one_of(1, 2, 3)),
+        steps.AddEndings(Held("SequenceEndings", sequences(s, vocab))),
+        steps.BanEndings(Held("SequenceEndings", {**sequences(s, vocab), "values": None})),
+        steps.AddContinuations(s.rng.normal(size=s.one_of(1, 49)), s.one_of(1, 1, 2), s.ids(s.size(2), end=5), s.one_of(0, 9)),
         steps.While(s.one_of(0, 5), s.one_of(0, 6, 99), tuple(cases.chain(s.rng, vocab))),
     ]  # fmt: skip
     return {

@@ -39,7 +39,9 @@ class Held:
 def built(native: ModuleType, value: Any) -> Any:
     if isinstance(value, Held):
         return getattr(native, value.name)(**{key: built(native, argument) for key, argument in value.arguments.items()})
-    if type(value) is list and any(isinstance(item, Held) for item in value):
+    if isinstance(value, tuple) and any(isinstance(item, Held) for item in value):  # a step
+        return type(value)(*(built(native, item) for item in value))
+    if type(value) is list and any(isinstance(item, (Held, tuple)) for item in value):
         return [built(native, item) for item in value]
     return value
 

@@ -19,7 +19,7 @@ from decodestep import _native
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import END_REASONS, new_row, step_rows
 from decodestep.sampling.fusion_rules import steps_of
-from decodestep.sampling.token_history import TokenHistory
+from decodestep.sampling.token_history import SequenceEndings, TokenHistory
 
 VOCAB = 40
 
@@ -32,9 +32,21 @@ def random_part(rng):
         s.PenaliseSeen(skipped, float(rng.choice([1.3, 0.7]))),
         s.AddCounted(skipped, float(rng.normal()), float(rng.normal())),
         s.BanFollowers(int(rng.integers(1, 5))),
+        s.AddEndings(random_sequences(rng)),
+        s.BanEndings(random_sequences(rng)),
+        random_continuations(rng),
         s.While(int(rng.integers(0, 12)), int(rng.integers(0, 15)), fixed),
         lambda h: (s.Lift(np.array([len(h) % VOCAB]), 0.5),),
-    ][rng.integers(6)]
+    ][rng.integers(9)]
+
+
+def random_sequences(rng):
+    return SequenceEndings({tuple(rng.integers(0, 6, rng.integers(1, 5)).tolist()): float(rng.normal()) for _ in range(30)})
+
+
+def random_continuations(rng):
+    breakers = rng.integers(0, 6, rng.integers(0, 2))
+    return s.AddContinuations(rng.normal(size=rng.integers(1, 5)), int(rng.integers(1, 4)), breakers, int(rng.integers(0, 20)))
 
 
 def row_of(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), stops=(), limit=None):
@@ -180,6 +192,8 @@ def test_arrays_that_change_later_do_not_reach_a_row():
 def test_a_part_that_is_wrong_is_named():
     with pytest.raises(ValueError, match="^decode_step: TopK.k must be"):
         row_of(TokenHistory(), [(s.TopK(0),)])
+    with pytest.raises(ValueError, match="outside the vocabulary|in \\[0, vocab\\)"):
+        row_of(TokenHistory(), [s.BanEndings(SequenceEndings({(1, VOCAB): 1.0}))])
     with pytest.raises(ValueError, match="part of a row"):
         _native.Row(VOCAB, TokenHistory(), [7], False, 0, None, [], [], None)
 

@@ -4,6 +4,7 @@
 #include "bindings/bindings.h"
 #include "core/per_process.h"
 #include "sampling/decode_step/history.h"
+#include "sampling/decode_step/sequence_endings.h"
 
 namespace decodestep {
 
@@ -31,5 +32,11 @@ struct HeldHistory {
     size_t prompt_length;
     UseMark in_use;  // a kernel may be reading the indexes on another thread
 };
+
+// The index of a Python object.
+const SequenceEndings& sequence_endings_of(nb::handle object);
+
+// The rules for what continues a repetition, checked.
+Continuations continuations_of(size_t shortest, size_t longest, const Ids& breakers, size_t range);
 
 }  // namespace decodestep

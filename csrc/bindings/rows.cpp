@@ -1,124 +1,17 @@
 // Rows that live from one decode step to the next. Steps that no token changes are read once; those that depend on the
 // history are looked up in its indexes; the tokens drawn are appended to the history without a detour through Python.
 #include <algorithm>
-#include <array>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "bindings/history.h"
-#include "bindings/made_once.h"
+#include "bindings/row_parts.h"
 #include "bindings/steps.h"
 #include "core/float_environment.h"
 
 namespace decodestep {
 namespace {
-
-constexpr double kMost = std::numeric_limits<double>::max();
-
-// The classes of steps.py that depend on the history. Any other object is called with it and returns steps.
-enum class PartKind { penalise_seen, add_counted, ban_followers, while_length, call };
-constexpr auto kPartClasses =
-    std::to_array<StepClass>({{"PenaliseSeen", 2}, {"AddCounted", 3}, {"BanFollowers", 1}, {"While", 3}});
-static_assert(kPartClasses.size() == static_cast<size_t>(PartKind::call));
-
-struct PartObjects {
-    std::array<PyObject*, kPartClasses.size()> classes = class_objects(kPartClasses);
-};
-
-PartKind part_kind(PyObject* object) {
-    const auto& classes = made_once<PartObjects>().classes;
-    const auto found = std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
-    return static_cast<PartKind>(found - classes.begin());
-}
-
-// A part of a row's steps.
-struct Part {
-    PartKind kind = PartKind::while_length;
-    std::vector<Step> steps;            // of while_length: in force while
-    size_t first = 0, last = SIZE_MAX;  // first <= length of the history < last
-    size_t argument = 0;                // of penalise_seen and add_counted: skipped; of ban_followers: n
-    double factor = 0;                  // of penalise_seen
-    double frequency = 0, presence = 0;
-    std::vector<float> values = {};  // of add_counted: what is added to each token of the tally
-    size_t counted = 0;              // how many tokens of the history `values` accounts for
-    nb::object make = {};            // of call
-
-    Part(PyObject* object, size_t vocab, StepArrays& arrays);
-    void append_to(std::vector<Step>& all, History& history);
-    const float* counted_values(const Tally& tally, const std::vector<int64_t>& tokens);
-};
-
-Part::Part(PyObject* object, size_t vocab, StepArrays& arrays) {
-    if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-        append_steps(steps, object, vocab, arrays);
-        return;
-    }
-    kind = part_kind(object);
-    if (kind == PartKind::call) {
-        require(PyCallable_Check(object), "a part of a row must be a sequence of steps, or callable");
-        make = nb::borrow(object);
-        return;
-    }
-    require(PyTuple_GET_SIZE(object) == kPartClasses[static_cast<size_t>(kind)].fields,
-            "a step must have the fields of its type");
-    const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
-    switch (kind) {
-        case PartKind::penalise_seen:
-            argument = integer_of(field(0), 0, PY_SSIZE_T_MAX);
-            factor = number_of(field(1), std::numeric_limits<double>::denorm_min(), kMost);
-            break;
-        case PartKind::add_counted:
-            argument = integer_of(field(0), 0, PY_SSIZE_T_MAX);
-            frequency = number_of(field(1), -kMost, kMost);
-            presence = number_of(field(2), -kMost, kMost);
-            break;
-        case PartKind::ban_followers:
-            argument = integer_of(field(0), 1, PY_SSIZE_T_MAX);
-            break;
-        case PartKind::while_length:
-            first = integer_of(field(0), 0, PY_SSIZE_T_MAX);
-            last = integer_of(field(1), 0, PY_SSIZE_T_MAX);
-            append_steps(steps, field(2), vocab, arrays);
-            break;
-        case PartKind::call:
-            break;
-    }
-}
-
-void Part::append_to(std::vector<Step>& all, History& history) {
-    if (kind == PartKind::while_length) {
-        const size_t length = history.tokens().size();
-        if (first <= length && length < last) all.insert(all.end(), steps.begin(), steps.end());
-        return;
-    }
-    Step step{.kind = StepKind::ban};
-    const std::vector<int64_t>* ids;
-    if (kind == PartKind::ban_followers) {
-        ids = &history.followers(argument);
-    } else {
-        const Tally& tally = history.tally(argument);
-        ids = &tally.ids();
-        step.kind = kind == PartKind::add_counted ? StepKind::add : StepKind::penalise;
-        step.amount = factor;
-        if (kind == PartKind::add_counted) step.values = counted_values(tally, history.tokens());
-    }
-    step.ids = ids->data();
-    step.count = ids->size();
-    if (step.count > 0) all.push_back(step);
-}
-
-// Computed again only for the tokens that have been appended since the last call.
-const float* Part::counted_values(const Tally& tally, const std::vector<int64_t>& tokens) {
-    values.resize(tally.ids().size());
-    for (size_t i = std::max(counted, argument); i < tokens.size(); ++i) {
-        const size_t index = tally.index_of(tokens[i]);
-        values[index] = static_cast<float>(-(frequency * tally.counts()[index] + presence));
-    }
-    counted = tokens.size();
-    return values.data();
-}
 
 // Why a row ends; the order is that of ENDS in src/decodestep/ops/decode_step/rows.py.
 enum class End : char { none, eos, stop, length, no_candidate };
@@ -151,10 +44,10 @@ RowRequest HeldRow::request() {
     steps.clear();
     arrays_of_call.clear();
     for (Part& part : parts) {
-        if (part.kind == PartKind::call)
-            append_steps(steps, part.make(history_object).ptr(), vocab, arrays_of_call);
+        if (const auto* call = std::get_if<CallPart>(&part))
+            append_steps(steps, call->function(history_object).ptr(), vocab, arrays_of_call);
         else
-            part.append_to(steps, history->index);
+            append_steps(steps, part, history->index);
     }
     return {.steps = steps.data(),
             .count = steps.size(),
@@ -185,7 +78,7 @@ void make(HeldRow* self, size_t vocab, nb::object history, const nb::list& parts
           nb::handle top_logprobs, const nb::list& ends, const nb::list& stops, nb::handle limit) {
     HeldRow row{.vocab = vocab, .history_object = history, .greedy = greedy};
     require(nb::try_cast(history, row.history) && row.history, "history must be a History");
-    for (const nb::handle part : parts) row.parts.emplace_back(part.ptr(), vocab, row.arrays);
+    for (const nb::handle part : parts) row.parts.push_back(part_of(part.ptr(), vocab, row.arrays));
     row.seed = integer_of(seed.ptr(), 0, UINT64_MAX);
     if (!top_logprobs.is_none())
         row.logprobs = std::make_unique<LogprobsBuffer>(integer_of(top_logprobs.ptr(), 0, PY_SSIZE_T_MAX), vocab);
@@ -201,7 +94,8 @@ int visit_parts(PyObject* self, visitproc visit, void* arg) {
     if (!nb::inst_ready(self)) return 0;
     const HeldRow& row = *nb::inst_ptr<HeldRow>(self);
     Py_VISIT(row.history_object.ptr());
-    for (const Part& part : row.parts) Py_VISIT(part.make.ptr());
+    for (const Part& part : row.parts)
+        if (const auto* call = std::get_if<CallPart>(&part)) Py_VISIT(call->function.ptr());
     return 0;
 }
 

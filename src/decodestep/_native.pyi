@@ -173,6 +173,22 @@ def tally(history: History, skipped: int) -> tuple[NDArray[np.int64], NDArray[np
 
 def followers(history: History, n: int) -> NDArray[np.int64]: ...
 
+class SequenceEndings:
+    """Sequences of tokens, indexed by the tokens before their last.
+
+    tokens: the sequences one after the other, of `lengths` tokens each, >= 1; of equal ones the first counts.
+    """
+
+    def __init__(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64], values: NDArray[np.float32] | None) -> None: ...
+
+def endings(history: History, sequences: SequenceEndings) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The distinct tokens that complete sequences after the history, and the sums of these sequences' values."""
+
+def continuations(
+    history: History, shortest: int, longest: int, breakers: NDArray[np.int64], range: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """The distinct tokens that would continue a repetition, and the length of the longest that each continues."""
+
 class Row:
     """A row that lives from one decode step to the next.
 

@@ -136,4 +136,9 @@ const std::vector<int64_t>& History::followers(size_t n) {
     return followers.ids();
 }
 
+const Repetitions& History::repetitions() {
+    repetitions_.follow(tokens_, tally(0));
+    return repetitions_;
+}
+
 }  // namespace decodestep

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "sampling/decode_step/repetitions.h"
+
 namespace decodestep {
 
 // A hash table of indexes into a growing list of distinct items. It holds hashes only: the owner of the list compares
@@ -121,12 +123,14 @@ class History {
     // References hold until the next `append`.
     const Tally& tally(size_t skipped);
     const std::vector<int64_t>& followers(size_t n);  // n >= 1: the distinct tokens that would complete an n-gram again
+    const Repetitions& repetitions();
 
   private:
     std::vector<int64_t> tokens_;
     int64_t highest_ = -1;
     std::deque<Tally> tallies_;
     std::deque<Followers> followers_;
+    Repetitions repetitions_;
 };
 
 }  // namespace decodestep

@@ -234,8 +234,12 @@ class DRYLogitsProcessor(LogitsProcessor):
             matched, token = min(length, tail, DRY_LONGEST), ids[place]
             if matched >= self.allowed_length and token not in self.breakers and token < vocab:
                 longest[token] = max(matched, longest.get(token, 0))
+        return {token: self.penalty(length) for token, length in longest.items()}
+
+    def penalty(self, length: int) -> float:
+        """The penalty for continuing a repetition of `length` ids, from allowed_length to DRY_LONGEST."""
         with np.errstate(over="ignore"):
-            return {t: float(self.multiplier * np.float64(self.base) ** (n - self.allowed_length)) for t, n in longest.items()}
+            return float(self.multiplier * np.float64(self.base) ** (length - self.allowed_length))
 
 
 def _suffix_matches(ids: list[int]) -> list[int]:

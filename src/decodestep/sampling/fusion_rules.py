@@ -13,18 +13,18 @@ callable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from decodestep import processors as p
-from decodestep._base.array_api import quiet
 from decodestep._base.checks import require
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
-from decodestep.sampling.token_history import TokenHistory, as_ids
+from decodestep.processors.extra import DRY_LONGEST
+from decodestep.sampling.token_history import SequenceEndings, TokenHistory, as_ids
 
 MakePart = Callable[[Any, int], Part]
 MakePartT = TypeVar("MakePartT", bound=MakePart)
@@ -88,6 +88,16 @@ def steps_of(part: Part, history: TokenHistory, vocab: int) -> tuple[Step, ...]:
         return (s.Add(ids[ids < vocab], -(part.frequency * counts[ids < vocab] + part.presence)),)
     if isinstance(part, s.BanFollowers):
         return _ban(history.followers(part.n), vocab)
+    if isinstance(part, s.AddEndings):
+        ids, values = history.endings(part.sequences)
+        return (s.Add(ids, values),) if ids.size else ()
+    if isinstance(part, s.BanEndings):
+        return _ban(history.endings(part.sequences)[0], vocab)
+    if isinstance(part, s.AddContinuations):
+        longest = part.shortest + len(part.amounts) - 1
+        ids, lengths = history.continuations(part.shortest, longest, part.breakers, part.range)
+        inside = ids < vocab
+        return (s.Add(ids[inside], part.amounts[lengths[inside] - part.shortest]),)
     return part(history) if callable(part) else part
 
 
@@ -96,11 +106,7 @@ def steps_of(part: Part, history: TokenHistory, vocab: int) -> tuple[Step, ...]:
 
 @rule(p.SequenceBiasLogitsProcessor, "patch")
 def sequence_bias(processor: p.SequenceBiasLogitsProcessor, vocab: int) -> Part:
-    def steps(totals: dict[int, float]) -> tuple[Step, ...]:
-        with quiet():  # a bias beyond float32 is infinite
-            return (s.Add(as_ids(totals), np.fromiter(totals.values(), np.float32)),)
-
-    return _where_sequences_end(processor.sequence_bias, steps)
+    return _where_sequences_end(s.AddEndings(SequenceEndings(processor.sequence_bias)), processor.sequence_bias, vocab)
 
 
 @rule(p.LogitBiasLogitsProcessor, "patch")
@@ -135,11 +141,11 @@ def exponential_decay(processor: p.ExponentialDecayLengthPenalty, vocab: int) ->
 
 @rule(p.DRYLogitsProcessor, "patch")
 def dry(processor: p.DRYLogitsProcessor, vocab: int) -> Part:
-    def steps(history: TokenHistory) -> tuple[Step, ...]:
-        amounts = processor.penalties(history.tokens[-processor.range :], vocab)
-        return (s.Add(as_ids(amounts), -np.fromiter(amounts.values(), np.float64)),) if amounts else ()
-
-    return steps
+    lengths = range(processor.allowed_length, DRY_LONGEST + 1)
+    if not processor.multiplier or not lengths:  # 0 times an infinite power is NaN
+        return ()
+    amounts = -np.array([processor.penalty(length) for length in lengths])
+    return s.AddContinuations(amounts, lengths[0], as_ids(processor.breakers), int(processor.range))
 
 
 # Masks: some tokens are forbidden.
@@ -152,7 +158,8 @@ def no_repeat_ngram(processor: p.NoRepeatNGramLogitsProcessor, vocab: int) -> Pa
 
 @rule(p.NoBadWordsLogitsProcessor, "mask")
 def bad_words(processor: p.NoBadWordsLogitsProcessor, vocab: int) -> Part:
-    return _where_sequences_end(processor.sequence_bias, lambda totals: _ban(totals, vocab))
+    inside = {ids: bias for ids, bias in processor.sequence_bias.items() if ids and ids[-1] < vocab}
+    return _where_sequences_end(s.BanEndings(SequenceEndings(inside)), inside, vocab)
 
 
 @rule(p.MinLengthLogitsProcessor, "mask")
@@ -274,36 +281,6 @@ def _while(first: int, last: int, steps: tuple[Step, ...]) -> Part:
     return s.While(max(int(first), 0), max(int(last), 0), steps)
 
 
-def _where_sequences_end(
-    biases: Mapping[tuple[int, ...], float], steps: Callable[[dict[int, float]], tuple[Step, ...]]
-) -> Part:
-    """The part for sequences of tokens with a bias each: `steps` is given the total bias of each token that ends one."""
-    endings = _SequenceEndings(biases)
-
-    def at(history: TokenHistory) -> tuple[Step, ...]:
-        totals = endings.totals(history.tokens)
-        return steps(totals) if totals else ()
-
-    return at if endings.longest_prefix else at(TokenHistory())  # single tokens do not depend on the history
-
-
-class _SequenceEndings:
-    """Biases of token sequences, indexed by the tokens before their last: one look-up for each length of sequence."""
-
-    def __init__(self, biases: Mapping[tuple[int, ...], float]) -> None:
-        # length of the prefix -> prefix -> (last token, bias); single tokens come first, then the lengths as they first occur
-        self._by_length: dict[int, dict[tuple[int, ...], list[tuple[int, float]]]] = {0: {}}
-        for ids, bias in biases.items():
-            if not ids:  # legal in a list of biases or bad words; it ends in no token
-                continue
-            same_length = self._by_length.setdefault(len(ids) - 1, {})
-            same_length.setdefault(tuple(ids[:-1]), []).append((ids[-1], bias))
-        self.longest_prefix = max(self._by_length)
-
-    def totals(self, tokens: list[int]) -> dict[int, float]:
-        """token -> total bias, for each token that would complete a sequence; summed in the order of the processor."""
-        totals: dict[int, float] = {}
-        for length, same_length in self._by_length.items():
-            for token, bias in same_length.get(tuple(tokens[-length:]) if length else (), ()):
-                totals[token] = totals.get(token, 0.0) + bias
-        return totals
+def _where_sequences_end(part: s.AddEndings | s.BanEndings, sequences: Iterable[tuple[int, ...]], vocab: int) -> Part:
+    """The part, or its steps if they do not depend on the history."""
+    return part if any(len(ids) > 1 for ids in sequences) else steps_of(part, TokenHistory(), vocab)

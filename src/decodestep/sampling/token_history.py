@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from decodestep import _native
+from decodestep._base.array_api import quiet
 
 
 class Tally(NamedTuple):
@@ -21,8 +23,8 @@ class TokenHistory(_native.History):
     """The tokens of one row, integers >= 0: first the `prompt_length` tokens of the prompt, then the generated ones.
 
     It belongs to the core, which reads and extends it in a step without calling Python. `tokens` is a Python list of the same
-    tokens; do not change it. An index is built when `tally` or `followers` first needs it and extended by every later token;
-    both return copies.
+    tokens; do not change it. An index is built when it is first needed and extended by every later token; what the methods
+    return are copies.
     """
 
     def __init__(self, prompt_ids: Iterable[int] = ()) -> None:
@@ -38,6 +40,31 @@ class TokenHistory(_native.History):
     def followers(self, n: int) -> np.ndarray:
         """The distinct tokens, int64, that would complete an n-gram which occurs in the history already; n >= 1."""
         return _native.followers(self, n)
+
+    def endings(self, sequences: SequenceEndings) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct tokens, int64, that complete sequences whose other tokens the history ends with; the sums of their
+        values, float32."""
+        return _native.endings(self, sequences)
+
+    def continuations(self, shortest: int, longest: int, breakers: np.ndarray, range: int) -> tuple[np.ndarray, np.ndarray]:
+        """The distinct tokens, int64, that would continue a repetition of at least `shortest` tokens, and the length of the
+        longest that each continues, at most `longest`, uint8. breakers, range: as of the step `AddContinuations`."""
+        return _native.continuations(self, shortest, longest, breakers, range)
+
+
+class SequenceEndings(_native.SequenceEndings):
+    """Sequences of tokens with a value each, indexed by the tokens before their last: a look-up takes time in proportion to
+    the tokens of the history that it reads, not to the sequences.
+
+    values: {ids: value}, ids >= 0. A sequence of no token ends in none and is left out. The values of several sequences that
+    a token completes add up in float32, that of the token alone first and then by length, as the lengths first occur.
+    """
+
+    def __init__(self, values: Mapping[tuple[int, ...], float]) -> None:
+        sequences = [ids for ids in values if ids]
+        with quiet():  # a value beyond float32 is infinite
+            numbers = np.fromiter((values[ids] for ids in sequences), np.float32, len(sequences))
+        super().__init__(as_ids(chain.from_iterable(sequences)), as_ids(map(len, sequences)), numbers)
 
 
 def as_ids(ids: Iterable[int]) -> np.ndarray:

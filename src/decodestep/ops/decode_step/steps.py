@@ -8,7 +8,7 @@ given, and a patch id by id: a token that is named twice is changed twice. Below
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -194,6 +194,36 @@ class BanFollowers(NamedTuple):
     n: int
 
 
+class AddEndings(NamedTuple):
+    """`Add`, for each token that completes sequences whose other tokens the history ends with, of the sum of their values.
+
+    sequences: a `sampling.token_history.SequenceEndings`, of sequences that end in the vocabulary.
+    """
+
+    sequences: Any
+
+
+class BanEndings(NamedTuple):
+    """`Ban` of the same tokens."""
+
+    sequences: Any
+
+
+class AddContinuations(NamedTuple):
+    """`Add` of amounts[n - shortest] for each token of the history that followed its last n tokens before.
+
+    n is the most of the last tokens, none of them a breaker, that an occurrence of the token follows within the last `range`
+    tokens, 0 for all; a token with n < shortest and a breaker are left alone, and n beyond the amounts counts as the last.
+
+    amounts: float64, for the lengths from shortest, >= 1, to at most `processors.extra.DRY_LONGEST`. breakers: int64.
+    """
+
+    amounts: np.ndarray
+    shortest: int
+    breakers: np.ndarray
+    range: int
+
+
 class While(NamedTuple):
     """These steps while first <= length of the history < last; both >= 0."""
 
@@ -202,4 +232,4 @@ class While(NamedTuple):
     steps: tuple[Step, ...]
 
 
-HistoryPart = PenaliseSeen | AddCounted | BanFollowers | While
+HistoryPart = PenaliseSeen | AddCounted | BanFollowers | AddEndings | BanEndings | AddContinuations | While

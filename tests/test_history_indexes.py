@@ -1,0 +1,110 @@
+"""What a history is searched for, against the classes whose rules these are: sequences that end, repetitions that go on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import decodestep as ds
+from decodestep import processors as p
+from decodestep.integrations.host_row import HostRow
+from decodestep.sampling.fusion_rules import RULES, steps_of
+from decodestep.sampling.token_history import TokenHistory
+
+VOCAB = 12
+NESTED = [[1] * n for n in range(1, 30)]  # each is the end of the next
+FANS = [[1] * n + [token] for n in range(4) for token in range(VOCAB)]
+
+tokens = st.integers(0, 2)
+histories = st.one_of(
+    st.lists(tokens, max_size=60),
+    st.builds(lambda period, n: (period * n)[:n], st.lists(tokens, min_size=1, max_size=4), st.integers(1, 130)),
+)
+sequences = st.lists(st.lists(tokens, min_size=1, max_size=7), min_size=1, max_size=30)
+prompts = st.integers(0, 70)
+
+
+def assert_as_the_class(processor, ids, prompt):
+    """After every token of a row that grows, the scores are those that the class leaves, to the bit."""
+    part = RULES[type(processor)].make_part(processor, VOCAB)
+    history = TokenHistory(ids[:prompt])
+    scores = np.zeros((1, VOCAB), np.float32)
+    while True:
+        past = np.array([history.tokens], np.int64).reshape(1, -1)
+        want = processor(past, scores)
+        got = ds.decode_step(scores, [steps_of(part, history, VOCAB)], position=len(history), need_processed=True)
+        np.testing.assert_array_equal(got.processed, np.where(np.isnan(want), -np.inf, want))
+        if len(history) >= len(ids):
+            return
+        history.append(ids[len(history)])
+
+
+@given(histories, sequences, prompts)
+@example([1] * 40, NESTED, 35)
+@example([0] + [1] * 9, FANS, 5)
+@example([0, 1, 1, 2, 1], [[2, 1, 0], [0, 1, 1, 2, 1, 0], [1, 1, 2, 1, 0], [3, 1, 1, 2, 1, 0]], 0)
+def test_bad_words(ids, words, prompt):
+    assert_as_the_class(p.NoBadWordsLogitsProcessor(words), ids, prompt)
+
+
+@given(histories, sequences, st.lists(st.floats(-3, 3, width=16), min_size=30, max_size=30), prompts)
+@example([1] * 40, NESTED[::-1], [0.1] * 30, 35)
+@example([1] * 9, NESTED, [3e38, 3e38, -np.inf, 0.5, np.inf] * 6, 0)
+@example([0] + [1] * 9, FANS, [0.1, -1e-3, 1e5] * 16, 5)
+def test_sequence_biases(ids, biased, values, prompt):
+    biases = {tuple(sequence): value for sequence, value in zip(biased, values, strict=False)}
+    assert_as_the_class(p.SequenceBiasLogitsProcessor(biases), ids, prompt)
+
+
+@settings(max_examples=200)
+@given(
+    histories,
+    st.sampled_from([1, 2, 3, 49, 50, 51]),
+    st.frozensets(st.integers(0, VOCAB + 1), max_size=2),
+    st.sampled_from([0, 0, 1, 2, 7, 30, 60]),
+    st.sampled_from([1.0, 1.75, 1e30]),
+    prompts,
+)
+@example([1] * 130, 2, frozenset(), 0, 1.1, 70)
+@example([1, 2] * 60, 1, frozenset(), 55, 1.1, 119)
+@example([1] * 60 + [0] + [1] * 60, 3, frozenset([0]), 0, 1.1, 0)
+@example([1] * 3 + [VOCAB] + [1] * 3, 1, frozenset(), 0, 1.1, 0)  # past the vocabulary
+def test_dry(ids, allowed_length, breakers, range, base, prompt):
+    processor = p.DRYLogitsProcessor(0.7, base, allowed_length, breakers, range)
+    assert_as_the_class(processor, ids, prompt)
+
+
+PARAMS = [
+    ds.SamplingParams(dry_multiplier=0.9, dry_allowed_length=1, seed=3),
+    ds.SamplingParams(bad_words_ids=[[1, 2], [2, 2, 1], [0]], seed=4),
+    ds.SamplingParams(sequence_bias={(1, 2): 3.0, (2,): 2.0, (2, 1, 2): -0.7}, seed=5),
+]
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=lambda params: str(params.seed))
+def test_a_row_whose_tokens_are_taken_back_is_as_if_they_had_not_been_drawn(params, rng):
+    host = HostRow(params, vocab_size=VOCAB, prompt_ids=[1, 2, 1])
+    scores = lambda: rng.standard_normal((1, VOCAB), np.float32) - np.arange(VOCAB, dtype=np.float32)  # noqa: E731
+    for _ in range(25):
+        host.draw(scores())  # taken back by the next
+        logits = scores()
+        drawn, copied = host.draw(logits), host.clone()
+        alone = ds.Sampler(host._params, vocab_size=VOCAB, prompt_ids=[host.tokens])
+        assert drawn == copied.draw(logits) == alone.step(logits).tokens[0]
+        host.accept(int(rng.integers(3)))
+
+
+def test_what_requests_can_set_is_looked_up_by_the_core():
+    """Python runs once a token for the length decay alone, which has no index, and for processors without a fusion rule."""
+    params = ds.SamplingParams(
+        sequence_bias={(1, 2): 1.0, (3,): 0.5}, logit_bias={4: 1.0}, repetition_penalty=1.1, presence_penalty=0.1,
+        dry_multiplier=0.8, no_repeat_ngram_size=3, bad_words_ids=[[1, 5, 6], [7]], min_length=3, min_new_tokens=3,
+        min_tokens=3, stop_token_ids=[9], forced_bos_token_id=1, forced_eos_token_id=2, max_new_tokens=9,
+        exponential_decay_length_penalty=(2, 1.1), suppress_tokens=[8], begin_suppress_tokens=[3],
+        allowed_token_ids=list(range(11)), top_k=5,
+    )  # fmt: skip
+    plan = ds.Sampler(params, vocab_size=VOCAB, prompt_ids=[[1, 2]], eos_token_id=2).rows[0].plan
+    assert not plan.unfused
+    assert sum(callable(part) for part in plan.tail.parts) == 1
