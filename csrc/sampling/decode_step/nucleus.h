@@ -165,8 +165,10 @@ class Nucleus {
     bool find_target_and_errors(double unpatched) {
         const Overlay& overlay = row_.overlay;
         double mass = unpatched, touched = unpatched;
-        for (size_t i = 0; i < overlay.count(); ++i) {
-            const double raw = weight_of(overlay.raw()[i]), now = weight_of(overlay.now()[i]);
+        for (size_t i = 0; i < overlay.count(); i += kLanes) {
+            const Mask there = overlay.count() - i < kLanes ? (1u << (overlay.count() - i)) - 1 : kAllLanes;
+            const double raw = sum(select(there, weight_(load(overlay.raw() + i)))),
+                         now = sum(select(there, weight_(load(overlay.now() + i))));
             mass += now - raw;
             touched += now + raw;
         }
@@ -177,11 +179,6 @@ class Nucleus {
         const double apart = (max - reference) * scale_;
         const bool in_range = apart > -60 && apart < 100 && error_ < 0.05;  // where not, the sums may be anything
         return in_range && slack_ < 0.05 * target_;
-    }
-
-    double weight_of(float logit) const {
-        const double exponent = (static_cast<double>(logit) - static_cast<double>(reference_)) * scale_;
-        return natural_exp(std::min(kLn2 * exponent, 700.0));
     }
 
     // Lowers the threshold until the list holds the nucleus for certain; (A) and (B) of the proof. Turns the list's

@@ -8,7 +8,7 @@ namespace decodestep::DECODESTEP_BUILD {
 
 class Overlay {
   public:
-    explicit Overlay(Workspace& work) : work_(work) { work.slot_bits = 0; }
+    explicit Overlay(Workspace& work) : work_(work) {}
     ~Overlay() { clear(); }
     Overlay(const Overlay&) = delete;
     Overlay& operator=(const Overlay&) = delete;
@@ -16,8 +16,6 @@ class Overlay {
     void clear() {
         for (size_t i = 0; i < count_; ++i) work_.marks[static_cast<size_t>(work_.patched_ids[i]) / 64] = 0;
         count_ = 0;
-        searches_ = 0;
-        work_.slot_bits = 0;
     }
 
     size_t count() const { return count_; }
@@ -28,11 +26,11 @@ class Overlay {
     bool holds(size_t id) const { return work_.marks[id / 64] >> (id % 64) & 1; }
 
     // The patched logit of a token that it holds.
-    float now_of(size_t id) { return now()[find(id)]; }
+    float now_of(size_t id) const { return now()[work_.places[id]]; }
 
     // visit(lane, now) for those that it holds of the sixteen tokens from `first` on, a multiple of sixteen.
     template <class Visit>
-    DECODESTEP_INLINE void each_of_sixteen(size_t first, Visit&& visit) {
+    DECODESTEP_INLINE void each_of_sixteen(size_t first, Visit&& visit) const {
         for (uint64_t held = work_.marks[first / 64] >> (first % 64) & kAllLanes; held; held &= held - 1) {
             const auto lane = static_cast<size_t>(std::countr_zero(held));
             visit(lane, now_of(first + lane));
@@ -77,8 +75,8 @@ class Overlay {
         for (size_t j = 0; j < fresh; ++j) now[before + j] = changed<kind>(step, j, now[before + j]);
         for (size_t i = fresh; i < step.count; ++i) {
             const auto id = static_cast<size_t>(step.ids[i]);
-            const size_t slot = holds(id) ? find(id) : insert(id, row.at(id));
-            now[slot] = changed<kind>(step, i, now[slot]);
+            const size_t place = holds(id) ? work_.places[id] : insert(id, row.at(id));
+            now[place] = changed<kind>(step, i, now[place]);
         }
     }
 
@@ -89,6 +87,7 @@ class Overlay {
         // Local copies: otherwise the compiler must assume that stores through `marks` change the members, and reload
         // them.
         uint64_t* const marks = work_.marks.get();
+        uint32_t* const places = work_.places.get();
         int32_t* const ids = work_.patched_ids.get() + count_;
         float* const raw = work_.patched_raw.get() + count_;
         size_t n = 0;
@@ -98,13 +97,12 @@ class Overlay {
             const uint64_t mark = uint64_t{1} << (id % 64);
             if (marks[id / 64] & mark) break;
             marks[id / 64] |= mark;
+            places[id] = static_cast<uint32_t>(count_ + n);
             ids[n] = static_cast<int32_t>(id);
             raw[n] = row.at(id);
         }
         std::copy_n(raw, n, work_.patched_now.get() + count_);
         count_ += n;
-        if (work_.slot_bits)
-            for (size_t i = count_ - n; i < count_; ++i) hash(i);
         return n;
     }
 
@@ -119,43 +117,12 @@ class Overlay {
         work_.marks[id / 64] |= uint64_t{1} << (id % 64);
         work_.patched_ids[count_] = static_cast<int32_t>(id);
         work_.patched_raw[count_] = work_.patched_now[count_] = raw;
-        if (work_.slot_bits) hash(count_);
+        work_.places[id] = static_cast<uint32_t>(count_);
         return count_++;
     }
 
-    // The index of a token that it holds. Most rows have one patch, or few tokens in the next ones, so the first
-    // searches are linear, and the hash table is made when there are more.
-    size_t find(size_t id) {
-        constexpr int linear_searches = 16;
-        if (++searches_ <= linear_searches) {
-            size_t at = 0;
-            for (size_t i = 0; i < count_; ++i) at += work_.patched_ids[i] == static_cast<int32_t>(id) ? i : 0;
-            return at;
-        }
-        if (!work_.slot_bits || (size_t{1} << work_.slot_bits) < 2 * count_) {
-            work_.slot_bits = std::bit_width(2 * count_ + 62);
-            std::fill_n(work_.slots.get(), size_t{1} << work_.slot_bits, 0u);
-            for (size_t i = 0; i < count_; ++i) hash(i);
-        }
-        size_t at = first_slot(id);
-        while (work_.patched_ids[work_.slots[at] - 1] != static_cast<int32_t>(id)) at = next_slot(at);
-        return work_.slots[at] - 1;
-    }
-
-    // Enters a token in the hash table.
-    void hash(size_t index) {
-        if (2 * index >= size_t{1} << work_.slot_bits) return;  // half full: the next `find` makes a larger one
-        size_t at = first_slot(static_cast<size_t>(work_.patched_ids[index]));
-        while (work_.slots[at]) at = next_slot(at);
-        work_.slots[at] = static_cast<uint32_t>(index + 1);
-    }
-
-    size_t first_slot(size_t id) const { return static_cast<uint32_t>(id) * 0x9E3779B1u >> (32 - work_.slot_bits); }
-    size_t next_slot(size_t at) const { return (at + 1) & ((size_t{1} << work_.slot_bits) - 1); }
-
     Workspace& work_;
     size_t count_ = 0;
-    int searches_ = 0;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -33,7 +33,14 @@ std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint3
         });
     }
     const Overlay& overlay = row.overlay;
-    for (size_t i = 0; i < overlay.count(); ++i) enter(overlay.ids()[i], overlay.now()[i]);
+    for (size_t i = 0; i < overlay.count(); i += kLanes) {
+        Mask mask = race.may_win(load(overlay.now() + i) * scale, load_bits(overlay.ids() + i));
+        if (overlay.count() - i < kLanes) mask &= (1u << (overlay.count() - i)) - 1;
+        for (; mask; mask &= mask - 1) {
+            const size_t at = i + static_cast<size_t>(std::countr_zero(mask));
+            enter(overlay.ids()[at], overlay.now()[at]);
+        }
+    }
     if (!row.scales_plainly(std::max(largest(best), largest(overlay.now(), overlay.count())))) return {};
     // The bound may be the logit of a token that a patch has lowered. Without a winner the largest score itself may
     // have overflowed, below.

@@ -12,8 +12,8 @@ std::unique_ptr<T[]> room(size_t items) {
     return std::make_unique_for_overwrite<T[]>(items + kLanesOfBlock);
 }
 
-// Of a workspace: the sizes of the items below, of which there is one for each token, and four slots.
-constexpr size_t kTokenBytes = 97;
+// Of a workspace: the sizes of the items below, of which there is one for each token.
+constexpr size_t kTokenBytes = 85;
 
 size_t bytes_of(const std::unique_ptr<Workspace>& workspace) { return workspace ? workspace->vocab * kTokenBytes : 0; }
 
@@ -38,8 +38,7 @@ Workspace::Workspace(size_t vocab)
       patched_ids(room<int32_t>(vocab)),
       patched_raw(room<float>(vocab)),
       patched_now(room<float>(vocab)),
-      slots(room<uint32_t>(4 * vocab + 128)),
-      slot_bits(0) {}
+      places(room<uint32_t>(vocab)) {}
 
 Workspaces::Workspaces(size_t count, size_t vocab) {
     taken_.reserve(count);

@@ -35,8 +35,7 @@ struct Workspace {
     std::unique_ptr<uint64_t[]> marks;  // one bit for each token of whole blocks: it is patched. Zero between rows
     std::unique_ptr<int32_t[]> patched_ids;
     std::unique_ptr<float[]> patched_raw, patched_now;
-    std::unique_ptr<uint32_t[]> slots;  // a hash table of patched ids with 2^slot_bits slots; none if slot_bits is 0
-    size_t slot_bits;
+    std::unique_ptr<uint32_t[]> places;  // by token: where it is among the patched ids, if it is marked
 };
 
 // Workspaces of a call, one for each thread. They are kept for later calls at the end.
