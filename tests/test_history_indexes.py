@@ -76,6 +76,14 @@ def test_dry(ids, allowed_length, breakers, range, base, prompt):
     assert_as_the_class(processor, ids, prompt)
 
 
+@given(histories, st.sampled_from([1, 2, 3, 5, 20, 59]), prompts)
+@example([1] * 130, 40, 100)
+@example([2, *[1] * 30] * 4, 29, 60)
+@example([*range(3), *[1] * 40, 2, *[1] * 40, 0], 41, 0)
+def test_no_repeat_ngrams(ids, n, prompt):
+    assert_as_the_class(p.NoRepeatNGramLogitsProcessor(n), ids, prompt)
+
+
 PARAMS = [
     ds.SamplingParams(dry_multiplier=0.9, dry_allowed_length=1, seed=3),
     ds.SamplingParams(bad_words_ids=[[1, 2], [2, 2, 1], [0]], seed=4),

@@ -12,9 +12,11 @@ uint64_t mixed(uint64_t x) {
     return x ^ x >> 33;
 }
 
+constexpr uint64_t kHashBase = 0x9E3779B97F4A7C15u;
+
 uint32_t hash_of(std::span<const int64_t> tokens) {
     uint64_t hash = 0;
-    for (const int64_t token : tokens) hash = mixed(hash + 0x9E3779B97F4A7C15u + static_cast<uint64_t>(token));
+    for (const int64_t token : tokens) hash = mixed(hash + kHashBase + static_cast<uint64_t>(token));
     return static_cast<uint32_t>(hash);
 }
 
@@ -61,22 +63,44 @@ void Tally::follow(std::span<const int64_t> tokens) {
     for (; taken_ < tokens.size(); ++taken_) add(tokens[taken_]);
 }
 
+Followers::Followers(size_t n) : n(n) {
+    uint64_t square = kHashBase;
+    for (size_t left = n - 1; left > 0; left /= 2, square *= square)
+        if (left % 2) base_to_length_ *= square;
+}
+
 void Followers::add(std::span<const int64_t> tokens) {
     if (here_ != IndexTable::kNone) add_follower(tokens.back());
     ids_is_current_ = false;
+    make_room_in(context_at_);
     const size_t length = n - 1;  // of a context
-    if (tokens.size() < length) return;
-    const auto context = tokens.last(length);
-    const uint32_t hash = hash_of(context);
-    here_ = index_of_contexts_.find(hash, [&](size_t index) {
-        return std::equal(context.begin(), context.end(), tokens.begin() + (contexts_[index].end - length));
-    });
-    if (here_ != IndexTable::kNone) return;
+    // A polynomial, so that a context of any length takes one token in and lets one go.
+    uint64_t sum = sum_ * kHashBase + mixed(static_cast<uint64_t>(tokens.back()));
+    if (tokens.size() > length)
+        sum -= base_to_length_ * mixed(static_cast<uint64_t>(tokens[tokens.size() - 1 - length]));
+    here_ = tokens.size() < length ? IndexTable::kNone : context_of(tokens, static_cast<uint32_t>(mixed(sum)));
+    sum_ = sum;
+    context_at_.push_back(here_);
+}
+
+// The context at the end, which is added unless it is there.
+size_t Followers::context_of(std::span<const int64_t> tokens, uint32_t hash) {
+    const auto context = tokens.last(n - 1);
+    const auto same = [&](size_t index) {
+        const size_t end = contexts_[index].end;
+        if (tokens[end - 1] != tokens.back()) return false;
+        // Equal tokens after equal contexts: so it is while a repetition lasts, however long the contexts are.
+        if (end >= 2 && context_at_[end - 2] != IndexTable::kNone && context_at_[end - 2] == context_at_.back())
+            return true;
+        return std::equal(context.begin(), context.end(), tokens.begin() + (end - context.size()));
+    };
+    const size_t found = index_of_contexts_.find(hash, same);
+    if (found != IndexTable::kNone) return found;
     index_of_contexts_.make_room();
     make_room_in(contexts_);
-    here_ = contexts_.size();
     index_of_contexts_.add(hash);
     contexts_.push_back({.end = tokens.size()});
+    return contexts_.size() - 1;
 }
 
 void Followers::follow(std::span<const int64_t> tokens) {

@@ -75,7 +75,7 @@ class Tally {
 // The tokens that have followed the last n - 1 tokens of a growing sequence, n >= 2, wherever those occurred before.
 class Followers {
   public:
-    explicit Followers(size_t n) : n(n) {}
+    explicit Followers(size_t n);
 
     const size_t n;
 
@@ -100,13 +100,17 @@ class Followers {
 
     // Adds the last of `tokens`; those before it have been added. Does nothing the second time for the same token.
     void add(std::span<const int64_t> tokens);
+    size_t context_of(std::span<const int64_t> tokens, uint32_t hash);
     void add_follower(int64_t token);
 
     IndexTable index_of_contexts_, index_of_followers_;
     std::vector<Context> contexts_;
     std::vector<Follower> followers_;
     size_t here_ = IndexTable::kNone;  // the context at the end of the sequence
-    std::vector<int64_t> ids_;         // its followers, while ids_is_current_
+    std::vector<size_t> context_at_;   // the one that each token ended; kNone for the first tokens
+    uint64_t sum_ = 0;                 // from which the hash of the last n - 1 tokens is made
+    uint64_t base_to_length_ = 1;
+    std::vector<int64_t> ids_;  // its followers, while ids_is_current_
     bool ids_is_current_ = false;
     size_t taken_ = 0;  // how many tokens have been added
 };
