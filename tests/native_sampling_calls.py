@@ -33,6 +33,10 @@ def append_token(s: Source) -> Arguments:
     return {"history": Held("History", history(s)), "token": s.one_of(0, 7, 2**40)}
 
 
+def token_ids(s: Source) -> Arguments:
+    return {"history": Held("History", history(s))}
+
+
 def tally(s: Source) -> Arguments:
     return {"history": Held("History", history(s)), "skipped": s.one_of(0, 3, 70)}
 

@@ -17,6 +17,8 @@ nb::object copied(std::span<const T> values) {
     return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept.data(), {kept.size()}, owner));
 }
 
+nb::object token_ids(const HeldHistory& held) { return copied<int64_t>(held.index.tokens()); }
+
 nb::object tally(HeldHistory& held, nb::handle skipped) {
     const Tally& found = held.index.tally(integer_of(skipped.ptr(), 0, PY_SSIZE_T_MAX));
     return nb::make_tuple(copied<int64_t>(found.ids()), copied<double>(found.counts()));
@@ -40,6 +42,7 @@ void make_sequences(SequenceEndings* self, const Ids& tokens, const Ids& lengths
         left -= static_cast<size_t>(count);
     }
     require(left == 0, "sequences must have all tokens");
+    const ReleasedGil released;  // a large index takes a tenth of a second
     new (self) SequenceEndings(std::move(ids), counts, numbers, values.has_value());
 }
 
@@ -102,6 +105,7 @@ void bind_history(nb::module_& m) {
     m.def(
         "append_token", [](HeldHistory& held, nb::handle token) { held.append(token_of(token)); }, nb::arg("history"),
         nb::arg("token"));
+    m.def("token_ids", &token_ids, nb::arg("history"));
     m.def("tally", &tally, nb::arg("history"), nb::arg("skipped"));
     m.def("followers", &followers, nb::arg("history"), nb::arg("n"));
     nb::class_<SequenceEndings>(m, "SequenceEndings")

@@ -168,6 +168,7 @@ class History:
     def highest(self) -> int: ...  # the highest id, -1 if there is no token
 
 def append_token(history: History, token: int) -> None: ...
+def token_ids(history: History) -> NDArray[np.int64]: ...
 def tally(history: History, skipped: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The distinct tokens after the first `skipped`, and their counts."""
 

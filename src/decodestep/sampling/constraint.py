@@ -17,7 +17,7 @@ from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling.constraint_grammar import grammar_of
 from decodestep.sampling.constraint_trial import LIMITS
 from decodestep.sampling.constraint_vocabulary import Encode, TokenBytes, tokenizer_of
-from decodestep.sampling.fusion_rules import rule
+from decodestep.sampling.fusion_rules import restriction, rule
 from decodestep.sampling.json_schema import short
 from decodestep.sampling.params import SamplingParams, languages_of
 from decodestep.sampling.token_history import TokenHistory
@@ -143,10 +143,7 @@ class ConstraintLogitsProcessor:
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return None  # a rule that has no text was begun: the end tokens that the bits allow would end an incomplete text
         allowed = np.unpackbits(bits, count=self._vocab, bitorder="little").view(np.bool_)  # whose indices are found fastest
-        count = int(np.count_nonzero(allowed))
-        if 2 * count <= self._vocab:
-            return (s.Allow(np.flatnonzero(allowed)),)
-        return (s.Ban(np.flatnonzero(~allowed)),) if count < self._vocab else ()
+        return restriction(allowed)
 
 
 @rule(ConstraintLogitsProcessor, "mask")

@@ -186,7 +186,11 @@ def suppress_tokens_at_begin(processor: p.SuppressTokensAtBeginLogitsProcessor, 
 
 @rule(p.AllowedTokenIdsLogitsProcessor, "mask")
 def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -> Part:
-    return (s.Allow(_distinct(processor.allowed_token_ids)),)
+    ids = _distinct(processor.allowed_token_ids)
+    require(int(ids.max()) < vocab, type(processor).__name__, "allowed_token_ids", f"below {vocab}", int(ids.max()))
+    allowed = np.zeros(vocab, np.bool_)
+    allowed[ids] = True
+    return restriction(allowed)
 
 
 # Forced tokens.
@@ -269,11 +273,23 @@ def _distinct(ids: Iterable[int]) -> np.ndarray:
     return as_ids(dict.fromkeys(ids))
 
 
+def restriction(allowed: np.ndarray) -> tuple[Step, ...]:
+    """The step that forbids what is False in a mask of the vocabulary: `Allow` or `Ban`, whichever names fewer; or none."""
+    count = int(np.count_nonzero(allowed))
+    if 2 * count <= len(allowed):
+        return (s.Allow(np.flatnonzero(allowed)),)
+    return (s.Ban(np.flatnonzero(~allowed)),) if count < len(allowed) else ()
+
+
 def _ban(ids: Iterable[int], vocab: int) -> tuple[Step, ...]:
     """A ban of those ids that are in the vocabulary; no step if there are none."""
     inside = _distinct(ids)
     inside = inside[(inside >= 0) & (inside < vocab)]
-    return (s.Ban(inside),) if inside.size else ()
+    if 2 * inside.size < vocab:
+        return (s.Ban(inside),) if inside.size else ()
+    allowed = np.ones(vocab, np.bool_)
+    allowed[inside] = False
+    return restriction(allowed)
 
 
 def _while(first: int, last: int, steps: tuple[Step, ...]) -> Part:

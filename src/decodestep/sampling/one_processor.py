@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.checks import require_scores
-from decodestep.ops.decode_step import reference
+from decodestep.ops.decode_step import decode_step, reference
 from decodestep.ops.decode_step.steps import PATCHES, Force, Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
 from decodestep.sampling.token_history import TokenHistory
@@ -27,9 +27,8 @@ def run_one(processor: Any, row: np.ndarray, history: TokenHistory) -> tuple[np.
 def call_unfused(processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: TokenHistory) -> np.ndarray:
     """Calls one unfused processor on the row as the earlier steps left it."""
     scores = scores_after(row, steps, len(history))
-    ids = np.array([history.tokens], np.int64).reshape(1, -1)
     precision = np.float64 if scores.dtype == np.float64 else np.float32
-    result = np.asarray(processor(ids, scores[None].astype(precision)))
+    result = np.asarray(processor(history.ids()[None], scores[None].astype(precision)))
     require_scores(OP, processor, result, (1, len(row)))
     return result[0]
 
@@ -42,7 +41,7 @@ def scores_after(row: np.ndarray, steps: Sequence[Step], position: int) -> np.nd
     """
     if not steps:
         return row
-    scores = reference.processed(reference.candidates(row, steps, position), len(row))
+    scores = decode_step(row[None], [steps], greedy=True, position=position, need_processed=True).processed[0]
     nan = np.isnan(row)
     if nan.any() and all(isinstance(step, PATCHES) and not isinstance(step, Force) for step in steps):
         allowed = reference.candidates(np.where(nan, row.dtype.type(0), row), steps, position).ids

@@ -33,6 +33,10 @@ class TokenHistory(_native.History):
     def append(self, token: int) -> None:
         _native.append_token(self, int(token))
 
+    def ids(self) -> np.ndarray:
+        """The tokens, int64."""
+        return _native.token_ids(self)
+
     def tally(self, skipped: int = 0) -> Tally:
         """The distinct tokens after the first `skipped`, and how often each occurs."""
         return Tally(*_native.tally(self, skipped))
