@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
 from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     columns,
@@ -24,7 +22,7 @@ from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
 from decodestep._base.checks import Words, refuse, require
 from decodestep.processors.base import LogitsProcessor
 from decodestep.processors.encoder_rows import rows_of_encoder
-from decodestep.processors.penalties import SequenceBiasLogitsProcessor
+from decodestep.processors.penalties import SequenceBiasLogitsProcessor, are_ids
 
 
 class NoRepeatNGramLogitsProcessor(LogitsProcessor):
@@ -98,8 +96,7 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
         op, arg = "NoBadWordsLogitsProcessor", "bad_words_ids"
         require(isinstance(bad_words_ids, list) and len(bad_words_ids) > 0, op, arg, "a non-empty list", bad_words_ids)
         for word in bad_words_ids:
-            ok = isinstance(word, list) and all(isinstance(t, (int, np.integer)) and t >= 0 for t in word)
-            require(ok, op, arg, "a list of lists of ids >= 0", word)
+            require(isinstance(word, list) and are_ids(word), op, arg, "a list of lists of ids >= 0", word)
         self.bad_word_ids = bad_words_ids
         spared = [] if eos_token_id is None else token_ids(op, "eos_token_id", eos_token_id)
         self.sequence_bias = {tuple(word): NEGATIVE_INFINITY for word in bad_words_ids if word not in [[t] for t in spared]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -203,6 +203,13 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         return result
 
 
+def are_ids(sequence: Sequence[Any]) -> bool:
+    """Whether all items are ids >= 0."""
+    if {int}.issuperset(map(type, sequence)):  # asked first, since it takes no loop in Python: there may be a million
+        return min(sequence, default=0) >= 0
+    return all(isinstance(t, (int, np.integer)) and t >= 0 for t in sequence)
+
+
 def _check_penalty(op: str, penalty: Any) -> float:
     require(isinstance(penalty, float) and penalty > 0, op, "penalty", "a float > 0", penalty)
     return float(penalty)
@@ -235,8 +242,7 @@ def _check_biases(given: Any) -> dict[tuple[int, ...], float]:
     kind = tuple if isinstance(given, dict) else list
     for pair in pairs:
         sequence = pair[0]
-        ids_ok = isinstance(sequence, kind) and all(isinstance(t, (int, np.integer)) and t >= 0 for t in sequence)
-        require(ids_ok, op, arg, f"about {kind.__name__}s of ids >= 0", sequence)
+        require(isinstance(sequence, kind) and are_ids(sequence), op, arg, f"about {kind.__name__}s of ids >= 0", sequence)
         require(isinstance(pair[1], float), op, arg, "with a float bias for each sequence", pair[1])
     return {tuple(pair[0]): pair[1] for pair in pairs}
 

@@ -356,6 +356,8 @@ def languages_of(params: SamplingParams) -> list[str]:
 
 def _as_tuples(value: Any) -> Any:
     """An iterable (not a string or mapping) as a tuple, recursively; arrays as Python numbers; anything else unchanged."""
+    if type(value) in (list, tuple) and {int}.issuperset(map(type, value)):  # most are: bad words may have a million ids
+        return tuple(value)
     value = value.tolist() if hasattr(value, "tolist") else value
     iterable = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     return tuple(map(_as_tuples, value)) if iterable else value

@@ -38,7 +38,11 @@ def _is_id(value: Any) -> bool:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, tuple) and all(map(_is_id, value))
+    if not isinstance(value, tuple):
+        return False
+    if {int}.issuperset(map(type, value)):  # asked first, since it takes no loop in Python: bad words may have a million ids
+        return min(value, default=0) >= 0
+    return all(map(_is_id, value))
 
 
 def _are_sequences(value: Any) -> bool:
