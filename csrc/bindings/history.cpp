@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "bindings/steps.h"
+#include "core/float_environment.h"
 
 namespace decodestep {
 namespace {
@@ -42,6 +43,7 @@ void make_sequences(SequenceEndings* self, const Ids& tokens, const Ids& lengths
         left -= static_cast<size_t>(count);
     }
     require(left == 0, "sequences must have all tokens");
+    const DefaultFloats floats;  // values are summed
     const ReleasedGil released;  // a large index takes a tenth of a second
     new (self) SequenceEndings(std::move(ids), counts, numbers, values.has_value());
 }
