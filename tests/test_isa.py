@@ -69,3 +69,14 @@ def test_a_name_that_this_machine_lacks_is_refused(name):
     assert message.startswith("ImportError: isa: DECODESTEP_ISA must be one of baseline") and message.endswith(
         f"; got '{name}'"
     )
+
+
+def test_a_tier_without_kernels_here_is_refused_and_not_replaced():
+    """Each of the table: what this machine has is named as something to build, what it lacks as something that it lacks."""
+    rows = [line.split() for line in (ROOT / "csrc" / "core" / "tiers.txt").read_text().splitlines()]
+    names = [row[1] for row in rows if row and row[0] in ("any", "x86", "arm")]
+    assert set(TIERS) <= set(names)
+    for name in set(names) - set(TIERS):
+        refused = processes.run([sys.executable, "-c", ASK], env={**os.environ, "DECODESTEP_ISA": name})
+        message = refused.stderr.splitlines()[-1]
+        assert "isa: this core is not built for " + name in message or message.endswith(f"; got '{name}'")

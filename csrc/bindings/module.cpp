@@ -6,7 +6,7 @@ NB_MODULE(_native, m) {
     using namespace decodestep;
     current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &tier_name);
-    m.def("tiers", &usable_tiers);
+    m.def("tiers", [] { return nb::str(usable_tiers().c_str()); });
     bind_decode_step(m);
     bind_decoder(m);
     bind_history(m);

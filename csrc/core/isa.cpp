@@ -124,7 +124,9 @@ Tier choose_tier() {
                ", which this machine has; build it with DECODESTEP_TIERS=" + wanted + " or DECODESTEP_TIERS=all");
     }
     const std::string usable = usable_tiers();
-    if (given) refuse("DECODESTEP_ISA must be one of " + usable + ", which this machine has; got '" + wanted + "'");
+    if (given)
+        refuse("DECODESTEP_ISA must be one of " + usable + ", which this core and this machine have; got '" + wanted +
+               "'");
     if (!best->is_built)
         refuse("this core is not built for " + std::string(best->name) +
                ", the best of this machine; build it here, or choose one of " + usable + " by DECODESTEP_ISA");
