@@ -79,7 +79,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         _require_rank_2(input_ids)
-        xp, vocab = namespace(scores), scores.shape[-1]
+        xp = namespace(scores)
         scores = xp.ones_like(scores) if self.debug_mode else scores
         if self.state is None:
             self.state = self._fresh(xp, scores, scores.shape[0])
@@ -89,10 +89,22 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         self.state.num_calls += 1
         if self.skip_first_ngram_calls and self.state.num_calls < self.ngram_len:
             return scores
-        every = xp.arange(vocab, dtype=xp.int64, device=device_of(scores))[None, :]
-        keys, context = self._compute_keys(self.state.context, every)
-        tilted = self.update_scores(scores, self.sample_g_values(keys))
+        context = self.accumulate_hash(self._ones(xp, self.state.context, scores.shape[0]), self.state.context)
+        tilted = xp.concat([self._tilted(scores[i : i + 1], context[i : i + 1]) for i in range(scores.shape[0])], axis=0)
         return xp.where(self._remember(xp, self.state, context[:, None]), scores, tilted)
+
+    def _tilted(self, scores: ArrayT, context: Array) -> ArrayT:
+        """The tournament of one row, among the tokens that are left: after top_k these are few, and each costs a hash a key."""
+        xp, (_, vocab) = namespace(scores), scores.shape
+        left = xp.nonzero(scores[0, :] != -math.inf)[0]
+        some = left if 0 < left.shape[0] < vocab else xp.arange(vocab, dtype=xp.int64, device=device_of(scores))
+        keys = self._hash_with_keys(xp, self.accumulate_hash(context[:, None], xp.astype(some, xp.int64)[None, :, None]))
+        tilted = self.update_scores(xp.take(scores, some, axis=1), self.sample_g_values(keys))
+        if some.shape[0] == vocab:
+            return tilted
+        whole = xp.full_like(scores, -largest(xp, scores))
+        whole[:, some] = tilted
+        return whole
 
     def update_scores(self, scores: ArrayT, g_values: Array) -> ArrayT:
         """The tournament: scores [batch, vocab] and coin flips [batch, vocab, keys] to log-probabilities."""
@@ -150,11 +162,6 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
     def expected_mean_g_value(self, vocab_size: int, coinflip_prob: float = 0.5) -> float:
         """The mean coin flip of watermarked text drawn from a uniform distribution with one layer."""
         return coinflip_prob + coinflip_prob * (1 - coinflip_prob) * (1 - 1 / vocab_size)
-
-    def _compute_keys(self, contexts: Array, tokens: Array) -> tuple[Array, Array]:
-        """The hashes of each context [batch, ngram_len - 1] with each token [batch, count], and of the context alone."""
-        context = self.accumulate_hash(self._ones(namespace(contexts), contexts, contexts.shape[0]), contexts)
-        return self._hash_with_keys(namespace(contexts), self.accumulate_hash(context[:, None], tokens[..., None])), context
 
     def _hash_with_keys(self, xp: Namespace, hashes: Array) -> Array:
         keys = xp.astype(xp.asarray(self.keys, device=device_of(hashes)), xp.int64)

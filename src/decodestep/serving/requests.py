@@ -27,6 +27,7 @@ _COMPLETION_TOKENS = 16  # of a completion whose request has no max_tokens, as i
 _MAX_LOGPROBS, _MAX_ECHO_LOGPROBS = 100, 20  # of a token; of a prompt's token, of which there are many at once
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
 # The time and memory for a token grow with each of these fields, and with keys times the vocabulary.
+_MOST_WATERMARKED = 1024  # tokens
 _MAX_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
@@ -244,6 +245,9 @@ def _require_affordable(params: SamplingParams) -> None:
         value = watermark.get(name)
         size = len(value) if name == "keys" and value is not None else value
         require(size is None or size <= largest, _OP, "watermarking_config", f"such that {name} is at most {largest}", size)
+    if "keys" in watermark:  # each token that is left costs a hash for each key
+        few = 0 < (params.top_k or 0) <= _MOST_WATERMARKED
+        require(few, _OP, "top_k", f"in [1, {_MOST_WATERMARKED}] beside a watermark with keys", params.top_k)
     count, length = len(params.stop_strings), sum(map(len, params.stop_strings))
     rule = f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total"
     require(count <= _MAX_STOPS and length <= _MAX_STOP_CHARACTERS, _OP, "stop_strings", rule, Words(f"{count} of {length}"))
