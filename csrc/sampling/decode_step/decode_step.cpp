@@ -1,16 +1,16 @@
-// A row's life:
+// A row's life, whose way Route tells in advance:
 //
 //   given      the logits, read only
 //     |        look_ahead: what the first filter needs of the logits is read before the patches, whose scattered logits
 //     |        are then in the cache
 //   patched    the leading patches of single tokens are in an overlay beside the logits, a leading temperature is kept
 //     |
-//     |--- draw_without_list: no filter, or top-p and min-p alone, and nothing but the token is wanted ------> drawn
+//     |--- Draw::of_row, Draw::of_nucleus: the token is drawn in passes over the row --------------------------> drawn
 //     |
-//     |--- Allow or Force name their tokens -----------------------------------------------------------------> listed
-//     |--- GuessedRow: for top-k and top-h the list from look_ahead, if it reaches down far enough ----------> listed
-//     |--- SweptRow: the largest logit of every group gives a threshold; a second look lists what reaches it -> listed
-//     |    (ProbabilityFilter: for top-p, typical, epsilon and eta, sums over the row give it)
+//     |--- Listing::named: Allow or Force name the tokens ----------------------------------------------------> listed
+//     |--- Listing::guessed: the list from look_ahead, if it reaches down far enough -------------------------> listed
+//     |--- Listing::summed: sums over the row give a threshold; a second look lists what reaches it ----------> listed
+//     |--- Listing::swept: the largest logit of every group gives the threshold ------------------------------> listed
 //     |
 //   listed     the list holds every token that the first filter can keep; where no bound proves that, the whole row
 //     |        run_steps: the steps that are left run on the list in their order, as in reference.py
@@ -33,22 +33,94 @@
 namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
+using Steps = std::span<const Step>;
+
+// Where a token comes from. A pass over the row that cannot tell leaves it to the list.
+enum class Draw {
+    of_row,      // no filter, and nothing but the token is wanted
+    of_nucleus,  // top-p, perhaps with min-p, and nothing but the token is wanted
+    of_list
+};
+
+// How the list is found. What gives no threshold leaves it to `swept`, which lists the whole row where it has none.
+enum class Listing {
+    named,    // by Allow or Force
+    guessed,  // from a sample of the row: for top-k and top-h
+    summed,   // from sums over the row: for top-p, typical, epsilon and eta
+    swept     // from the largest logit of every group
+};
+
+// What the steps of a row are to the passes over it.
+struct Route {
+    Steps patches;            // the leading ones of single tokens
+    const Step* naming;       // Allow or Force after them; null if there is none
+    Steps left;               // the steps after these, which run on the list
+    const Step* temperature;  // the first of `left`, if it is one: the passes divide by it themselves
+    Steps filters;            // the steps after that; the first one says what the list must hold
+    bool only_token;          // neither scores nor log-probabilities of what filters leave are wanted
+    bool only_maximum;        // and of these the first maximum, which no filter drops
+    Draw draw;
+    Listing listing;
+
+    Route(const RowRequest& request, bool wants_scores) {
+        const Steps steps(request.steps, request.count);
+        const auto end_of_patches =
+            std::find_if(steps.begin(), steps.end(), [](const Step& step) { return step.kind >= StepKind::allow; });
+        patches = {steps.begin(), end_of_patches};
+        left = {end_of_patches, steps.end()};
+        naming = left.empty() || left.front().kind > StepKind::force ? nullptr : &left.front();
+        if (naming) left = left.subspan(1);
+        temperature = left.empty() || left.front().kind != StepKind::temperature ? nullptr : &left.front();
+        filters = temperature ? left.subspan(1) : left;
+        // Log-probabilities of what filters leave are those of the list that they leave.
+        only_token = !wants_scores && (!request.logprobs || keeps_row());
+        only_maximum = only_token && request.greedy && std::all_of(filters.begin(), filters.end(), keeps_maximum);
+        draw = naming || !only_token || request.greedy ? Draw::of_list
+               : filters.empty()                       ? Draw::of_row
+               : filter_is(StepKind::top_p)            ? Draw::of_nucleus
+                                                       : Draw::of_list;
+        listing = naming                                                             ? Listing::named
+                  : filter_is(StepKind::top_k) || filter_is(StepKind::top_h)         ? Listing::guessed
+                  : !filters.empty() && needs_sums(filters.front()) && !only_maximum ? Listing::summed
+                                                                                     : Listing::swept;
+    }
+
+    // Whether the steps keep every token of the row.
+    bool keeps_row() const { return !naming && filters.empty(); }
+
+  private:
+    bool filter_is(StepKind kind) const { return !filters.empty() && filters.front().kind == kind; }
+
+    static bool keeps_maximum(const Step& step) {
+        switch (step.kind) {
+            case StepKind::top_k:
+            case StepKind::top_p:
+            case StepKind::min_p:
+            case StepKind::top_h:
+            case StepKind::epsilon:
+            case StepKind::eta:
+            case StepKind::top_n_sigma:
+                return true;
+            default:
+                return false;
+        }
+    }
+};
+
 template <LogitType type>
 class Sampler {
   public:
-    Sampler(Logits<type> logits, const RowRequest& request, Workspace& work)
-        : request_(request), row_(logits, request.position, work), list_(row_.list) {}
+    Sampler(Logits<type> logits, const RowRequest& request, bool wants_scores, Workspace& work)
+        : request_(request), route_(request, wants_scores), row_(logits, request.position, work), list_(row_.list) {}
 
+    // processed: null unless scores are wanted.
     int64_t sample(float* processed) {
         look_ahead();
-        patch();
-        scale();
-        // Log-probabilities of what filters leave are those of the list that they leave.
-        token_only_ = !processed && (!request_.logprobs || keeps_row());
-        std::optional<int64_t> drawn;
-        if (!listed_ && token_only_ && !request_.greedy) drawn = draw_without_list();
+        for (const Step& patch : route_.patches) row_.overlay.apply(patch, row_.logits);
+        if (route_.temperature) row_.scale_by(route_.temperature->amount);
+        const std::optional<int64_t> drawn = draw_without_list();
         if (!drawn) {
-            if (!listed_) list_for_first_filter();
+            find_list();
             run_steps();
         }
         const int64_t token = drawn ? *drawn : request_.greedy ? first_maximum() : draw();
@@ -58,41 +130,55 @@ class Sampler {
     }
 
   private:
-    using Steps = std::span<const Step>;
-
-    Steps steps() const { return {request_.steps, request_.count}; }
-
-    static bool is_filter(const Step& step) { return step.kind > StepKind::temperature; }
-
     // given -> patched: the pass over the logits that does not depend on the patches.
     void look_ahead() {
-        const auto first = std::find_if(steps().begin(), steps().end(), [](const Step& step) {
-            return step.kind == StepKind::allow || step.kind == StepKind::force || is_filter(step);
-        });
-        if (first == steps().end()) {
-            if (request_.greedy) row_.find_group_maxima();
-        } else if (first->kind == StepKind::top_k || first->kind == StepKind::top_h) {
-            guess_ = list_from_guess(row_, std::max(first->k, first->min_keep));
-            if (!guess_) row_.find_group_maxima();
-        } else if (first->kind == StepKind::min_p) {
-            row_.find_group_maxima();
+        if (route_.draw != Draw::of_list) return;
+        if (route_.listing == Listing::guessed) {
+            const Step& filter = route_.filters.front();
+            guess_ = list_from_guess(row_, std::max(filter.k, filter.min_keep));
         }
+        if (route_.listing == Listing::swept || (route_.listing == Listing::guessed && !guess_))
+            row_.find_group_maxima();
     }
 
-    // given -> patched, or listed where a patch names all the tokens that stay.
-    void patch() {
-        for (unlisted_ = steps(); !unlisted_.empty() && !listed_; unlisted_ = unlisted_.subspan(1)) {
-            const Step& step = unlisted_.front();
-            if (step.kind == StepKind::allow)
-                list_allowed(step);
-            else if (step.kind == StepKind::force)
-                list_.run(step);
-            else if (step.kind < StepKind::allow)
-                row_.overlay.apply(step, row_.logits);
-            else
-                return;
-            listed_ = step.kind >= StepKind::allow;
+    // patched -> drawn; nothing where that takes a list.
+    std::optional<int64_t> draw_without_list() {
+        switch (route_.draw) {
+            case Draw::of_row:
+                return draw_from_row(row_, request_.seed, request_.position);
+            case Draw::of_nucleus:
+                return Nucleus(row_, route_.filters).draw(request_.seed, request_.position);
+            case Draw::of_list:
+                break;
         }
+        return {};
+    }
+
+    // patched -> listed
+    void find_list() {
+        switch (route_.listing) {
+            case Listing::named:
+                return route_.naming->kind == StepKind::allow ? list_allowed(*route_.naming)
+                                                              : list_.run(*route_.naming);
+            case Listing::guessed:
+                if (!guess_) break;
+                if (GuessedRow guessed(row_, *guess_); guessed.list_from(threshold(guessed))) return;
+                break;
+            case Listing::summed:
+                if (list_from_sums()) return;
+                break;
+            case Listing::swept:
+                break;
+        }
+        SweptRow swept(row_);
+        swept.list_from(threshold(swept));
+    }
+
+    bool list_from_sums() {
+        SweptRow swept(row_);
+        const auto sums = RowSums<type>::of(swept);
+        if (sums) equivalent_filter_ = ProbabilityFilter(*sums, route_.filters.front()).narrow();
+        return sums.has_value();
     }
 
     void list_allowed(const Step& step) {
@@ -105,47 +191,14 @@ class Sampler {
         list_.keep_if([&](size_t i) { return list_.scores[i] > kMinusInfinity; });
     }
 
-    // The passes divide by a leading temperature themselves; on the list it runs as a step.
-    void scale() {
-        filters_ = unlisted_;
-        if (filters_.empty() || filters_.front().kind != StepKind::temperature) return;
-        row_.scale_by(filters_.front().amount);
-        filters_ = filters_.subspan(1);
-    }
-
-    // Whether the steps keep every token of the row.
-    bool keeps_row() const { return !listed_ && filters_.empty(); }
-
-    // patched -> drawn; nothing where that takes a list.
-    std::optional<int64_t> draw_without_list() {
-        if (filters_.empty()) return draw_from_row(row_, request_.seed, request_.position);
-        return Nucleus(row_, filters_).draw(request_.seed, request_.position);
-    }
-
-    // patched -> listed
-    void list_for_first_filter() {
-        if (guess_) {
-            GuessedRow guessed(row_, *guess_);
-            if (guessed.list_from(threshold(guessed))) return;
-        }
-        SweptRow swept(row_);
-        if (!filters_.empty() && ProbabilityFilter<type>::handles(filters_.front()) && !only_maximum_counts()) {
-            if (const auto sums = RowSums<type>::of(swept)) {
-                equivalent_filter_ = ProbabilityFilter(*sums, filters_.front()).narrow();
-                return;
-            }
-        }
-        swept.list_from(threshold(swept));
-    }
-
     // What is below it cannot outlive the first filter. `Pass` is SweptRow or GuessedRow.
     template <class Pass>
     float threshold(const Pass& pass) const {
         if (pass.max_bound() == std::numeric_limits<float>::infinity()) return kMinusInfinity;
         const auto reached_by = [&](size_t count) { return row_.below(pass.reached_by(count)); };
-        if (only_maximum_counts()) return reached_by(1);
-        if (filters_.empty()) return kMinusInfinity;
-        const Step& step = filters_.front();
+        if (route_.only_maximum) return reached_by(1);
+        if (route_.filters.empty()) return kMinusInfinity;
+        const Step& step = route_.filters.front();
         switch (step.kind) {
             case StepKind::top_k:
                 return reached_by(std::max(step.k, step.min_keep));
@@ -163,29 +216,10 @@ class Sampler {
         }
     }
 
-    bool only_maximum_counts() const {
-        return token_only_ && request_.greedy && std::all_of(filters_.begin(), filters_.end(), keeps_maximum);
-    }
-
-    static bool keeps_maximum(const Step& step) {
-        switch (step.kind) {
-            case StepKind::top_k:
-            case StepKind::top_p:
-            case StepKind::min_p:
-            case StepKind::top_h:
-            case StepKind::epsilon:
-            case StepKind::eta:
-            case StepKind::top_n_sigma:
-                return true;
-            default:
-                return false;
-        }
-    }
-
     // listed -> filtered
     void run_steps() {
-        for (const Step& step : unlisted_) {
-            const bool is_first_filter = !filters_.empty() && &step == &filters_.front();
+        for (const Step& step : route_.left) {
+            const bool is_first_filter = !route_.filters.empty() && &step == &route_.filters.front();
             list_.run(is_first_filter && equivalent_filter_ ? *equivalent_filter_ : step);
             if (is_first_filter) list_.whole_row = {};  // to later filters the list is the row
         }
@@ -223,8 +257,8 @@ class Sampler {
     // patches are overwritten.
     void report(int64_t token) {
         Logprobs& out = *request_.logprobs;
-        keeps_row() ? report_row(out.processed, token) : list_.report(out.processed, out.wanted, token);
-        if (keeps_row() && row_.is_unchanged()) {
+        route_.keeps_row() ? report_row(out.processed, token) : list_.report(out.processed, out.wanted, token);
+        if (route_.keeps_row() && row_.is_unchanged()) {
             out.raw.chosen = out.processed.chosen;
             out.raw.count = out.processed.count;
             std::copy_n(out.processed.ids, out.processed.count, out.raw.ids);
@@ -246,12 +280,9 @@ class Sampler {
     }
 
     const RowRequest& request_;
+    const Route route_;
     PatchedRow<type> row_;
     Candidates& list_;
-    Steps unlisted_;                         // what has yet to run on the list: the steps after the leading patches
-    Steps filters_;                          // those after the leading temperature too
-    bool listed_ = false;                    // Allow or Force has made the list
-    bool token_only_ = false;                // neither scores nor log-probabilities of what filters leave are wanted
     std::optional<float> guess_;             // the list holds the unpatched logits from here on
     std::optional<Step> equivalent_filter_;  // runs instead of the first filter, which ProbabilityFilter has looked at
 };
@@ -261,7 +292,7 @@ class Sampler {
 void decode_step(const DecodeStep& args) {
     if (args.batch == 0) return;
     each_row(args, [&](const auto& logits, size_t b, Workspace& work) {
-        Sampler sampler(logits, args.rows[b], work);
+        Sampler sampler(logits, args.rows[b], args.processed != nullptr, work);
         args.tokens[b] = sampler.sample(args.processed ? args.processed + b * args.vocab : nullptr);
     });
 }

@@ -7,17 +7,18 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
+// Whether ProbabilityFilter has a list for the step.
+inline bool needs_sums(const Step& step) {
+    const bool keeps_mass = step.kind == StepKind::top_p || step.kind == StepKind::typical;
+    return (keeps_mass && step.amount > 0 && step.amount < 1) || step.kind == StepKind::epsilon ||
+           step.kind == StepKind::eta;
+}
+
 template <LogitType type>
 class ProbabilityFilter {
   public:
     ProbabilityFilter(const RowSums<type>& sums, const Step& step)
         : sums_(sums), swept_(sums.swept()), row_(swept_.row()), step_(step), mass_(sums_.mass()) {}
-
-    static bool handles(const Step& step) {
-        const bool keeps_mass = step.kind == StepKind::top_p || step.kind == StepKind::typical;
-        return (keeps_mass && step.amount > 0 && step.amount < 1) || step.kind == StepKind::epsilon ||
-               step.kind == StepKind::eta;
-    }
 
     // Lists, unscaled, what the step keeps and few tokens more, and hands the sums over the row to the list. Returns
     // the filter to run on the scaled list, which has the effect of the step.
