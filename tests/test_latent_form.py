@@ -78,6 +78,15 @@ def test_sizes_that_the_stages_do_not_take(tiny_file):
         ds.load(path, form="gqa")
 
 
+def test_the_form_alone_runs_through_the_prolog(tiny_file):
+    path, operators = tiny_file(kind="Q8_0", hidden=64), []
+    for form in ("auto", "mla"):
+        with ds.profile() as profile:
+            ds.load(path, form=form, dtype="float32").logits([1, 2, 3])
+        operators.append({name for name, _ in profile.costs})
+    assert operators[1] - operators[0] == {"mla_prolog"} and not operators[0] - operators[1]
+
+
 def test_stats_show_the_operators_of_the_form(capfd):
     arguments = ["generate", "What is the capital of Japan?", "--greedy", "--form", "mla", "--stats"]
     assert cli.main(arguments) == 0

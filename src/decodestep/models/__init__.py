@@ -8,7 +8,7 @@
   `tokenizer_engine` and `pre_tokenizers`; `chat` (`message_form`), rendered by a `template_process` (`template_worker`,
   `template_renderer`) as `traced_text`;
 - `config`, `layer_weights`, `convert` (`latent_form`), `rope`: a checkpoint to a decoder's sizes and weights;
-- `decoder`: what a decoder does; `step_decoder`: in one native call; `layer_decoder` (`prolog_layer`, `grouped_layer`):
+- `decoder`: what a decoder does; `step_decoder`: in one native call; `layer_decoder` (`grouped_layer`, `latent_layer`):
   operator by operator;
 - `kv_cache`, `page_pool`, `sequence`: keys and values; `forward`, `prefill`: tokens of many sequences through a decoder;
 - `quantise`, `requantise` (`gguf_source`, `tokenizer_fields`): written as a GGUF file of other types.

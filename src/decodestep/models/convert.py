@@ -188,7 +188,7 @@ def _grouped_as_latent(layer: _LayerParts) -> LatentWeights:
         query_norm=None,
         query=layer.pack(query._replace(weight=latent_form.spread_queries(whole(query.weight), config))),
         latent=layer.pack(*(_head_weights(layer, part, config.head_dim) for part in ("value", "key"))),
-        latent_norm=latent_form.no_norm(config),
+        latent_norm=latent_form.no_norm(config.kv_heads * config.head_dim),
         key_up=layer.pack(Stored(latent_form.no_keys_up(config))),
         value_up=layer.pack(Stored(latent_form.chosen_values(config))),
         output=layer.packed("attention_output"),

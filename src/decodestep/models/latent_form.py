@@ -24,13 +24,20 @@ _NOPE = 32
 # A norm divides by sqrt(mean square + epsilon). With this epsilon that is 2^40 whatever the latent, and times a gamma of 2^40
 # every value is what it was, to the bit.
 _ROOT = 2.0**40
+NO_NORM_EPS = _ROOT**2
 
 
 def latent_config(config: Config) -> Config:
     """The sizes of a model with grouped-query attention in this form."""
     keys = config.kv_heads * config.head_dim
     attention = LatentConfig(
-        None, latent_dim=keys, nope_dim=_NOPE, rope_dim=keys, value_dim=config.head_dim, scale=config.scale, norm_eps=_ROOT**2
+        None,
+        latent_dim=keys,
+        nope_dim=_NOPE,
+        rope_dim=keys,
+        value_dim=config.head_dim,
+        scale=config.scale,
+        norm_eps=NO_NORM_EPS,
     )
     return replace(config, kv_heads=config.heads, head_dim=_NOPE + keys, latent_attention=attention)
 
@@ -55,9 +62,9 @@ def spread_queries(query: PackedWeight, config: Config) -> PackedWeight:
     return replace(query, rows=rows.reshape(-1, rows.shape[2]))
 
 
-def no_norm(config: Config) -> np.ndarray:
-    """gamma of the latent's norm: one that changes nothing."""
-    return np.full(config.kv_heads * config.head_dim, _ROOT, np.float32)
+def no_norm(width: int) -> np.ndarray:
+    """gamma of a norm that changes nothing, with `NO_NORM_EPS` as its epsilon."""
+    return np.full(width, _ROOT, np.float32)
 
 
 def no_keys_up(config: Config) -> PackedWeight:

@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 import numpy as np
 
-from decodestep.models import grouped_layer, prolog_layer
+from decodestep.models import grouped_layer, latent_layer
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder, TokenBatch
 from decodestep.models.kv_cache import PAGE, LatentPages, PageLayout, Pages, float32_layout
-from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, Weights
+from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Weights
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.bias import with_bias
@@ -31,8 +31,8 @@ class LayerDecoder(Decoder):
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
         self.weights = weights
         self.config = config = weights.config
-        by_prolog = config.latent_attention is not None or config.has_latent_form
-        self._prologs = [prolog_layer.prolog_weights(layer.attention, config) for layer in weights.layers] if by_prolog else []
+        latents = [layer.attention for layer in weights.layers if isinstance(layer.attention, LatentWeights)]
+        self._prologs = latent_layer.prolog_weights(latents, config) if latents else []
         self.description = f"layer by layer, float32 activations ({why}){left_out(config)}"
         self.cache_dtype = "float32"
         self.long_after = weights.ropes[0].long_after
@@ -50,17 +50,15 @@ class LayerDecoder(Decoder):
         """Hidden states (T, He) after the last layer; writes keys and values to the pages."""
         config = self.config
         ropes = [rope.table(batch.positions, batch.long) for rope in self.weights.ropes]
-        if self._prologs:
-            ropes = [self._repeat_angles(rope) for rope in ropes]
         slots = batch.page_table[batch.sequence, batch.positions // PAGE] * PAGE + batch.positions % PAGE
         x = _scale(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
         for i, layer in enumerate(self.weights.layers):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
             weights, cache, rope = layer.attention, (pages.kv[i], pages.kr[i]), ropes[config.grouped.rope_index(i)]
-            if isinstance(weights, GroupedWeights) and not self._prologs:
+            if isinstance(weights, GroupedWeights):
                 attended = grouped_layer.attend(h, weights, config, cache, batch, slots, rope, window=config.grouped.window(i))
             else:
-                attended = prolog_layer.attend(h, self._prologs[i], config, cache, batch, slots, rope)
+                attended = latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale)
             added = with_bias(linear(attended, weights.output), weights.output_bias)
             x += _scale(self._normalise(added, layer.attention_post_norm), config.residual_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
@@ -78,11 +76,6 @@ class LayerDecoder(Decoder):
         routes = expert_router(linear(h, weights.router), bias=weights.bias, **asdict(experts.rule))
         mixed = mixture_of_experts(h, routes.experts, routes.weights, weights.routed)
         return mixed if weights.shared is None else mixed + _dense(h, weights.shared)
-
-    def _repeat_angles(self, table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
-        repeat = (1, 2 if self.config.latent_attention else 2 * self.config.kv_heads)
-        return np.tile(table[0], repeat), np.tile(table[1], repeat)
 
 
 def page_layout(config: Config) -> PageLayout:

@@ -73,7 +73,7 @@ def load(
     form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head latent
         attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native step
         then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.
-        Models with latent attention always run in this form, under "float32" also those that can be converted to it.
+        Models with latent attention always run in this form.
     cache_dtype: the type in which the native step stores keys and values; docs/models.md has the accuracy of each.
         "auto": "float16" for a model all of whose weights are F16 or F32, under dtype "auto"; else "bfloat16".
         "bfloat16": in grouped-query attention queries and the attention's weights are rounded to bfloat16 too.
@@ -146,7 +146,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
     if cache_dtype != "auto" and why is not None:
         raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {why}")
     if dtype == "float32":
-        return LayerDecoder(convert(checkpoint, progress=progress))
+        return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress))
     if why is None:
         memory = Arena()
         return StepDecoder(
@@ -161,7 +161,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
-    return LayerDecoder(convert(checkpoint, progress=progress), why)
+    return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress), why)
 
 
 def _as_latent(checkpoint: Checkpoint) -> Config:
