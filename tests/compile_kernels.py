@@ -61,7 +61,7 @@ def rows_of(kind: int, kv: str, kr: str) -> tuple[Any, dict[str, str], dict[str,
     pointers = {"raw": product, "rows": product, "cq": I8 if int8 else BF16, "slots": I64, "kv": kv, "kr": kr}
     pointers |= dict.fromkeys(("gamma_cq", "gamma_ckv", "sin", "cos"), BF16)
     scales = ("raw_x_scale", "raw_w_scale", "x_scale", "w_scale", "kv_scale", "kr_scale", "cq_scale", "smooth")
-    constants = {"KIND": kind, "HAS_GAMMA_CQ": True, "HAS_GAMMA_CKV": True, "HAS_SMOOTH": int8, "RAW_SCALED": int8}
+    constants = {"KIND": kind, "HAS_SMOOTH": int8, "RAW_SCALED": int8}
     constants |= {"SCALED": int8, "RAW_PARTS": 8, "PARTS": 8, "KV_NZ": 16 * (kind < 3), "KR_NZ": 16 * (kind < 3)}
     constants |= {"WIDTH": 2048, "LATENT": 512, "HALF": 32, "TILE": 128, "BFLOAT16": True, "OVERLAPS": True}
     return finish_rows, pointers | dict.fromkeys(scales, F32), constants

@@ -215,8 +215,7 @@ def gather_panels(s: Source) -> Arguments:
 
 def rms_norm(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
-    gamma = s.one_of(None, s.array(width))
-    return {"x": s.rows(s.array(rows, width)), "gamma": gamma, "eps": 1e-5, "alpha": 1.0, "y": s.array(rows, width),
+    return {"x": s.rows(s.array(rows, width)), "gamma": s.array(width), "eps": 1e-5, "alpha": 1.0, "y": s.array(rows, width),
             "threads": s.threads()}  # fmt: skip
 
 
@@ -288,15 +287,11 @@ def mla_prolog(s: Source) -> Arguments:
     partial = kind > 0 or s.one_of(True, False)
     full = kind == 2 or (partial and s.one_of(True, False))
     real = np.uint16 if kind == 3 else real
-    tokens, hidden, groups = s.one_of(s.size(), 40, 100), s.one_of(1, 16, 32, 63, 64), s.one_of(1, 1, 2, 3)
-    heads, nope, latent = groups * s.one_of(1, 2), s.one_of(0, 1, 8, 16), groups * s.one_of(1, 8, 16, 70)
-    rope = 2 * groups * s.one_of(1, 4, 8)
+    tokens, hidden, width = s.one_of(s.size(), 40, 100), s.one_of(1, 16, 32, 63, 64), s.one_of(15, 16, 32, 48)
+    heads, nope, latent = s.one_of(1, 2, 3, 6), s.one_of(0, 1, 8, 16), s.one_of(1, 8, 16, 70)
     nz = bool(kind < 3 and s.one_of(False, True))
-    latent = 128 * s.one_of(1, 2) if kind == 3 else 32 * groups if nz else latent
-    rope = 32 * groups if nz else rope
-    has_down = full or s.one_of(True, False)
-    width = s.one_of(15, 16, 32, 48) if has_down else hidden
-    up = heads * (nope + rope // groups)
+    latent = 128 * s.one_of(1, 2) if kind == 3 else 32 * s.one_of(1, 2, 3) if nz else latent
+    rope = 32 * s.one_of(1, 2, 3) if nz else 2 * s.one_of(1, 4, 8, 24)
 
     def weight(name: str, inputs: int, outputs: int, int8: bool) -> Arguments:
         if int8 or s.one_of(True, True, False):
@@ -314,23 +309,23 @@ def mla_prolog(s: Source) -> Arguments:
         rows = cache(s, blocks, block_size, width, dtype)
         return s.one_of(rows, rows, rows[::-1], np.repeat(rows, 2, -1)[..., ::2])
 
-    weights = weight("w_dq", hidden, width, full) if has_down else {"w_dq": None, "w_dq_format": 0, "w_dq_scale": None}
-    weights |= weight("w_uq_qr", width, up, partial) | weight("w_dkv_kr", hidden, latent + rope, full)
+    weights = weight("w_dq", hidden, width, full) | weight("w_uq_qr", width, heads * (nope + rope), partial)
+    weights |= weight("w_dkv_kr", hidden, latent + rope, full)
     blocks, block_size = s.size(3), s.size(4)
     slots = s.ids(tokens, end=blocks * block_size, start=-1) if blocks * block_size else np.full(tokens, -1)
     row = latent + 2 * rope + latent // 32 if kind == 3 else latent
     query_type = np.int8 if kind == 2 else real
     return {
         "x": s.array(tokens, hidden, dtype=np.int8 if full else real), "x_scale": vector(tokens, full), "width": width,
-        "heads": heads, "nope": nope, "latent": latent, "rope_groups": groups, **weights,
+        "heads": heads, "nope": nope, "latent": latent, **weights,
         "w_uk": columns(s, nope, latent, real, heads),
-        "gamma_cq": s.one_of(None, s.array(width)), "gamma_ckv": s.one_of(None, s.array(latent)),
-        "eps_cq": 1e-5, "eps_ckv": 1e-5, "alpha_cq": 1.0, "alpha_ckv": 1.0,
+        "gamma_cq": s.array(width), "gamma_ckv": s.array(latent), "eps_cq": 1e-5, "eps_ckv": 1e-5,
+        "alpha_cq": 1.0, "alpha_ckv": 1.0,
         "sin": s.array(tokens, rope), "cos": s.array(tokens, rope), "smooth": vector(width, partial and s.one_of(True, False)),
         "slots": slots, "kv_cache": cache_of(row, np.int8 if kind else real),
         "kr_cache": None if kind == 3 else cache_of(rope, np.int8 if kind == 1 else real), "nz": nz, "cache_scale": kind,
         "ckv_scale": vector(latent if kind == 1 else 1, kind in (1, 2)), "ckr_scale": vector(rope, kind == 1), "clip": 0.8,
-        "query": s.array(tokens, heads, latent, dtype=query_type) if kind == 2 or s.one_of(True, False) else None,
+        "query": s.array(tokens, heads, latent, dtype=query_type),
         "query_scale": s.array(tokens, heads) if kind == 2 else None, "half_away": bool(s.one_of(False, True)),
         "query_rope": s.array(tokens, heads, rope, dtype=real),
         "query_norm": s.one_of(None, s.array(tokens, width, dtype=np.int8 if partial else real)),

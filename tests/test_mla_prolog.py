@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import Counter
 from typing import Any
@@ -19,6 +20,42 @@ from mla_prolog_cases import BF16, MODES, SCENARIOS, V1, V2, agree, call, copied
 from mla_prolog_oracle import oracle
 from tolerances import assert_close
 from vectors.read import cases
+
+# The specification's signatures: the tensors that every call has, then its optional tensors and attributes with their defaults.
+WEIGHTS = ("token_x", "weight_dq", "weight_uq_qr", "weight_uk", "weight_dkv_kr")
+NORMS = ("rmsnorm_gamma_cq", "rmsnorm_gamma_ckv", "rope_sin", "rope_cos")
+CACHES = ("kv_cache", "kr_cache")
+SCALES = (
+    *("dequant_scale_x", "dequant_scale_w_dq", "dequant_scale_w_uq_qr", "dequant_scale_w_dkv_kr"),
+    *("quant_scale_ckv", "quant_scale_ckr", "smooth_scales_cq"),
+)
+ATTRIBUTES = {"rmsnorm_epsilon_cq": 1e-5, "rmsnorm_epsilon_ckv": 1e-5, "cache_mode": "PA_BSND"}
+MODE_ATTRIBUTES = ("weight_quant_mode", "kv_cache_quant_mode", "query_quant_mode", "ckvkr_repo_mode", "quant_scale_repo_mode")
+FIRST = (*WEIGHTS, *NORMS, "cache_index", *CACHES), dict.fromkeys(SCALES) | ATTRIBUTES
+THIRD = (
+    (*WEIGHTS, *NORMS, *CACHES),
+    dict.fromkeys(("cache_index", *SCALES, "actual_seq_len", "k_nope_clip_alpha"))
+    | ATTRIBUTES
+    | {"query_norm_flag": False, **dict.fromkeys(MODE_ATTRIBUTES, 0), "tile_size": 128, "qc_qr_scale": 1.0, "kc_scale": 1.0},
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "documented", "more"),
+    [
+        (ds.mla_prolog, FIRST, {"limits": None, "backend": "auto"}),
+        (ds.mla_prolog_v2, FIRST, {"limits": None, "rounding": "half_even", "backend": "auto"}),
+        (ds.mla_prolog_v3, THIRD, {"limits": None, "rounding": "half_even", "backend": "auto"}),
+    ],
+)
+def test_the_arguments_are_the_specifications(function, documented, more):
+    """With what says how they are computed here after them."""
+    parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty]
+    options = {p.name: p.default for p in parameters if p.default is not p.empty}
+    assert required == list(documented[0]) and list(options.items()) == list((documented[1] | more).items())
+    assert all((p.kind is p.KEYWORD_ONLY) == (p.name in options) for p in parameters)
+
 
 # Against the oracle.
 
@@ -105,7 +142,7 @@ def test_half_away_rounds_twice_as_the_device():
 
 
 def unit_call(**more: Any) -> dict[str, Any]:
-    """One token of two values, one head, all weights selecting: exact by hand."""
+    """One token of two values, one head, all weights selecting: exact by hand. The norms divide by 4 and multiply by 4."""
     f32 = np.float32
     base = dict(
         token_x=np.array([[3, 4]], f32),
@@ -113,8 +150,10 @@ def unit_call(**more: Any) -> dict[str, Any]:
         weight_uq_qr=np.array([[1, 0, 1, 0], [0, 1, 0, 1]], f32),
         weight_uk=np.array([[[1, 0], [0, 2]]], f32),
         weight_dkv_kr=np.array([[1, 0, 0, 1], [0, 1, 1, 0]], f32),
-        rmsnorm_gamma_cq=None,
-        rmsnorm_gamma_ckv=None,
+        rmsnorm_gamma_cq=np.full(2, 4, f32),
+        rmsnorm_gamma_ckv=np.full(2, 4, f32),
+        rmsnorm_epsilon_cq=3.5,
+        rmsnorm_epsilon_ckv=3.5,
         rope_sin=np.array([[0.5, 0.25]], f32),
         rope_cos=np.array([[2, 4]], f32),
         cache_index=np.array([3]),
@@ -135,9 +174,7 @@ def test_a_token_by_hand():
 
 def test_the_norm_by_hand():
     ones = np.ones(2, np.float32)
-    made = ds.mla_prolog(
-        **unit_call(rmsnorm_gamma_cq=ones, rmsnorm_gamma_ckv=2 * ones), rmsnorm_epsilon_cq=3.5, rmsnorm_epsilon_ckv=12.5
-    )
+    made = ds.mla_prolog(**unit_call(rmsnorm_gamma_cq=ones, rmsnorm_gamma_ckv=2 * ones, rmsnorm_epsilon_ckv=12.5))
     np.testing.assert_array_equal(made.query, [[[0.75, 2]]])  # 3 / sqrt(12.5 + 3.5)
     np.testing.assert_array_equal(made.kv_cache_out[1, 1, 0], np.float32([6, 8]) / np.float32(5))
 
@@ -208,66 +245,6 @@ def test_nan_and_infinity_go_through():
             assert np.isnan(got["query"][0].astype(float)).all()
 
 
-# The extensions.
-
-
-def gqa_call(rng: np.random.Generator, G: int, real: Any = np.float32) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A grouped-query model as a prolog: with the zeros stored, and without."""
-    N, He, d, T = 2 * G, 64, 8, 5
-    Dr = G * d
-    dense = np.zeros((He, N, Dr), real)
-    own = rng.standard_normal((He, N, d)).astype(real)
-    for n in range(N):
-        g = n // (N // G)
-        dense[:, n, g * d : (g + 1) * d] = own[:, n]
-    angle = rng.uniform(0, 6, (T, Dr))
-    base = dict(
-        token_x=rng.standard_normal((T, He)).astype(real),
-        weight_dq=None,
-        weight_uk=np.zeros((N, 0, 32), real),
-        weight_dkv_kr=rng.standard_normal((He, 32 + Dr)).astype(real),
-        rmsnorm_gamma_cq=None,
-        rmsnorm_gamma_ckv=None,
-        rope_sin=np.sin(angle).astype(real),
-        rope_cos=np.cos(angle).astype(real),
-        cache_index=np.array([0, 4, 4, -1, 9]),
-        kv_cache=np.ones((3, 4, 1, 32), real),
-        kr_cache=np.ones((3, 4, 1, Dr), real),
-    )
-    return base | {"weight_uq_qr": dense.reshape(He, -1)}, base | {"weight_uq_qr": own.reshape(He, -1), "rope_groups": G}
-
-
-@pytest.mark.parametrize("G", [1, 2, 4])
-@pytest.mark.parametrize("real", [np.float32, BF16])
-def test_rope_groups_leave_the_zeros_out(G, real):
-    dense, grouped = gqa_call(np.random.default_rng(21), G, real)
-    want, got = ds.mla_prolog(**copied(dense)), ds.mla_prolog(**copied(grouped))
-    assert got.query_rope.shape == want.query_rope.shape and not got.query.any() and got.query.shape == (5, 2 * G, 32)
-    for name in want._fields:
-        assert_close(getattr(got, name), getattr(want, name).astype(float))
-    assert ds.mla_prolog(**copied(grouped), need_query=False).query is None
-
-
-def test_without_down_projection_and_norms():
-    arguments = make(np.random.default_rng(22), real=np.float64)
-    a = arguments
-    normed = plain_c(a["token_x"], np.ones(48))
-    identity = a | dict(weight_dq=None, weight_uq_qr=np.random.default_rng(0).standard_normal((48, 96)))
-    got = call(copied(identity | dict(rmsnorm_gamma_cq=np.ones(48))), query_norm_flag=True)
-    np.testing.assert_allclose(got["query_norm"], normed, rtol=1e-12)
-    got = call(copied(identity | dict(rmsnorm_gamma_cq=None)), query_norm_flag=True, qc_qr_scale=3.0)
-    np.testing.assert_allclose(got["query_norm"], 3 * a["token_x"], rtol=1e-12)
-    bare = copied(a | dict(rmsnorm_gamma_ckv=None))
-    call(bare, kc_scale=2.0)
-    t = 8 if a["cache_index"][8] >= 0 else int(np.argmax(a["cache_index"]))
-    latent = (a["token_x"] @ a["weight_dkv_kr"])[t, :64]
-    np.testing.assert_allclose(bare["kv_cache"].reshape(32, -1)[a["cache_index"][t]], 2 * latent)
-
-
-def plain_c(x: np.ndarray, gamma: np.ndarray) -> np.ndarray:
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gamma
-
-
 # The native kernel against the reference.
 
 
@@ -290,60 +267,53 @@ def test_cpu_against_reference(data):
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     kind, real = draw(st.sampled_from([f for f in Format if f < Format.Q4_K])), draw(st.sampled_from([np.float32, BF16]))
-    G = draw(st.sampled_from([1, 2, 3]))
-    N, pairs, D = G * draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.sampled_from([0, 1, 7, 16]))
-    He, Hcq, Hckv = 32 * draw(st.integers(1, 3)), draw(st.sampled_from([0, 32, 64])), draw(st.integers(1, 70))
-    T, Dr, blocks, rows = draw(st.integers(0, 6)), 2 * pairs * G, draw(st.integers(0, 3)), draw(st.integers(1, 4))
+    N, D, Dr = draw(st.integers(1, 9)), draw(st.sampled_from([0, 1, 7, 16])), 2 * draw(st.integers(1, 15))
+    He, Hcq, Hckv = 32 * draw(st.integers(1, 3)), draw(st.sampled_from([32, 64])), draw(st.integers(1, 70))
+    T, blocks, rows = draw(st.integers(0, 6)), draw(st.integers(0, 3)), draw(st.integers(1, 4))
 
     def normal(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape).astype(real)
 
-    width = Hcq or He
-    norms = draw(st.booleans())
     arguments = dict(
         token_x=normal(T, He),
-        weight_dq=pack(normal(He, Hcq), kind, rng) if Hcq else None,
-        weight_uq_qr=pack(normal(width, N * (D + Dr // G)), kind, rng),
+        weight_dq=pack(normal(He, Hcq), kind, rng),
+        weight_uq_qr=pack(normal(Hcq, N * (D + Dr)), kind, rng),
         weight_uk=normal(N, D, Hckv),
         weight_dkv_kr=pack(normal(He, Hckv + Dr), kind, rng),
-        rmsnorm_gamma_cq=normal(width) if norms else None,
-        rmsnorm_gamma_ckv=normal(Hckv) if norms else None,
+        rmsnorm_gamma_cq=normal(Hcq),
+        rmsnorm_gamma_ckv=normal(Hckv),
         rope_sin=normal(T, Dr),
         rope_cos=normal(T, Dr),
         cache_index=rng.integers(-2, max(blocks * rows, 1), T),
         kv_cache=normal(blocks, rows, 1, Hckv),
         kr_cache=normal(blocks, rows, 1, Dr),
-        rope_groups=G,
-        need_query=D > 0 or draw(st.booleans()),
     )
     a, b = copied(arguments), copied(arguments)
     with ds.use_threads(draw(st.sampled_from([1, 2]))):
         got, want = ds.mla_prolog(**a, backend="cpu"), ds.mla_prolog(**b, backend="reference")
     for name in want._fields:
-        wanted = getattr(want, name)
-        if wanted is None:
-            assert getattr(got, name) is None
-            continue
         assert getattr(got, name).dtype == real
-        off, wanted = 2.0**-6 if real == BF16 else 2e-5, wanted.astype(float)
+        off, wanted = 2.0**-6 if real == BF16 else 2e-5, getattr(want, name).astype(float)
         np.testing.assert_allclose(getattr(got, name).astype(float), wanted, rtol=off, atol=off * np.abs(wanted).max(initial=0))
 
 
 PANEL_FORMATS = [Format.F32, Format.F16, Format.BF16, Format.Q4_0, Format.Q4_1, Format.Q8_0]
 
 
-def quantised_call(kind: Format, real: Any, tokens: int, *, Hcq: int = 64, norms: bool = True) -> dict[str, Any]:
+def without_norms(arguments: dict[str, Any]) -> dict[str, Any]:
+    """A call whose norms divide by 2^40, beside which a mean square is nothing, and multiply by 2^40: they change no bit."""
+    gammas = {name: np.full_like(arguments[name], 2.0**40) for name in ("rmsnorm_gamma_cq", "rmsnorm_gamma_ckv")}
+    return arguments | gammas | dict.fromkeys(("rmsnorm_epsilon_cq", "rmsnorm_epsilon_ckv"), 2.0**80)
+
+
+def quantised_call(kind: Format, real: Any, tokens: int, *, Hcq: int = 64) -> dict[str, Any]:
     """A call of V1 whose projections are GGUF blocks of random values, as PackedWeight."""
     rng = np.random.default_rng(27)
     He, N, D, Hckv, Dr = 96, 3, 16, 70, 8
-    made = make(rng, real=real, He=He, Hcq=Hcq or He, N=N, D=D, Hckv=Hckv, Dr=Dr, lengths=[tokens], blocks=60)
+    made = make(rng, real=real, He=He, Hcq=Hcq, N=N, D=D, Hckv=Hckv, Dr=Dr, lengths=[tokens], blocks=60)
     arguments = for_version(made, 1)
     for name in ("weight_dq", "weight_uq_qr", "weight_dkv_kr"):
         arguments[name] = pack(arguments[name], kind, rng)
-    if not Hcq:
-        arguments["weight_dq"] = None
-    if not norms:
-        arguments |= dict(rmsnorm_gamma_cq=None, rmsnorm_gamma_ckv=None)
     return arguments
 
 
@@ -360,12 +330,15 @@ def assert_near(got: Any, want: Any, off: float) -> None:
 
 @pytest.mark.parametrize("kind", PANEL_FORMATS)
 @pytest.mark.parametrize("real", [np.float32, BF16])
-@pytest.mark.parametrize(("tokens", "Hcq"), [(1, 64), (5, 64), (7, 0), (140, 64)])
-def test_linear_panels_against_reference(kind, real, tokens, Hcq):
-    arguments = in_linear_panels(quantised_call(kind, real, tokens, Hcq=Hcq, norms=Hcq > 0))
+@pytest.mark.parametrize(("tokens", "given_c"), [(1, False), (5, False), (7, True), (140, False)])
+def test_linear_panels_against_reference(kind, real, tokens, given_c):
+    """given_c: with c the same as x."""
+    arguments = in_linear_panels(quantised_call(kind, real, tokens, Hcq=96 if given_c else 64))
+    if given_c:
+        arguments = without_norms(arguments) | {"weight_dq": np.eye(96, dtype=real)}
     got, want = (ds.mla_prolog(**copied(arguments), backend=backend) for backend in ("cpu", "reference"))
     # Where c is computed, its last bits may differ, and a value near a tie is then quantised to the next integer.
-    near_ties = Hcq > 0 and kind in (Format.Q4_0, Format.Q4_1, Format.Q8_0)
+    near_ties = not given_c and kind in (Format.Q4_0, Format.Q4_1, Format.Q8_0)
     assert_near(got, want, 2.0**-6 if real == BF16 else 1e-2 if near_ties else 2e-5)
     for threads in (1, 3):
         with ds.use_threads(threads):
@@ -503,7 +476,7 @@ def test_the_kernel_rounds_as_the_reference():
     for name, value in arguments.items():
         if isinstance(value, np.ndarray) and value.dtype == BF16 and "cache" not in name:
             arguments[name] = (rng.integers(-8, 9, value.shape) / 8).astype(BF16)
-    arguments |= dict(rmsnorm_gamma_cq=None, rmsnorm_gamma_ckv=None)
+    arguments = without_norms(arguments)
     native = copied(arguments)
     for name in ("weight_dq", "weight_uq_qr", "weight_dkv_kr"):
         native[name] = ds.PackedWeight.from_array(arguments[name])

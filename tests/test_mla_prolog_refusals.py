@@ -53,7 +53,8 @@ REFUSALS = [
     ("token_x", lambda: wrong("FULL", token_x=lambda a: a.astype(BF16))),
     ("weight_dq", lambda: wrong(weight_dq=longer)), ("weight_dq", lambda: wrong(weight_dq=widened)),
     ("weight_dq", lambda: wrong(weight_dq=lambda a: a[:, :0], rmsnorm_gamma_cq=lambda a: a[:0])),
-    ("weight_dq", lambda: wrong("FULL", weight_dq=None)), ("weight_dq", lambda: wrong(weight_dq=lambda a: a[None])),
+    ("weight_dq", lambda: wrong("FULL", weight_dq=None)), ("weight_dq", lambda: wrong(weight_dq=None, version=1)),
+    ("weight_dq", lambda: wrong(weight_dq=lambda a: a[None])),
     ("weight_uq_qr", lambda: wrong(weight_uq_qr=longer)),
     ("weight_uq_qr", lambda: wrong(weight_uq_qr=lambda a: a[:, 1:])),
     ("weight_uq_qr", lambda: wrong("PARTIAL", weight_uq_qr=lambda a: a.astype(BF16))),
@@ -66,6 +67,8 @@ REFUSALS = [
     ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=lambda a: a[:, 1:])),
     ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=None)), ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=longer)),
     ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=widened)),
+    ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=None)),
+    ("rmsnorm_gamma_ckv", lambda: wrong(rmsnorm_gamma_ckv=None, version=2)),
     ("rmsnorm_gamma_ckv", lambda: wrong(rmsnorm_gamma_ckv=lambda a: a[None])),
     ("rope_sin", lambda: wrong(rope_sin=widened)), ("rope_sin", lambda: wrong(rope_sin=longer)),
     ("rope_sin", lambda: wrong(rope_sin=lambda a: a[:, :0])), ("rope_sin", lambda: wrong(rope_sin=lambda a: a[:, :31])),
@@ -134,9 +137,6 @@ REFUSALS = [
     ("kc_scale", lambda: wrong(kc_scale=None)), ("kc_scale", lambda: wrong(kc_scale=10**400)),
     ("limits", lambda: wrong(limits="newest")), ("limits", lambda: wrong(limits=["latest"])),
     ("rounding", lambda: wrong(rounding="up")), ("backend", lambda: wrong(backend="npu")),
-    ("rope_groups", lambda: wrong(rope_groups=3)),
-    ("rope_groups", lambda: wrong(rope_groups=0)), ("need_query", lambda: wrong(need_query=False)),
-    ("need_query", lambda: wrong(need_query=1)),
     ("He", lambda: wrong(limits="latest")),
 ]  # fmt: skip
 

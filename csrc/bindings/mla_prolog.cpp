@@ -121,13 +121,10 @@ class CallReader {
         a.tokens = x.shape(0), a.hidden = x.shape(1), a.rope = sin.shape(1);
         a.width = k_.number<size_t>("width"), a.heads = k_.number<size_t>("heads");
         a.nope = k_.number<size_t>("nope"), a.latent = k_.number<size_t>("latent");
-        a.rope_groups = k_.number<size_t>("rope_groups");
-        require(a.heads > 0 && a.rope_groups > 0 && a.heads % a.rope_groups == 0 && a.rope % a.rope_groups == 0 &&
-                    a.rope / a.rope_groups % 2 == 0,
-                "heads and rope pairs must fall into the groups");
+        require(a.rope % 2 == 0, "the rope part has whole pairs");
         for (const size_t axis : {a.tokens, a.hidden, a.width, a.heads, a.nope, a.latent, a.rope})
             require(axis <= kMaxAxis, "an axis is too long");
-        require(a.hidden > 0 && a.width > 0 && a.latent > 0, "an axis is empty");
+        require(a.hidden > 0 && a.width > 0 && a.heads > 0 && a.latent > 0, "an axis is empty");
         a.x_scale =
             vector(optional<Vector>("x_scale"), full_, a.tokens, "x_scale has the wrong shape, or x is not int8");
         require(shaped(sin, {a.tokens, a.rope}) && shaped(cos, {a.tokens, a.rope}), "sin or cos has the wrong shape");
@@ -137,16 +134,13 @@ class CallReader {
     void weights() {
         const char* scale_rule = "the scale of a weight has the wrong shape, or is one too many or too few";
         const WeightType real = bf16_ ? WeightType::bf16 : WeightType::f32, down = full_ ? WeightType::i8 : real;
-        const auto w_dq = optional<Any>("w_dq");
         const auto up_scale = optional<Vector>("w_uq_qr_scale");
         partial_ = up_scale.has_value();
-        require(w_dq || (a.width == a.hidden && !full_), "without w_dq the width is that of x, which is not int8");
         require(partial_ || !full_, "with int8 tokens w_uq_qr is int8");
-        const size_t up = a.heads * (a.nope + a.rope / a.rope_groups), latent = a.latent + a.rope;
+        const size_t up = a.heads * (a.nope + a.rope), latent = a.latent + a.rope;
         require(up <= kMaxAxis, "an axis is too long");
-        const float* down_scale = vector(optional<Vector>("w_dq_scale"), w_dq && full_, a.width, scale_rule);
-        const int down_format = k_.number<int>("w_dq_format");
-        if (w_dq) a.w_dq = projection(*w_dq, down_format, a.hidden, a.width, down, down_scale);
+        a.w_dq = projection(array<Any>("w_dq"), k_.number<int>("w_dq_format"), a.hidden, a.width, down,
+                            vector(optional<Vector>("w_dq_scale"), full_, a.width, scale_rule));
         a.w_uq_qr = projection(array<Any>("w_uq_qr"), k_.number<int>("w_uq_qr_format"), a.width, up,
                                partial_ ? WeightType::i8 : real, optional_vector(up_scale, up, scale_rule));
         a.w_dkv_kr = projection(array<Any>("w_dkv_kr"), k_.number<int>("w_dkv_kr_format"), a.hidden, latent, down,
@@ -160,8 +154,8 @@ class CallReader {
     }
 
     void norms_and_rope() {
-        a.gamma_cq = optional_vector(optional<Vector>("gamma_cq"), a.width, "gamma_cq has the wrong shape");
-        a.gamma_ckv = optional_vector(optional<Vector>("gamma_ckv"), a.latent, "gamma_ckv has the wrong shape");
+        a.gamma_cq = vector(array<Vector>("gamma_cq"), true, a.width, "gamma_cq has the wrong shape");
+        a.gamma_ckv = vector(array<Vector>("gamma_ckv"), true, a.latent, "gamma_ckv has the wrong shape");
         a.eps_cq = k_.number<float>("eps_cq"), a.eps_ckv = k_.number<float>("eps_ckv");
         a.alpha_cq = k_.number<float>("alpha_cq"), a.alpha_ckv = k_.number<float>("alpha_ckv");
         a.smooth = optional_vector(optional<Vector>("smooth"), a.width, "smooth has the wrong shape");
@@ -205,10 +199,9 @@ class CallReader {
         const auto norm_scale = optional<Packed<float, 1>>("norm_scale");
         require_aligned(query_scale, norm_scale);
         a.query =
-            result(optional<Out>("query"), query_scale ? int8 : real_, {a.tokens, a.heads, a.latent}, "query is wrong");
-        require(!query_scale ||
-                    (a.query && a.cache_scale == CacheScale::tensor && shaped(*query_scale, {a.tokens, a.heads})),
-                "query_scale has the wrong shape, or there is no int8 query");
+            result(array<Out>("query"), query_scale ? int8 : real_, {a.tokens, a.heads, a.latent}, "query is wrong");
+        require(!query_scale || (a.cache_scale == CacheScale::tensor && shaped(*query_scale, {a.tokens, a.heads})),
+                "query_scale has the wrong shape, or the caches are not quantised by tensor");
         a.query_scale = query_scale ? query_scale->data() : nullptr;
         a.half_away = k_.number<bool>("half_away");
         a.query_rope = result(query_rope_, real_, {a.tokens, a.heads, a.rope}, "query_rope is wrong");

@@ -11,7 +11,7 @@ struct RmsNorm {
     const float* x;
     ptrdiff_t x_stride;
     size_t rows, width;
-    const float* gamma;  // null: no division by the rms and no gamma, alpha alone
+    const float* gamma;
     float eps, alpha;
     float* y;  // may be x
     ptrdiff_t y_stride;

@@ -10,15 +10,11 @@ DECODESTEP_INLINE f32x16 rotate_pairs(f32x16 values, const float* sin, const flo
     return subtract_add(values * load_twice(cos), swap_pairs(values) * load_twice(sin));
 }
 
-// From adjacent pairs to halves: pair j becomes out[j] and out[half + j], which have a sine and cosine each. x holds
-// the pairs from `first` on; the outputs of the other pairs are zero.
+// From adjacent pairs to halves: pair j becomes out[j] and out[half + j], which have a sine and cosine each.
 template <class Real>
-DECODESTEP_INLINE void rotate_to_halves(const float* x, size_t pairs, size_t first, size_t half, const float* sin,
-                                        const float* cos, Real* out) {
-    if (pairs < half) std::memset(out, 0, 2 * half * sizeof(Real));
-    for (size_t i = 0; i < pairs; ++i) {
-        const size_t j = first + i;
-        const float even = x[2 * i], odd = x[2 * i + 1];
+DECODESTEP_INLINE void rotate_to_halves(const float* x, size_t half, const float* sin, const float* cos, Real* out) {
+    for (size_t j = 0; j < half; ++j) {
+        const float even = x[2 * j], odd = x[2 * j + 1];
         put(even * cos[j] - odd * sin[j], out + j);
         put(odd * cos[half + j] + even * sin[half + j], out + half + j);
     }

@@ -11,7 +11,7 @@
 
 namespace decodestep {
 
-enum class WeightForm { none, columns, rows, panels };
+enum class WeightForm { columns, rows, panels };
 
 // A projection's weight. Only the member that `form` names is read; columns are float32, bfloat16 or int8, rows and
 // panels are GGUF blocks.
@@ -22,7 +22,6 @@ struct Projection {
     LinearPanelWeight panels;
     const float* scale;  // of each output of an int8 weight, else null
 
-    constexpr bool is_given() const { return form != WeightForm::none; }
     // GGUF blocks multiply float32 activations.
     constexpr bool reads_floats() const { return form == WeightForm::rows || form == WeightForm::panels; }
 };
@@ -49,12 +48,11 @@ struct MlaProlog {
     const void* x;         // [tokens, hidden], contiguous rows
     const float* x_scale;  // [tokens] if x is int8, else null
     size_t tokens, hidden, width, heads, nope, rope, latent;
-    size_t rope_groups;  // G: w_uq_qr has only block n / (heads / G) of the G blocks of head n's rope part
-    bool bf16;           // the type of what is neither int8 nor a scale: bfloat16, else float32
-    Projection w_dq, w_uq_qr, w_dkv_kr;  // w_dq may be missing: x is then the compressed query
-    ColumnWeight w_uk;                   // (nope, latent) of the first head
-    ptrdiff_t w_uk_stride;               // bytes from one head to the next
-    const float *gamma_cq, *gamma_ckv;   // null: no norm
+    bool bf16;  // the type of what is neither int8 nor a scale: bfloat16, else float32
+    Projection w_dq, w_uq_qr, w_dkv_kr;
+    ColumnWeight w_uk;      // (nope, latent) of the first head
+    ptrdiff_t w_uk_stride;  // bytes from one head to the next
+    const float *gamma_cq, *gamma_ckv;
     float eps_cq, eps_ckv, alpha_cq, alpha_ckv;
     const float *sin, *cos;  // [tokens, rope]
     const float* smooth;     // [width], or null
@@ -64,7 +62,7 @@ struct MlaProlog {
     CacheScale cache_scale;
     const float *ckv_scale, *ckr_scale;  // [latent] or [1], [rope]; null if the scenario has none
     float clip;                          // of tiles
-    void* query;                         // [tokens, heads, latent], or null; int8 if query_scale is given
+    void* query;                         // [tokens, heads, latent]; int8 if query_scale is given
     float* query_scale;                  // [tokens, heads], or null
     bool half_away;                      // how the int8 query is rounded
     void* query_rope;                    // [tokens, heads, rope]

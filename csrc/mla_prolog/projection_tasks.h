@@ -54,8 +54,6 @@ class ProjectionTasks {
                 return w.rows.out;
             case WeightForm::panels:
                 return w.panels.out;
-            case WeightForm::none:
-                break;
         }
         return 0;
     }
@@ -90,8 +88,6 @@ class ProjectionTasks {
                                              .y_stride = static_cast<ptrdiff_t>(sums.stride),
                                              .threads = 1});
                 count_ = panels_->multiply_count();
-                break;
-            case WeightForm::none:
                 break;
         }
     }

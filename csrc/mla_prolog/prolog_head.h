@@ -31,7 +31,7 @@ struct CompressedQueries {
     bool all_heads;
     TokenSums up_projected;
 
-    size_t head_width() const { return a.nope + a.rope / a.rope_groups; }
+    size_t head_width() const { return a.nope + a.rope; }
 };
 
 // Prefetches packed weights that are multiplied next while elementwise work runs.
@@ -77,15 +77,14 @@ class HeadTask {
 
     void run() {
         const ColumnWeight w_uk = head_of_w_uk();
-        PrefetchQueue queue(w_uk, 0, a_.query ? a_.latent : 0);
+        PrefetchQueue queue(w_uk, 0, a_.latent);
         for (size_t t = 0; t < tokens_; ++t) prefetch_for_write(rope_of(t), a_.rope * sizeof(T));
         const TokenSums sums = up_project(queue.begin());
         for (size_t t = 0; t < tokens_; ++t) {
             queue.prefetch_more();
-            if (a_.query) prefetch_for_write(query_of(t), query_bytes());
+            prefetch_for_write(query_of(t), query_bytes());
             split(t, sums.row(t));
         }
-        if (!a_.query) return;
         queue = next_head();
         decodestep::multiply_columns({.x = nope_.data,
                                       .x_stride = nope_.stride,
@@ -160,7 +159,7 @@ class HeadTask {
     // Stores the nope part as the input of w_uk, and the rotated rope part as a result. The rope part of an int8
     // product is not rounded before.
     void split(size_t t, const float* sums) {
-        const size_t width = p_.head_width(), half = a_.rope / 2, pairs = half / a_.rope_groups;
+        const size_t width = p_.head_width();
         if (a_.w_uq_qr.scale) {
             dequantise(sums, p_.scale[begin_ + t], a_.w_uq_qr.scale + head_ * width, width, row_);
         } else {
@@ -170,8 +169,8 @@ class HeadTask {
             std::memset(nope_.row<uint8_t>(t) + nope_.stride - kGroupBytes, 0, kGroupBytes);
             put_all(row_, a_.nope, nope_.template row<T>(t));
         }
-        const size_t group = head_ / (a_.heads / a_.rope_groups), at = (begin_ + t) * a_.rope;
-        rotate_to_halves(row_ + a_.nope, pairs, group * pairs, half, a_.sin + at, a_.cos + at, rope_of(t));
+        const size_t at = (begin_ + t) * a_.rope;
+        rotate_to_halves(row_ + a_.nope, a_.rope / 2, a_.sin + at, a_.cos + at, rope_of(t));
     }
 
     size_t index_of(size_t t) const { return (begin_ + t) * a_.heads + head_; }

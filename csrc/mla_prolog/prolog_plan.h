@@ -38,10 +38,12 @@ class PrologPlan {
           all_heads_(multiplies_all_heads(call, blocks_)),
           arrays_(*this),
           down_query_(call.w_dq, rows_of_x(call.w_dq), blocks_, arrays_.down_query, call.threads),
-          down_latent_(caches_ ? call.w_dkv_kr : kNoProjection, rows_of_x(call.w_dkv_kr), blocks_, arrays_.down_latent,
-                       call.threads),
-          up_query_(all_heads_ ? call.w_uq_qr : kNoProjection, arrays_.compressed, blocks_, arrays_.up_query,
-                    call.threads),
+          down_latent_(caches_ ? ProjectionTasks(call.w_dkv_kr, rows_of_x(call.w_dkv_kr), blocks_, arrays_.down_latent,
+                                                 call.threads)
+                               : ProjectionTasks()),
+          up_query_(all_heads_
+                        ? ProjectionTasks(call.w_uq_qr, arrays_.compressed, blocks_, arrays_.up_query, call.threads)
+                        : ProjectionTasks()),
           queries_{call, blocks_, arrays_.compressed, arrays_.compressed_scale, all_heads_, arrays_.up_query} {}
 
     size_t tasks(PrologStage stage) const {
@@ -92,7 +94,6 @@ class PrologPlan {
 
   private:
     static constexpr size_t kWorthThreads = 16384;
-    static constexpr Projection kNoProjection{};
 
     // What the stages pass to each other, in one buffer.
     struct Arrays {
@@ -118,7 +119,7 @@ class PrologPlan {
             const auto rows = [&](size_t stride, bool used) {
                 return used ? TokenRows{arena.take<uint8_t>(a.tokens * stride), stride} : TokenRows{};
             };
-            down_query = sums(a.w_dq, a.w_dq.is_given());
+            down_query = sums(a.w_dq, true);
             down_latent = sums(a.w_dkv_kr, plan.caches_);
             up_query = sums(a.w_uq_qr, plan.all_heads_);
             const size_t item = a.w_uq_qr.reads_floats() ? sizeof(float) : value_bytes(a.w_uq_qr.columns.value);
@@ -141,8 +142,7 @@ class PrologPlan {
     }
 
     bool projects_x(bool floats) const {
-        return (a_.w_dq.is_given() && a_.w_dq.reads_floats() == floats) ||
-               (caches_ && a_.w_dkv_kr.reads_floats() == floats);
+        return a_.w_dq.reads_floats() == floats || (caches_ && a_.w_dkv_kr.reads_floats() == floats);
     }
     bool widens_x() const { return projects_x(true) && sizeof(T) != sizeof(float); }
     bool pads_x() const { return projects_x(false) && x_bytes() % kGroupBytes != 0; }
@@ -199,10 +199,7 @@ class PrologPlan {
     }
 
     void norm_query(size_t t, float* row) const {
-        if (a_.w_dq.is_given())
-            values_of(a_.w_dq, arrays_.down_query, t, a_.width, row);
-        else
-            widen_all(real_x(t), a_.hidden, row);
+        values_of(a_.w_dq, arrays_.down_query, t, a_.width, row);
         norm(row, a_.width, a_.gamma_cq, a_.eps_cq, a_.alpha_cq);
         if (a_.w_uq_qr.scale) {
             store_int8_query(t, row);
@@ -241,7 +238,7 @@ class PrologPlan {
     void norm_latent(size_t t, float* row, T* key) const {
         values_of(a_.w_dkv_kr, arrays_.down_latent, t, a_.latent + a_.rope, row);
         norm(row, a_.latent, a_.gamma_ckv, a_.eps_ckv, a_.alpha_ckv);
-        rotate_to_halves(row + a_.latent, a_.rope / 2, 0, a_.rope / 2, a_.sin + t * a_.rope, a_.cos + t * a_.rope, key);
+        rotate_to_halves(row + a_.latent, a_.rope / 2, a_.sin + t * a_.rope, a_.cos + t * a_.rope, key);
         uint8_t* bytes = arrays_.cache_rows.template row<uint8_t>(t);
         latent_row(a_, row, key, bytes, bytes + kv_bytes());
     }

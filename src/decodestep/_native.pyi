@@ -83,7 +83,7 @@ def read_file_rows(
 # A layer's other operators.
 
 def rms_norm(
-    x: NDArray[np.float32], gamma: NDArray[np.float32] | None, eps: float, alpha: float, y: NDArray[np.float32], threads: int
+    x: NDArray[np.float32], gamma: NDArray[np.float32], eps: float, alpha: float, y: NDArray[np.float32], threads: int
 ) -> None: ...
 def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32], y: NDArray[np.float32], threads: int) -> None: ...
 def expert_router(

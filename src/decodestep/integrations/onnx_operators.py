@@ -96,7 +96,7 @@ def _or_placeholder(result: Any, dtype: type) -> np.ndarray:
 
 _NOISE = ("seed?", "position?")
 _PROLOG_TENSORS = (
-    *("token_x", "weight_dq?", "weight_uq_qr", "weight_uk", "weight_dkv_kr", "rmsnorm_gamma_cq?", "rmsnorm_gamma_ckv?"),
+    *("token_x", "weight_dq", "weight_uq_qr", "weight_uk", "weight_dkv_kr", "rmsnorm_gamma_cq", "rmsnorm_gamma_ckv"),
     *("rope_sin", "rope_cos"),
 )
 _CACHES = ("kv_cache", "kr_cache")
@@ -129,7 +129,6 @@ _PROLOG_ATTRIBUTES: Attributes = {
     "rmsnorm_epsilon_cq": 1e-5,
     "rmsnorm_epsilon_ckv": 1e-5,
     "cache_mode": "PA_BSND",
-    "rope_groups": 1,
 }
 _V2_ATTRIBUTES: Attributes = {**_PROLOG_ATTRIBUTES, "rounding": "half_even"}
 _V3_ATTRIBUTES: Attributes = {

@@ -125,8 +125,8 @@ def _fake_prolog(op: str, *results: str) -> Callable[..., tuple[Tensor, ...]]:
 
     def fake(**given: Any) -> tuple[Tensor, ...]:
         given = {name: int(value) if isinstance(value, torch.SymInt) else value for name, value in given.items()}
-        call: Any = Call(op=op, need_query=True, backend="auto", **given)
-        x, down, up = call.token_x, call.weight_dq, call.weight_uq_qr
+        call: Any = Call(op=op, backend="auto", **given)
+        x, up = call.token_x, call.weight_uq_qr
         x_int8, uq_int8, kv_int8 = (tensor.dtype == torch.int8 for tensor in (x, up, call.kv_cache))
         specs = result_specs(
             scenario_of(call, x_int8=x_int8, uq_int8=uq_int8, kv_int8=kv_int8),
@@ -134,8 +134,7 @@ def _fake_prolog(op: str, *results: str) -> Callable[..., tuple[Tensor, ...]]:
             call.weight_uk.shape[0],
             call.weight_uk.shape[2],
             call.rope_sin.shape[-1],
-            x.shape[-1] if down is None else columns_of(down),
-            need_query=True,
+            columns_of(call.weight_dq),
             query_norm=call.query_norm_flag,
         )
         dtypes = {"real": call.weight_uk.dtype, "int8": torch.int8, "float32": torch.float32}
@@ -177,8 +176,8 @@ def _functional(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
 _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write_mode="linear"'
 
 _NOISE = "Tensor? seed=None, Tensor? position=None"
-_WEIGHTS = "Tensor token_x, Tensor? weight_dq, Tensor weight_uq_qr, Tensor weight_uk, Tensor weight_dkv_kr, "
-_NORMS = "Tensor? rmsnorm_gamma_cq, Tensor? rmsnorm_gamma_ckv, Tensor rope_sin, Tensor rope_cos, "
+_WEIGHTS = "Tensor token_x, Tensor weight_dq, Tensor weight_uq_qr, Tensor weight_uk, Tensor weight_dkv_kr, "
+_NORMS = "Tensor rmsnorm_gamma_cq, Tensor rmsnorm_gamma_ckv, Tensor rope_sin, Tensor rope_cos, "
 _CACHES = "Tensor(a!) kv_cache, Tensor(b!) kr_cache, "
 _SCALES = (
     "Tensor? dequant_scale_x=None, Tensor? dequant_scale_w_dq=None, Tensor? dequant_scale_w_uq_qr=None, "
@@ -190,7 +189,7 @@ _V3 = (
     "bool query_norm_flag=False, int weight_quant_mode=0, int kv_cache_quant_mode=0, int query_quant_mode=0, "
     "int ckvkr_repo_mode=0, int quant_scale_repo_mode=0, int tile_size=128, float qc_qr_scale=1.0, float kc_scale=1.0, "
 )
-_LIMITS = "str? limits=None, int rope_groups=1"
+_LIMITS = "str? limits=None"
 _IN_PLACE = ("kv_cache", "kr_cache")
 _QUERIES = ("query", "query_rope")
 _PROLOGS = {

@@ -27,12 +27,12 @@ from decodestep.weights.prolog_panels import PanelWeight as PanelWeight
 
 def mla_prolog(
     token_x: Array,
-    weight_dq: ProjectionWeight | None,
+    weight_dq: ProjectionWeight,
     weight_uq_qr: ProjectionWeight,
     weight_uk: Array | PanelWeight,
     weight_dkv_kr: ProjectionWeight,
-    rmsnorm_gamma_cq: Array | None,
-    rmsnorm_gamma_ckv: Array | None,
+    rmsnorm_gamma_cq: Array,
+    rmsnorm_gamma_ckv: Array,
     rope_sin: Array,
     rope_cos: Array,
     cache_index: Array | None,
@@ -50,8 +50,6 @@ def mla_prolog(
     rmsnorm_epsilon_ckv: float = 1e-05,
     cache_mode: str = "PA_BSND",
     limits: str | None = None,
-    rope_groups: int = 1,
-    need_query: bool = True,
     backend: str = "auto",
 ) -> MlaPrologResult:
     """Computes each token's absorbed query, rope query, latent and rope key, and writes the last two to the caches.
@@ -92,10 +90,8 @@ def mla_prolog(
         on a GPU, with weights as arrays or NZ storage. "cpu" and "triton" have no float64, and no int8 weights of 2^17 inputs
         or more. For few tokens "cpu" is several times faster on `PanelWeight`s than on arrays.
 
-    Extensions of the specification: float32 (or float64) instead of bfloat16 throughout. weight_dq=None: c = rms_norm(x), with
-        a gamma of length He. A gamma of None: no norm. D = 0: query is zeros, or None with need_query=False. rope_groups = G,
-        a divisor of N and Dr / 2: head n's rope part is zero outside columns [g * Dr/G, (g + 1) * Dr/G), g = n // (N / G);
-        weight_uq_qr holds only these, so that it has N * (D + Dr / G) columns. query_rope keeps its full width.
+    Extensions of the specification: float32 (or float64) instead of bfloat16 throughout; GGUF blocks as weights; `limits`. With
+        D = 0 query is zeros.
 
     Returns (query (..., N, Hckv), query_rope (..., N, Dr), kv_cache, kr_cache), the first two in token_x's kind, the caches as
     passed.
@@ -103,11 +99,11 @@ def mla_prolog(
 
     Notes: sums and elementwise work are float32. With bfloat16 tensors, x @ weight_dq, c, c @ weight_uq_qr, query, query_rope,
     x @ weight_dkv_kr and the cached rows are rounded to bfloat16, half to even; with float32 tensors nothing is rounded.
-    PARTIAL: c is quantised by row instead, z = c * smooth, s = max |z| / 127, q = round(z * 127 / max |z|), zeros to zeros; the
-    product is exact, then * s * dequant_scale, and its rope part enters ROPE unrounded. Nothing divides by smooth again: the
-    weight has been divided by it. Cached int8 is clamp(round(value * quant_scale), -128, 127): the scale multiplies; the rope
-    key is rounded to bfloat16 first. A product with a `LinearPanels` of blocks rounds x or c to integers,
-    32 to a scale, as `linear` does. Infinities and NaN are not refused and propagate; NaN becomes int8 0. "cpu" gives the same
+    PARTIAL: c is quantised by row instead, z = c * smooth, s = max |z| / 127, q = round(z * (127 / max |z|)), zeros to zeros;
+    the product is exact, then * s * dequant_scale, and its rope part enters ROPE unrounded. Nothing divides by smooth again:
+    the weight has been divided by it. Cached int8 is clamp(round(value * quant_scale), -128, 127): the scale multiplies; the
+    rope key is rounded to bfloat16 first. A product with a `LinearPanels` of blocks rounds x or c to integers, 32 to a scale,
+    as `linear` does. Infinities and NaN are not refused and propagate; NaN becomes int8 0. "cpu" gives the same
     bits for any thread count, whatever other tokens the call has, and for arrays, NZ storage and `PanelWeight`s; on CPUs with
     bfloat16 dot products, subnormal products, sums and bfloat16 operands count as zeros.
     Source: Ascend MlaProlog V1 (CANN ops-transformer, November 2025).
@@ -118,12 +114,12 @@ def mla_prolog(
 
 def mla_prolog_v2(
     token_x: Array,
-    weight_dq: ProjectionWeight | None,
+    weight_dq: ProjectionWeight,
     weight_uq_qr: ProjectionWeight,
     weight_uk: Array | PanelWeight,
     weight_dkv_kr: ProjectionWeight,
-    rmsnorm_gamma_cq: Array | None,
-    rmsnorm_gamma_ckv: Array | None,
+    rmsnorm_gamma_cq: Array,
+    rmsnorm_gamma_ckv: Array,
     rope_sin: Array,
     rope_cos: Array,
     cache_index: Array | None,
@@ -141,8 +137,6 @@ def mla_prolog_v2(
     rmsnorm_epsilon_ckv: float = 1e-05,
     cache_mode: str = "PA_BSND",
     limits: str | None = None,
-    rope_groups: int = 1,
-    need_query: bool = True,
     rounding: str = "half_even",
     backend: str = "auto",
 ) -> MlaPrologV2Result:
@@ -156,7 +150,7 @@ def mla_prolog_v2(
     (1,), (1, 1) or (1, Hckv) array. The bfloat16 query is then quantised by head,
 
         dequant_scale_q_nope[t, n] = max |query[t, n]| / 127
-        query[t, n] = round(query[t, n] * 127 / max |query[t, n]|)
+        query[t, n] = round(query[t, n] * (127 / max |query[t, n]|))
         query_rope[t, n] = query_rope[t, n] * quant_scale_ckv / dequant_scale_q_nope[t, n]
 
     so that the attention score is dequant_scale_q_nope / quant_scale_ckv * (query . kv row + query_rope . kr row).
@@ -165,7 +159,7 @@ def mla_prolog_v2(
         both times. The two may differ by one even where there is no tie.
 
     Returns (query, query_rope, kv_cache, kr_cache, dequant_scale_q_nope), the last (T, N, 1) float32 in FULL_KV, else None.
-    Raises as `mla_prolog` does; its other arguments, extensions and notes hold, but weight_dq=None needs real tokens.
+    Raises as `mla_prolog` does; its other arguments, extensions and notes hold.
     Notes: in FULL_KV a head of zeros has scale 0 and query 0; its query_rope is x / 0, or 0 where x is 0.
     Source: Ascend MlaProlog V2 (CANN ops-transformer, November 2025).
     """
@@ -181,12 +175,12 @@ def mla_prolog_v2(
 
 def mla_prolog_v3(
     token_x: Array,
-    weight_dq: ProjectionWeight | None,
+    weight_dq: ProjectionWeight,
     weight_uq_qr: ProjectionWeight,
     weight_uk: Array | PanelWeight,
     weight_dkv_kr: ProjectionWeight,
-    rmsnorm_gamma_cq: Array | None,
-    rmsnorm_gamma_ckv: Array | None,
+    rmsnorm_gamma_cq: Array,
+    rmsnorm_gamma_ckv: Array,
     rope_sin: Array,
     rope_cos: Array,
     kv_cache: Array,
@@ -215,8 +209,6 @@ def mla_prolog_v3(
     qc_qr_scale: float = 1.0,
     kc_scale: float = 1.0,
     limits: str | None = None,
-    rope_groups: int = 1,
-    need_query: bool = True,
     rounding: str = "half_even",
     backend: str = "auto",
 ) -> MlaPrologV3Result:

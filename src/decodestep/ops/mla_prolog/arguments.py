@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.aliasing import require_apart
-from decodestep._base.arrays import BFLOAT16, optional_view, view
-from decodestep._base.checks import Words, is_finite, is_int, refuse, shape_text
+from decodestep._base.arrays import BFLOAT16, view
+from decodestep._base.checks import Words, is_finite, refuse, shape_text
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options, scenario_of
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario
@@ -29,12 +29,12 @@ class Tensors:
     """Views of what every call has; the scales and cache_index, which a scenario or cache mode may lack, come later."""
 
     x: np.ndarray
-    w_dq: Weight | None
+    w_dq: Weight
     w_uq_qr: Weight
     w_uk: np.ndarray | PanelWeight
     w_dkv_kr: Weight
-    gamma_cq: np.ndarray | None
-    gamma_ckv: np.ndarray | None
+    gamma_cq: np.ndarray
+    gamma_ckv: np.ndarray
     sin: np.ndarray
     cos: np.ndarray
     kv_cache: np.ndarray
@@ -53,8 +53,12 @@ class Symbols:
     D: int
     Hckv: int
     Dr: int
-    uq_width: int  # columns of weight_uq_qr
     real: np.dtype[Any]  # of every array that is neither int8 nor a scale
+
+    @property
+    def uq_width(self) -> int:
+        """The columns of weight_uq_qr."""
+        return self.N * (self.D + self.Dr)
 
 
 def bind(call: Call, *, outlined: bool = False) -> Problem:
@@ -66,7 +70,7 @@ def bind(call: Call, *, outlined: bool = False) -> Problem:
     scenario = _scenario(call, tensors, symbols)
     _check_shapes(call, tensors, symbols, scenario)
     _check_caches(call, tensors, scenario)
-    _check_numbers(call, symbols, scenario)
+    _check_numbers(call)
     scales = _scales(call, symbols, scenario)
     if not outlined:
         _check_memory(op, tensors, scales)
@@ -88,9 +92,9 @@ def _tensors(call: Call) -> Tensors:
         cos=view(op, "rope_cos", call.rope_cos),
         kv_cache=view(op, "kv_cache", call.kv_cache),
         kr_cache=view(op, "kr_cache", call.kr_cache),
-        gamma_cq=optional_view(op, "rmsnorm_gamma_cq", call.rmsnorm_gamma_cq),
-        gamma_ckv=optional_view(op, "rmsnorm_gamma_ckv", call.rmsnorm_gamma_ckv),
-        w_dq=None if call.weight_dq is None else _weight(op, "weight_dq", call.weight_dq),
+        gamma_cq=view(op, "rmsnorm_gamma_cq", call.rmsnorm_gamma_cq),
+        gamma_ckv=view(op, "rmsnorm_gamma_ckv", call.rmsnorm_gamma_ckv),
+        w_dq=_weight(op, "weight_dq", call.weight_dq),
         w_uq_qr=_weight(op, "weight_uq_qr", call.weight_uq_qr),
         w_dkv_kr=_weight(op, "weight_dkv_kr", call.weight_dkv_kr),
     )
@@ -111,36 +115,24 @@ def _check_axes(call: Call, t: Tensors) -> None:
         refuse(op, "weight_uk", rule, t.w_uk)
     if t.kv_cache.ndim != 4 - tnd:
         refuse(op, "kv_cache", "of shape (T, 1, H)" if tnd else "of shape (blocks, block size, 1, H)", t.kv_cache)
-
-
-def _rope_width(call: Call, t: Tensors, N: int) -> int:
-    """Dr, which the groups of heads divide."""
-    Dr = int(t.sin.shape[-1]) if t.sin.ndim else 0
-    if Dr == 0 or Dr % 2:
-        refuse(call.op, "rope_sin", "of an even width Dr > 0", t.sin)
-    groups = call.rope_groups
-    if not (is_int(groups) and groups > 0 and N % groups == 0 and Dr // 2 % groups == 0):
-        refuse(call.op, "rope_groups", f"a divisor of N = {N} and of Dr / 2 = {Dr // 2}", groups)
-    return Dr
+    if t.sin.ndim == 0 or t.sin.shape[-1] == 0 or t.sin.shape[-1] % 2:
+        refuse(op, "rope_sin", "of an even width Dr > 0", t.sin)
+    if len(t.w_dq.shape) not in (2, 4):
+        refuse(op, "weight_dq", "a matrix (He, Hcq) or its NZ storage", t.w_dq)
 
 
 def _symbols(call: Call, t: Tensors) -> Symbols:
-    op = call.op
     _check_axes(call, t)
-    axes, He, (N, D, Hckv) = t.x.shape[:-1], t.x.shape[-1], t.w_uk.shape
-    Dr = _rope_width(call, t, N)
-    if t.w_dq is not None and len(t.w_dq.shape) not in (2, 4):
-        refuse(op, "weight_dq", "a matrix (He, Hcq) or its NZ storage", t.w_dq)
+    axes, (N, D, Hckv) = t.x.shape[:-1], t.w_uk.shape
     return Symbols(
         axes=axes,
         tokens=axes[0] if len(axes) == 1 else axes[0] * axes[1],
-        He=He,
-        Hcq=He if t.w_dq is None else columns_of(t.w_dq),
+        He=t.x.shape[-1],
+        Hcq=columns_of(t.w_dq),
         N=N,
         D=D,
         Hckv=Hckv,
-        Dr=Dr,
-        uq_width=N * (D + Dr // call.rope_groups),
+        Dr=t.sin.shape[-1],
         real=t.w_uk.dtype,
     )
 
@@ -150,8 +142,6 @@ def _scenario(call: Call, t: Tensors, symbols: Symbols) -> Scenario:
     s = scenario_of(call, x_int8=t.x.dtype == _INT8, uq_int8=_is_int8(t.w_uq_qr), kv_int8=t.kv_cache.dtype == _INT8)
     if s.kv == "tile" and (symbols.Hckv % TILE or symbols.real != BFLOAT16):
         refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", t.w_uk)
-    if s.full and t.w_dq is None:
-        refuse(op, "weight_dq", "given where token_x is int8", None)
     return s
 
 
@@ -177,8 +167,7 @@ def _check_shapes(call: Call, t: Tensors, symbols: Symbols, s: Scenario) -> None
     ):
         if value is not None and (value.shape != shape or value.dtype != dtype):
             refuse(op, name, f"{dtype.name} of shape {shape_text(shape)}", value)
-    if t.w_dq is not None:
-        _check_weight(op, "weight_dq", t.w_dq, token_type, He, Hcq)
+    _check_weight(op, "weight_dq", t.w_dq, token_type, He, Hcq)
     _check_weight(op, "weight_uq_qr", t.w_uq_qr, _INT8 if s.partial else real, Hcq, symbols.uq_width)
     _check_weight(op, "weight_dkv_kr", t.w_dkv_kr, token_type, He, Hckv + Dr)
 
@@ -235,15 +224,10 @@ def _check_memory(op: str, t: Tensors, scales: dict[str, np.ndarray]) -> None:
     require_apart(op, caches, {name: value for name, value in read.items() if isinstance(value, np.ndarray)})
 
 
-def _check_numbers(call: Call, symbols: Symbols, s: Scenario) -> None:
-    op = call.op
+def _check_numbers(call: Call) -> None:
     for name, number in (("rmsnorm_epsilon_cq", call.rmsnorm_epsilon_cq), ("rmsnorm_epsilon_ckv", call.rmsnorm_epsilon_ckv)):
         if not (is_finite(number) and number >= 0):
-            refuse(op, name, "a finite number >= 0", number)
-    if not isinstance(call.need_query, bool):
-        refuse(op, "need_query", "True or False", call.need_query)
-    if not call.need_query and (symbols.D or s.query_int8):
-        refuse(op, "need_query", f"True with D = {symbols.D} in scenario {s.name}", call.need_query)
+            refuse(call.op, name, "a finite number >= 0", number)
 
 
 def _scales(call: Call, symbols: Symbols, s: Scenario) -> dict[str, np.ndarray]:
@@ -328,8 +312,6 @@ def _problem(
         eps_ckv=call.rmsnorm_epsilon_ckv,
         alpha_cq=call.qc_qr_scale,
         alpha_ckv=call.kc_scale,
-        rope_groups=call.rope_groups,
-        need_query=call.need_query,
         rounding=call.rounding,
         query_norm=call.query_norm_flag,
     )

@@ -31,12 +31,12 @@ class Call:
 
     op: str
     token_x: Array
-    weight_dq: ProjectionWeight | None
+    weight_dq: ProjectionWeight
     weight_uq_qr: ProjectionWeight
     weight_uk: Array | PanelWeight
     weight_dkv_kr: ProjectionWeight
-    rmsnorm_gamma_cq: Array | None
-    rmsnorm_gamma_ckv: Array | None
+    rmsnorm_gamma_cq: Array
+    rmsnorm_gamma_ckv: Array
     rope_sin: Array
     rope_cos: Array
     kv_cache: Array
@@ -53,8 +53,6 @@ class Call:
     rmsnorm_epsilon_ckv: float
     cache_mode: str
     limits: str | None
-    rope_groups: int
-    need_query: bool
     backend: str
     # from V2 on
     rounding: str = "half_even"

@@ -25,8 +25,8 @@ def prolog(p: Problem) -> Results:
         **_weights(p),
         **_scales(p),
         x=contiguous(bits(p.x)),
-        gamma_cq=None if p.gamma_cq is None else _float32(p.gamma_cq),
-        gamma_ckv=None if p.gamma_ckv is None else _float32(p.gamma_ckv),
+        gamma_cq=_float32(p.gamma_cq),
+        gamma_ckv=_float32(p.gamma_ckv),
         eps_cq=p.eps_cq,
         eps_ckv=p.eps_ckv,
         alpha_cq=p.alpha_cq,
@@ -37,7 +37,7 @@ def prolog(p: Problem) -> Results:
         kv_cache=kv_cache,
         kr_cache=kr_cache,
         nz=p.nz,
-        query=None if results.query is None else bits(results.query),
+        query=bits(results.query),
         query_scale=None if query_scale is None else query_scale[..., 0],
         half_away=p.rounding == "half_away",
         query_rope=bits(results.query_rope),
@@ -59,22 +59,20 @@ def _empty_results(p: Problem) -> Results:
         latent,
         p.sin.shape[1],
         p.query_width,
-        need_query=p.need_query,
         query_norm=p.query_norm,
     )
     dtypes = {"real": p.real, "int8": _INT8, "float32": _FLOAT32}
-    made = {name: np.empty(spec.shape, dtypes[spec.dtype]) for name, spec in specs.items()}
-    return Results(made.pop("query", None), **made)
+    return Results(**{name: np.empty(spec.shape, dtypes[spec.dtype]) for name, spec in specs.items()})
 
 
 def _sizes(p: Problem) -> dict[str, int]:
     heads, nope, latent = p.w_uk.shape
-    return {"width": p.query_width, "heads": heads, "nope": nope, "latent": latent, "rope_groups": p.rope_groups}
+    return {"width": p.query_width, "heads": heads, "nope": nope, "latent": latent}
 
 
-def _weights(p: Problem) -> dict[str, np.ndarray | int | None]:
+def _weights(p: Problem) -> dict[str, np.ndarray | int]:
     """Every weight, and for the projections its GGUF format."""
-    made: dict[str, np.ndarray | int | None] = {"w_uk": _native_weight(p.w_uk)[0]}
+    made: dict[str, np.ndarray | int] = {"w_uk": _native_weight(p.w_uk)[0]}
     for name, weight in (("w_dq", p.w_dq), ("w_uq_qr", p.w_uq_qr), ("w_dkv_kr", p.w_dkv_kr)):
         made[name], made[f"{name}_format"] = _native_weight(weight)
     return made
@@ -101,10 +99,8 @@ def _float32(a: np.ndarray) -> np.ndarray:
     return contiguous(widen(a, _FLOAT32)).reshape(-1)
 
 
-def _native_weight(w: Weight | None) -> tuple[np.ndarray | None, int]:
+def _native_weight(w: Weight) -> tuple[np.ndarray, int]:
     """A weight as the core reads it, and its GGUF format. An array whose rows are not contiguous is copied first."""
-    if w is None:
-        return None, _NO_FORMAT
     if isinstance(w, np.ndarray):
         if w.ndim == 4:
             w = contiguous(w).reshape(w.shape[0], -1, w.shape[3])

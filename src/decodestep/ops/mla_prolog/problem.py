@@ -30,12 +30,12 @@ class Problem:
     scenario: Scenario
     real: np.dtype[Any]  # the dtype of every array that is neither int8 nor a scale
     x: np.ndarray  # (T, He)
-    w_dq: Weight | None  # (He, Hcq)
-    w_uq_qr: Weight  # (Hcq, N * (D + Dr / rope_groups))
+    w_dq: Weight  # (He, Hcq)
+    w_uq_qr: Weight  # (Hcq, N * (D + Dr))
     w_uk: np.ndarray | PanelWeight  # (N, D, Hckv)
     w_dkv_kr: Weight  # (He, Hckv + Dr)
-    gamma_cq: np.ndarray | None
-    gamma_ckv: np.ndarray | None
+    gamma_cq: np.ndarray
+    gamma_ckv: np.ndarray
     sin: np.ndarray  # (T, Dr)
     cos: np.ndarray
     slots: np.ndarray  # (T,) int64: block * block size + row; negative: the token is not cached
@@ -47,21 +47,19 @@ class Problem:
     eps_ckv: float
     alpha_cq: float
     alpha_ckv: float
-    rope_groups: int
-    need_query: bool
     rounding: str
     query_norm: bool  # whether query_norm is returned
 
     @property
     def query_width(self) -> int:
         """Hcq, the width of the compressed query."""
-        return self.x.shape[1] if self.w_dq is None else columns_of(self.w_dq)
+        return columns_of(self.w_dq)
 
 
 class Results(NamedTuple):
     """What a backend returns for T tokens; None for what the call does not produce."""
 
-    query: np.ndarray | None  # (T, N, Hckv)
+    query: np.ndarray  # (T, N, Hckv)
     query_rope: np.ndarray  # (T, N, Dr)
     dequant_scale_q_nope: np.ndarray | None = None  # (T, N, 1)
     query_norm: np.ndarray | None = None  # (T, Hcq)

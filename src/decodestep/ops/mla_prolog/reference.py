@@ -13,7 +13,7 @@ import numpy as np
 from decodestep._base.arrays import widen
 from decodestep.ops.linear.reference import quantise
 from decodestep.ops.mla_prolog.cache_layouts import row_index
-from decodestep.ops.mla_prolog.problem import Problem, Results, Weight, columns_of
+from decodestep.ops.mla_prolog.problem import Problem, Results, Weight
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -41,9 +41,9 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
             return _int8_product(p.x, w, columns, math) * x_scale * scales[scale]
         return widen(_real_product(p.x, w, columns, math).astype(p.real), math)
 
-    raw = widen(p.x, math) if p.w_dq is None else from_tokens(p.w_dq, columns_of(p.w_dq), "dequant_scale_w_dq")
+    raw = from_tokens(p.w_dq, p.query_width, "dequant_scale_w_dq")
     normed = rms_norm(raw, p.gamma_cq, p.eps_cq, p.alpha_cq)
-    columns = heads * (nope + rope // p.rope_groups)
+    columns = heads * (nope + rope)
     cq_scale = None
     if s.partial:
         cq, cq_scale = quantise_rows(normed * scales.get("smooth_scales_cq", math.type(1)))
@@ -51,15 +51,13 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
     else:
         cq = normed.astype(p.real)
         q = widen(_real_product(cq, p.w_uq_qr, columns, math).astype(p.real), math)
-    q = q.reshape(len(cq), heads, nope + rope // p.rope_groups)
+    q = q.reshape(len(cq), heads, nope + rope)
 
     # Of an int8 product only the nope part is rounded; the rope part enters ROPE in `math`.
     sin, cos = widen(p.sin, math), widen(p.cos, math)
-    query_rope = rotate(_in_groups(q[..., nope:], p.rope_groups), sin[:, None], cos[:, None]).astype(p.real)
-    query = query_scale = None
-    if p.need_query:
-        query = _absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real)
-    if query is not None and s.query_int8:
+    query_rope = rotate(q[..., nope:], sin[:, None], cos[:, None]).astype(p.real)
+    query, query_scale = _absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real), None
+    if s.query_int8:
         query, query_scale = quantise_rows(widen(query, math), p.rounding)
         query_rope = in_query_units(query_rope, query_scale, scales["quant_scale_ckv"].flat[0])
 
@@ -105,11 +103,10 @@ def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -
     return total.astype(math)
 
 
-def rms_norm(x: np.ndarray, gamma: np.ndarray | None, eps: float, alpha: float) -> np.ndarray:
+def rms_norm(x: np.ndarray, gamma: np.ndarray, eps: float, alpha: float) -> np.ndarray:
     math = x.dtype.type
-    if gamma is not None:
-        rms = np.sqrt(np.sum(x * x, axis=-1, keepdims=True) * math(1.0 / x.shape[-1]) + math(eps))
-        x = x / rms * widen(gamma, x.dtype)
+    rms = np.sqrt(np.sum(x * x, axis=-1, keepdims=True) * math(1.0 / x.shape[-1]) + math(eps))
+    x = x / rms * widen(gamma, x.dtype)
     return x * math(alpha) if abs(alpha - 1.0) >= _FLT_EPSILON else x
 
 
@@ -144,17 +141,6 @@ def rotate(x: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
     """RoPE, interleaved pairs in, halves out; both halves of sin and cos are read."""
     even, odd, h = x[..., 0::2], x[..., 1::2], x.shape[-1] // 2
     return np.concatenate([even * cos[..., :h] - odd * sin[..., :h], odd * cos[..., h:] + even * sin[..., h:]], axis=-1)
-
-
-def _in_groups(q_rope: np.ndarray, groups: int) -> np.ndarray:
-    """Head n's rope part at full width: its columns at group n // (N / groups), zeros elsewhere."""
-    if groups == 1:
-        return q_rope
-    tokens, heads, width = q_rope.shape
-    full = np.zeros((tokens, heads, groups, width), q_rope.dtype)
-    n = np.arange(heads)
-    full[:, n, n // (heads // groups)] = q_rope
-    return full.reshape(tokens, heads, groups * width)
 
 
 def _absorb(q_nope: np.ndarray, w_uk: np.ndarray | PanelWeight, math: np.dtype[Any]) -> np.ndarray:

@@ -12,13 +12,13 @@ from decodestep.ops.mla_prolog.scenarios import Scenario
 class MlaPrologResult(NamedTuple):
     """The results of `mla_prolog`.
 
-    query: (..., N, Hckv), the query in the latent's space; None with need_query=False.
+    query: (..., N, Hckv), the query in the latent's space.
     query_rope: (..., N, Dr), the rotated rope part of the query.
     kv_cache_out, kr_cache_out: the caches that were passed in, updated.
     query and query_rope are bfloat16, or float32 or float64 with such tensors.
     """
 
-    query: Array | None
+    query: Array
     query_rope: Array
     kv_cache_out: Array
     kr_cache_out: Array
@@ -31,7 +31,7 @@ class MlaPrologV2Result(NamedTuple):
     dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
     """
 
-    query: Array | None
+    query: Array
     query_rope: Array
     kv_cache_out: Array
     kr_cache_out: Array
@@ -41,7 +41,7 @@ class MlaPrologV2Result(NamedTuple):
 class MlaPrologV3Result(NamedTuple):
     """The results of `mla_prolog_v3`, which updates the caches but does not return them.
 
-    query: (..., N, Hckv), the query in the latent's space, int8 in FULL_KV; None with need_query=False.
+    query: (..., N, Hckv), the query in the latent's space, int8 in FULL_KV.
     query_rope: (..., N, Dr), the rotated rope part of the query; in FULL_KV in units of the int8 query.
     dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
     query_norm: (..., Hcq), the normed compressed query as weight_uq_qr multiplies it: int8 if that weight is, else rounded to
@@ -49,7 +49,7 @@ class MlaPrologV3Result(NamedTuple):
     dequant_scale_q_norm: float32 (T, 1), the scale of each row of an int8 query_norm; None if there is none.
     """
 
-    query: Array | None
+    query: Array
     query_rope: Array
     dequant_scale_q_nope: Array | None
     query_norm: Array | None
@@ -71,7 +71,6 @@ def result_specs(
     rope: int,
     query_width: int,
     *,
-    need_query: bool,
     query_norm: bool,
 ) -> dict[str, Spec]:
     """The results of a call by the names of `MlaPrologV3Result`, without those that it does not produce.
@@ -79,9 +78,10 @@ def result_specs(
     axes: (...). query_width: Hcq. The sizes may be those of a traced program, of which only sums and products are known.
     """
     tokens = prod(axes)
-    specs = {"query_rope": Spec((*axes, heads, rope), "real")}
-    if need_query:
-        specs["query"] = Spec((*axes, heads, latent), "int8" if s.query_int8 else "real")
+    specs = {
+        "query": Spec((*axes, heads, latent), "int8" if s.query_int8 else "real"),
+        "query_rope": Spec((*axes, heads, rope), "real"),
+    }
     if s.query_int8:
         specs["dequant_scale_q_nope"] = Spec((tokens, heads, 1), "float32")
     if query_norm:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep._base.checks import Words, refuse, require
-from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
+from decodestep.ops.mla_prolog.problem import Problem, columns_of
 from decodestep.ops.mla_prolog.reference import matrix, write_rows
 from decodestep.ops.mla_prolog.schedule.frame import Frame
 from decodestep.ops.mla_prolog.schedule.instructions import Tile
@@ -25,9 +25,9 @@ class Memory:
         self.kv_cache, self.kr_cache = p.kv_cache.copy(), p.kr_cache.copy()
         self.given = {
             "token_x": p.x,
-            "weight_dq": _dense(p.w_dq, s.hidden, s.hcq),
-            "weight_uq_qr": _dense(p.w_uq_qr, s.hcq, s.heads * s.head),
-            "weight_dkv_kr": _dense(p.w_dkv_kr, s.hidden, s.hckv + s.rope),
+            "weight_dq": matrix(p.w_dq, s.hidden, s.hcq),
+            "weight_uq_qr": matrix(p.w_uq_qr, s.hcq, s.heads * s.head),
+            "weight_dkv_kr": matrix(p.w_dkv_kr, s.hidden, s.hckv + s.rope),
             "weight_uk": _heads(p, s),
             "rope_sin": p.sin,
             "rope_cos": p.cos,
@@ -83,8 +83,6 @@ def fits(sizes: Sizes, p: Problem) -> None:
     wanted, s = sizes.scenario, p.scenario
     same = (wanted.full, wanted.partial, wanted.query_int8) == (s.full, s.partial, s.query_int8)
     require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", Words(s.name))
-    if p.w_dq is None or p.rope_groups != 1 or not p.need_query:
-        refuse(_OP, "call", "one of the device: with weight_dq, one rope group and a query", Words("an extension"))
     if any(isinstance(w, LinearPanels) for w in (p.w_dq, p.w_uq_qr, p.w_dkv_kr)):
         refuse(_OP, "weights", "arrays or panels of the device's types", Words("LinearPanels"))
     heads, nope, hckv = p.w_uk.shape
@@ -100,11 +98,6 @@ def fits(sizes: Sizes, p: Problem) -> None:
     }
     for name, value in given.items():
         require(value == getattr(sizes, name), _OP, name, f"{getattr(sizes, name)} as in the schedule", value)
-
-
-def _dense(w: Weight | None, inputs: int, columns: int) -> np.ndarray:
-    assert w is not None
-    return matrix(w, inputs, columns)
 
 
 def _heads(p: Problem, s: Sizes) -> np.ndarray:

@@ -45,7 +45,7 @@ def simulate(
         for instruction in order:
             Load: local value = tile of global memory      Store: tile = local value      Compute: local values = kernel(...)
 
-    arguments: of `mla_prolog_v3`, those of the device: weight_dq given, one rope group. The caches are not changed.
+    arguments: of `mla_prolog_v3`, with weights that are not in `LinearPanels`. The caches are not changed.
     cost: determines the order, by virtual time; None: `CostModel()`.
     order: overrides it: the events of `graph_of(schedule)` in an order that the flags allow, for example from `interleaving`.
     Returns the results; results that nothing wrote hold NaN or improbable integers.

@@ -22,7 +22,7 @@ from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.ops.mla_prolog.triton.binding import bind_on_device
-from decodestep.ops.mla_prolog.triton.products import TILES, Parts, Product, Tiles
+from decodestep.ops.mla_prolog.triton.products import TILES, Product, Tiles
 from decodestep.ops.mla_prolog.triton.queries import TURNED, finish_queries, quantise_heads
 from decodestep.ops.mla_prolog.triton.rows import finish_rows
 from decodestep.weights.nz import fractal_width
@@ -64,32 +64,31 @@ class Prolog:
         self.p, self.call = p, call
         self.x = call.token_x.detach().reshape(tokens, p.x.shape[1])
         self.sin, self.cos = (a.detach().reshape(tokens, rope).contiguous() for a in (call.rope_sin, call.rope_cos))
-        self.gamma_cq, self.gamma_ckv = (_contiguous(gamma) for gamma in (call.rmsnorm_gamma_cq, call.rmsnorm_gamma_ckv))
+        self.gamma_cq, self.gamma_ckv = (g.detach().contiguous() for g in (call.rmsnorm_gamma_cq, call.rmsnorm_gamma_ckv))
         self.scales = {name: getattr(call, name).detach().reshape(-1).contiguous() for name in p.scales}
         self.real = call.weight_uk.dtype
         self.size = {"BFLOAT16": self.real == torch.bfloat16, **LAUNCH}
         self.caches = bool(tokens and p.kv_cache.shape[0])
         self.slots = _slots(p, call, self.x.device)
-        self.absorb_tiles, self.absorbs = absorb_tiles[self.real], p.need_query and nope > 0
+        self.absorb_tiles, self.absorbs = absorb_tiles[self.real], nope > 0
 
         self.cq = self._new(tokens, p.query_width, dtype=torch.int8 if s.partial else self.real)
         self.cq_scale = self._new(tokens, 1, dtype=torch.float32)
-        self.query = torch.zeros((tokens, heads, latent), dtype=self.real, device=self.x.device) if p.need_query else None
+        self.query = torch.zeros((tokens, heads, latent), dtype=self.real, device=self.x.device)
         self.query_rope = self._new(tokens, heads, rope)
         self.int8_query = self._new(tokens, heads, latent, dtype=torch.int8) if s.query_int8 else None
         self.query_scale = self._new(tokens, heads, 1, dtype=torch.float32) if s.query_int8 else None
 
-        of_x = [] if p.w_dq is None else [(call.weight_dq.detach(), p.query_width)]
+        of_x = [(call.weight_dq.detach(), p.query_width)]
         of_x += [(call.weight_dkv_kr.detach(), latent + rope)] if self.caches else []
-        of_cq = [(call.weight_uq_qr.detach(), heads * (nope + rope // p.rope_groups))]
-        self.of_x = Product(self.x, of_x, self.real, tiles[self.x.dtype], first=True) if of_x else None
+        of_cq = [(call.weight_uq_qr.detach(), heads * (nope + rope))]
+        self.of_x = Product(self.x, of_x, self.real, tiles[self.x.dtype], first=True)
         self.of_cq = Product(self.cq, of_cq, self.real, tiles[self.cq.dtype], first=False)
 
     def run(self) -> Results:
         """Launches the kernels, without waiting for them."""
         if len(self.x):
-            if self.of_x is not None:
-                self.of_x.launch()
+            self.of_x.launch()
             self._finish_rows()
             self.of_cq.launch()
             self._finish_queries()
@@ -108,26 +107,23 @@ class Prolog:
         p, call, x = self.p, self.call, self.x
         latent, rope, tile = p.w_uk.shape[2], p.sin.shape[1], p.scenario.kv == "tile"
         x_scale = self.scales.get("dequant_scale_x")
-        raw = rows = Parts(x, x.stride(0), x.stride(1), 0, x, x)
-        if self.of_x is not None and p.w_dq is not None:
-            raw = self.of_x.of(0, x_scale, self.scales.get("dequant_scale_w_dq"))
-        if self.of_x is not None and self.caches:
-            rows = self.of_x.of(-1, x_scale, self.scales.get("dequant_scale_w_dkv_kr"))
-        smooth = self.scales.get("smooth_scales_cq")
+        raw = rows = self.of_x.of(0, x_scale, self.scales.get("dequant_scale_w_dq"))
+        if self.caches:
+            rows = self.of_x.of(1, x_scale, self.scales.get("dequant_scale_w_dkv_kr"))
         kv, kr = (c.detach()[None] if call.cache_mode == "TND" else c.detach() for c in (call.kv_cache, call.kr_cache))
         kr = kv if tile else kr
         finish_rows[(len(x), 1 + self.caches)](
-            *raw[:6], _or(self.gamma_cq, x), _or(smooth, x), self.cq, self.cq_scale, p.query_width, 1.0 / p.query_width,
-            p.eps_cq, _factor(p.alpha_cq), *rows[:6], _or(self.gamma_ckv, x), self.sin, self.cos, self.slots, kv, kr,
-            self.scales.get("k_nope_clip_alpha" if tile else "quant_scale_ckv", x), self.scales.get("quant_scale_ckr", x),
-            len(x), latent, rope, 1.0 / latent, p.eps_ckv, _factor(p.alpha_ckv), *kv.shape[:2],
-            kv.stride(0), kv.stride(1), kv.stride(3), kr.stride(0), kr.stride(1), kr.stride(3),
-            RAW_PARTS=raw.number, RAW_SCALED=raw.scaled, HAS_GAMMA_CQ=self.gamma_cq is not None, HAS_SMOOTH=smooth is not None,
+            *raw[:6], self.gamma_cq, self.scales.get("smooth_scales_cq", x), self.cq, self.cq_scale, p.query_width,
+            1.0 / p.query_width, p.eps_cq, _factor(p.alpha_cq), *rows[:6], self.gamma_ckv, self.sin, self.cos, self.slots,
+            kv, kr, self.scales.get("k_nope_clip_alpha" if tile else "quant_scale_ckv", x),
+            self.scales.get("quant_scale_ckr", x), len(x), latent, rope, 1.0 / latent, p.eps_ckv, _factor(p.alpha_ckv),
+            *kv.shape[:2], kv.stride(0), kv.stride(1), kv.stride(3), kr.stride(0), kr.stride(1), kr.stride(3),
+            RAW_PARTS=raw.number, RAW_SCALED=raw.scaled, HAS_SMOOTH="smooth_scales_cq" in self.scales,
             WIDTH=triton.next_power_of_2(p.query_width), PARTS=rows.number, SCALED=rows.scaled,
-            KIND=CACHE_SCALES[p.scenario.kv], HAS_GAMMA_CKV=self.gamma_ckv is not None,
+            KIND=CACHE_SCALES[p.scenario.kv],
             KV_NZ=fractal_width(kv.element_size()) if p.nz else 0, KR_NZ=fractal_width(kr.element_size()) if p.nz else 0,
             LATENT=max(TILE, triton.next_power_of_2(latent)), HALF=triton.next_power_of_2(rope // 2), TILE=TILE,
-            num_warps=_ROW_WARPS, **overlap(x.device, first=self.of_x is None), **self.size,
+            num_warps=_ROW_WARPS, **overlap(x.device), **self.size,
         )  # fmt: skip
 
     def _finish_queries(self) -> None:
@@ -138,8 +134,8 @@ class Prolog:
         rows, absorbing = tiles.rows(tokens), triton.cdiv(latent, tiles.columns) if self.absorbs else 0
         turning = rows // TURNED.value
         finish_queries[(triton.cdiv(tokens, rows), heads, absorbing + turning)](
-            *q[:6], self.sin, self.cos, w, _or(self.query, self.query_rope), self.query_rope, tokens, heads, nope, latent, rope,
-            p.rope_groups, *w.stride(), PARTS=q.number, SCALED=q.scaled, ROWS=rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
+            *q[:6], self.sin, self.cos, w, self.query, self.query_rope, tokens, heads, nope, latent, rope, *w.stride(),
+            PARTS=q.number, SCALED=q.scaled, ROWS=rows, COLUMNS=tiles.columns, DEPTH=tiles.depth,
             HALF=triton.next_power_of_2(rope // 2), num_stages=tiles.stages, num_warps=tiles.warps, **overlap(w.device),
             **self.size,
         )  # fmt: skip
@@ -162,15 +158,6 @@ def _slots(p: Problem, call: Call, device: Any) -> torch.Tensor:
     if call.cache_mode in PAGED_MODES and arrays.is_torch(index) and index.device == device:
         return index.detach().reshape(-1).contiguous()
     return devices.to_device(p.slots, device)
-
-
-def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().contiguous()
-
-
-def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """What a kernel takes for a tensor that it does not read, if that is None."""
-    return other if tensor is None else tensor
 
 
 def _factor(alpha: float) -> float:

@@ -145,7 +145,7 @@ def add_parts(
 
 
 class Parts(NamedTuple):
-    """How kernels read a product, or values that are none: one part without scales. The first six are `add_parts`' own."""
+    """How kernels read a product. The first six are `add_parts`' own."""
 
     values: torch.Tensor
     row: int
@@ -153,8 +153,8 @@ class Parts(NamedTuple):
     size: int
     x_scale: torch.Tensor
     w_scale: torch.Tensor
-    number: int = 1
-    scaled: bool = False
+    number: int
+    scaled: bool
 
 
 @dataclass(frozen=True)

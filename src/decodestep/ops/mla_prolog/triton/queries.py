@@ -15,7 +15,7 @@ TURNED = tl.constexpr(16)  # tokens of a program: more take registers that other
 
 @triton.jit
 def finish_queries(
-    q, row, item, size, x_scale, w_scale, sin, cos, w, query, query_rope, tokens, heads, nope, latent, rope, groups,
+    q, row, item, size, x_scale, w_scale, sin, cos, w, query, query_rope, tokens, heads, nope, latent, rope,
     w_head, w_row, w_item,
     PARTS: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     HALF: tl.constexpr, BFLOAT16: tl.constexpr, OVERLAPS: tl.constexpr,
@@ -29,11 +29,11 @@ def finish_queries(
     if tl.program_id(2) >= absorbing:
         turned = first_token + (tl.program_id(2) - absorbing) * TURNED + tl.arange(0, TURNED)
         turn(
-            q, row, item, size, x_scale, w_scale, sin, cos, query_rope, turned, head, tokens, heads, nope, rope, groups, PARTS,
-            SCALED, HALF, BFLOAT16, OVERLAPS,
+            q, row, item, size, x_scale, w_scale, sin, cos, query_rope, turned, head, tokens, heads, nope, rope, PARTS, SCALED,
+            HALF, BFLOAT16, OVERLAPS,
         )  # fmt: skip
     else:
-        first = head * (nope + rope // groups)
+        first = head * (nope + rope)
         t = first_token + tl.arange(0, ROWS)
         column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
         absorb(
@@ -70,19 +70,18 @@ def absorb(
 
 @triton.jit
 def turn(
-    q, row, item, size, x_scale, w_scale, sin, cos, query_rope, t, head, tokens, heads, nope, rope, groups,
+    q, row, item, size, x_scale, w_scale, sin, cos, query_rope, t, head, tokens, heads, nope, rope,
     PARTS: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, BFLOAT16: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """The rotated part of a head, whose columns outside of its group's are zeros."""
-    j, half, width = tl.arange(0, HALF), rope // 2, rope // groups
-    first = head // (heads // groups) * width
-    is_row = (t < tokens)[:, None]
-    is_here, is_own = is_row & (j < half)[None, :], ((j < half) & (2 * j >= first) & (2 * j < first + width))[None, :]
-    t, n = t[:, None], (head * (nope + width) + nope + 2 * j - first)[None, :]
+    """The rotated part of a head."""
+    j, half = tl.arange(0, HALF), rope // 2
+    is_row, is_pair = (t < tokens)[:, None], (j < half)[None, :]
+    is_here = is_row & is_pair
+    t, n = t[:, None], (head * (nope + rope) + nope + 2 * j)[None, :]
     low_cos, high_cos, low_sin, high_sin = load_angles(sin, cos, t * rope + j[None, :], half, is_here)
     wait_for_last(OVERLAPS)
-    even = add_parts(q, row, item, size, x_scale, w_scale, t, n, is_row, is_own, PARTS, SCALED, BFLOAT16)
-    odd = add_parts(q, row, item, size, x_scale, w_scale, t, n + 1, is_row, is_own, PARTS, SCALED, BFLOAT16)
+    even = add_parts(q, row, item, size, x_scale, w_scale, t, n, is_row, is_pair, PARTS, SCALED, BFLOAT16)
+    odd = add_parts(q, row, item, size, x_scale, w_scale, t, n + 1, is_row, is_pair, PARTS, SCALED, BFLOAT16)
     low, high = rotate(even, odd, low_cos, high_cos, low_sin, high_sin, BFLOAT16)
     at = (t * heads + head) * rope + j[None, :]
     store_rounded(query_rope + at, low, is_here)

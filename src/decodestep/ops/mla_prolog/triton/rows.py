@@ -21,8 +21,8 @@ def finish_rows(
     alpha_cq,
     rows, row, item, size, x_scale, w_scale, gamma_ckv, sin, cos, slots, kv, kr, kv_scale, kr_scale, tokens, latent, rope,
     share_ckv, epsilon_ckv, alpha_ckv, blocks, block_size, kv_block, kv_row, kv_item, kr_block, kr_row, kr_item,
-    RAW_PARTS: tl.constexpr, RAW_SCALED: tl.constexpr, HAS_GAMMA_CQ: tl.constexpr, HAS_SMOOTH: tl.constexpr,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr, HAS_GAMMA_CKV: tl.constexpr,
+    RAW_PARTS: tl.constexpr, RAW_SCALED: tl.constexpr, HAS_SMOOTH: tl.constexpr,
+    WIDTH: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr,
     KV_NZ: tl.constexpr, KR_NZ: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr,
     BFLOAT16: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
@@ -35,32 +35,30 @@ def finish_rows(
     if tl.program_id(1) == 0:
         norm_query(
             raw, raw_row, raw_item, raw_size, raw_x_scale, raw_w_scale, gamma_cq, smooth, cq, cq_scale, t, width, share_cq,
-            epsilon_cq, alpha_cq, RAW_PARTS, RAW_SCALED, HAS_GAMMA_CQ, HAS_SMOOTH, WIDTH, BFLOAT16,
-            OVERLAPS,
+            epsilon_cq, alpha_cq, RAW_PARTS, RAW_SCALED, HAS_SMOOTH, WIDTH, BFLOAT16, OVERLAPS,
         )  # fmt: skip
     else:
         write_rows(
             rows, row, item, size, x_scale, w_scale, gamma_ckv, sin, cos, slots, kv, kr, kv_scale, kr_scale, t, tokens, latent,
             rope, share_ckv, epsilon_ckv, alpha_ckv, blocks, block_size, kv_block, kv_row, kv_item, kr_block, kr_row, kr_item,
-            PARTS, SCALED, KIND, HAS_GAMMA_CKV, KV_NZ, KR_NZ, LATENT, HALF, TILE, BFLOAT16,
-            OVERLAPS,
+            PARTS, SCALED, KIND, KV_NZ, KR_NZ, LATENT, HALF, TILE, BFLOAT16, OVERLAPS,
         )  # fmt: skip
 
 
 @triton.jit
 def norm_query(
     raw, row, item, size, x_scale, w_scale, gamma, smooth, cq, cq_scale, t, width, share, epsilon, alpha,
-    PARTS: tl.constexpr, SCALED: tl.constexpr, HAS_GAMMA: tl.constexpr, HAS_SMOOTH: tl.constexpr,
-    WIDTH: tl.constexpr, BFLOAT16: tl.constexpr, OVERLAPS: tl.constexpr,
+    PARTS: tl.constexpr, SCALED: tl.constexpr, HAS_SMOOTH: tl.constexpr, WIDTH: tl.constexpr, BFLOAT16: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The compressed query as weight_uq_qr multiplies it."""
     at = tl.arange(0, WIDTH)
     here = at < width
-    factor = load_float32(gamma + at, here & HAS_GAMMA)
+    factor = load_float32(gamma + at, here)
     smoothing = tl.load(smooth + at, mask=here & HAS_SMOOTH, other=0.0)
     wait_for_last(OVERLAPS)
     x = add_parts(raw, row, item, size, x_scale, w_scale, t, at, True, here, PARTS, SCALED, BFLOAT16)
-    x = normalise(x, factor, share, epsilon, alpha, HAS_GAMMA, WIDTH)
+    x = normalise(x, factor, share, epsilon, alpha, WIDTH)
     if cq.dtype.element_ty == tl.int8:
         if HAS_SMOOTH:
             x = x * smoothing
@@ -72,21 +70,18 @@ def norm_query(
 
 
 @triton.jit
-def normalise(x, factor, share, epsilon, alpha, HAS_GAMMA: tl.constexpr, WIDTH: tl.constexpr):
+def normalise(x, factor, share, epsilon, alpha, WIDTH: tl.constexpr):
     """rms_norm of a row, times alpha; share is 1 / width."""
-    if HAS_GAMMA:
-        rms = tl.sqrt_rn(tl.sum(x * x, axis=0) * share + epsilon)
-        x = tl.div_rn(x, tl.zeros([WIDTH], tl.float32) + rms) * factor
-    return x * alpha
+    rms = tl.sqrt_rn(tl.sum(x * x, axis=0) * share + epsilon)
+    return tl.div_rn(x, tl.zeros([WIDTH], tl.float32) + rms) * factor * alpha
 
 
 @triton.jit
 def write_rows(
     rows, row, item, size, x_scale, w_scale, gamma, sin, cos, slots, kv, kr, kv_scale, kr_scale, t, tokens, latent, rope, share,
     epsilon, alpha, blocks, block_size, kv_block, kv_row, kv_item, kr_block, kr_row, kr_item,
-    PARTS: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr, HAS_GAMMA: tl.constexpr, KV_NZ: tl.constexpr,
-    KR_NZ: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, BFLOAT16: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    PARTS: tl.constexpr, SCALED: tl.constexpr, KIND: tl.constexpr, KV_NZ: tl.constexpr, KR_NZ: tl.constexpr,
+    LATENT: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, BFLOAT16: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The rows of both caches. KIND: of `CACHE_SCALES`."""
     slot = tl.load(slots + t)
@@ -94,12 +89,12 @@ def write_rows(
     is_kept = (slot >= 0) & (block < blocks) & is_last(slots, slot, t, tokens)
     h, j = tl.arange(0, LATENT).to(tl.int64), tl.arange(0, HALF).to(tl.int64)
     here, half = h < latent, rope // 2
-    factor = load_float32(gamma + h, here & HAS_GAMMA)
+    factor = load_float32(gamma + h, here)
     low_cos, high_cos, low_sin, high_sin = load_angles(sin, cos, t * rope + j, half, j < half)
     wait_for_last(OVERLAPS)
     if is_kept:
         x = add_parts(rows, row, item, size, x_scale, w_scale, t, h, True, here, PARTS, SCALED, BFLOAT16)
-        x = normalise(x, factor, share, epsilon, alpha, HAS_GAMMA, LATENT)
+        x = normalise(x, factor, share, epsilon, alpha, LATENT)
         n = latent + 2 * j
         even = add_parts(rows, row, item, size, x_scale, w_scale, t, n, True, j < half, PARTS, SCALED, BFLOAT16)
         odd = add_parts(rows, row, item, size, x_scale, w_scale, t, n + 1, True, j < half, PARTS, SCALED, BFLOAT16)
