@@ -69,10 +69,10 @@ PrologCache cache_of(const std::optional<Out>& cache, const nb::dlpack::dtype& t
     const size_t bytes = cache->itemsize();
     require(cache->dtype() == type && cache->ndim() == 4 && cache->shape(2) == 1 && cache->shape(3) == width,
             "a cache has the wrong type or shape");
-    const size_t run = nz ? 32 / bytes : width;
-    require(width % run == 0, "an NZ cache has whole fractals");
+    const size_t fractal = nz ? 32 / bytes : width;
+    require(width % fractal == 0, "an NZ cache has whole fractals");
     const auto stride = [&](size_t axis) { return cache->stride(axis) * static_cast<ptrdiff_t>(bytes); };
-    return {static_cast<uint8_t*>(cache->data()), stride(0), stride(1), stride(3), width, bytes, run};
+    return {static_cast<uint8_t*>(cache->data()), stride(0), stride(1), stride(3), width, bytes, fractal};
 }
 
 // Reads a call into `a`, in the order in which later arguments need the sizes and types that earlier ones fix. The call

@@ -32,11 +32,12 @@ enum class CacheScale { none, channel, tensor, tile };
 constexpr size_t kCacheTile = 128;
 
 // One of the two caches, of any strides. A block holds rows of `width` values. Value h of row r is element
-// h / run * run * block size + r * run + h % run of its block: `run` is the width, or the width of a fractal of NZ.
+// h / fractal * fractal * block size + r * fractal + h % fractal of its block: `fractal` is the width of a fractal of
+// NZ, otherwise the whole width.
 struct PrologCache {
     uint8_t* data;                                     // null: nothing is cached
     ptrdiff_t block_stride, row_stride, value_stride;  // bytes
-    size_t width, value_bytes, run;
+    size_t width, value_bytes, fractal;
 };
 
 // Shapes: tokens T, hidden He, width Hcq (of the compressed query), heads N, nope D, rope Dr, latent Hckv.

@@ -12,13 +12,12 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-constexpr size_t kTokenBlock = 128;  // tokens whose sums fit the cache beside the weights of a head
-
-// The tokens in blocks of as equal sizes as possible, at most kTokenBlock each.
+// The tokens in blocks of as equal sizes as possible.
 struct TokenBlocks {
+    static constexpr size_t kLargest = 128;  // whose sums fit the cache beside the weights of a head
     size_t tokens, count;
 
-    explicit TokenBlocks(size_t tokens) : tokens(tokens), count(ceil_div(tokens, kTokenBlock)) {}
+    explicit TokenBlocks(size_t tokens) : tokens(tokens), count(ceil_div(tokens, kLargest)) {}
     size_t begin(size_t block) const { return block * tokens / count; }
     size_t size(size_t block) const { return begin(block + 1) - begin(block); }
     size_t largest() const { return ceil_div(tokens, count); }

@@ -8,7 +8,7 @@
 #include "elementwise/rms_norm.h"
 #include "elementwise/rope.h"
 #include "mla_prolog/arena.h"
-#include "mla_prolog/latent_row.h"
+#include "mla_prolog/cache_rows.h"
 #include "mla_prolog/mla_prolog.h"
 #include "mla_prolog/projection_tasks.h"
 #include "mla_prolog/prolog_head.h"
@@ -240,7 +240,7 @@ class PrologPlan {
         norm(row, a_.latent, a_.gamma_ckv, a_.eps_ckv, a_.alpha_ckv);
         rotate_to_halves(row + a_.latent, a_.rope / 2, a_.sin + t * a_.rope, a_.cos + t * a_.rope, key);
         uint8_t* bytes = arrays_.cache_rows.template row<uint8_t>(t);
-        latent_row(a_, row, key, bytes, bytes + kv_bytes());
+        encode_cache_rows(a_, row, key, bytes, bytes + kv_bytes());
     }
 
     // In token order: of several tokens with one slot the last is kept.
@@ -248,8 +248,8 @@ class PrologPlan {
         for (size_t t = 0; t < a_.tokens; ++t) {
             if (a_.slots[t] < 0) continue;
             const uint8_t* row = arrays_.cache_rows.template row<uint8_t>(t);
-            store_row(a_.kv, a_.block_size, a_.slots[t], row);
-            if (a_.kr.data) store_row(a_.kr, a_.block_size, a_.slots[t], row + kv_bytes());
+            write_cache_row(a_.kv, a_.block_size, a_.slots[t], row);
+            if (a_.kr.data) write_cache_row(a_.kr, a_.block_size, a_.slots[t], row + kv_bytes());
         }
     }
 

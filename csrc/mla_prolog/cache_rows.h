@@ -22,7 +22,7 @@ inline void quantise_tiles(const float* latent, size_t n, float clip, int8_t* q,
 
 // The bytes of a token's cache rows, from its normed latent and its rope key. With tiles both go to kv.
 template <class T>
-void latent_row(const MlaProlog& a, const float* latent, const T* key, uint8_t* kv, uint8_t* kr) {
+void encode_cache_rows(const MlaProlog& a, const float* latent, const T* key, uint8_t* kv, uint8_t* kr) {
     auto* q = reinterpret_cast<int8_t*>(kv);
     switch (a.cache_scale) {
         case CacheScale::none:
@@ -44,17 +44,17 @@ void latent_row(const MlaProlog& a, const float* latent, const T* key, uint8_t* 
     std::memcpy(kr, key, a.rope * sizeof(T));
 }
 
-// Copies a row to its slot, run by run.
-inline void store_row(const PrologCache& c, size_t block_size, size_t slot, const uint8_t* row) {
+// Copies a row to its slot, fractal by fractal.
+inline void write_cache_row(const PrologCache& c, size_t block_size, size_t slot, const uint8_t* row) {
     uint8_t* block = c.data + static_cast<ptrdiff_t>(slot / block_size) * c.block_stride;
-    for (size_t h = 0; h < c.width; h += c.run, row += c.run * c.value_bytes) {
-        const size_t element = h * block_size + slot % block_size * c.run;
+    for (size_t h = 0; h < c.width; h += c.fractal, row += c.fractal * c.value_bytes) {
+        const size_t element = h * block_size + slot % block_size * c.fractal;
         uint8_t* to = block + static_cast<ptrdiff_t>(element / c.width) * c.row_stride +
                       static_cast<ptrdiff_t>(element % c.width) * c.value_stride;
         if (c.value_stride == static_cast<ptrdiff_t>(c.value_bytes)) {
-            std::memcpy(to, row, c.run * c.value_bytes);
+            std::memcpy(to, row, c.fractal * c.value_bytes);
         } else {
-            for (size_t i = 0; i < c.run; ++i)
+            for (size_t i = 0; i < c.fractal; ++i)
                 std::memcpy(to + static_cast<ptrdiff_t>(i) * c.value_stride, row + i * c.value_bytes, c.value_bytes);
         }
     }
