@@ -7,7 +7,7 @@
 #include "attention/block_scores.h"
 #include "attention/key_prefetcher.h"
 #include "attention/softmax_state.h"
-#include "simd/byte_sums.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "linear/activation_memory.h"
-#include "simd/byte_sums.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {

@@ -4,7 +4,7 @@
 
 #include "linear/linear_panels.h"
 #include "linear/small_blocks.h"
-#include "simd/byte_sums.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

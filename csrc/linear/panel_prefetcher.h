@@ -3,7 +3,7 @@
 
 #include "core/cache_line.h"
 #include "linear/linear_panels.h"
-#include "simd/byte_sums.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

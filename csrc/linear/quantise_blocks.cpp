@@ -6,7 +6,7 @@
 #include "core/parallel.h"
 #include "linear/quantise_k_quants.h"
 #include "linear/with_format.h"
-#include "simd/byte_sums.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {

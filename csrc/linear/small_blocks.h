@@ -2,7 +2,7 @@
 #pragma once
 
 #include "linear/row_block.h"
-#include "simd/byte_sums.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

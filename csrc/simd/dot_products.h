@@ -2,7 +2,7 @@
 // token's group times the same group of sixteen outputs is added to sixteen sums.
 //
 // A Dot has the types Token, Weights and Sums, and says how each is read and how they are multiplied. int8 sums are
-// exact, so they have the same bits on every target; of bfloat16, see without_bf16_products.h.
+// exact, so they have the same bits on every target; of bfloat16, see fallbacks.h.
 #pragma once
 
 #include "simd/simd.h"

@@ -2,6 +2,8 @@
 // Shared by portable.h and neon.h.
 #pragma once
 
+#include "simd/lanes.h"
+
 namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kQuarters = 4;
@@ -149,10 +151,6 @@ template <int bits>
 DECODESTEP_INLINE i32x16 shift_right(i32x16 a) {
     return {{a.v[0] >> bits, a.v[1] >> bits, a.v[2] >> bits, a.v[3] >> bits}};
 }
-template <int bits>
-DECODESTEP_INLINE i32x16 rotate_left(i32x16 a) {
-    return shift_left<bits>(a) | shift_right<32 - bits>(a);
-}
 DECODESTEP_INLINE u32x4 max(u32x4 a, u32x4 b) { return as_signed(a) > as_signed(b) ? a : b; }
 DECODESTEP_INLINE i32x16 max(i32x16 a, i32x16 b) {
     return {{max(a.v[0], b.v[0]), max(a.v[1], b.v[1]), max(a.v[2], b.v[2]), max(a.v[3], b.v[3])}};
@@ -173,8 +171,6 @@ DECODESTEP_INLINE f32x16 to_float(i32x16 a) {
 // The lower and the upper of the two bfloat16 that each lane holds.
 DECODESTEP_INLINE f32x16 low_bf16(i32x16 a) { return as_float(shift_left<16>(a)); }
 DECODESTEP_INLINE f32x16 high_bf16(i32x16 a) { return as_float(a & broadcast_int(static_cast<int32_t>(0xffff0000u))); }
-// Whether 32 bfloat16 are widened for less as even and odd ones than in their order.
-constexpr bool kSplitsBf16 = false;
 
 // Bytes.
 
@@ -191,5 +187,3 @@ DECODESTEP_INLINE u8x64 high_nibbles(u8x64 a) {
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD
-
-#include "simd/compact.h"

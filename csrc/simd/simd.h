@@ -1,9 +1,9 @@
-// Sixteen lanes on every target: the primitives of target.h, and functions built on them.
+// Sixteen lanes on every target: the primitives of target.h and fallbacks.h, and functions built on them.
 #pragma once
 
 #include <limits>
 
-#include "simd/target.h"
+#include "simd/fallbacks.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

@@ -3,7 +3,7 @@
 
 #include <immintrin.h>
 
-#include "core/compiler.h"
+#include "simd/lanes.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

@@ -4,7 +4,7 @@
 
 #include "sampling/row/logits.h"
 #include "sampling/row/threshold.h"
-#include "simd/byte_sums.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
