@@ -174,6 +174,11 @@ PLANTS = {
         {"csrc/elementwise/scale.cpp": "\n#if defined(__AVX512F__)\n#endif\n"},
         ["csrc/elementwise/scale.cpp:2 names __AVX512F__"],
     ),
+    "a condition on what an instruction set has": (
+        layout.target_conditions,
+        {"csrc/elementwise/scale.cpp": "#ifdef DECODESTEP_HAS_COMPACT\n#endif\n"},
+        ["csrc/elementwise/scale.cpp:1 names DECODESTEP_HAS_COMPACT"],
+    ),
     "an upward include": (
         layout.upward_includes,
         {"csrc/core/isa.h": '#include "elementwise/scale.h"\n'},
