@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import io
 import json
 import os
+import subprocess
 import sys
 import time
 from importlib import import_module, util
@@ -36,9 +39,43 @@ def names(rows, case):
     return {row["name"] for row in rows if row["case"].startswith(case)}
 
 
-def test_the_sampler_verifies_every_case_and_reports():
+@pytest.fixture
+def measured(monkeypatch):
+    """measured(stem, *arguments): a benchmark as it ran in this process; another would import torch first."""
+    monkeypatch.setattr(harness, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(harness, "_output", argparse.Namespace(csv="", json=False, plot=""))
+    threads = harness.torch.get_num_threads()
+
+    def of(stem, *arguments):
+        words, out, err = [f"bench_{stem}.py", *map(str, arguments)], io.StringIO(), io.StringIO()
+        with monkeypatch.context() as patch:
+            for name, value in {"argv": words, "stdout": out, "__stdout__": out, "stderr": err}.items():
+                patch.setattr(sys, name, value)
+            try:
+                code = harness.run_main(import_module(f"bench_{stem}").main) or 0
+            except SystemExit as end:
+                code = end.code
+        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+    yield of
+    harness.torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def refused(measured):
+    """refused(stem, arguments): the line with which a benchmark refuses its options."""
+
+    def of(stem, arguments):
+        ran = measured(stem, *arguments)
+        assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
+        return ran.stderr
+
+    return of
+
+
+def test_the_sampler_verifies_every_case_and_reports(measured):
     cases = ["greedy", "temperature", "top-k", "top-p", "min-p", "full", "penalties", "mixed"]
-    ran = run([*CLI, "sampler"], *TINY, "--dtypes", "float32", "bfloat16", "--json", "--cases", *cases)
+    ran = measured("decode_step", *TINY, "--dtypes", "float32", "bfloat16", "--json", "--cases", *cases)
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(ran.stdout)["rows"]
     assert len({row["case"] for row in rows}) == 2 * len(cases)
@@ -55,24 +92,6 @@ def test_the_sampler_verifies_every_case_and_reports():
             assert peer in names(rows, "full")
     for line in ("mixed takes", "topk-first: needs a top-k", "peers not selected: compiled"):
         assert line in ran.stderr
-
-
-@pytest.fixture
-def refused(monkeypatch, capsys):
-    """The output and errors of a benchmark that refuses its options: in this process, as another would import torch first."""
-    monkeypatch.setattr(harness, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(harness, "torch", None)  # whose number of threads it would set
-
-    def of(stem, arguments):
-        monkeypatch.setattr(sys, "argv", [f"bench_{stem}.py", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            harness.run_main(import_module(f"bench_{stem}").main)
-        assert ended.value.code == 2
-        printed = capsys.readouterr()
-        assert printed.err.count("\n") == 1 and not printed.out
-        return printed.err
-
-    return of
 
 
 def test_one_round_has_no_quartiles(refused):
@@ -120,8 +139,8 @@ def test_options_of_generate_that_would_not_count(refused, arguments, message):
         ("rms_norm", ["--csv", "no/rows.csv"], 1, "bench_rms_norm: no/rows.csv: No such file or directory"),
     ],
 )
-def test_what_a_benchmark_cannot_do_is_one_line(benchmark, arguments, code, message):
-    ran = run([sys.executable, FOLDER / f"bench_{benchmark}.py"], *arguments)
+def test_what_a_benchmark_cannot_do_is_one_line(measured, benchmark, arguments, code, message):
+    ran = measured(benchmark, *arguments)
     (line,) = [line for line in ran.stderr.splitlines() if not line.startswith("left out: llama.cpp")]
     assert ran.returncode == code and message in line
 
@@ -189,61 +208,39 @@ def test_csv_and_plot(tmp_path):
         assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_top_k_top_p_sample_verifies():
-    ran = run([*CLI, "top_k_top_p_sample"], "--batch", 3, "--vocabulary", 3000, "--rounds", 3)
+def test_top_k_top_p_sample_verifies(measured):
+    ran = measured("top_k_top_p_sample", "--batch", 3, "--vocabulary", 3000, "--rounds", 3)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("verified") == 6
 
 
-def test_decoder_forward_verifies():
+def test_decoder_forward_verifies(measured):
     sizes = ["--layers", 1, "--contexts", 20, "--prompt", 5, "--batch", 2]
-    ran = run([*CLI, "decoder_forward"], *sizes, "--rounds", 3, "--json")
+    ran = measured("decoder_forward", *sizes, "--rounds", 3, "--json")
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(ran.stdout)["rows"]
     assert len({row["case"] for row in rows}) == 3
     assert {"ours, Q8_0", "ours, BF16", "ours, F32"} <= names(rows, "prompt 5")
 
 
-def test_the_prolog_verifies_every_form_and_type():
-    ran = run(
-        [*CLI, "prolog"],
-        "--heads",
-        1,
-        "--tokens",
-        2,
-        "--rounds",
-        3,
-        "--compile",
-        0,
-        "--forms",
-        "panels",
-        "plain",
-        "NZ",
-        "--json",
-    )
+def test_the_prolog_verifies_every_form_and_type(measured):
+    forms = ["--forms", "panels", "plain", "NZ"]
+    ran = measured("mla_prolog", "--heads", 1, "--tokens", 2, "--rounds", 3, "--compile", 0, *forms, "--json")
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(ran.stdout)["rows"]
     assert {"panels", "plain", "NZ"} <= names(rows, "bfloat16 N=1 T=2") & names(rows, "int8 N=1 T=2")
 
 
-# torch as it is on a CPU for whose instructions it has no product of int8: a loop of some billion operations a second.
-WITHOUT_INT8_PRODUCTS = """
-import runpy, sys, time, torch
-quick = torch._int_mm
-def slow(a, b):
-    time.sleep(2e-9 * a.shape[0] * a.shape[1] * b.shape[1])
-    return quick(a, b)
-torch._int_mm = slow
-sys.argv = ["bench_mla_prolog", *sys.argv[2:]]
-sys.path.insert(0, {folder!r})
-runpy.run_path({folder!r} + "/bench_mla_prolog.py", run_name="__main__")
-"""
+def test_the_prolog_ends_where_torch_has_no_quick_product(measured, monkeypatch):
+    """torch as it is on a CPU for whose instructions it has no product of int8: a loop of some billion operations a second."""
+    quick = harness.torch._int_mm
 
+    def slow(a, b):
+        time.sleep(2e-9 * a.shape[0] * a.shape[1] * b.shape[1])
+        return quick(a, b)
 
-def test_the_prolog_ends_where_torch_has_no_quick_product():
-    code = WITHOUT_INT8_PRODUCTS.format(folder=str(FOLDER))
-    arguments = ["--", "--heads", 1, "--tokens", 2, "--rounds", 3, "--compile", 0, "--types", "int8"]
-    ran = run([sys.executable, "-c", code], *arguments)
+    monkeypatch.setattr(harness.torch, "_int_mm", slow)
+    ran = measured("mla_prolog", "--heads", 1, "--tokens", 2, "--rounds", 3, "--compile", 0, "--types", "int8")
     assert ran.returncode == 0, ran.stderr
     assert "left out: square products of int8" in ran.stdout
     assert "torch eager" in ran.stdout
@@ -309,10 +306,10 @@ def test_what_is_wrong_does_not_pass(change):
         verify(case, Wrong(ours.DecodeStep(case), change), logits)
 
 
-def test_transformers_verifies_and_accelerates():
+def test_transformers_verifies_and_accelerates(measured):
     pytest.importorskip("transformers")
     arguments = ["--contexts", 24, "--layers", 1, "--prompt", 8, "--batches", 2, "--rounds", 3, "--json"]
-    ran = run([*CLI, "transformers"], *arguments)
+    ran = measured("transformers", *arguments)
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(ran.stdout)["rows"]
     assert {"decodestep", "sdpa", "eager"} == names(rows, "decode dense float32 B=2 context 24")

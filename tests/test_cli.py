@@ -18,6 +18,7 @@ import pytest
 
 import processes
 from builds import TIERS
+from command_line import COMMAND, call, code_of, run
 from decodestep import SamplingParams, cli
 from decodestep.cli import bench
 from decodestep.cli.failure import failure
@@ -25,19 +26,6 @@ from decodestep.cli.options import add_params, params_of
 from decodestep.models import DEFAULT_MODEL
 
 ERASE = "\r\x1b[K"
-COMMAND = [sys.executable, "-m", "decodestep"]
-
-
-def decodestep(*arguments, **options):
-    return processes.run([*COMMAND, *map(str, arguments)], **options)
-
-
-def code_of(*arguments):
-    """The exit code of a command that needs no process of its own."""
-    try:
-        return cli.main(list(arguments))
-    except SystemExit as end:  # argparse's
-        return end.code
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,13 +34,13 @@ def _fetched(model):
 
 
 def test_generate_prints_the_answer():
-    run = decodestep("generate", "What is the capital of Japan?", "--greedy")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "The capital of Japan is Tokyo.\n", "")
+    ended = run("generate", "What is the capital of Japan?", "--greedy")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "The capital of Japan is Tokyo.\n", "")
 
 
-def test_json_is_one_object_with_everything():
-    run = decodestep("generate", "Hi", "--json", "--seed", 3, "--max-new-tokens", 5)
-    result = json.loads(run.stdout)
+def test_json_is_one_object_with_everything(model):
+    ended = call("generate", "Hi", "--json", "--seed", 3, "--max-new-tokens", 5, model=model)
+    result = json.loads(ended.stdout)
     assert set(result) == {"text", "token_ids", "prompt_token_ids", "finish_reason", "logprobs", "seed", "stats"}
     assert result["seed"] == 3
     assert len(result["token_ids"]) == 5
@@ -60,42 +48,42 @@ def test_json_is_one_object_with_everything():
     assert {"decoder_forward", "decode_step"} <= names
 
 
-def test_a_seed_that_was_not_given_is_reported_and_gives_the_text_again():
+def test_a_seed_that_was_not_given_is_reported_and_gives_the_text_again(model):
     words = ("generate", "A poem", "--json", "--max-new-tokens", 24)
-    first, other = (json.loads(decodestep(*words).stdout) for _ in range(2))
+    first, other = (json.loads(call(*words, model=model).stdout) for _ in range(2))
     assert first["seed"] != other["seed"]
-    again = json.loads(decodestep(*words, "--seed", first["seed"]).stdout)
+    again = json.loads(call(*words, "--seed", first["seed"], model=model).stdout)
     assert again["token_ids"] == first["token_ids"] != other["token_ids"]
 
 
 def test_raw_leaves_the_prompt_alone(model):
-    run = decodestep("generate", "Once upon", "--raw", "--greedy", "--json", "--max-new-tokens", 1)
-    assert json.loads(run.stdout)["prompt_token_ids"] == model.tokenizer.encode("Once upon")
+    ended = call("generate", "Once upon", "--raw", "--greedy", "--json", "--max-new-tokens", 1, model=model)
+    assert json.loads(ended.stdout)["prompt_token_ids"] == model.tokenizer.encode("Once upon")
 
 
 def test_the_prompt_comes_from_standard_input():
-    run = decodestep("generate", "-", "--greedy", input="What is the capital of Japan?")
-    assert run.stdout == "The capital of Japan is Tokyo.\n"
+    ended = run("generate", "-", "--greedy", input="What is the capital of Japan?")
+    assert ended.stdout == "The capital of Japan is Tokyo.\n"
 
 
-def test_stats_show_the_operators():
-    run = decodestep("generate", "Hi", "--greedy", "--stats", "--max-new-tokens", 2, env={**os.environ, "COLUMNS": "200"})
+def test_stats_show_the_operators(model):
+    ended = call("generate", "Hi", "--greedy", "--stats", "--max-new-tokens", 2, model=model, COLUMNS="200")
     for word in ("decoder_forward", "decode_step", "cpu", "tokens/s", "first token after"):
-        assert word in run.stderr
+        assert word in ended.stderr
 
 
-def test_stats_are_not_cut_on_a_narrow_terminal():
-    run = decodestep("generate", "Hi", "--greedy", "--stats", "--max-new-tokens", 2, env={**os.environ, "COLUMNS": "20"})
-    assert "grouped_attention" in run.stderr and "…" not in run.stderr
+def test_stats_are_not_cut_on_a_narrow_terminal(model):
+    ended = call("generate", "Hi", "--greedy", "--stats", "--max-new-tokens", 2, model=model, COLUMNS="20")
+    assert "grouped_attention" in ended.stderr and "…" not in ended.stderr
 
 
 def test_without_docstrings_the_command_is_the_same():
-    run = processes.run([sys.executable, "-OO", "-m", "decodestep", "env", "--json"])
-    assert run.returncode == 0 and json.loads(run.stdout)["threads"] >= 1
+    ended = processes.run([sys.executable, "-OO", "-m", "decodestep", "env", "--json"])
+    assert ended.returncode == 0 and json.loads(ended.stdout)["threads"] >= 1
 
 
-def test_logprobs_and_the_plan():
-    run = decodestep(
+def test_logprobs_and_the_plan(model):
+    ended = call(
         "generate",
         "Hi",
         "--json",
@@ -114,24 +102,25 @@ def test_logprobs_and_the_plan():
         "50",
         "--temperature",
         "0.7",
+        model=model,
     )
-    steps = json.loads(run.stdout)["logprobs"]
+    steps = json.loads(ended.stdout)["logprobs"]
     assert len(steps) == 3
     assert all(len(step["top_raw"]) == 2 and step["raw"] <= 0 for step in steps)
-    lines = [line for line in run.stderr.splitlines() if "Warper" in line]
+    lines = [line for line in ended.stderr.splitlines() if "Warper" in line]
     assert [line.split()[-1].split("Logits")[0].split(")")[0] for line in lines] == ["TopK", "Temperature", "Typical"]
 
 
-def test_the_plan_of_beams():
+def test_the_plan_of_beams(model):
     beams = ["--num-beams", 4, "--num-beam-groups", 2, "--diversity-penalty", 1, "--no-repeat-ngram-size", 2]
-    run = decodestep("generate", "Hi", "--max-new-tokens", 2, "--explain-plan", *beams)
-    first, ngrams, search = run.stderr.splitlines()
+    ended = call("generate", "Hi", "--max-new-tokens", 2, "--explain-plan", *beams, model=model)
+    first, ngrams, search = ended.stderr.splitlines()
     assert first == "row 0" and "NoRepeatNGram" in ngrams and search == "  2. beam search: 4 beams in 2 groups"
 
 
-def test_explain_shows_what_each_step_does():
+def test_explain_shows_what_each_step_does(model):
     chosen = ["Once upon a", "--raw", "--temperature", 1.2, "--top-k", 40, "--top-p", 0.6, "--seed", 7, "--json"]
-    shown = json.loads(decodestep("explain", *chosen, "--rows", 50).stdout)
+    shown = json.loads(call("explain", *chosen, "--rows", 50, model=model).stdout)
     assert [line.split("(")[0].split()[-1] for line in shown["plan"][:3]] == [
         f"{n}LogitsWarper" for n in ("Temperature", "TopK", "TopP")
     ]
@@ -145,27 +134,27 @@ def test_explain_shows_what_each_step_does():
     assert second[1] / first[1] == pytest.approx((second[0] / first[0]) ** powers, rel=1e-5)
     mass = sum(row[2] for row in table[:40] if row[3] is not None)
     assert all(row[3] is None or row[3] == pytest.approx(row[2] / mass, rel=1e-5) for row in table)
-    drawn = json.loads(decodestep("generate", *chosen, "--max-new-tokens", 1).stdout)
+    drawn = json.loads(call("generate", *chosen, "--max-new-tokens", 1, model=model).stdout)
     assert shown["next_token"]["token_id"] == drawn["token_ids"][0]
     assert shown["prompt_token_ids"] == drawn["prompt_token_ids"]
 
 
-def test_explain_prints_a_table():
-    run = decodestep("explain", "Once upon a", "--raw", "--greedy", "--no-repeat-ngram-size", 1, "--rows", 3)
-    assert (run.returncode, run.stderr) == (0, "")
-    assert "NoRepeatNGramLogitsProcessor" in run.stdout and "tokens left" in run.stdout
-    assert "' time'" in run.stdout and run.stdout.splitlines()[-1] == "the argmax: ' time'"
-    banned = decodestep("explain", "hi", "--greedy", "--no-repeat-ngram-size", 1, "--rows", 3).stdout
+def test_explain_prints_a_table(model):
+    ended = call("explain", "Once upon a", "--raw", "--greedy", "--no-repeat-ngram-size", 1, "--rows", 3, model=model)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "NoRepeatNGramLogitsProcessor" in ended.stdout and "tokens left" in ended.stdout
+    assert "' time'" in ended.stdout and ended.stdout.splitlines()[-1] == "the argmax: ' time'"
+    banned = call("explain", "hi", "--greedy", "--no-repeat-ngram-size", 1, "--rows", 3, model=model).stdout
     assert any("'hi'" in line and line.endswith("-  dropped") for line in banned.splitlines())
-    alone = decodestep("explain", "--top-k", 7).stdout
+    alone = call("explain", "--top-k", 7).stdout
     assert "TopKLogitsWarper(top_k=7)" in alone and "tokens left" not in alone
 
 
 def test_a_terminal_without_the_characters_shows_the_rest():
-    run = decodestep(
+    ended = run(
         "explain", "What is the capital of France?", "--dtype", "float32", env={**os.environ, "PYTHONIOENCODING": "ascii"}
     )
-    assert (run.returncode, run.stderr) == (0, "") and "'?'" in run.stdout and "tokens left" in run.stdout
+    assert (ended.returncode, ended.stderr) == (0, "") and "'?'" in ended.stdout and "tokens left" in ended.stdout
 
 
 @pytest.mark.parametrize("arguments", [["--rows", "0"], ["--top-p", "2"], ["--rows", "x"], [""]])
@@ -176,9 +165,9 @@ def test_explain_refuses_what_is_wrong(arguments, capsys):
     assert "Traceback" not in printed.err
 
 
-def test_a_stop_string_ends_the_text():
-    run = decodestep("generate", "What is the capital of Japan?", "--greedy", "--stop", " is")
-    assert run.stdout == "The capital of Japan\n"
+def test_a_stop_string_ends_the_text(model):
+    ended = call("generate", "What is the capital of Japan?", "--greedy", "--stop", " is", model=model)
+    assert ended.stdout == "The capital of Japan\n"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +274,7 @@ def test_the_defaults_are_those_of_sampling_params():
     add_params(options)
     params = params_of(options.parse_args([]))
     assert params == SamplingParams()
-    shown = " ".join(decodestep("generate", "--help").stdout.split())
+    shown = " ".join(call("generate", "--help").stdout.split())
     for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
         option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].split(" --")[0]
         assert option.endswith(f"[{getattr(params, name)}]")
@@ -306,7 +295,7 @@ def test_an_internal_error_is_not_blamed_on_the_request(monkeypatch, capsys):
 
 
 def test_no_verb_exits_with_2():
-    assert decodestep().returncode == 2
+    assert run().returncode == 2
     assert code_of("dance") == 2
 
 
@@ -326,22 +315,22 @@ def test_arguments_that_cannot_be_read_are_one_line(arguments, line, capsys):
     assert printed.err.startswith(line) and printed.err.count("\n") == 1 and printed.out == ""
 
 
-def test_a_prompt_longer_than_the_context_exits_with_2():
-    run = decodestep("generate", "-", input="word " * 9000)
-    assert run.returncode == 2
-    assert "shorter than the context of 8192" in run.stderr
+def test_a_prompt_longer_than_the_context_exits_with_2(model):
+    ended = call("generate", "-", input="word " * 9000, model=model)
+    assert ended.returncode == 2
+    assert "shorter than the context of 8192" in ended.stderr
 
 
 def test_a_missing_or_broken_file_exits_with_1(tmp_path, model_path):
-    run = decodestep("generate", "Hi", "--model", tmp_path / "none.gguf")
-    assert (run.returncode, run.stdout) == (1, "")
-    assert "No such file" in run.stderr
+    ended = call("generate", "Hi", "--model", tmp_path / "none.gguf")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "No such file" in ended.stderr
     broken = tmp_path / "broken.gguf"
     with model_path.open("rb") as whole:
         broken.write_bytes(whole.read(5_000_000))
-    run = decodestep("generate", "Hi", "--model", broken)
-    assert run.returncode == 1
-    assert "truncated" in run.stderr
+    ended = call("generate", "Hi", "--model", broken)
+    assert ended.returncode == 1
+    assert "truncated" in ended.stderr
 
 
 def test_ctrl_c_ends_with_what_was_generated():
@@ -378,11 +367,11 @@ def test_a_closed_pipe_is_no_crash():
 
 
 def test_env_tells_what_runs_here():
-    facts = json.loads(decodestep("env", "--json").stdout)
+    facts = json.loads(run("env", "--json").stdout)
     assert facts["isa"] in TIERS
     assert facts["backends"]["linear"] == "cpu+reference"
     assert "SmolLM2" in facts["model"]
-    text = decodestep("env").stdout
+    text = call("env").stdout
     assert all(name in text for name in facts)
 
 
@@ -413,9 +402,9 @@ def test_help_fits_a_terminal(verb, monkeypatch, capsys):
 
 
 def test_an_instruction_set_that_is_none_exits_with_1():
-    run = decodestep("env", env={**os.environ, "DECODESTEP_ISA": "avx9"})
-    assert (run.returncode, run.stdout) == (1, "")
-    assert run.stderr.startswith("decodestep: isa: DECODESTEP_ISA must be one of baseline")
+    ended = run("env", env={**os.environ, "DECODESTEP_ISA": "avx9"})
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("decodestep: isa: DECODESTEP_ISA must be one of baseline")
 
 
 def test_help_names_the_exit_codes(capsys):

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 import pytest
 
 import processes
+from command_line import COMMAND, call, run
 from decodestep import cli, models
 from decodestep.models.page_pool import CacheFullError
-
-COMMAND = [sys.executable, "-m", "decodestep", "chat"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,13 +24,9 @@ def _fetched(model):
     """The model is on the machine before the first command."""
 
 
-def chat(text, *arguments, **options):
-    return processes.run([*COMMAND, *map(str, arguments)], input=text, **options)
-
-
 def test_a_pipe_gets_the_answers_alone():
-    run = chat("What is the capital of Japan?\n\n/exit\nnever read\n", "--greedy")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "The capital of Japan is Tokyo.\n", "")
+    ended = run("chat", "--greedy", input="What is the capital of Japan?\n\n/exit\nnever read\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "The capital of Japan is Tokyo.\n", "")
 
 
 def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
@@ -39,15 +34,16 @@ def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
 
     first, second = tmp_path / "first.json", tmp_path / "second.json"
     lines = ["Name a river – é.", "//Another?", f"/save {first}", "/reset", f"/save {second}"]
-    run = chat("\n".join(lines), model.path, "--greedy", "--max-new-tokens", 8, "--system", "Be brief.", encoding="utf-8")
-    assert (run.returncode, run.stderr) == (0, "decodestep: the text is cut after 8 tokens (--max-new-tokens)\n" * 2)
+    words = ["chat", model.path, "--greedy", "--max-new-tokens", 8, "--system", "Be brief."]
+    ended = run(*words, input="\n".join(lines), encoding="utf-8")
+    assert (ended.returncode, ended.stderr) == (0, "decodestep: the text is cut after 8 tokens (--max-new-tokens)\n" * 2)
     saved = json.loads(first.read_text("utf-8"))
     assert [message["role"] for message in saved] == ["system", "user", "assistant", "user", "assistant"]
     assert [saved[0]["content"], saved[1]["content"], saved[3]["content"]] == ["Be brief.", "Name a river – é.", "/Another?"]
     params = ds.SamplingParams(do_sample=False, max_new_tokens=8)
     for end in (2, 4):  # an answer is that of the messages before it
         assert ds.generate(model, [saved[:end]], params)[0].text == saved[end]["content"]
-    assert run.stdout.split() == f"{saved[2]['content']}\n{saved[4]['content']}".split()
+    assert ended.stdout.split() == f"{saved[2]['content']}\n{saved[4]['content']}".split()
     assert json.loads(second.read_text()) == saved[:1]
 
 
@@ -63,36 +59,36 @@ def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
     ],
     ids=["unknown", "save without a file", "save nowhere", "save with nobody", "save with a NUL", "too long"],
 )
-def test_a_pipe_ends_at_an_error(line, code, message):
-    run = chat(f"{line}\nHello\n", "--max-new-tokens", 1)
-    assert (run.returncode, run.stdout) == (code, "")
-    assert message in run.stderr
+def test_a_pipe_ends_at_an_error(line, code, message, model):
+    ended = call("chat", "--max-new-tokens", 1, input=f"{line}\nHello\n", model=model)
+    assert (ended.returncode, ended.stdout) == (code, "")
+    assert message in ended.stderr
 
 
 def test_a_pipe_may_begin_with_a_byte_order_mark():
-    run = chat("\ufeff/exit\n")
-    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    ended = run("chat", input="\ufeff/exit\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_file_without_a_template_is_an_error_at_the_start(tiny_file):
-    run = chat("Hello\n", tiny_file())
-    assert (run.returncode, run.stdout) == (1, "")
-    assert "no chat template" in run.stderr
+    ended = call("chat", tiny_file(), input="Hello\n")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "no chat template" in ended.stderr
 
 
-def test_params_that_the_model_refuses_are_an_error_at_the_start():
-    run = chat("/exit\n", "--regex", "(")
-    assert (run.returncode, run.stdout) == (2, "")
-    assert "regex must be one that can be compiled" in run.stderr
+def test_params_that_the_model_refuses_are_an_error_at_the_start(model):
+    ended = call("chat", "--regex", "(", input="/exit\n", model=model)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "regex must be one that can be compiled" in ended.stderr
 
 
 def test_an_answer_that_fails_is_an_error(tiny_file, tmp_path):
     """The file's vocabulary has no space, which the schema asks for."""
     model, schema = tiny_file(**{"tokenizer.chat_template": "{{ messages[-1].content }}"}), tmp_path / "schema.json"
     schema.write_text(json.dumps({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}))
-    run = chat("A\nB\n", model, "--json-schema", schema, "--seed", 1)
-    assert run.returncode == 1 and run.stdout.startswith('{"a"') and run.stdout.count("\n") == 1
-    assert run.stderr.startswith("decodestep: json_schema: ") and run.stderr.count("\n") == 1
+    ended = call("chat", model, "--json-schema", schema, "--seed", 1, input="A\nB\n")
+    assert ended.returncode == 1 and ended.stdout.startswith('{"a"') and ended.stdout.count("\n") == 1
+    assert ended.stderr.startswith("decodestep: json_schema: ") and ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -138,7 +134,7 @@ def terminal_of(*arguments):
     master, slave = pty.openpty()
     ends = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
     try:
-        with processes.started([*COMMAND, *map(str, arguments)], env={**os.environ, "TERM": "dumb"}, **ends) as process:
+        with processes.started([*COMMAND, "chat", *map(str, arguments)], env={**os.environ, "TERM": "dumb"}, **ends) as process:
             os.close(slave)
             yield Terminal(master, process)
     finally:

@@ -10,10 +10,9 @@ import sys
 import pytest
 
 import processes
+from command_line import COMMAND, code_of
 from decodestep.cli.options import text_of
-from test_cli import code_of
 
-COMMAND = [sys.executable, "-m", "decodestep"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
