@@ -26,12 +26,12 @@ run: $(VENV)/.core $(VENV)/.generate
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.core $(VENV)/.test
-	$(PYTEST)
+	$(PYTEST) -m "not tiers"
 
-# The tests of the kernels on each instruction set that the machine has.
+# The tests of the kernels on each instruction set that the machine has, and comparisons between these.
 test-tiers:
 	$(MAKE) DECODESTEP_TIERS=all $(VENV)/.core $(VENV)/.test
-	$(PYTEST) -k "test_isa or every_build"
+	$(PYTEST) --dist worksteal -k "tiers or test_isa_objects" $$(grep -l "mark.tiers" tests/test_*.py) tests/test_isa_objects.py
 
 # The tests that name transformers, on the release after the one that `test` runs on. Its requirements are the same, so that it can
 # lie in a folder of its own, before .venv on the path.

@@ -1,8 +1,8 @@
 # Reads csrc/core/tiers.txt: sets BUILDS, and for each of them FLAGS_<build> and SOURCES_<build>, out of SOURCES_OF_<kind>; writes
 # core/tiers.h.
 #
-# DECODESTEP_TIERS: "all", "native" for the baseline and the best of this machine, or names besides the baseline. An editable install
-# is for this machine; everything else may be carried to others.
+# DECODESTEP_TIERS: "all", "native" for the baseline and the best of this machine, or names. An editable install is for this machine;
+# everything else may be carried to others.
 set(DECODESTEP_TIERS "" CACHE STRING "Tiers to build: all, native, or names of csrc/core/tiers.txt")
 set(KINDS vectors bytes tiles pairs lists)
 set(TABLE ${CMAKE_SOURCE_DIR}/csrc/core/tiers.txt)
@@ -66,7 +66,8 @@ elseif(wanted STREQUAL "native")
   if(NOT COMPILED OR NOT "${RAN}" EQUAL 0)
     message(FATAL_ERROR "the best tier of this machine was not found: ${compiler_output}")
   endif()
-  string(STRIP "${best}" TIERS)
+  string(STRIP "${best}" best)
+  set(TIERS baseline ${best})
 else()
   string(REGEX REPLACE "[, ]+" ";" TIERS "${wanted}")
 endif()
@@ -75,7 +76,6 @@ foreach(tier ${TIERS})
     message(FATAL_ERROR "DECODESTEP_TIERS must be all, native or some of ${ALL_TIERS}; got ${tier}")
   endif()
 endforeach()
-list(APPEND TIERS baseline)
 list(REMOVE_DUPLICATES TIERS)
 write_tiers_header(${CMAKE_BINARY_DIR}/generated ${TIERS})
 include_directories(BEFORE ${CMAKE_BINARY_DIR}/generated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import sys
@@ -35,7 +36,7 @@ def compiled(directory: Path, **options: str) -> Path:
 
 
 def make(directory: Path, target: str, *definitions: str) -> None:
-    """Makes a target of CMakeLists.txt there. Skips the test where the tools are missing."""
+    """Makes a target of CMakeLists.txt there, while no other process does. Skips the test where the tools are missing."""
     missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
     if missing or not sys.platform.startswith("linux"):
         pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
@@ -47,8 +48,11 @@ def make(directory: Path, target: str, *definitions: str) -> None:
     configure = ["cmake", "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", *given,
                  f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}",
                  f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
-    for command in (configure, ["cmake", "--build", str(directory), "--target", target, "--parallel", "2"]):
-        processes.run(command, env={**os.environ, "PATH": PATH}, timeout=3600, check=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, ["cmake", "--build", str(directory), "--target", target, "--parallel", "2"]):
+            processes.run(command, env={**os.environ, "PATH": PATH}, timeout=3600, check=True)
 
 
 def printed_under(isa: str, code: str) -> str:

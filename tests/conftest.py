@@ -80,12 +80,12 @@ def pytest_runtest_call() -> Iterator[None]:
 
 
 # Files with few tests of minutes each.
-SLOW = ("test_sanitizers.py", "test_isa.py")
+LONGEST = ("test_sanitizers.py", "test_isa.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts them first, so that of several processes none is left with them at the end."""
-    items.sort(key=lambda item: item.path.name not in SLOW)
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -110,6 +110,7 @@ def caches_of_subnormals() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.tiers
 @needs_fused
 @pytest.mark.parametrize("isa", VECTORS)
 def test_every_build_with_fused_multiply_add_writes_the_same_bits_of_subnormals(isa):
@@ -126,6 +127,7 @@ def bits_of_steps() -> str:
     return str(digest)
 
 
+@pytest.mark.tiers
 @pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
 @pytest.mark.parametrize("isa", FUSED)
 def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):

@@ -113,6 +113,7 @@ def test_blocks_batches_and_threads_change_no_bit(tiny_file, kind, rng):
             np.testing.assert_array_equal(run(model, ids, [250, *range(253, 300)], rows=3, row=2), whole)
 
 
+@pytest.mark.tiers
 @pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
 @pytest.mark.parametrize("isa", FUSED)
 def test_every_build_with_fused_multiply_add_gives_the_same_bits(model_path, isa):

@@ -190,6 +190,7 @@ def bits_of_steps() -> str:
     return str(digest)
 
 
+@pytest.mark.tiers
 @pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
 @pytest.mark.parametrize("isa", FUSED)
 def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):

@@ -393,6 +393,7 @@ def gathered() -> str:
     return b"".join(array.tobytes() for array in found).hex()
 
 
+@pytest.mark.tiers
 @pytest.mark.parametrize("isa", TIERS)
 def test_every_build_gathers_the_same_values_from_panels(isa):
     assert printed_under(isa, "import test_linear; print(test_linear.gathered())") == gathered()
@@ -526,6 +527,7 @@ def exact_products() -> str:
     return b"".join(y.tobytes() for y in products).hex()
 
 
+@pytest.mark.tiers
 @pytest.mark.parametrize("isa", TIERS)
 def test_every_build_gives_the_same_products_of_blocks(isa):
     assert printed_under(isa, "import test_linear; print(test_linear.exact_products())") == exact_products()

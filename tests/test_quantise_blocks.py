@@ -104,6 +104,7 @@ def made() -> str:
     return b"".join(quantise(x, kind).tobytes() for kind in KINDS).hex()
 
 
+@pytest.mark.tiers
 @pytest.mark.parametrize("isa", TIERS)
 def test_every_build_gives_the_same_bits(isa):
     assert printed_under(isa, "import test_quantise_blocks; print(test_quantise_blocks.made())") == made()

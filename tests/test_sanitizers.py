@@ -87,20 +87,22 @@ def test_arrays_that_change_during_a_call():
     changes_during_calls("--seconds", "4")
 
 
-def build(sanitizers: str, directory: Path) -> tuple[Path, dict[str, str]]:
-    """The core built with them, and the environment that loads them before Python's own memory is handed out."""
-    core = builds.compiled(directory, SANITIZE=sanitizers, TIERS=f"baseline,{_native.isa()}")
+def build(sanitizers: str, tier: str) -> tuple[Path, dict[str, str]]:
+    """The core built with them for a tier, in a folder that keeps its objects, so that a later run compiles what has changed;
+    and the environment that chooses the tier and loads the sanitizers before Python's own memory is handed out."""
+    directory = ROOT / "build" / f"{sanitizers.replace(',', '-')}-{tier}"
+    core = builds.compiled(directory, SANITIZE=sanitizers, TIERS=tier)
     libraries = [processes.run(["g++", f"-print-file-name={name}"], check=True).stdout.strip()
                  for name in (*LIBRARIES[sanitizers], "libstdc++.so")]  # fmt: skip
     if not all(os.path.isabs(library) for library in libraries):
         pytest.skip("the compiler has no sanitizer libraries")
     return core, {**os.environ, "LD_PRELOAD": ":".join(os.path.realpath(library) for library in libraries),
-                  "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # fmt: skip
+                  "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1", "DECODESTEP_ISA": tier}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def sanitized(tmp_path_factory):
-    return build("address,undefined", tmp_path_factory.mktemp("sanitized"))
+def sanitized():
+    return build("address,undefined", _native.isa())
 
 
 def run_tests_with_threads(core: Path, environment: dict[str, str]) -> None:
@@ -112,14 +114,23 @@ def run_tests_with_threads(core: Path, environment: dict[str, str]) -> None:
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-5000:]
 
 
-@pytest.mark.parametrize("isa", [{}, {"DECODESTEP_ISA": "baseline"}], ids=["best", "baseline"])
-def test_random_calls_under_sanitizers(sanitized, isa):
-    core, environment = sanitized
+def make_random_calls(core: Path, environment: dict[str, str]) -> None:
     calls = str(CALLS_OF_EACH * len(fuzz_native.CALLS))
     command = [sys.executable, str(ROOT / "tests" / "fuzz_native.py"), "--calls", calls, "--core", str(core)]
-    fuzz = processes.run(command, env=environment | isa, timeout=600)
+    fuzz = processes.run(command, env=environment, timeout=600)
     assert fuzz.returncode == 0, fuzz.stderr[-5000:]
-    assert "calls on" in fuzz.stdout
+    assert f"calls on {environment['DECODESTEP_ISA']}" in fuzz.stdout
+
+
+def test_random_calls_under_sanitizers(sanitized):
+    make_random_calls(*sanitized)
+
+
+@pytest.mark.tiers
+def test_random_calls_on_the_baseline_under_sanitizers():
+    if _native.isa() == "baseline":
+        pytest.skip("the other test runs on it")
+    make_random_calls(*build("address,undefined", "baseline"))
 
 
 def test_arrays_that_change_during_a_call_under_sanitizers(sanitized):
@@ -132,5 +143,5 @@ def test_threads_under_sanitizers(sanitized):
 
 
 @pytest.mark.skipif("DECODESTEP_THREAD_SANITIZER" not in os.environ, reason="a second build: where the environment asks for it")
-def test_threads_under_the_thread_sanitizer(tmp_path):
-    run_tests_with_threads(*build("thread", tmp_path))
+def test_threads_under_the_thread_sanitizer():
+    run_tests_with_threads(*build("thread", _native.isa()))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
-from builds import printed_under
+from builds import TIERS, printed_under
 
 BF16 = ml_dtypes.bfloat16
 INF, NAN = np.inf, np.nan
@@ -165,7 +165,8 @@ def test_any_thread_count_gives_the_same_bits() -> None:
             same(alone, results_of_a_batch())
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "neon"])
+@pytest.mark.tiers
+@pytest.mark.parametrize("isa", TIERS)
 def test_every_build_gives_the_same_bits(isa: str) -> None:
     code = "import test_top_k_top_p_sample_native as t; print(t.checksum(t.results_of_a_batch()))"
     assert printed_under(isa, code) == checksum(results_of_a_batch())
