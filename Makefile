@@ -1,4 +1,5 @@
-# make run: generates text with the default model.  make test: all tests.  Both set up what they need in .venv.
+# make run: generates text with the default model.  make test: all tests.  make check: the quick ones.  All set up what they need in
+# .venv.
 #
 # The package is an editable install: Python files are used in place, and the compiled core is in build/, so that a change in csrc
 # recompiles only what it affects.
@@ -15,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test test-tiers test-transformers-next bench bench-report docs build lint arm clean
+.PHONY: run test check test-tiers test-transformers-next bench bench-report docs build lint arm clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -27,6 +28,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 
 test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST) -m "not tiers"
+
+# What a developer wants after each change. Left out are whole subjects, whose imports take seconds too, and slow tests of the others.
+OTHER_SUBJECTS := test_*_triton test_integrations_* test_benchmarks test_cli* test_serving*
+check: $(VENV)/.core $(VENV)/.test
+	$(PYTEST) -m "not tiers and not slow" $(OTHER_SUBJECTS:%=--ignore-glob="tests/%.py")
 
 # The tests of the kernels on each instruction set that the machine has, and comparisons between these.
 test-tiers:

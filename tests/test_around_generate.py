@@ -11,6 +11,8 @@ import pytest
 import decodestep as ds
 import processes
 
+pytestmark = pytest.mark.slow
+
 PARAMS = [ds.SamplingParams(seed=seed, max_new_tokens=12, temperature=0.5 + seed / 4) for seed in range(6)]
 CHATS = [[{"role": "user", "content": f"Say {seed} and <|im_end|>"}] for seed in range(6)]
 

@@ -379,6 +379,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is limited on Linux alone")
 def test_hostile_templates_end_within_two_seconds_and_200_megabytes():
     out = processes.run([sys.executable, "-c", MEASURE], input=json.dumps(HOSTILE), check=True).stdout
@@ -392,6 +393,7 @@ def test_hostile_templates_end_within_two_seconds_and_200_megabytes():
         assert megabytes < 200, (name, megabytes)
 
 
+@pytest.mark.slow
 def test_a_worker_serves_again_and_a_dead_one_is_replaced():
     assert rendered("{{ 1 }}", USER) == "1"
     first = template_process._idle[-1]._process.pid
@@ -696,6 +698,7 @@ def test_no_content_changes_the_control_tokens_of_a_prompt(model, content):
     assert model.tokenizer.decode(ids).count(content) == 4
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_a_request_begins_leaves_no_timer(monkeypatch):
     start = threading.Timer.start
 

@@ -591,6 +591,7 @@ def test_forced_text_is_written_in_the_tokens_of_the_tokenizer():
     assert forced("abcabc", encode=lambda text: [100]) == [6, 6, 7]  # tokens that the row has not
 
 
+@pytest.mark.slow
 def test_dates_and_times_are_those_that_parsers_read():
     """jsonschema's checker, pydantic and datetime know no 29th of February of 2023 and no second 60."""
     date = {"type": "string", "format": "date"}

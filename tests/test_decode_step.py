@@ -197,6 +197,7 @@ def noise():
     return ds.random.gumbel(11, np.arange(1_000_000)[:, None], np.arange(12)[None, :])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", CHAINS, ids=str)
 def test_draws_follow_the_processed_distribution(steps, noise):
     logits = (np.random.default_rng(4).standard_normal(12)).astype(np.float32)
@@ -351,6 +352,7 @@ def test_the_core_is_the_reference_bit_for_bit(seed):
                 np.testing.assert_array_equal(got.processed, want.processed, err_msg=f"{seed} {call}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [32000, 128256])
 def test_the_core_is_the_reference_on_wide_rows(vocab):
     rng = np.random.default_rng(vocab)

@@ -20,6 +20,8 @@ from decodestep.models.rope import rope_table
 from dense_decoder import dense_logits
 from tolerances import assert_close
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [
     "The three laws of thermodynamics say that",
     "def quicksort(items):\n",

@@ -93,6 +93,7 @@ def memory_of_callers(threads: int) -> None:
     print(kept_alive >> 20, (processes.resident() - before) >> 20)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's count of a process's memory")
 def test_threads_that_have_called_keep_no_memory():
     """64 of them kept 5 MB each for as long as they lived."""

@@ -40,6 +40,7 @@ def printed(call, *arguments):
     return "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
 
 
+@pytest.mark.slow
 @each_page
 def test_examples_print_what_they_show(page, model, tmp_path, monkeypatch):
     load = ds.load

@@ -34,7 +34,7 @@ from decodestep.ops.decoder_forward import Mixture
 from decodestep.weights.linear_panels import LinearPanels
 from tolerances import LOGITS
 
-pytestmark = pytest.mark.usefixtures("one_torch_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
 ALL = [(family, size) for family, sizes in families.SIZES.items() for size in range(len(sizes))]
 # GGUF has no keys for biases, pairs half a head apart, dense layers among sparse ones, a second mscale, MiniCPM3's scales.

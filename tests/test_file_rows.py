@@ -36,6 +36,7 @@ def numbers_file(tmp_path):
         yield opened.fileno(), data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format_", Format)
 def test_rows_in_files_make_the_panels_that_they_make_in_memory(numbers_file, format_):
     number, data = numbers_file

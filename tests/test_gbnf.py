@@ -92,6 +92,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(EXPRESSIONS, EXPRESSIONS, EXPRESSIONS)
 def test_texts_are_those_of_the_grammar(root, one, two):
@@ -135,6 +136,7 @@ def test_a_rule_is_one_lexeme_if_nothing_that_follows_can_belong_to_it(root, one
     assert ("\nR1: " in lark_of(f"root ::= {root}\none ::= {one}")) == lexeme
 
 
+@pytest.mark.slow
 def test_a_grammar_that_takes_too_much_work_is_read_character_by_character():
     for count, whole in ((30, True), (3000, False)):
         words = " | ".join(f'"w{number:04}"' for number in range(count))

@@ -211,6 +211,7 @@ def test_the_file_that_is_broken_below_works(whole):
     use(whole)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_corruption_does_worse_than_an_error(whole, data):
@@ -319,6 +320,7 @@ LARGE = {  # 32 to 64 MB each
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is counted as on Linux")
 def test_what_a_file_asks_for_has_a_bound(tmp_path):
     folder = tmp_path / "files"

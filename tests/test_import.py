@@ -15,6 +15,8 @@ import decodestep as ds
 import processes
 from decodestep.generation.prompts import Prompts
 
+pytestmark = pytest.mark.slow
+
 OPTIONAL = ("torch", "transformers", "onnx", "gguf", "tokenizers", "jinja2", "llguidance", "rich", "triton")
 
 

@@ -17,6 +17,8 @@ from decodestep._base import threads
 from decodestep.ops.decode_step.rows import accept_tokens, new_row, step_rows
 from decodestep.sampling.token_history import TokenHistory
 
+pytestmark = pytest.mark.slow
+
 limits_memory = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts on Linux's limit of the address space")
 VOCAB = 1 << 21  # an item a token is then more than what Python's and the C library's own pools may still take
 POOLS = 3 << 19

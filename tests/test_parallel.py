@@ -19,6 +19,8 @@ from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.rms_norm.cpu import rms_norm
 from decodestep.ops.swiglu.cpu import swiglu
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", ROOT / "csrc" / "core" / "parallel.cpp"]
 

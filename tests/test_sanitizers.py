@@ -122,10 +122,12 @@ def make_random_calls(core: Path, environment: dict[str, str]) -> None:
     assert f"calls on {environment['DECODESTEP_ISA']}" in fuzz.stdout
 
 
+@pytest.mark.slow
 def test_random_calls_under_sanitizers(sanitized):
     make_random_calls(*sanitized)
 
 
+@pytest.mark.slow
 @pytest.mark.tiers
 def test_random_calls_on_the_baseline_under_sanitizers():
     if _native.isa() == "baseline":
@@ -133,15 +135,18 @@ def test_random_calls_on_the_baseline_under_sanitizers():
     make_random_calls(*build("address,undefined", "baseline"))
 
 
+@pytest.mark.slow
 def test_arrays_that_change_during_a_call_under_sanitizers(sanitized):
     core, environment = sanitized
     changes_during_calls("--seconds", "6", "--core", str(core), **environment)
 
 
+@pytest.mark.slow
 def test_threads_under_sanitizers(sanitized):
     run_tests_with_threads(*sanitized)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("DECODESTEP_THREAD_SANITIZER" not in os.environ, reason="a second build: where the environment asks for it")
 def test_threads_under_the_thread_sanitizer():
     run_tests_with_threads(*build("thread", _native.isa()))

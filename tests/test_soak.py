@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 import processes
+
+pytestmark = pytest.mark.slow
 
 
 def test_every_result_is_as_alone():
