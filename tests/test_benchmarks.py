@@ -161,8 +161,10 @@ def test_every_format_is_in_a_file_of_random_weights():
 
 
 EACH_ON_A_DEVICE = """
-import runpy, sys
-sys.path.insert(0, {folder!r})
+import os, runpy, sys
+os.environ["TRITON_INTERPRET"] = "1"
+sys.path[:0] = {folder!r}, {tests!r}
+import triton_interpreter  # quicker than Triton's own, and checks every access
 for stem, *arguments in {runs!r}:
     sys.argv = ["bench_" + stem, "--device", *arguments]
     runpy.run_path({folder!r} + "/bench_" + stem + ".py", run_name="__main__")
@@ -180,7 +182,7 @@ RUNS = [
 
 def test_what_runs_on_a_device_is_verified_without_one():
     """And is refused in a line where it was to be timed."""
-    ran = run([sys.executable, "-c", EACH_ON_A_DEVICE.format(folder=str(FOLDER), runs=RUNS)])
+    ran = run([sys.executable, "-c", EACH_ON_A_DEVICE.format(folder=str(FOLDER), tests=str(Path(__file__).parent), runs=RUNS)])
     for line in (
         "full B=2 V=300 float32: verified ours",
         "k=50 p=0.9 B=1 V=60: verified ours, given q, ours, seeded",
