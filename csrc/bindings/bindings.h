@@ -73,7 +73,7 @@ ptrdiff_t row_stride(const Array<T, 2>& a) {
 }
 
 inline Format format_of(int number) {
-    require(number >= 0 && number < kFormats, "the weight format is unknown");
+    require(number >= 0 && static_cast<size_t>(number) < std::size(kFormats), "the weight format is unknown");
     return static_cast<Format>(number);
 }
 
@@ -91,7 +91,6 @@ inline RowWeight row_weight_of(const Bytes& w, int format_number, size_t in) {
 template <class Byte>
 LinearPanelWeight panel_weight_of(const Packed<Byte, 1>& bytes, int format_number, size_t in, size_t out) {
     const Format format = format_of(format_number);
-    require(panel_block_bytes(format) > 0, "the format has no panels");
     require(in < (size_t{1} << 31) && out < (size_t{1} << 31), "a weight is too large");
     require(!quantises_activations(format) || in % panel_block_inputs(format) == 0, "a row must hold whole blocks");
     const LinearPanelWeight panels{bytes.data(), in, out, format};

@@ -109,7 +109,7 @@ void call_gather_panels(Packed<const uint8_t, 1> panels, int format, size_t outp
 }
 
 void require_packable(Format rows, Format panels) {
-    require(panels == rows || panels == Format::bf16 || is_quantised_to(panels),
+    require(panels == rows || panels == Format::bf16 || traits(panels).is_quantised_to,
             "panels must be in the format of the rows, or in one that values can be rounded to");
 }
 
@@ -143,12 +143,12 @@ void call_unpack_linear_panels(Packed<const uint8_t, 1> panels, int format, size
 void call_quantise_blocks(Packed<const float, 2> values, int format, Packed<uint8_t, 2> blocks, int threads) {
     require_aligned(values);
     const Format kind = format_of(format);
-    require(is_quantised_to(kind), "no values can be rounded to that format");
+    require(traits(kind).is_quantised_to, "no values can be rounded to that format");
     const size_t width = values.shape(1), bytes = row_bytes(kind, width);
     require(bytes > 0, "a row must hold whole blocks");
     require(blocks.shape(0) == values.shape(0) && blocks.shape(1) == bytes, "blocks has the wrong shape");
     const QuantiseBlocks args{.values = values.data(),
-                              .blocks = values.shape(0) * (width / kBlockSizes[format].values),
+                              .blocks = values.shape(0) * (width / traits(kind).values),
                               .format = kind,
                               .out = blocks.data(),
                               .threads = thread_count(threads)};

@@ -23,9 +23,8 @@ DECODESTEP_INLINE void put_integers(const uint8_t* q, SplitPiece& piece) {
     for (size_t i = 0; i < 16; ++i) piece.low[i] = static_cast<uint8_t>((q[i] & 15) | q[16 + i] << 4);
     std::memset(piece.upper, 0, sizeof piece.upper);
     for (size_t i = 0; i < 32; ++i) {
-        if constexpr (F == Format::q5_0 || F == Format::q5_k)
-            piece.upper[i % 4] |= static_cast<uint8_t>(q[i] >> 4 << i / 4);
-        if constexpr (F == Format::q6_k)
+        if constexpr (traits(F).upper_bits == 1) piece.upper[i % 4] |= static_cast<uint8_t>(q[i] >> 4 << i / 4);
+        if constexpr (traits(F).upper_bits == 2)
             piece.upper[i / 16 * 4 + i % 4] |= static_cast<uint8_t>(q[i] >> 4 << i % 16 / 4 * 2);
     }
 }

@@ -19,36 +19,35 @@ bool has_finite_halves(const uint8_t* row, size_t blocks, size_t bytes, size_t a
     return !(carried & 0x8000u);
 }
 
-// The exponents of MXFP4, the first byte of a block: 255 is NaN.
-bool has_finite_exponents(const uint8_t* row, size_t blocks, size_t bytes) {
+// Checks the exponent in byte `at` of each block: 255 is NaN.
+bool has_finite_exponents(const uint8_t* row, size_t blocks, size_t bytes, size_t at) {
     for (size_t b = 0; b < blocks; ++b)
-        if (row[b * bytes] == 255) return false;
+        if (row[b * bytes + at] == 255) return false;
     return true;
 }
 
-bool has_finite_scales(Format format, const uint8_t* row, size_t blocks, size_t bytes) {
-    switch (format) {
-        case Format::q4_1:
-        case Format::q5_1:
-        case Format::q4_k:
-        case Format::q5_k:
-            return has_finite_halves<2>(row, blocks, bytes, 0);
-        case Format::q6_k:
-            return has_finite_halves<1>(row, blocks, bytes, bytes - 2);
-        case Format::mxfp4:
-            return has_finite_exponents(row, blocks, bytes);
-        default:
-            return has_finite_halves<1>(row, blocks, bytes, 0);
+bool has_finite_scales(const FormatTraits& of, const uint8_t* row, size_t blocks) {
+    switch (of.scale) {
+        case ScaleType::none:
+            return true;
+        case ScaleType::f16:
+        case ScaleType::u8:
+        case ScaleType::i8:
+            return of.minima ? has_finite_halves<2>(row, blocks, of.bytes, of.floats_at)
+                             : has_finite_halves<1>(row, blocks, of.bytes, of.floats_at);
+        case ScaleType::e8m0:
+            return has_finite_exponents(row, blocks, of.bytes, of.floats_at);
     }
+    __builtin_unreachable();
 }
 
 }  // namespace
 
 size_t first_row_without_finite_scales(const RowWeight& w) {
-    const BlockSize block = kBlockSizes[static_cast<int>(w.format)];
-    if (block.values == 1) return w.out;
+    const FormatTraits& of = traits(w.format);
+    if (of.is_dense()) return w.out;
     for (size_t r = 0; r < w.out; ++r)
-        if (!has_finite_scales(w.format, w.row(r), w.in / block.values, block.bytes)) return r;
+        if (!has_finite_scales(of, w.row(r), w.in / of.values)) return r;
     return w.out;
 }
 

@@ -9,21 +9,28 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// A run: as many quads of a piece as ByteSums can add up without overflow.
+// Whether the sums of a sub-block start at the correction for the quads' offset from the values, instead of adding it
+// at the end.
+template <Format F>
+constexpr bool kStartsAtOffset = traits(F).offset != 0 && (kWideSums || sub_blocks(F) > 1);
+
+// The largest amount by which a quad's weight changes a sum, per unit of activation.
+template <Format F>
+constexpr int kLargestChange =
+    sub_blocks(F) > 1 ? std::max(traits(F).offset, largest_byte(F) - traits(F).offset) : largest_byte(F);
+
+// A run: as many quads of a sub-block as ByteSums can add up without overflow.
 template <Format F>
 constexpr size_t run_quads() {
-    const size_t hold = kByteSumsHold / largest_bits(F), most = F == Format::q6_k ? kQuads / 2 : kQuads;
+    const size_t hold = kByteSumsHold / kLargestChange<F>, most = kQuads / sub_blocks(F);
     return hold >= most ? most : 4;
 }
 
-// Quad i of a run: alternates between the low and high nibbles of a byte, except for Q6_K, where they have different
-// scales.
+// Quad i of a run: alternates between the low and high nibbles of a byte, unless they have different scales.
 template <Format F>
 constexpr size_t quad_of(size_t run, size_t i) {
-    constexpr size_t quads = run_quads<F>();
-    if (F == Format::q6_k) return run * quads + i;
-    const size_t at = run * quads + i;
-    return at / 2 + at % 2 * 4;
+    const size_t at = run * run_quads<F>() + i;
+    return sub_blocks(F) > 1 ? at : at / 2 + at % 2 * 4;
 }
 
 // piece_products of a format whose weights are bytes.
@@ -50,17 +57,13 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
     }
 }
 
-// Whether sums start at the correction for the quads' offset from the values, instead of adding it at the end.
-template <Format F>
-constexpr bool kStartsAtOffset = kWideSums && offset_of(F) != 0;
-
 // The sums of one run.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const QuantisedBlocks& x, size_t at,
                                 size_t stride, ByteSums (&sums)[T][V]) {
     constexpr size_t count = run_quads<F>();
     const int8_t* bytes = x.bytes + kBlockInputs * at;
-    if constexpr (F == Format::q6_k) {
+    if constexpr (kStartsAtOffset<F> && sub_blocks(F) > 1) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
@@ -69,7 +72,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) sums[t][v] = broadcast_int(-offset_of(F) * x.sum[at + t * stride]);
+            for (int v = 0; v < V; ++v) sums[t][v] = broadcast_int(-traits(F).offset * x.sum[at + t * stride]);
     }
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; ++i) {
@@ -82,7 +85,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
             const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
-                if (i == 0 && F != Format::q6_k && !kStartsAtOffset<F>)
+                if (i == 0 && !kStartsAtOffset<F>)
                     sums[t][v] = first_bytes(w[v], quad);
                 else
                     add_bytes(sums[t][v], w[v], quad);
@@ -93,7 +96,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
 
 // The products of a piece: integers, or floats that hold the integers exactly.
 template <Format F>
-using PieceProducts = std::conditional_t<(panel_layout(F).pieces > 1) && !is_bytes(F), ByteProducts, i32x16>;
+using PieceProducts = std::conditional_t<has_integer_scales(F), ByteProducts, i32x16>;
 
 // piece_products of a format whose weights are nibbles, possibly with more bits stored apart.
 template <Format F, int T, int V, class Quads>
@@ -107,9 +110,9 @@ DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const
         run_sums<F, T, V>(quads, run, first_v, x, at, stride, sums);
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
-            if constexpr (panel_layout(F).pieces > 1) {
+            if constexpr (has_integer_scales(F)) {
                 const auto scale = [&]() DECODESTEP_INLINE_LAMBDA {
-                    if constexpr (F == Format::q6_k) {
+                    if constexpr (sub_blocks(F) > 1) {
                         const i32x16 pairs = int8_pairs(scales + 32 * (first_v + v));
                         return run == 0 ? first_factors(pairs) : second_factors(pairs);
                     } else {
@@ -123,8 +126,8 @@ DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
                     i32x16 sum = total(sums[t][v]);
-                    if constexpr (offset_of(F) != 0 && !kStartsAtOffset<F>)
-                        if (run == 0) sum = sum + broadcast_int(-offset_of(F) * x.sum[at + t * stride]);
+                    if constexpr (traits(F).offset != 0 && !kStartsAtOffset<F>)
+                        if (run == 0) sum = sum + broadcast_int(-traits(F).offset * x.sum[at + t * stride]);
                     products[t][v] = run == 0 ? sum : products[t][v] + sum;
                 }
             }
@@ -150,14 +153,14 @@ template <Format F>
 DECODESTEP_INLINE f32x16 float_scales(const uint8_t* piece, size_t v) {
     constexpr PanelLayout layout = panel_layout(F);
     const uint8_t* scales = piece + layout.low + layout.upper;
-    if constexpr (F == Format::mxfp4)
-        return half_powers(load_u8(scales + 16 * v));
-    else if constexpr (F == Format::iq4_xs)
-        return from_i8(scales + 16 * v);
-    else if constexpr (layout.pieces == 1)
-        return from_f16(scales + 32 * v);
-    else
+    if constexpr (has_integer_scales(F))
         return broadcast(1.0f);
+    else if constexpr (traits(F).scale == ScaleType::e8m0)
+        return half_powers(load_u8(scales + 16 * v));
+    else if constexpr (traits(F).scale == ScaleType::i8)
+        return from_i8(scales + 16 * v);
+    else if constexpr (traits(F).scale == ScaleType::f16)
+        return from_f16(scales + 32 * v);
 }
 
 // y + a token's sums of a piece, scaled; `scale` is from float_scales.
@@ -165,10 +168,10 @@ template <Format F>
 DECODESTEP_INLINE f32x16 add_sums(f32x16 sums, f32x16 scale, f32x16 x_scale, f32x16 y) {
     if constexpr (panel_layout(F).pieces == 1)
         return fma(scale * x_scale, sums, y);
-    else if constexpr (F == Format::iq4_xs)  // the product is less than 2^24: exact
-        return fma(sums * scale, x_scale, y);
-    else
+    else if constexpr (has_integer_scales(F))
         return fma(sums, x_scale, y);
+    else  // the product is less than 2^24: exact
+        return fma(sums * scale, x_scale, y);
 }
 
 // y += the products of a block (of one piece), without minima.
@@ -184,10 +187,6 @@ DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8
         for (int t = 0; t < T; ++t)
             y[t][v] = add_sums<F>(to_float(products[t][v]), scale, broadcast(x.scale[at + t * stride]), y[t][v]);
     }
-}
-
-constexpr bool has_minima(Format f) {
-    return f == Format::q4_1 || f == Format::q5_1 || f == Format::q4_k || f == Format::q5_k;
 }
 
 // y += the minima of the piece times the sums of the tokens' values; minima of blocks of 256 are subtracted.
@@ -228,7 +227,7 @@ DECODESTEP_INLINE void finish_block(size_t first_v, const uint8_t* block, const 
                                     FloatSums<T, V>& sums, FloatSums<T, V>& y) {
     constexpr PanelLayout layout = panel_layout(F);
     add_scaled<F, T, V>(sums, block, 0, first_v, y);
-    if constexpr (has_minima(F)) {
+    if constexpr (traits(F).minima) {
         clear<T, V>(sums);
         for (size_t i = 0; i < layout.pieces; ++i)
             add_minima<F, T, V>(first_v, block + i * layout.piece_bytes(), x, at + i, sums);
@@ -243,7 +242,7 @@ DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t*
                                  FloatSums<T, V>& y) {
     constexpr PanelLayout layout = panel_layout(F);
     if constexpr (layout.pieces == 1) {
-        if constexpr (has_minima(F)) add_minima<F, T, V>(first_v, block, x, at, y);
+        if constexpr (traits(F).minima) add_minima<F, T, V>(first_v, block, x, at, y);
         add_piece<F, T, V>(quads(0), first_v, block, x.quantised, at, kStretch, y);
     } else {
         FloatSums<T, V> sums;

@@ -11,7 +11,7 @@ template <Format F>
 DECODESTEP_INLINE f32x16 widened(const uint8_t* p) {
     if constexpr (F == Format::f32) return load(reinterpret_cast<const float*>(p));
     if constexpr (F == Format::f16) return from_f16(p);
-    if constexpr (F == Format::bf16) return from_bf16(p);
+    if constexpr (F == Format::bf16) return from_bf16(p);  // another format gives no value: it does not compile
 }
 
 // y += a block of 32 inputs times the same inputs of T tokens, `stride` floats apart. ahead: the address of as many

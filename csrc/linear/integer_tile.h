@@ -11,19 +11,13 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kGroup = IntegerTiles::kTokens;
 
-// The offset of a piece's quads from the values.
-constexpr int quad_offset(Format f) { return is_bytes(f) ? 128 : f == Format::q6_k ? 32 : offset_of(f); }
-
-// The parts of a piece's inputs that have different scales.
-constexpr size_t parts_of(Format f) { return f == Format::q6_k ? 2 : 1; }
-
 template <Format F>
 DECODESTEP_INLINE void store_signed_quads(const PanelQuads<F>& quads, int8_t* to) {
 #pragma GCC unroll 8
     for (size_t i = 0; i < kQuads; ++i) {
         const size_t j = i / 2 + i % 2 * 4;  // a byte's low nibble, then its high one
 #pragma GCC unroll 2
-        for (size_t v = 0; v < 2; ++v) store_signed(to + kQuadBytes * j + 64 * v, quads.quad(j, v), quad_offset(F));
+        for (size_t v = 0; v < 2; ++v) store_signed(to + kQuadBytes * j + 64 * v, quads.quad(j, v), traits(F).offset);
     }
 }
 
@@ -60,19 +54,18 @@ class TokenGroup {
     float scale_[kGroup][kStretch], block_sum_[kGroup][kStretch];
 };
 
-// The integer scales of a piece as float32, one for each of its parts; none if the format has none.
+// The integer scales of a piece as float32, one for each of its sub-blocks; none if the format has none.
 template <Format F>
 struct IntegerScales {
-    static constexpr bool kAny = panel_layout(F).pieces > 1 && F != Format::iq4_xs;
     f32x16 first, second;
 
     DECODESTEP_INLINE IntegerScales(const uint8_t* piece, size_t v) {
         const uint8_t* scales = piece + panel_layout(F).low + panel_layout(F).upper;
-        if constexpr (F == Format::q6_k) {
+        if constexpr (has_integer_scales(F) && sub_blocks(F) > 1) {
             const i32x16 pairs = int8_pairs(scales + 32 * v);
             first = to_float(first_factors(pairs));
             second = to_float(second_factors(pairs));
-        } else if constexpr (kAny) {
+        } else if constexpr (has_integer_scales(F)) {
             first = to_float(load_u8(scales + 16 * v));
         }
     }
@@ -111,7 +104,7 @@ class PanelStretch {
 
   private:
     static constexpr PanelLayout layout = panel_layout(F);
-    static constexpr size_t kParts = parts_of(F), kInputs = kBlockInputs / kParts;
+    static constexpr size_t kParts = sub_blocks(F), kInputs = kBlockInputs / kParts;
     // The number of pieces whose products are kept until they are scaled: they fit in the L1 cache beside their inputs.
     static constexpr size_t kAtOnce = 8 / kParts;
     using Sums = FloatSums<kGroup, 1>;
@@ -122,14 +115,14 @@ class PanelStretch {
         Sums y;
         load_outputs<kGroup, 1>(outputs, v, y);
         for (size_t i = first; i < end; ++i) {
-            if constexpr (layout.pieces == 1 && has_minima(F)) add_minima<F, kGroup, 1>(v, piece(i), x, i, y);
+            if constexpr (layout.pieces == 1 && traits(F).minima) add_minima<F, kGroup, 1>(v, piece(i), x, i, y);
             const IntegerScales<F> scales(piece(i), v);
             const f32x16 scale = float_scales<F>(piece(i), v);
 #pragma GCC unroll 16
             for (size_t t = 0; t < kGroup; ++t) {
                 f32x16 sums = to_float(load_bits(sums_[(i - first) * kParts][v][t]));
                 // These products and their sums are below 2^24, so they are exact in float32.
-                if constexpr (IntegerScales<F>::kAny) sums = sums * scales.first;
+                if constexpr (has_integer_scales(F)) sums = sums * scales.first;
                 if constexpr (kParts == 2)
                     sums = fma(to_float(load_bits(sums_[(i - first) * kParts + 1][v][t])), scales.second, sums);
                 y[t][0] = add_sums<F>(sums, scale, broadcast(x.quantised.scale[i + t * kStretch]), y[t][0]);
@@ -161,7 +154,7 @@ void integer_tiles(const PanelTile& a) {
     const size_t groups = ceil_div(a.tokens, kGroup);
     std::memset(a.outputs, 0, groups * kGroup * sizeof *a.outputs);
     {
-        IntegerTiles tiles(kBlockInputs / parts_of(F));
+        IntegerTiles tiles(traits(F).sub_block);
         const uint8_t* block = a.panel;
         for (size_t b = 0; b < a.blocks; b += kStretch, block += kStretch / layout.pieces * layout.block_bytes()) {
             PanelStretch<F> stretch(block, std::min(kStretch, a.blocks - b));

@@ -60,8 +60,12 @@ DECODESTEP_INLINE void join_block(const SplitBlock& block, uint8_t* p) {
             p[2 + j / 4] |= static_cast<uint8_t>(stored >> 4 << j % 4 * 2);
             p[4 + j / 2] |= static_cast<uint8_t>((stored & 15) << j % 2 * 4);
         }
-    } else {  // <scale, minimum> <fifth bits> <nibbles>
-        const size_t scales = panel_layout(F).scales / kPanelOutputs, fifth = panel_layout(F).upper ? 4 : 0;
+    } else if constexpr (F == Format::q8_0) {
+        std::memcpy(p, block.pieces[0].scales, 2);
+        for (size_t i = 0; i < 32; ++i) p[2 + i] = block.pieces[0].low[i] ^ 0x80;
+    } else {
+        static_assert(kIsPlain<F>);
+        constexpr size_t scales = panel_layout(F).scales / kPanelOutputs, fifth = panel_layout(F).upper ? 4 : 0;
         std::memcpy(p, block.pieces[0].scales, scales);
         if (fifth) transpose_bits_back(block.pieces[0].upper, p + scales);
         std::memcpy(p + scales + fifth, block.pieces[0].low, 16);

@@ -17,54 +17,9 @@
 #include <cstdint>
 
 #include "core/isa.h"
+#include "linear/formats.h"
 
 namespace decodestep {
-
-// The numbers are shared with src/decodestep/weights/packed.py.
-enum class Format : int {
-    f32 = 0,
-    f16 = 1,
-    bf16 = 2,
-    q4_0 = 3,
-    q4_1 = 4,
-    q8_0 = 5,
-    q4_k = 6,
-    q5_k = 7,
-    q6_k = 8,
-    q5_0 = 9,
-    q5_1 = 10,
-    iq4_nl = 11,
-    iq4_xs = 12,
-    mxfp4 = 13
-};
-constexpr int kFormats = 14;
-
-// The values of one block of a format, and its bytes in a row.
-struct BlockSize {
-    size_t values, bytes;
-};
-constexpr BlockSize kBlockSizes[kFormats] = {
-    {1, 4},      // f32
-    {1, 2},      // f16
-    {1, 2},      // bf16
-    {32, 18},    // q4_0
-    {32, 20},    // q4_1
-    {32, 34},    // q8_0
-    {256, 144},  // q4_k
-    {256, 176},  // q5_k
-    {256, 210},  // q6_k
-    {32, 22},    // q5_0
-    {32, 24},    // q5_1
-    {32, 18},    // iq4_nl
-    {256, 136},  // iq4_xs
-    {32, 17},    // mxfp4
-};
-
-// Bytes of a row of `values` weights; 0 if the format does not allow rows of that length.
-constexpr size_t row_bytes(Format format, size_t values) {
-    const BlockSize block = kBlockSizes[static_cast<int>(format)];
-    return values % block.values ? 0 : values / block.values * block.bytes;
-}
 
 // A weight: `out` rows of `in` values, `stride` bytes apart.
 struct RowWeight {

@@ -5,8 +5,10 @@
 // the rows of `linear` would need shuffles. Packing costs one pass over the weight when a model is loaded.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "core/compiler.h"
 #include "core/division.h"
@@ -32,54 +34,57 @@ constexpr size_t kBlockInputs = 32;
 struct PanelLayout {
     size_t pieces = 0, low = 0, upper = 0, scales = 0, tail = 0;
 
-    constexpr size_t inputs() const { return pieces * 32; }
     constexpr size_t piece_bytes() const { return low + upper + scales; }
     constexpr size_t block_bytes() const { return pieces * piece_bytes() + tail; }
 };
 
-constexpr DECODESTEP_INLINE PanelLayout panel_layout(Format format) {
-    switch (format) {
-        case Format::q4_0:
-            return {1, 512, 0, 64, 0};
-        case Format::q4_1:
-            return {1, 512, 0, 128, 0};
-        case Format::q8_0:
-            return {1, 1024, 0, 64, 0};
-        case Format::q4_k:
-            return {8, 512, 0, 64, 128};
-        case Format::q5_k:
-            return {8, 512, 128, 64, 128};
-        case Format::q6_k:
-            return {8, 512, 256, 64, 64};
-        case Format::q5_0:
-            return {1, 512, 128, 64, 0};
-        case Format::q5_1:
-            return {1, 512, 128, 128, 0};
-        case Format::iq4_nl:
-            return {1, 512, 0, 64, 0};
-        case Format::iq4_xs:
-            return {8, 512, 0, 32, 64};
-        case Format::mxfp4:
-            return {1, 512, 0, 32, 0};
-        default:
-            return {};  // not quantised
+// The bytes of each of a piece's scales, which are side by side where sub-blocks have 16 values.
+constexpr DECODESTEP_INLINE size_t scale_bytes(Format format) {
+    const size_t sub_blocks = kBlockInputs / traits(format).sub_block;
+    switch (traits(format).scale) {
+        case ScaleType::none:
+            return 0;
+        case ScaleType::f16:
+            return 2 * sub_blocks;
+        case ScaleType::e8m0:
+        case ScaleType::u8:
+        case ScaleType::i8:
+            return sub_blocks;
     }
+    __builtin_unreachable();
+}
+
+constexpr auto kPanelLayouts = [] {
+    std::array<PanelLayout, std::size(kFormats)> layouts{};
+    for (size_t i = 0; i < layouts.size(); ++i) {
+        const FormatTraits& of = kFormats[i];
+        if (of.is_dense()) continue;
+        const size_t pieces = of.values / kBlockInputs, bit = kPanelOutputs * kBlockInputs / 8,
+                     numbers = of.minima ? 2 : 1;  // of a sub-block, and of a block of 256
+        layouts[i] = {pieces, bit * of.low_bits, bit * of.upper_bits,
+                      kPanelOutputs * scale_bytes(static_cast<Format>(i)) * numbers,
+                      pieces > 1 ? kPanelOutputs * 2 * numbers : 0};
+    }
+    return layouts;
+}();
+constexpr DECODESTEP_INLINE const PanelLayout& panel_layout(Format format) {
+    return kPanelLayouts[static_cast<size_t>(format)];
 }
 
 // Whether products with panels of that format read int8 activations, with a scale for each 32 values; else float32.
-constexpr DECODESTEP_INLINE bool quantises_activations(Format format) { return panel_layout(format).pieces > 0; }
+constexpr DECODESTEP_INLINE bool quantises_activations(Format format) { return !traits(format).is_dense(); }
 
 // The inputs of a block. In dense formats a weight's inputs are padded with zeros to whole blocks; in quantised formats
 // they must be whole blocks.
 constexpr DECODESTEP_INLINE size_t panel_block_inputs(Format format) {
-    return quantises_activations(format) ? panel_layout(format).inputs() : kBlockInputs;
+    return quantises_activations(format) ? traits(format).values : kBlockInputs;
 }
 
 // Bytes of 32 outputs by the inputs of a block. Dense formats (F32, F16, BF16) store the 32 outputs of each input
 // together.
 constexpr DECODESTEP_INLINE size_t panel_block_bytes(Format format) {
     if (quantises_activations(format)) return panel_layout(format).block_bytes();
-    return format == Format::f32 ? 4096 : format == Format::f16 || format == Format::bf16 ? 2048 : 0;
+    return kPanelOutputs * row_bytes(format, kBlockInputs);
 }
 
 // A weight in panels: LinearPanels in Python.

@@ -19,101 +19,39 @@ struct PanelRows {
     const uint8_t* row[kPanelOutputs];
 };
 
-size_t bytes_of_block(Format format) { return row_bytes(format, panel_block_inputs(format)); }
-
-// A block's bytes in the panel's order: for each quad (4 bytes), the quads of all outputs side by side. They start at
-// `offset` in the block that starts at byte `at` of each row. Each byte is xored with `flip`: 0x80 turns q into q +
-// 128.
-void interleave_quads(const PanelRows& rows, size_t at, size_t offset, size_t quads, uint8_t flip, uint8_t* out) {
-    for (size_t r = 0; r < kPanelOutputs; ++r) {
-        uint8_t values[kBlockInputs] = {};
-        if (rows.row[r]) std::memcpy(values, rows.row[r] + at + offset, 4 * quads);
-        for (size_t j = 0; j < quads; ++j) {
-            uint32_t quad;
-            std::memcpy(&quad, values + 4 * j, sizeof quad);
-            quad ^= flip * 0x01010101u;
-            std::memcpy(out + 4 * kPanelOutputs * j + 4 * r, &quad, sizeof quad);
-        }
-    }
-}
-
-// The float16 at byte `at` of every row: scales or minima.
-void gather_f16(const PanelRows& rows, size_t at, uint8_t* out) {
-    std::memset(out, 0, 2 * kPanelOutputs);
-    for (size_t r = 0; r < kPanelOutputs; ++r)
-        if (rows.row[r]) std::memcpy(out + 2 * r, rows.row[r] + at, 2);
-}
-
-// A panel of Q4_0, Q4_1 or Q8_0, from rows in that format: quads are only reordered.
-void pack_whole_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
-    const size_t bytes = bytes_of_block(format);
-    for (size_t b = 0; b < blocks; ++b, out += panel_block_bytes(format)) {
-        const size_t at = b * bytes;
-        if (format == Format::q8_0) {
-            interleave_quads(rows, at, 2, 8, 0x80, out);
-            gather_f16(rows, at, out + 1024);
-            continue;
-        }
-        const bool has_minimum = format == Format::q4_1;
-        interleave_quads(rows, at, has_minimum ? 4 : 2, 4, 0, out);
-        gather_f16(rows, at, out + 512);
-        if (has_minimum) gather_f16(rows, at + 2, out + 576);
-    }
-}
-
-// A panel of a format whose blocks must be split, from rows in that format.
-template <Format F>
-void pack_split_blocks(const PanelRows& rows, size_t blocks, uint8_t* out) {
-    constexpr PanelLayout layout = panel_layout(F);
-    const size_t bytes = bytes_of_block(F);
-    for (size_t b = 0; b < blocks / layout.pieces; ++b, out += layout.block_bytes()) {
-        for (size_t r = 0; r < kPanelOutputs; ++r) {
-            SplitBlock split;
-            if (rows.row[r])
-                split_block<F>(rows.row[r] + b * bytes, split);
-            else
-                split = {};
-            for (size_t i = 0; i < layout.pieces; ++i) {
-                const SplitPiece& piece = split.pieces[i];
-                uint8_t* to = out + i * layout.piece_bytes();
-                for (size_t j = 0; j < 4; ++j) std::memcpy(to + 4 * kPanelOutputs * j + 4 * r, piece.low + 4 * j, 4);
-                to += layout.low;
-                for (size_t at = 0; 32 * at < layout.upper; at += 4)
-                    std::memcpy(to + kPanelOutputs * at + 4 * r, piece.upper + at, 4);
-                to += layout.upper;
-                constexpr size_t size = scale_bytes(F);
-                for (size_t at = 0; kPanelOutputs * at < layout.scales; at += size)
-                    std::memcpy(to + kPanelOutputs * at + size * r, piece.scales + at, size);
-            }
-            uint8_t* tail = out + layout.pieces * layout.piece_bytes();
-            for (size_t at = 0; kPanelOutputs * at < layout.tail; at += 2)
-                std::memcpy(tail + kPanelOutputs * at + 2 * r, split.tail + at, 2);
-        }
-    }
+// Output r's part of items that a panel holds for 32 outputs side by side: `Count` items of `Size` bytes.
+template <size_t Size, size_t Count>
+DECODESTEP_INLINE void spread(const uint8_t* items, size_t r, uint8_t* panel) {
+    for (size_t i = 0; i < Count; ++i) std::memcpy(panel + Size * (kPanelOutputs * i + r), items + Size * i, Size);
 }
 
 // A panel of a quantised format, from rows in that format.
-void pack_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
-    switch (format) {
-        case Format::q4_k:
-            return pack_split_blocks<Format::q4_k>(rows, blocks, out);
-        case Format::q5_k:
-            return pack_split_blocks<Format::q5_k>(rows, blocks, out);
-        case Format::q6_k:
-            return pack_split_blocks<Format::q6_k>(rows, blocks, out);
-        case Format::q5_0:
-            return pack_split_blocks<Format::q5_0>(rows, blocks, out);
-        case Format::q5_1:
-            return pack_split_blocks<Format::q5_1>(rows, blocks, out);
-        case Format::iq4_nl:
-            return pack_split_blocks<Format::iq4_nl>(rows, blocks, out);
-        case Format::iq4_xs:
-            return pack_split_blocks<Format::iq4_xs>(rows, blocks, out);
-        case Format::mxfp4:
-            return pack_split_blocks<Format::mxfp4>(rows, blocks, out);
-        default:
-            return pack_whole_blocks(format, rows, blocks, out);
-    }
+template <Format F>
+void pack_blocks(const PanelRows& rows, size_t blocks, uint8_t* out) {
+    constexpr PanelLayout layout = panel_layout(F);
+    constexpr size_t scale = scale_bytes(F);
+    for (size_t b = 0; b < blocks / layout.pieces; ++b)
+        for (size_t r = 0; r < kPanelOutputs; ++r) {
+            SplitBlock split;
+            if (rows.row[r])
+                split_block<F>(rows.row[r] + b * kBlockBytes<F>, split);
+            else
+                split = {};
+            uint8_t* to = out + b * layout.block_bytes();
+            for (size_t i = 0; i < layout.pieces; ++i, to += layout.piece_bytes()) {
+                const SplitPiece& piece = split.pieces[i];
+                spread<4, layout.low / kPanelOutputs / 4>(piece.low, r, to);
+                spread<4, layout.upper / kPanelOutputs / 4>(piece.upper, r, to + layout.low);
+                spread<scale, layout.scales / kPanelOutputs / scale>(piece.scales, r, to + layout.low + layout.upper);
+            }
+            spread<2, layout.tail / kPanelOutputs / 2>(split.tail, r, to);
+        }
+}
+
+void pack_blocks_of(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
+    with_format(format, [&]<Format F>() {
+        if constexpr (quantises_activations(F)) pack_blocks<F>(rows, blocks, out);
+    });
 }
 
 // A dense panel of items of `Size` bytes; fill(r, k, values, items) gives `values` items of output r from input k on.
@@ -167,7 +105,7 @@ void pack_quantised_panel(const PackLinearPanels& a, size_t first, size_t count,
         quantise_blocks({values.data(), in / panel_block_inputs(a.format), a.format, row, 1});
         rows.row[r] = row;
     }
-    pack_blocks(a.format, rows, blocks, out);
+    pack_blocks_of(a.format, rows, blocks, out);
 }
 
 }  // namespace
@@ -181,7 +119,7 @@ void pack_linear_panels(const PackLinearPanels& a) {
         PanelRows rows{};
         for (size_t r = 0; r < count; ++r) rows.row[r] = a.rows.row(first + r);
         if (!quantises_activations(a.format)) return pack_dense_panel(a, rows, count, out);
-        if (a.rows.format == a.format) return pack_blocks(a.format, rows, w.blocks(), out);
+        if (a.rows.format == a.format) return pack_blocks_of(a.format, rows, w.blocks(), out);
         pack_quantised_panel(a, first, count, w.blocks(), out);
     });
 }

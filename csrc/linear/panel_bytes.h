@@ -2,6 +2,8 @@
 // sixteen outputs as unsigned bytes; quads 0 to 3 are the first sixteen inputs of a piece, the low nibbles.
 #pragma once
 
+#include <algorithm>
+
 #include "linear/linear_panels.h"
 #include "linear/small_blocks.h"
 #include "simd/simd.h"
@@ -11,29 +13,15 @@ namespace decodestep::DECODESTEP_BUILD {
 constexpr size_t kQuads = 8;                      // of a piece
 constexpr size_t kQuadBytes = 4 * kPanelOutputs;  // of all outputs of a panel
 
-// Whether quads are whole bytes, the values plus 128. Otherwise they are a few bits, at most largest_bits.
-constexpr bool is_bytes(Format f) { return f == Format::q8_0 || f == Format::iq4_nl || f == Format::iq4_xs; }
+// Whether quads are whole bytes, the values plus 128. Otherwise they are a few bits.
+constexpr bool is_bytes(Format f) { return traits(f).offset == 128; }
 
-// The largest amount by which a quad's weight changes a sum, per unit of activation.
-constexpr int largest_bits(Format f) {
-    switch (f) {
-        case Format::q5_0:
-        case Format::q5_1:
-        case Format::q5_k:
-            return 31;
-        case Format::q6_k:  // its sums start at -32 times the sum of the activations
-            return 32;
-        case Format::mxfp4:
-            return 24;
-        default:
-            return 15;
-    }
-}
+// The sub-blocks of a piece.
+constexpr size_t sub_blocks(Format f) { return kBlockInputs / traits(f).sub_block; }
 
-// The offset of the quads from the values, in formats with blocks of 32 and quads of a few bits.
-constexpr int offset_of(Format f) {
-    return f == Format::q4_0 ? 8 : f == Format::q5_0 ? 16 : f == Format::mxfp4 ? 12 : 0;
-}
+// Whether products of integers are multiplied by the integer scales of their sub-blocks. Those with bytes are not: they
+// would not be exact as float32.
+constexpr bool has_integer_scales(Format f) { return panel_layout(f).pieces > 1 && !is_bytes(f); }
 
 // The byte in a quad for each nibble.
 struct NibbleTable {
@@ -44,7 +32,21 @@ constexpr NibbleTable table_of(const int8_t (&values)[16], int offset) {
     for (size_t i = 0; i < 16; ++i) table.bytes[i] = static_cast<uint8_t>(values[i] + offset);
     return table;
 }
-constexpr NibbleTable kIq4Bytes = table_of(kIq4Values, 128), kMxfp4Bytes = table_of(kMxfp4Values, 12);
+constexpr NibbleTable kIq4Bytes = table_of(kIq4Values, traits(Format::iq4_nl).offset),
+                      kMxfp4Bytes = table_of(kMxfp4Values, traits(Format::mxfp4).offset);
+
+// The largest of the quads' weights.
+constexpr int largest_byte(Format f) {
+    switch (traits(f).table) {
+        case ValueTable::none:
+            return (1 << (traits(f).low_bits + traits(f).upper_bits)) - 1;
+        case ValueTable::iq4:
+            return *std::max_element(kIq4Bytes.bytes, kIq4Bytes.bytes + 16);
+        case ValueTable::mxfp4:
+            return *std::max_element(kMxfp4Bytes.bytes, kMxfp4Bytes.bytes + 16);
+    }
+    __builtin_unreachable();
+}
 
 // Shifts each byte's bits from position `at` to position 4, and masks them.
 DECODESTEP_INLINE i32x16 upper_bits(i32x16 a, size_t at, int mask) {
@@ -93,9 +95,9 @@ struct PanelQuads {
             else if constexpr (layout.upper == 2 * kQuadBytes)
                 return bytes_of(words_of(nibbles) |
                                 upper_bits(words_of(load_bytes(upper + j / 4 * kQuadBytes)), j % 4 * 2, 0x30));
-            else if constexpr (F == Format::iq4_nl || F == Format::iq4_xs)
+            else if constexpr (traits(F).table == ValueTable::iq4)
                 return look_up(nibbles, kIq4Bytes.bytes);
-            else if constexpr (F == Format::mxfp4)
+            else if constexpr (traits(F).table == ValueTable::mxfp4)
                 return look_up(nibbles, kMxfp4Bytes.bytes);
             else
                 return nibbles;

@@ -69,7 +69,8 @@ void stream_bytes(const PanelStreams& a) {
                 const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
                 const uint8_t* piece = a.panels[s] + offset + i * layout.piece_bytes();
                 const auto add = [&](size_t g, const auto& quads) DECODESTEP_INLINE_LAMBDA {
-                    if constexpr (layout.pieces == 1 && has_minima(F)) add_minima<F, T, 2>(0, piece, x, at(g), y[g][s]);
+                    if constexpr (layout.pieces == 1 && traits(F).minima)
+                        add_minima<F, T, 2>(0, piece, x, at(g), y[g][s]);
                     add_piece<F, T, 2>(quads, 0, piece, x.quantised, at(g) + i, kStretch,
                                        layout.pieces > 1 ? sums[g][s] : y[g][s]);
                 };

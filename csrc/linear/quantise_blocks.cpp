@@ -25,7 +25,7 @@ void put_q8_0(const float* x, uint8_t* out) {
 // A block of Q4_0 or Q5_0.
 template <Format F>
 void put_around_middle(const float* x, uint8_t* out) {
-    constexpr float middle = F == Format::q4_0 ? 8 : 16;
+    constexpr float middle = traits(F).offset;
     float extreme = x[0];
     for (size_t i = 1; i < 32; ++i)
         if (__builtin_fabsf(x[i]) > __builtin_fabsf(extreme)) extreme = x[i];
@@ -58,8 +58,10 @@ void put_blocks(const float* x, size_t blocks, uint8_t* out) {
                 put_q6_k(x, out);
             else if constexpr (F == Format::q8_0)
                 put_q8_0(x, out);
-            else
+            else if constexpr (F == Format::q4_0 || F == Format::q5_0)
                 put_around_middle<F>(x, out);
+            else
+                static_assert(!traits(F).is_quantised_to);
         }
     }
 }
@@ -78,7 +80,7 @@ void quantise(const QuantiseBlocks& a) {
 
 void quantise_blocks(const QuantiseBlocks& a) {
     with_format(a.format, [&]<Format F>() {
-        if constexpr (is_quantised_to(F)) quantise<F>(a);
+        if constexpr (traits(F).is_quantised_to) quantise<F>(a);
     });
 }
 

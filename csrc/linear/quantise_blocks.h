@@ -6,12 +6,6 @@
 
 namespace decodestep {
 
-// The formats that values can be rounded to.
-constexpr bool is_quantised_to(Format f) {
-    return f == Format::q4_0 || f == Format::q5_0 || f == Format::q8_0 || f == Format::q4_k || f == Format::q5_k ||
-           f == Format::q6_k;
-}
-
 // Q8_0: the scale is the largest magnitude / 127, rounded to float16; integers to nearest, ties to even.
 //
 // Q4_0, Q5_0: the value x of largest magnitude becomes -8 or -16 and the scale x / -8 or x / -16; integers to nearest,
@@ -30,7 +24,7 @@ constexpr bool is_quantised_to(Format f) {
 struct QuantiseBlocks {
     const float* values;  // [blocks, values of a block]
     size_t blocks;
-    Format format;  // is_quantised_to
+    Format format;  // one with is_quantised_to
     uint8_t* out;   // [blocks, bytes of a block]
     int threads;
 };

@@ -102,7 +102,7 @@ void put_block_with_minima(const float* x, const float* w, const Line* lines, fl
 // The first `blocks` of two blocks, sixteen sub-blocks, of Q4_K or Q5_K.
 template <Format F>
 void put_two_blocks(const float* x, size_t blocks, uint8_t* out) {
-    constexpr float largest = F == Format::q4_k ? 15 : 31;
+    constexpr float largest = (1 << (traits(F).low_bits + traits(F).upper_bits)) - 1;
     float w[2 * kKQuantValues];
     for (size_t first = 0; first < 2 * kKQuantValues; first += 32) {
         float squares = 0;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "linear/linear.h"
+#include "linear/formats.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -11,7 +11,7 @@ namespace decodestep::DECODESTEP_BUILD {
 constexpr size_t kLoadValues = 32;  // that are widened at a time, a piece
 
 template <Format F>
-constexpr size_t kBlockValues = std::max(kLoadValues, kBlockSizes[static_cast<int>(F)].values);
+constexpr size_t kBlockValues = std::max(kLoadValues, traits(F).values);
 template <Format F>
 constexpr size_t kBlockBytes = row_bytes(F, kBlockValues<F>);
 template <Format F>

@@ -12,9 +12,10 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// One output's part of a piece: its nibbles (byte i holds inputs i and 16 + i), the bits above them, and its scales.
+// One output's part of a piece: its bytes or nibbles (byte i holds inputs i and 16 + i), the bits above them, and its
+// scales.
 struct SplitPiece {
-    uint8_t low[16];
+    uint8_t low[32];
     uint8_t upper[8];
     uint8_t scales[4];  // with the minimum
 };
@@ -51,10 +52,10 @@ DECODESTEP_INLINE void split_scales_and_nibbles(const uint8_t* p, const uint8_t*
     for (size_t j = 0; j < 8; j += 2) split_nibbles(q + 16 * j, block.pieces[j].low, block.pieces[j + 1].low);
 }
 
-// The bytes of each of a piece's scales, which are side by side in a panel.
-constexpr size_t scale_bytes(Format f) {
-    return f == Format::q4_k || f == Format::q5_k || f == Format::iq4_xs || f == Format::mxfp4 ? 1 : 2;
-}
+// Whether a block is <scale, minimum> <fifth bits> <nibbles>.
+template <Format F>
+constexpr bool kIsPlain = F == Format::q4_0 || F == Format::q4_1 || F == Format::q5_0 || F == Format::q5_1 ||
+                          F == Format::iq4_nl || F == Format::mxfp4;
 
 template <Format F>
 DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
@@ -78,8 +79,12 @@ DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
             std::memcpy(block.pieces[j].low, p + 8 + 16 * j, 16);
             block.pieces[j].scales[0] = static_cast<uint8_t>(iq4_xs_scale(p, j));
         }
-    } else {  // <scale, minimum> <fifth bits> <nibbles>
-        const size_t scales = panel_layout(F).scales / kPanelOutputs, fifth = panel_layout(F).upper ? 4 : 0;
+    } else if constexpr (F == Format::q8_0) {
+        std::memcpy(block.pieces[0].scales, p, 2);
+        for (size_t i = 0; i < 32; ++i) block.pieces[0].low[i] = p[2 + i] ^ 0x80;  // q + 128
+    } else {
+        static_assert(kIsPlain<F>);
+        constexpr size_t scales = panel_layout(F).scales / kPanelOutputs, fifth = panel_layout(F).upper ? 4 : 0;
         std::memcpy(block.pieces[0].scales, p, scales);
         if (fifth) transpose_bits(p + scales, block.pieces[0].upper);
         std::memcpy(block.pieces[0].low, p + scales + fifth, 16);

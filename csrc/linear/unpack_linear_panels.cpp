@@ -24,16 +24,12 @@ DECODESTEP_INLINE void unpack_block(const uint8_t* panel, size_t r, uint8_t* out
     constexpr PanelLayout layout = panel_layout(F);
     if constexpr (!quantises_activations(F)) {
         collect<row_bytes(F, 1), kBlockInputs>(panel, r, out);
-    } else if constexpr (F == Format::q8_0) {
-        collect<2, 1>(panel + layout.low, r, out);
-        collect<4, 8>(panel, r, out + 2);
-        for (size_t i = 0; i < kBlockInputs; ++i) out[2 + i] ^= 0x80;
     } else {
         SplitBlock split;
         for (size_t i = 0; i < layout.pieces; ++i, panel += layout.piece_bytes()) {
             SplitPiece& piece = split.pieces[i];
             constexpr size_t size = scale_bytes(F);
-            collect<4, 4>(panel, r, piece.low);
+            collect<4, layout.low / kPanelOutputs / 4>(panel, r, piece.low);
             collect<4, layout.upper / kPanelOutputs / 4>(panel + layout.low, r, piece.upper);
             collect<size, layout.scales / kPanelOutputs / size>(panel + layout.low + layout.upper, r, piece.scales);
         }
