@@ -5,7 +5,7 @@
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
     python benchmarks/bench_generate.py --file model.gguf ...
     python benchmarks/bench_generate.py --model 135m 0.6b 1b 3b v2-lite moonlight glm-flash youtu minicpm3 plm
-        [--kind Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q4_K_M Q5_K_M Q6_K IQ4_NL IQ4_XS MXFP4 F16 BF16]
+        [--kind Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K_M Q5_K_M Q6_K IQ4_NL IQ4_XS MXFP4 F16 BF16]
         [--layers 27] [--experts 64] [--folder DIR] ...
 
 With --model, files of the models' shapes with random weights are written to the folder and run one after another, in each kind

@@ -86,17 +86,19 @@ SHAPES: dict[str, Shape | GroupedShape] = {
 KINDS = {
     **{kind: (kind, kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "F16", "BF16")},
     "Q4_K_M": ("Q4_K", "Q5_0"), "Q5_K_M": ("Q5_K", "Q5_1"), "Q6_K": ("Q6_K", "Q8_0"), "IQ4_XS": ("IQ4_XS", "IQ4_NL"),
+    "Q2_K": ("Q2_K", "IQ4_NL"), "Q3_K": ("Q3_K", "IQ4_NL"),
 }  # fmt: skip
 # The same for the logits, and with "_M" for values and down projections of half of the layers; in models with latent attention,
 # where the quantiser has other rules, only for logits that are not the embedding's.
-_MORE = dict.fromkeys(("Q4_0", "Q5_0", "Q5_1", "Q4_K_M", "Q5_K_M", "IQ4_NL", "IQ4_XS"), ("Q6_K", "Q8_0"))
+_MORE = dict.fromkeys(("Q4_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K_M", "Q5_K_M", "IQ4_NL", "IQ4_XS"), ("Q6_K", "Q8_0"))
 # Of a block: where its float16 scale is, and the deviation of its values where that is 1; where its minimum is, and how many
 # scales that is where the values' mean is 0.
 _SCALES = {
     "Q4_0": (0, 4.6), "Q4_1": (0, 4.6), "Q5_0": (0, 9.2), "Q5_1": (0, 9.2), "Q8_0": (0, 74.0), "Q4_K": (0, 300.0),
     "Q5_K": (0, 600.0), "Q6_K": (208, 1370.0), "IQ4_NL": (0, 70.0), "IQ4_XS": (0, 1300.0),
+    "Q2_K": (80, 13.9), "Q3_K": (108, 43.3),
 }  # fmt: skip
-_MINIMA = {"Q4_1": (2, -7.5), "Q5_1": (2, -15.5), "Q4_K": (2, 7.5), "Q5_K": (2, 15.5)}  # those of K-quants are subtracted
+_MINIMA = {"Q4_1": (2, -7.5), "Q5_1": (2, -15.5), "Q4_K": (2, 7.5), "Q5_K": (2, 15.5), "Q2_K": (82, 1.5)}  # K-quants subtract
 _MXFP4_DEVIATION = 5.9  # where the power of two that scales a block is 128
 
 

@@ -228,6 +228,7 @@ inline __m512i _mm512_add_epi32(__m512i a, __m512i b) { return __m512i(U32(a) + 
 inline __m512i _mm512_sub_epi8(__m512i a, __m512i b) {
     return __m512i(EmulatedLanes<uint8_t>(a) - EmulatedLanes<uint8_t>(b));
 }
+inline __m512i _mm512_mullo_epi16(__m512i a, __m512i b) { return __m512i(U16(a) * U16(b)); }
 inline __m512i _mm512_mullo_epi32(__m512i a, __m512i b) { return __m512i(U32(a) * U32(b)); }
 EMULATED __m512i _mm512_max_epi32(__m512i a, __m512i b) {
     return integers<int32_t>([&](size_t i) { return std::max(lane<int32_t>(a, i), lane<int32_t>(b, i)); });

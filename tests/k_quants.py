@@ -11,7 +11,12 @@ _LEAST_F16 = np.float32(2**-24)  # above 0
 def quantise(values: np.ndarray, kind: Type) -> np.ndarray:
     """Rows (N, K) of float32 as (N, bytes of a row) uint8."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # scales that are not finite, blocks of zeros
-        return {Type.Q4_K: _q4_k, Type.Q5_K: _q5_k, Type.Q6_K: _q6_k}[kind](values.reshape(-1, 256)).reshape(len(values), -1)
+        made = {Type.Q2_K: _q2_k, Type.Q3_K: _q3_k, Type.Q4_K: _q4_k, Type.Q5_K: _q5_k, Type.Q6_K: _q6_k}[kind]
+        return made(values.reshape(-1, 256)).reshape(len(values), -1)
+
+
+def _weights(x: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + np.abs(x)
 
 
 def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
@@ -38,21 +43,23 @@ def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray
     return scale, minimum
 
 
-def _super_scale(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float16 scale of a block, above 0, and the integers of six bits by which its sub-blocks' numbers are multiples of it."""
-    top = np.maximum(_as_f16(parts.max(axis=-1) / 63), _LEAST_F16)
-    return top, np.rint(parts / top[:, None]).clip(0, 63)
+def _super_scale(parts: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """float16 scale of a block, above 0, and the integers up to `most` by which its sub-blocks' numbers are multiples of it."""
+    top = np.maximum(_as_f16(parts.max(axis=-1) / most), _LEAST_F16)
+    return top, np.rint(parts / top[:, None]).clip(0, most)
 
 
-def _with_minima(x: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of Q4_K and Q5_K: d, dmin, the scales and minima of six bits (blocks, 8), and the integers (blocks, 8, 32)."""
-    x = x.reshape(-1, 8, 32)
-    weight = np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + np.abs(x)
+def _with_minima(
+    x: np.ndarray, largest: int, size: int = 32, most: int = 63
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of Q2_K, Q4_K and Q5_K: d, dmin, the scales and minima (blocks, sub-blocks), and the integers (..., values)."""
+    x = x.reshape(-1, 256 // size, size)
+    weight = _weights(x)
     scale, minimum = _affine(x, weight, largest)
-    d, scales = _super_scale(scale)
+    d, scales = _super_scale(scale, most)
     mean = (weight * x).sum(axis=-1) / np.maximum(weight.sum(axis=-1), np.finfo(np.float32).tiny)
     minimum = np.where(scales > 0, minimum, np.maximum(-mean, 0))  # without a scale a sub-block is one value
-    dmin, minima = _super_scale(minimum)
+    dmin, minima = _super_scale(minimum, most)
     for last in (False, True):
         a, m = d[:, None] * scales, dmin[:, None] * minima
         q = np.rint((x + m[..., None]) / np.where(a > 0, a, 1)[..., None]).clip(0, largest)
@@ -110,31 +117,58 @@ def _q5_k(x: np.ndarray) -> np.ndarray:
     return np.concatenate([_f16_bytes(d), _f16_bytes(dmin), _scale_bytes(scales, minima), fifth, _nibbles(q & 15)], axis=1)
 
 
-def _q6_k(x: np.ndarray) -> np.ndarray:
+def _q2_k(x: np.ndarray) -> np.ndarray:
+    d, dmin, scales, minima, q = _with_minima(x, 3, 16, 15)
+    return np.concatenate([scales | minima << 4, _two_bits(q), _f16_bytes(d), _f16_bytes(dmin)], axis=1)
+
+
+def _two_bits(q: np.ndarray) -> np.ndarray:
+    """Two bits of 256 values in 64 bytes: of each half of them, four times 32 in the same bytes."""
+    return (
+        (q.reshape(-1, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]).sum(axis=2, dtype=np.uint8).reshape(len(q), -1)
+    )
+
+
+def _q3_k(x: np.ndarray) -> np.ndarray:
+    d, scales, bits = _around_zero(x, 4, 32)
+    third = ((bits >> 2).reshape(-1, 8, 32) << np.arange(8, dtype=np.uint8)[:, None]).sum(axis=1, dtype=np.uint8)
+    stored = (scales + 32).astype(np.uint8)
+    low = stored[:, :8] & 15 | (stored[:, 8:] & 15) << 4
+    high = ((stored >> 4).reshape(-1, 4, 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]).sum(axis=1, dtype=np.uint8)
+    return np.concatenate([third, _two_bits(bits & 3), low, high, _f16_bytes(d)], axis=1)
+
+
+def _around_zero(x: np.ndarray, middle: int, most: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of Q3_K and Q6_K: d, the scales in [-most, most) (blocks, 16), and the integers, `middle` added (blocks, 256)."""
     x = x.reshape(-1, 16, 16)
-    weight = x * x
+    weight = x * x if most == 128 else _weights(x)
     at = np.abs(x).argmax(axis=-1)
     extreme = np.take_along_axis(x, at[..., None], axis=-1)[..., 0]
     safe = np.where(extreme == 0, 1, extreme)
-    scale, best = extreme / -32, np.full(extreme.shape, -np.inf, np.float32)  # kept where the sums overflow
+    scale, best = extreme / -middle, np.full(extreme.shape, -np.inf, np.float32)  # kept where the sums overflow
     for step in range(-9, 10):
-        q = np.rint(x * (-(32 + 0.1 * step) / safe)[..., None]).clip(-32, 31)
+        q = np.rint(x * (-(middle + 0.1 * step) / safe)[..., None]).clip(-middle, middle - 1)
         sum_qx, sum_qq = (weight * q * x).sum(axis=-1), (weight * q * q).sum(axis=-1)
         gain = sum_qx * sum_qx / sum_qq  # NaN, which is not better, where every q is 0
         better = gain > best
         best, scale = np.where(better, gain, best), np.where(better, sum_qx / sum_qq, scale)
     index = np.abs(scale).argmax(axis=-1)
     top = np.take_along_axis(scale, index[:, None], axis=-1)[:, 0]
-    d = np.copysign(np.maximum(np.abs(_as_f16(top / 128)), _LEAST_F16), -top)
-    scales = np.rint(scale / d[:, None]).clip(-128, 127)
+    d = np.copysign(np.maximum(np.abs(_as_f16(top / most)), _LEAST_F16), -top)
+    scales = np.rint(scale / d[:, None]).clip(-most, most - 1)
     for last in (False, True):
         a = d[:, None] * scales
-        q = np.rint(x / np.where(a == 0, 1, a)[..., None]).clip(-32, 31)
+        q = np.rint(x / np.where(a == 0, 1, a)[..., None]).clip(-middle, middle - 1)
         if not last:
             up = q * scales[..., None]
             uu, ux = (weight * up * up).sum(axis=(1, 2)), (weight * up * x).sum(axis=(1, 2))
             d = _as_f16(np.where(uu > 0, ux / np.where(uu > 0, uu, 1), d))
-    bits = (q + 32).astype(np.uint8).reshape(-1, 2, 4, 32)  # halves of a block, quarters of these
+    return d, scales, (q + middle).astype(np.uint8).reshape(len(x), -1)
+
+
+def _q6_k(x: np.ndarray) -> np.ndarray:
+    d, scales, bits = _around_zero(x, 32, 128)
+    bits = bits.reshape(-1, 2, 4, 32)  # halves of a block, quarters of these
     low = np.concatenate([bits[:, :, i] & 15 | (bits[:, :, i + 2] & 15) << 4 for i in (0, 1)], axis=2)
     high = ((bits >> 4) << np.array([0, 2, 4, 6], np.uint8)[:, None]).sum(axis=2, dtype=np.uint8)
     rows = len(x)

@@ -10,7 +10,7 @@ import numpy as np
 from native_source import ROW_BYTES, Arguments, Held, Source, formats_of, panel_bytes
 
 STEP_PARTS = 7
-ROUNDED = {3, 5, 6, 7, 8, 9}  # the numbers of the formats that values are rounded to
+ROUNDED = {3, 5, 6, 7, 8, 9, 14, 15}  # the numbers of the formats that values are rounded to
 NO_BLOCK = ([], False, [None] * 3)
 
 FILE_BYTES = 1 << 16

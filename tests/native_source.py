@@ -13,10 +13,10 @@ ROW_BYTES = [lambda k: 4 * k, lambda k: 2 * k, lambda k: 2 * k,
              lambda k: k // 32 * 18, lambda k: k // 32 * 20, lambda k: k // 32 * 34,
              lambda k: k // 256 * 144, lambda k: k // 256 * 176, lambda k: k // 256 * 210,
              lambda k: k // 32 * 22, lambda k: k // 32 * 24, lambda k: k // 32 * 18, lambda k: k // 256 * 136,
-             lambda k: k // 32 * 17]  # fmt: skip
+             lambda k: k // 32 * 17, lambda k: k // 256 * 84, lambda k: k // 256 * 110]  # fmt: skip
 # Inputs of a block of panels and its bytes for 32 outputs, by format.
 PANEL_BLOCKS = ((32, 4096), (32, 2048), (32, 2048), (32, 576), (32, 640), (32, 1088), (256, 4736), (256, 5760), (256, 6720),
-                (32, 704), (32, 768), (32, 576), (256, 4416), (32, 544))  # fmt: skip
+                (32, 704), (32, 768), (32, 576), (256, 4416), (32, 544), (256, 2688), (256, 3648))  # fmt: skip
 
 
 def panel_bytes(number: int, inputs: int, outputs: int) -> int:

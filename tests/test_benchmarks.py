@@ -322,7 +322,7 @@ def test_transformers_verifies_and_accelerates(measured):
 
 def test_files_of_random_weights_load_in_every_kind(tmp_path, monkeypatch):
     fills, does_not_fill = 256, 288  # the rows of 256 values a block
-    for hidden, kinds in ((fills, random_models.KINDS), (does_not_fill, ("Q4_K_M", "IQ4_XS"))):
+    for hidden, kinds in ((fills, random_models.KINDS), (does_not_fill, ("Q2_K", "Q4_K_M", "IQ4_XS"))):
         monkeypatch.setitem(random_models.SHAPES, "tiny", random_models.GroupedShape(2, hidden, 4, 2, 16, 256, 300, 1e4))
         for kind in kinds:
             path = tmp_path / f"{kind}-{hidden}.gguf"

@@ -128,7 +128,7 @@ def test_any_file_of_the_family_equals_a_dense_pass(tiny_file, kind):
     assert_close(ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids))
 
 
-@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"])
 def test_files_with_blocks_of_256(tiny_file, kind):
     path = tiny_file(kind=kind, heads=8, head_dim=32, hidden=256)
     ids = np.random.default_rng(2).integers(0, 297, 21)

@@ -917,7 +917,8 @@ def test_env_tells_what_is_converted_when_it_is_loaded(tiny_file, tmp_path, caps
     mixed = tmp_path / "mixed.gguf"  # values of the second layer are Q6_K
     assert cli.main(["quantize", str(tiny_file(**size)), str(mixed), "--type", "q4_k_m"]) == 0
     for path, converted in (
-        (tiny_file(kind="Q2_K", **size), "Q2_K: to Q8_0 when loaded"),
+        (tiny_file(kind="TQ2_0", **size), "TQ2_0: to Q8_0 when loaded"),
+        (tiny_file(kind="Q2_K", **size), None),
         (tiny_file(kind="Q6_K", **size), None),
         (mixed, None),
     ):

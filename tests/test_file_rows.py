@@ -21,9 +21,12 @@ from decodestep.weights.packed import Format
 ROW_BYTES = {
     Format.F32: 1024, Format.F16: 512, Format.BF16: 512, Format.Q4_0: 144, Format.Q4_1: 160, Format.Q8_0: 272,
     Format.Q4_K: 144, Format.Q5_K: 176, Format.Q6_K: 210, Format.Q5_0: 176, Format.Q5_1: 192, Format.IQ4_NL: 144,
-    Format.IQ4_XS: 136, Format.MXFP4: 136,
+    Format.IQ4_XS: 136, Format.MXFP4: 136, Format.Q2_K: 84, Format.Q3_K: 110,
 }  # fmt: skip
-HALVES = {Format.Q4_1: (0, 2), Format.Q5_1: (0, 2), Format.Q4_K: (0, 2), Format.Q5_K: (0, 2), Format.Q6_K: (208,)}
+HALVES = {
+    Format.Q4_1: (0, 2), Format.Q5_1: (0, 2), Format.Q2_K: (80, 82), Format.Q3_K: (108,), Format.Q4_K: (0, 2),
+    Format.Q5_K: (0, 2), Format.Q6_K: (208,),
+}  # fmt: skip
 K = 256
 
 
@@ -49,7 +52,7 @@ def test_rows_in_files_make_the_panels_that_they_make_in_memory(numbers_file, fo
     assert weight.shape == (K, len(rows))
     whole = weight.whole()
     assert np.array_equal(whole.rows, rows) and whole.rows.ctypes.data % 64 == 0
-    for made in (None, Format.Q8_0, Format.BF16, Format.Q4_0, Format.Q4_K):
+    for made in (None, Format.Q8_0, Format.BF16, Format.Q4_0, Format.Q2_K, Format.Q4_K):
         assert np.array_equal(LinearPanels.pack(weight, made).data, LinearPanels.pack(whole, made).data), made
 
 
@@ -114,13 +117,14 @@ def test_files_that_end_and_files_that_cannot_be_read(numbers_file, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize(("name", "kind"), [("blk.1.ffn_up", "Q4_0"), ("token_embd", "Q8_0"), ("blk.0.attn_k", "Q4_1"),
-                                            ("blk.1.attn_q", "Q2_K")])  # fmt: skip
+                                            ("blk.1.attn_q", "Q2_K"), ("blk.1.attn_q", "TQ2_0")])  # fmt: skip
 def test_a_model_with_such_a_scale_is_refused(tiny_file, name, kind, dtype):
-    path = tiny_file(kind=kind, **({"heads": 16, "groups": 4, "hidden": 256} if kind == "Q2_K" else {}))
+    at_end = {"Q2_K": 4, "TQ2_0": 2}  # the bytes from the scale to the end of a block of 256
+    path = tiny_file(kind=kind, **({"heads": 16, "groups": 4, "hidden": 256} if kind in at_end else {}))
     ds.load(path, dtype=dtype)
     tensor = GgufFile(path).tensors[f"{name}.weight"]
     with path.open("r+b") as opened:
-        opened.seek(tensor.place[1] + tensor.nbytes - (4 if kind == "Q2_K" else tensor.nbytes))
+        opened.seek(tensor.place[1] + tensor.nbytes - at_end.get(kind, tensor.nbytes))
         opened.write(np.float16(np.inf).tobytes())
     with pytest.raises(ModelError, match=rf"tensor {name}.weight .*finite"):
         ds.load(path, dtype=dtype)

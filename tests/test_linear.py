@@ -33,6 +33,8 @@ SCALES = {
     Format.Q5_1: (0, 2),
     Format.IQ4_NL: (0,),
     Format.IQ4_XS: (0,),
+    Format.Q2_K: (80, 82),
+    Format.Q3_K: (108,),
 }
 
 
@@ -496,7 +498,9 @@ def test_an_infinite_scale_stays_with_its_output(format_, rng):
     assert np.array_equal(y[:, others], expected[:, others])
 
 
-@pytest.mark.parametrize("format_", [Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.Q4_K], ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "format_", [Format.Q4_0, Format.Q5_0, Format.Q8_0, Format.Q2_K, Format.Q3_K, Format.Q4_K], ids=lambda f: f.name
+)
 def test_panels_tell_scales_that_are_no_numbers_from_bytes_that_look_like_such(format_, rng):
     size = BLOCKS[format_.name].bytes
     for at in SCALES[format_]:

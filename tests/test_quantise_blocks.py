@@ -14,7 +14,7 @@ from decodestep.models.quantise import quantise
 from decodestep.weights import Format, LinearPanels, PackedWeight
 from decodestep.weights.quantise_blocks import quantise_blocks
 
-K_QUANTS = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
+K_QUANTS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K]
 SMALL = [Type.Q4_0, Type.Q5_0]
 KINDS = [*K_QUANTS, *SMALL]
 
@@ -60,7 +60,8 @@ def test_panels_are_made_of_the_same_blocks(kind, outputs, rng):
 def test_blocks_are_as_near_as_those_of_numpy(kind, name):
     x = samples(151)[name].astype(np.float32)
     mine, expected = quantise(x, kind), k_quants.quantise(x, kind)
-    assert (mine == expected).all(axis=1).mean() > 0.5  # the others chose another of two grids that are about as good
+    # The others chose another of two grids that are about as good, such as twos and threes in Q2_K for values that are alike.
+    assert (mine == expected).all(axis=1).mean() > (0.2 if kind == Type.Q2_K else 0.5)
     assert error(mine, x, kind) <= 1.005 * error(expected, x, kind)
 
 

@@ -29,7 +29,7 @@ def write(
     **metadata: Any,
 ) -> Path:
     """Writes a file. kind: the type of the matrices. without: tensors to leave out. metadata: keys to override or add."""
-    feed_forward = 256 if kind.endswith("_K") or kind == "IQ4_XS" else 128
+    feed_forward = 256 if kind.endswith("_K") or kind in ("IQ4_XS", "TQ2_0") else 128
     writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
     writer.add_embedding_length(hidden)
     writer.add_block_count(2)

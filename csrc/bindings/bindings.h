@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>

@@ -156,6 +156,21 @@ void call_quantise_blocks(Packed<const float, 2> values, int format, Packed<uint
     quantise_blocks(args);
 }
 
+// Of each format by its number: its name; the values of a block and its bytes in a row; the bytes of a block of 32
+// outputs in panels; the bytes of a block where its float16 numbers are; whether values can be rounded to it.
+nb::list call_formats() {
+    nb::list formats;
+    for (size_t i = 0; i < std::size(kFormats); ++i) {
+        const FormatTraits& of = kFormats[i];
+        nb::list halves;
+        if (!of.is_dense() && of.scale != ScaleType::e8m0)
+            for (size_t n = 0; n < (of.minima ? 2 : 1); ++n) halves.append(of.floats_at + 2 * n);
+        formats.append(nb::make_tuple(of.name, of.values, of.bytes, panel_block_bytes(static_cast<Format>(i)),
+                                      nb::tuple(halves), of.is_quantised_to));
+    }
+    return formats;
+}
+
 // The part, the row (-1: not a scale's fault) and the error (0: the file has become shorter) of a problem; else
 // nothing.
 nb::object call_read_file_rows(Packed<const int64_t, 2> parts, int format, size_t inputs,
@@ -214,6 +229,7 @@ void call_linear_panels(Array<const float, 2> x, Packed<const uint8_t, 1> panels
 }  // namespace
 
 void bind_linear(nb::module_& m) {
+    m.def("formats", &call_formats);
     m.def("linear", &call_linear, nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("y").noconvert(), nb::arg("threads"));
     m.def("grouped_products", &call_grouped_products, nb::arg("x").noconvert(), nb::arg("w").noconvert(),

@@ -10,13 +10,13 @@
 
 namespace decodestep {
 
-// Blocks of 32 values: value = scale * byte, and the sum of each block's bytes. half_starts are the initial values of
-// the two half sums of products with Q6_K, whose stored bytes are 32 above the weights: -32 times the sum of bytes 0,
-// 1, 4, 5, ..., and of the others, as two int16.
+// Blocks of 32 values: value = scale * byte, and the sum of each block's bytes. half_sums are those of its first and of
+// its last sixteen bytes, for weights with a scale for each sixteen: the sum of bytes 0, 1, 4, 5, ..., and of the
+// others, as two int16, as ByteSums hold them.
 struct QuantisedBlocks {
     int8_t* bytes = nullptr;
     float* scale = nullptr;
-    int32_t *sum = nullptr, *half_starts = nullptr;
+    int32_t *sum = nullptr, *half_sums = nullptr;
 };
 
 // Consecutive blocks of a token, contiguous in memory: as many as the largest panel blocks have.

@@ -16,7 +16,7 @@ inline void copy_row(const Activations& from, size_t row, const Activations& to,
         copy(source.bytes, at, target.bytes, to_at, 32 * blocks);
         copy(source.scale, at, target.scale, to_at, blocks);
         copy(source.sum, at, target.sum, to_at, blocks);
-        copy(source.half_starts, at, target.half_starts, to_at, 2 * blocks);
+        copy(source.half_sums, at, target.half_sums, to_at, 2 * blocks);
     };
     copy(from.values, row, to.values, to_row, from.in);
     for (size_t b = 0; b < from.blocks(); b += kStretch) {
@@ -41,8 +41,8 @@ DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const
     // A NaN becomes 0; the block's scale is NaN then, and so is every result.
     const auto [first, second] = round_to_bytes(values.first * inverse, values.second * inverse, x.bytes + 32 * at);
     x.sum[at] = first.even + first.odd + second.even + second.odd;
-    x.half_starts[2 * at] = first.as_words(-32);
-    x.half_starts[2 * at + 1] = second.as_words(-32);
+    x.half_sums[2 * at] = first.as_words();
+    x.half_sums[2 * at + 1] = second.as_words();
     x.scale[at] = largest / 127.0f;
 }
 

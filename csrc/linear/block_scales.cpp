@@ -31,6 +31,7 @@ bool has_finite_scales(const FormatTraits& of, const uint8_t* row, size_t blocks
         case ScaleType::none:
             return true;
         case ScaleType::f16:
+        case ScaleType::u4:
         case ScaleType::u8:
         case ScaleType::i8:
             return of.minima ? has_finite_halves<2>(row, blocks, of.bytes, of.floats_at)

@@ -67,7 +67,8 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) sums[t][v] = starting_at(x.half_starts[2 * (at + t * stride) + run]);
+            for (int v = 0; v < V; ++v)
+                sums[t][v] = starting_at(x.half_sums[2 * (at + t * stride) + run], -traits(F).offset);
     } else if constexpr (kStartsAtOffset<F>) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
@@ -94,15 +95,27 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
     }
 }
 
+// The scales of outputs 16v.. of a piece, for both of its sub-blocks, as pairs of int16.
+template <Format F>
+DECODESTEP_INLINE i32x16 scale_pairs(const uint8_t* scales, size_t v) {
+    const i32x16 pairs = int8_pairs(scales + 32 * v);
+    return traits(F).scale == ScaleType::u4 ? pairs & broadcast_int(0x000F000F) : pairs;
+}
+
+// The minima beside them.
+DECODESTEP_INLINE i32x16 minimum_pairs(const uint8_t* scales, size_t v) {
+    return shift_right<4>(int8_pairs(scales + 32 * v)) & broadcast_int(0x000F000F);
+}
+
 // The products of a piece: integers, or floats that hold the integers exactly.
 template <Format F>
 using PieceProducts = std::conditional_t<has_integer_scales(F), ByteProducts, i32x16>;
 
-// piece_products of a format whose weights are nibbles, possibly with more bits stored apart.
+// piece_products of a format whose weights are a few bits.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const uint8_t* scales,
-                                       const QuantisedBlocks& x, size_t at, size_t stride,
-                                       PieceProducts<F> (&products)[T][V]) {
+DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, const uint8_t* scales,
+                                        const QuantisedBlocks& x, size_t at, size_t stride,
+                                        PieceProducts<F> (&products)[T][V]) {
     constexpr size_t runs = kQuads / run_quads<F>();
 #pragma GCC unroll 8
     for (size_t run = 0; run < runs; ++run) {
@@ -113,7 +126,7 @@ DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const
             if constexpr (has_integer_scales(F)) {
                 const auto scale = [&]() DECODESTEP_INLINE_LAMBDA {
                     if constexpr (sub_blocks(F) > 1) {
-                        const i32x16 pairs = int8_pairs(scales + 32 * (first_v + v));
+                        const i32x16 pairs = scale_pairs<F>(scales, first_v + v);
                         return run == 0 ? first_factors(pairs) : second_factors(pairs);
                     } else {
                         return factors(scales + 16 * (first_v + v));
@@ -145,7 +158,7 @@ DECODESTEP_INLINE void piece_products(const Quads& quads, size_t first_v, const 
     if constexpr (is_bytes(F))
         byte_integers<T, V>(quads, first_v, x, at, stride, products);
     else
-        nibble_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, products);
+        few_bit_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, products);
 }
 
 // The scales of outputs 16v.. of a piece, for formats whose scales are applied as float32.
@@ -189,11 +202,32 @@ DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8
     }
 }
 
+// y -= the minima of both sub-blocks of a piece times the sums of the tokens' values there. Token t's block of x is
+// block at + t * stride.
+template <Format F, int T, int V>
+DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, const QuantisedBlocks& x, size_t at,
+                                       size_t stride, FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        const i32x16 pairs = minimum_pairs(piece + layout.low + layout.upper, first_v + v);
+        const auto first = first_factors(pairs), second = second_factors(pairs);
+#pragma GCC unroll 16
+        for (int t = 0; t < T; ++t) {
+            const int32_t* sums = x.half_sums + 2 * (at + t * stride);
+            const ByteProducts products =
+                add_total(total(starting_at(sums[0], 1), first), starting_at(sums[1], 1), second);
+            y[t][v] = fma(to_float(products), broadcast(-x.scale[at + t * stride]), y[t][v]);
+        }
+    }
+}
+
 // y += the minima of the piece times the sums of the tokens' values; minima of blocks of 256 are subtracted.
 template <Format F, int T, int V>
 DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Activations& x, size_t at,
                                   FloatSums<T, V>& y) {
     constexpr PanelLayout layout = panel_layout(F);
+    if constexpr (sub_blocks(F) > 1) return subtract_minima<F, T, V>(first_v, piece, x.quantised, at, kStretch, y);
     const uint8_t* minima = piece + layout.low + layout.upper + layout.scales / 2;
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
@@ -270,6 +304,11 @@ void add_residual(const uint8_t* panel, const Activations& x, size_t first, floa
         clear<T, 2>(sums);
         add_piece<F, T, 2>(PanelQuads<F>{piece}, 0, piece, x.residual, first, 1, sums);
         add_scaled<F, T, 2>(sums, block, 0, 0, y);
+        if constexpr (traits(F).minima && sub_blocks(F) > 1) {  // other minima are multiplied by sums that include it
+            clear<T, 2>(sums);
+            subtract_minima<F, T, 2>(0, piece, x.residual, first, 1, sums);
+            add_scaled<F, T, 2>(sums, block, 64, 0, y);
+        }
     }
     store_outputs<T, 2>(y, 0, outputs);
 }

@@ -20,6 +20,7 @@ enum class ScaleType : uint8_t {
     f16,
     e8m0,  // the power of two 2^(e - 127)
     // Blocks of 256: multiples of the block's float16 scale.
+    u4,  // with the minimum in the upper half of the byte
     u8,
     i8,
 };
@@ -35,7 +36,7 @@ struct FormatTraits {
     int offset;        // products read unsigned bytes, which are this much above the values
     size_t sub_block;  // values that share a scale
     ScaleType scale;
-    bool minima;           // sub-blocks have a minimum too: of float16, added; of u8, subtracted
+    bool minima;           // sub-blocks have a minimum too: of float16, added; an integer, subtracted
     size_t floats_at;      // the byte of a block where its float16 scale is, then its minimum; or its exponent
     bool is_quantised_to;  // values can be rounded to it: quantise_blocks.h
 
@@ -59,7 +60,9 @@ struct FormatTraits {
     ROW(q5_1,   32,    24,    4,  1,     none,  0,      32,       f16,  true,   0,         false)             \
     ROW(iq4_nl, 32,    18,    4,  0,     iq4,   128,    32,       f16,  false,  0,         false)             \
     ROW(iq4_xs, 256,   136,   4,  0,     iq4,   128,    32,       i8,   false,  0,         false)             \
-    ROW(mxfp4,  32,    17,    4,  0,     mxfp4, 12,     32,       e8m0, false,  0,         false)
+    ROW(mxfp4,  32,    17,    4,  0,     mxfp4, 12,     32,       e8m0, false,  0,         false)             \
+    ROW(q2_k,   256,   84,    2,  0,     none,  0,      16,       u4,   true,   80,        true)              \
+    ROW(q3_k,   256,   110,   2,  1,     none,  4,      16,       i8,   false,  108,       true)
 // clang-format on
 
 #define DECODESTEP_FORMAT_NAME(name, ...) name,

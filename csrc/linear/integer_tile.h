@@ -29,6 +29,7 @@ class TokenGroup {
         if (count == kGroup) {
             x_.quantised.bytes = x.quantised.bytes + kBlockInputs * at;
             x_.quantised.scale = x.quantised.scale + at;
+            x_.quantised.half_sums = x.quantised.half_sums + 2 * at;
             x_.block_sum = x.block_sum + at;
             return;
         }
@@ -38,9 +39,11 @@ class TokenGroup {
         };
         copy(x.quantised.bytes + kBlockInputs * at, bytes_);
         copy(x.quantised.scale + at, scale_);
+        copy(x.quantised.half_sums + 2 * at, half_sums_);
         copy(x.block_sum + at, block_sum_);
         x_.quantised.bytes = bytes_[0];
         x_.quantised.scale = scale_[0];
+        x_.quantised.half_sums = half_sums_[0];
         x_.block_sum = block_sum_[0];
     }
     TokenGroup(const TokenGroup&) = delete;
@@ -52,6 +55,7 @@ class TokenGroup {
     Activations x_{};
     int8_t bytes_[kGroup][kStretch * kBlockInputs];
     float scale_[kGroup][kStretch], block_sum_[kGroup][kStretch];
+    int32_t half_sums_[kGroup][2 * kStretch];
 };
 
 // The integer scales of a piece as float32, one for each of its sub-blocks; none if the format has none.
@@ -62,7 +66,7 @@ struct IntegerScales {
     DECODESTEP_INLINE IntegerScales(const uint8_t* piece, size_t v) {
         const uint8_t* scales = piece + panel_layout(F).low + panel_layout(F).upper;
         if constexpr (has_integer_scales(F) && sub_blocks(F) > 1) {
-            const i32x16 pairs = int8_pairs(scales + 32 * v);
+            const i32x16 pairs = scale_pairs<F>(scales, v);
             first = to_float(first_factors(pairs));
             second = to_float(second_factors(pairs));
         } else if constexpr (has_integer_scales(F)) {

@@ -14,6 +14,20 @@ DECODESTEP_INLINE void join_nibbles(const uint8_t* low, const uint8_t* high, uin
                                          [&](size_t j) { return q + 16 * j + i; });
 }
 
+// 64 bytes that hold two bits of each of eight pieces; from(j): those of piece j.
+template <class From>
+DECODESTEP_INLINE void join_two_bits(From&& from, uint8_t* p) {
+    for (size_t i = 0; i < 4; ++i)
+        transpose_fields<4, 2, uint32_t>([&](size_t j) { return from(i / 2 * 4 + j) + i % 2 * 4; },
+                                         [&](size_t j) { return p + 16 * i + 4 * j; });
+}
+
+// 32 bytes whose bit j is that of piece j.
+DECODESTEP_INLINE void join_upper_bits(const SplitBlock& block, uint8_t* p) {
+    transpose_fields<8, 1, uint32_t>([&](size_t j) { return block.pieces[j].upper; },
+                                     [&](size_t j) { return p + 4 * j; });
+}
+
 // Four bytes whose bit 4j + e is bit j of byte e of the four bytes at `bits`.
 DECODESTEP_INLINE void transpose_bits_back(const uint8_t* bits, uint8_t* fifth) {
     uint32_t from, made = 0;
@@ -41,12 +55,9 @@ DECODESTEP_INLINE void join_block(const SplitBlock& block, uint8_t* p) {
         join_scales_and_nibbles(block, p, p + 16);
     } else if constexpr (F == Format::q5_k) {
         join_scales_and_nibbles(block, p, p + 48);
-        transpose_fields<8, 1, uint32_t>([&](size_t j) { return block.pieces[j].upper; },
-                                         [&](size_t j) { return p + 16 + 4 * j; });
+        join_upper_bits(block, p + 16);
     } else if constexpr (F == Format::q6_k) {
-        for (size_t i = 0; i < 4; ++i)
-            transpose_fields<4, 2, uint32_t>([&](size_t j) { return block.pieces[i / 2 * 4 + j].upper + i % 2 * 4; },
-                                             [&](size_t j) { return p + 128 + 16 * i + 4 * j; });
+        join_two_bits([&](size_t j) { return block.pieces[j].upper; }, p + 128);
         for (size_t j = 0; j < 8; ++j) std::memcpy(p + 192 + 2 * j, block.pieces[j].scales, 2);
         for (size_t j = 0; j < 8; j += j % 2 ? 3 : 1)  // pieces 0, 1, 4, 5, each with the one two after it
             join_nibbles(block.pieces[j].low, block.pieces[j + 2].low, p + j / 4 * 64 + j % 2 * 32);
@@ -60,6 +71,20 @@ DECODESTEP_INLINE void join_block(const SplitBlock& block, uint8_t* p) {
             p[2 + j / 4] |= static_cast<uint8_t>(stored >> 4 << j % 4 * 2);
             p[4 + j / 2] |= static_cast<uint8_t>((stored & 15) << j % 2 * 4);
         }
+    } else if constexpr (F == Format::q2_k) {
+        join_two_bits([&](size_t j) { return block.pieces[j].low; }, p + 16);
+        for (size_t j = 0; j < 8; ++j) std::memcpy(p + 2 * j, block.pieces[j].scales, 2);
+        std::memcpy(p + 80, block.tail, 4);
+    } else if constexpr (F == Format::q3_k) {
+        join_upper_bits(block, p);
+        join_two_bits([&](size_t j) { return block.pieces[j].low; }, p + 32);
+        std::memset(p + 96, 0, 12);
+        for (size_t i = 0; i < 16; ++i) {
+            const int stored = static_cast<int8_t>(block.pieces[i / 2].scales[i % 2]) + 32;  // as q3_k_scale reads it
+            p[96 + i % 8] |= static_cast<uint8_t>((stored & 15) << i / 8 * 4);
+            p[104 + i % 4] |= static_cast<uint8_t>(stored >> 4 << i / 4 * 2);
+        }
+        std::memcpy(p + 108, block.tail, 2);
     } else if constexpr (F == Format::q8_0) {
         std::memcpy(p, block.pieces[0].scales, 2);
         for (size_t i = 0; i < 32; ++i) p[2 + i] = block.pieces[0].low[i] ^ 0x80;

@@ -46,9 +46,10 @@ DECODESTEP_INLINE Line fit_line(float total, float sum_x, float sum_q, float sum
 }
 
 // The lines of sixteen sub-blocks, for q in [0, largest].
-inline void find_lines(const SubBlocks<32>& of, float largest, Line* best) {
+template <size_t N>
+void find_lines(const SubBlocks<N>& of, float largest, Line* best) {
     f32x16 low = broadcast(0.0f), high = load(of.values[0]), sum_w = broadcast(0.0f), sum_wx = broadcast(0.0f);
-    for (size_t i = 0; i < 32; ++i) {
+    for (size_t i = 0; i < N; ++i) {
         const f32x16 x = load(of.values[i]), w = load(of.weights[i]);
         low = min(low, x);
         high = max(high, x);
@@ -64,8 +65,8 @@ inline void find_lines(const SubBlocks<32>& of, float largest, Line* best) {
     const f32x16 most = broadcast(largest);
     for (int step = -10; step <= 10; ++step) {
         const f32x16 factor = broadcast(largest + 0.1f * static_cast<float>(step)) / spans.vector();
-        f32x16 q[32], wq = broadcast(0.0f), wqq = broadcast(0.0f), wqx = broadcast(0.0f);
-        for (size_t i = 0; i < 32; ++i) {
+        f32x16 q[N], wq = broadcast(0.0f), wqq = broadcast(0.0f), wqx = broadcast(0.0f);
+        for (size_t i = 0; i < N; ++i) {
             const f32x16 x = load(of.values[i]);
             q[i] = min(most, max(broadcast(0.0f), round_even((x - low) * factor)));
             const f32x16 weighted = load(of.weights[i]) * q[i];
@@ -80,7 +81,7 @@ inline void find_lines(const SubBlocks<32>& of, float largest, Line* best) {
             minima[lane] = line.minimum;
         }
         f32x16 sum = broadcast(0.0f);
-        for (size_t i = 0; i < 32; ++i) {
+        for (size_t i = 0; i < N; ++i) {
             const f32x16 apart = scales.vector() * q[i] - minima.vector() - load(of.values[i]);
             sum = sum + load(of.weights[i]) * (apart * apart);
         }
@@ -93,20 +94,20 @@ inline void find_lines(const SubBlocks<32>& of, float largest, Line* best) {
     }
 }
 
-// The scales of sixteen sub-blocks, for q in [-32, 31].
-inline void find_scales(const SubBlocks<16>& of, float* best) {
+// The scales of sixteen sub-blocks, for q in [-middle, middle - 1].
+inline void find_scales(const SubBlocks<16>& of, float middle, float* best) {
     Lanes extremes, most_gain;
     for (size_t lane = 0; lane < kLanes; ++lane) {
         float extreme = of.values[0][lane];
         for (size_t i = 1; i < 16; ++i)
             if (__builtin_fabsf(of.values[i][lane]) > __builtin_fabsf(extreme)) extreme = of.values[i][lane];
-        best[lane] = extreme / -32;
+        best[lane] = extreme / -middle;
         extremes[lane] = extreme == 0 ? 1 : extreme;
         most_gain[lane] = -kInfinity;
     }
-    const f32x16 least = broadcast(-32.0f), most = broadcast(31.0f);
+    const f32x16 least = broadcast(-middle), most = broadcast(middle - 1);
     for (int step = -9; step <= 9; ++step) {
-        const f32x16 factor = broadcast(-(32 + 0.1f * static_cast<float>(step))) / extremes.vector();
+        const f32x16 factor = broadcast(-(middle + 0.1f * static_cast<float>(step))) / extremes.vector();
         f32x16 wqx = broadcast(0.0f), wqq = broadcast(0.0f);
         for (size_t i = 0; i < 16; ++i) {
             const f32x16 x = load(of.values[i]), q = min(most, max(least, round_even(x * factor)));

@@ -22,15 +22,17 @@ constexpr size_t kBlockInputs = 32;
 
 // The layout of a panel of a quantised format: a row of blocks, inputs ascending; missing outputs of a panel are zeros.
 // A block consists of `pieces` pieces, followed by `tail` bytes. A piece is 32 outputs by 32 inputs:
-//   low     nibbles: for j in [0, 4), for each output, four bytes: the low nibbles are inputs 4j.., the high nibbles
-//           inputs 16 + 4j..
-//           bytes (Q8_0): for j in [0, 8), for each output, its values 4j to 4j + 3, plus 128
-//   upper   the bits above the nibbles. Q5: for each output four bytes, bit j of byte e that of input 4j + e. Q6_K: the
-//           same with two bits for each j, inputs 16.. after all outputs' inputs 0..
-//   scales  blocks of 32: 32 float16, or the file's bytes (MXFP4), then for Q4_1 and Q5_1 32 minima.
-//           Blocks of 256: 32 bytes, signed for IQ4_XS, then for Q4_K and Q5_K 32 minima; for Q6_K the two scales of an
-//           output side by side
-// The tail of a block of 256: its 32 scales, and for Q4_K and Q5_K its 32 minima, as float16.
+//   low     the lower bits of the integers. Nibbles: for j in [0, 4), for each output, four bytes: the low nibbles are
+//           inputs 4j.., the high nibbles inputs 16 + 4j..
+//           Bytes (Q8_0): for j in [0, 8), for each output, its values 4j to 4j + 3, plus 128
+//           Two bits (Q2_K, Q3_K): for each output four bytes, bits 2j of byte e those of input 4j + e, inputs 16..
+//           after all outputs' inputs 0..
+//   upper   the bits above them. One (Q5, Q3_K): for each output four bytes, bit j of byte e that of input 4j + e. Two
+//           (Q6_K): as two lower bits
+//   scales  blocks of 32: 32 float16, or the file's bytes (MXFP4), then, if the format has them, 32 minima.
+//           Blocks of 256: 32 bytes, then 32 minima; with sub-blocks of 16 values the two of an output side by side, in
+//           Q2_K each with its minimum in the upper four bits
+// The tail of a block of 256: its 32 scales, then, if the format has them, its 32 minima, as float16.
 struct PanelLayout {
     size_t pieces = 0, low = 0, upper = 0, scales = 0, tail = 0;
 
@@ -47,6 +49,7 @@ constexpr DECODESTEP_INLINE size_t scale_bytes(Format format) {
         case ScaleType::f16:
             return 2 * sub_blocks;
         case ScaleType::e8m0:
+        case ScaleType::u4:
         case ScaleType::u8:
         case ScaleType::i8:
             return sub_blocks;
@@ -60,9 +63,9 @@ constexpr auto kPanelLayouts = [] {
         const FormatTraits& of = kFormats[i];
         if (of.is_dense()) continue;
         const size_t pieces = of.values / kBlockInputs, bit = kPanelOutputs * kBlockInputs / 8,
-                     numbers = of.minima ? 2 : 1;  // of a sub-block, and of a block of 256
+                     scales = kPanelOutputs * scale_bytes(static_cast<Format>(i)), numbers = of.minima ? 2 : 1;
         layouts[i] = {pieces, bit * of.low_bits, bit * of.upper_bits,
-                      kPanelOutputs * scale_bytes(static_cast<Format>(i)) * numbers,
+                      of.scale == ScaleType::u4 ? scales : scales * numbers,
                       pieces > 1 ? kPanelOutputs * 2 * numbers : 0};
     }
     return layouts;
@@ -121,10 +124,11 @@ DECODESTEP_KERNEL(vectors, pack_linear_panels, PackLinearPanels)
 //     blocks of 256:   f = m = 0
 //                      for each 32 inputs j: f = fma(integer, x_scale, f); m = fma(minimum m_j, -sum of x, m)
 //                      y = fma(scale, f, y); y = fma(minimum, m, y)
-// The residual of the row's coarsest block is added last. Overflow: with blocks of 256, sums are taken before the
-// block's scale is applied, so magnitudes of x above 1e32 may give infinities. NaN: a NaN or an infinity in x makes its
-// row of y NaN or infinite. Determinism: a row's bits depend neither on the other tokens and outputs nor on the thread
-// count.
+// With scales and minima for each 16 values, an integer is the sum of two multiplied sums, and m = fma(integer,
+// -x_scale, m) for the sums of the bytes of x multiplied by the minima. The residual of the row's coarsest block is
+// added last. Overflow: with blocks of 256, sums are taken before the block's scale is applied, so magnitudes of x
+// above 1e32 may give infinities. NaN: a NaN or an infinity in x makes its row of y NaN or infinite. Determinism: a
+// row's bits depend neither on the other tokens and outputs nor on the thread count.
 struct LinearPanels {
     const float* x;
     ptrdiff_t x_stride;  // floats from one token to the next

@@ -1,5 +1,5 @@
 // The bytes of a panel's pieces as products read them: linear_panels.h has their order. A quad is four inputs of
-// sixteen outputs as unsigned bytes; quads 0 to 3 are the first sixteen inputs of a piece, the low nibbles.
+// sixteen outputs as unsigned bytes; quads 0 to 3 are the first sixteen inputs of a piece.
 #pragma once
 
 #include <algorithm>
@@ -48,33 +48,44 @@ constexpr int largest_byte(Format f) {
     __builtin_unreachable();
 }
 
-// Shifts each byte's bits from position `at` to position 4, and masks them.
-DECODESTEP_INLINE i32x16 upper_bits(i32x16 a, size_t at, int mask) {
-    switch (at) {  // a constant where this is inlined
-        case 0:
+// The bits of each byte from bit `from` on, moved to bit `to`; mask: which of the moved ones count.
+DECODESTEP_INLINE u8x64 moved_bits(u8x64 bytes, size_t from, size_t to, int mask) {
+    i32x16 a = words_of(bytes);
+    switch (static_cast<int>(to) - static_cast<int>(from)) {  // a constant where this is inlined
+        case 4:
             a = shift_left<4>(a);
             break;
-        case 1:
+        case 3:
             a = shift_left<3>(a);
             break;
         case 2:
             a = shift_left<2>(a);
             break;
-        case 3:
+        case 1:
             a = shift_left<1>(a);
             break;
-        case 5:
+        case -1:
             a = shift_right<1>(a);
             break;
-        case 6:
+        case -2:
             a = shift_right<2>(a);
             break;
-        case 7:
+        case -3:
             a = shift_right<3>(a);
             break;
+        case -4:
+            a = shift_right<4>(a);
+            break;
+        case -5:
+            a = shift_right<5>(a);
+            break;
+        case -6:
+            a = shift_right<6>(a);
+            break;
     }
-    return a & broadcast_int(mask * 0x01010101);
+    return bytes_of(a & broadcast_int(mask * 0x01010101));
 }
+DECODESTEP_INLINE u8x64 joined(u8x64 a, u8x64 b) { return bytes_of(words_of(a) | words_of(b)); }
 
 // A piece as stored in a panel.
 template <Format F>
@@ -83,24 +94,35 @@ struct PanelQuads {
 
     // Quad j of outputs 16v to 16v + 15.
     DECODESTEP_INLINE u8x64 quad(size_t j, size_t v) const {
-        constexpr PanelLayout layout = panel_layout(F);
-        if constexpr (layout.low == kQuads * kQuadBytes) {
-            return load_bytes(piece + kQuadBytes * j + 64 * v);
+        const u8x64 low = lower_bits(j, v);
+        const uint8_t* upper = piece + panel_layout(F).low + 64 * v;
+        constexpr size_t at = traits(F).low_bits;
+        if constexpr (traits(F).upper_bits == 1) {
+            return joined(low, moved_bits(load_bytes(upper), j, at, 1 << at));
+        } else if constexpr (traits(F).upper_bits == 2) {
+            return joined(low, moved_bits(load_bytes(upper + j / 4 * kQuadBytes), j % 4 * 2, at, 3 << at));
         } else {
-            const u8x64 bytes = load_bytes(piece + kQuadBytes * (j % 4) + 64 * v);
-            const u8x64 nibbles = j < 4 ? low_nibbles(bytes) : high_nibbles(bytes);
-            const uint8_t* upper = piece + layout.low + 64 * v;
-            if constexpr (layout.upper == kQuadBytes)
-                return bytes_of(words_of(nibbles) | upper_bits(words_of(load_bytes(upper)), j, 0x10));
-            else if constexpr (layout.upper == 2 * kQuadBytes)
-                return bytes_of(words_of(nibbles) |
-                                upper_bits(words_of(load_bytes(upper + j / 4 * kQuadBytes)), j % 4 * 2, 0x30));
-            else if constexpr (traits(F).table == ValueTable::iq4)
-                return look_up(nibbles, kIq4Bytes.bytes);
+            static_assert(traits(F).upper_bits == 0);
+            if constexpr (traits(F).table == ValueTable::iq4)
+                return look_up(low, kIq4Bytes.bytes);
             else if constexpr (traits(F).table == ValueTable::mxfp4)
-                return look_up(nibbles, kMxfp4Bytes.bytes);
+                return look_up(low, kMxfp4Bytes.bytes);
             else
-                return nibbles;
+                return low;
+        }
+    }
+
+  private:
+    DECODESTEP_INLINE u8x64 lower_bits(size_t j, size_t v) const {
+        const uint8_t* p = piece + 64 * v;
+        if constexpr (traits(F).low_bits == 8) {
+            return load_bytes(p + kQuadBytes * j);
+        } else if constexpr (traits(F).low_bits == 4) {
+            const u8x64 bytes = load_bytes(p + kQuadBytes * (j % 4));
+            return j < 4 ? low_nibbles(bytes) : high_nibbles(bytes);
+        } else {
+            static_assert(traits(F).low_bits == 2);
+            return moved_bits(load_bytes(p + kQuadBytes * (j / 4)), j % 4 * 2, 0, 3);
         }
     }
 };

@@ -42,20 +42,23 @@ void put_around_middle(const float* x, uint8_t* out) {
     join_block<F>(block, out);
 }
 
-// All blocks of 32 values, or two blocks of 256 at a time where their sub-blocks fill the lanes of a vector together.
 template <Format F>
 void put_blocks(const float* x, size_t blocks, uint8_t* out) {
     size_t b = 0;
-    if constexpr (F == Format::q4_k || F == Format::q5_k) {
-        for (; b + 2 <= blocks; b += 2) put_two_blocks<F>(x + kKQuantValues * b, 2, out + kBlockBytes<F> * b);
+    if constexpr (F == Format::q2_k || F == Format::q4_k || F == Format::q5_k) {
+        constexpr size_t at_once = kBlocksAtOnce<F>;
+        for (; b + at_once <= blocks; b += at_once)
+            put_blocks_with_minima<F>(x + kKQuantValues * b, at_once, out + kBlockBytes<F> * b);
         if (b == blocks) return;
-        float padded[2 * kKQuantValues] = {};
-        std::memcpy(padded, x + kKQuantValues * b, kKQuantValues * sizeof(float));
-        put_two_blocks<F>(padded, 1, out + kBlockBytes<F> * b);
+        float padded[at_once * kKQuantValues] = {};
+        std::memcpy(padded, x + kKQuantValues * b, (blocks - b) * kKQuantValues * sizeof(float));
+        put_blocks_with_minima<F>(padded, blocks - b, out + kBlockBytes<F> * b);
     } else {
         for (; b < blocks; ++b, x += kBlockValues<F>, out += kBlockBytes<F>) {
-            if constexpr (F == Format::q6_k)
-                put_q6_k(x, out);
+            if constexpr (F == Format::q3_k)
+                put_block_around_zero<F, 32>(x, out);
+            else if constexpr (F == Format::q6_k)
+                put_block_around_zero<F, 128>(x, out);
             else if constexpr (F == Format::q8_0)
                 put_q8_0(x, out);
             else if constexpr (F == Format::q4_0 || F == Format::q5_0)

@@ -12,8 +12,8 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// One output's part of a piece: its bytes or nibbles (byte i holds inputs i and 16 + i), the bits above them, and its
-// scales.
+// One output's part of a piece: the lower bits of its integers (bytes; nibbles, where byte i holds inputs i and 16 + i;
+// or two bits), the bits above them, and its scales.
 struct SplitPiece {
     uint8_t low[32];
     uint8_t upper[8];
@@ -30,6 +30,20 @@ DECODESTEP_INLINE void split_nibbles(const uint8_t* q, uint8_t* low, uint8_t* hi
     for (size_t i = 0; i < 16; i += 8)
         transpose_fields<2, 4, uint64_t>([&](size_t j) { return q + 16 * j + i; },
                                          [&](size_t j) { return (j == 0 ? low : high) + i; });
+}
+
+// Eight pieces that have two bits each of 64 bytes, as two_bits reads them; to(j): the eight bytes of piece j.
+template <class To>
+DECODESTEP_INLINE void split_two_bits(const uint8_t* p, To&& to) {
+    for (size_t i = 0; i < 4; ++i)  // of sixteen bytes; two of them make up the half of a block
+        transpose_fields<4, 2, uint32_t>([&](size_t j) { return p + 16 * i + 4 * j; },
+                                         [&](size_t j) { return to(i / 2 * 4 + j) + i % 2 * 4; });
+}
+
+// Eight pieces that have one bit each of 32 bytes: piece j bit j.
+DECODESTEP_INLINE void split_upper_bits(const uint8_t* p, SplitBlock& block) {
+    transpose_fields<8, 1, uint32_t>([&](size_t j) { return p + 4 * j; },
+                                     [&](size_t j) { return block.pieces[j].upper; });
 }
 
 // Four bytes; bit j of byte e is bit 4j + e of the four bytes at `fifth`.
@@ -63,12 +77,9 @@ DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
         split_scales_and_nibbles(p, p + 16, block);
     } else if constexpr (F == Format::q5_k) {
         split_scales_and_nibbles(p, p + 48, block);
-        transpose_fields<8, 1, uint32_t>([&](size_t j) { return p + 16 + 4 * j; },
-                                         [&](size_t j) { return block.pieces[j].upper; });
+        split_upper_bits(p + 16, block);
     } else if constexpr (F == Format::q6_k) {
-        for (size_t i = 0; i < 4; ++i)  // of sixteen bytes; two of them make up the half of a block
-            transpose_fields<4, 2, uint32_t>([&](size_t j) { return p + 128 + 16 * i + 4 * j; },
-                                             [&](size_t j) { return block.pieces[i / 2 * 4 + j].upper + i % 2 * 4; });
+        split_two_bits(p + 128, [&](size_t j) { return block.pieces[j].upper; });
         for (size_t j = 0; j < 8; ++j) std::memcpy(block.pieces[j].scales, p + 192 + 2 * j, 2);
         for (size_t j = 0; j < 8; j += j % 2 ? 3 : 1)  // pieces 0, 1, 4, 5, each with the one two after it
             split_nibbles(p + j / 4 * 64 + j % 2 * 32, block.pieces[j].low, block.pieces[j + 2].low);
@@ -79,6 +90,15 @@ DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
             std::memcpy(block.pieces[j].low, p + 8 + 16 * j, 16);
             block.pieces[j].scales[0] = static_cast<uint8_t>(iq4_xs_scale(p, j));
         }
+    } else if constexpr (F == Format::q2_k) {
+        split_two_bits(p + 16, [&](size_t j) { return block.pieces[j].low; });
+        for (size_t j = 0; j < 8; ++j) std::memcpy(block.pieces[j].scales, p + 2 * j, 2);
+        std::memcpy(block.tail, p + 80, 4);
+    } else if constexpr (F == Format::q3_k) {
+        split_upper_bits(p, block);
+        split_two_bits(p + 32, [&](size_t j) { return block.pieces[j].low; });
+        for (size_t i = 0; i < 16; ++i) block.pieces[i / 2].scales[i % 2] = static_cast<uint8_t>(q3_k_scale(p + 96, i));
+        std::memcpy(block.tail, p + 108, 2);
     } else if constexpr (F == Format::q8_0) {
         std::memcpy(block.pieces[0].scales, p, 2);
         for (size_t i = 0; i < 32; ++i) block.pieces[0].low[i] = p[2 + i] ^ 0x80;  // q + 128

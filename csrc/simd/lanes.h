@@ -22,10 +22,8 @@ constexpr Mask kAllLanes = 0xFFFF;
 struct PairSums {
     int32_t even, odd;
 
-    int32_t as_words(int32_t factor) const {
-        const auto low = static_cast<uint32_t>(factor * even) & 0xffff, high = static_cast<uint32_t>(factor * odd)
-                                                                               << 16;
-        return static_cast<int32_t>(low | high);
+    int32_t as_words() const {
+        return static_cast<int32_t>((static_cast<uint32_t>(even) & 0xffff) | static_cast<uint32_t>(odd) << 16);
     }
 };
 

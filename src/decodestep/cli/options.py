@@ -52,7 +52,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file, or a folder of safetensors [%(default)s]")
     add("--threads", type=int, metavar="N", help="number of threads of the native kernels [DECODESTEP_THREADS, else all cores]")
-    dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0 or q4_k"
+    dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0, q2_k, q3_k or q4_k"
     add("--dtype", default="auto", metavar="DTYPE", help=f"type of the weights: {dtypes} [%(default)s]")
     add("--form", default="auto", metavar="FORM", help="form of grouped-query attention: auto, or mla (latent) [%(default)s]")
     kept = "auto, bfloat16, float16 or int8"

@@ -58,18 +58,19 @@ def load(
         Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in parts, the name of the first:
         NAME-00001-of-00009.gguf.
     dtype: how the weights are multiplied.
-        "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
-            the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
-            float32. Weights of other formats (Q2_K, Q3_K, ...) are converted to Q8_0 when loaded, as are the experts of a layer
-            if their formats differ; to F32 if these are F32, F16 and BF16. Keys and values are cached in `cache_dtype`; sums
-            are float32.
+        "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4) the
+            activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay float32.
+            Weights of other formats (IQ2_XS, IQ3_S, ...) are converted to Q8_0 when loaded, as are the experts of a layer if
+            their formats differ; to F32 if these are F32, F16 and BF16. Keys and values are cached in `cache_dtype`; sums are
+            float32.
         "float32": weights have the exact values of their blocks; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
         "int8", "q8_0": weights rounded to Q8_0, to the nearest multiples of the float16 scale, activations to int8; the rest as
             "auto".
-        "q4_0", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations to int8; the
-            rest as "auto". A weight whose inputs are not a multiple of Q4_K's block of 256 becomes Q5_0.
-        A weight whose inputs are not a multiple of 32 becomes bfloat16 in these four. The embedding keeps the file's format.
+        "q4_0", "q2_k", "q3_k", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations
+            to int8; the rest as "auto". A weight whose inputs are not a multiple of the K types' block of 256 becomes Q4_0,
+            for "q4_k" Q5_0.
+        A weight whose inputs are not a multiple of 32 becomes bfloat16 in these six. The embedding keeps the file's format.
     form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head latent
         attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native step
         then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.

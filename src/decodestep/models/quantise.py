@@ -18,14 +18,11 @@ from decodestep.weights.packed import DENSE_DTYPES, Format
 from decodestep.weights.quantise_blocks import quantise_blocks
 
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
-_NATIVE = {GGMLQuantizationType[each.name]: each for each in (Format.Q4_0, Format.Q5_0, Format.Q4_K, Format.Q5_K, Format.Q6_K)}
+# Q8_0 is made as llama.cpp makes it, of the scale before it is rounded.
+_NATIVE = {GGMLQuantizationType[name]: Format[name] for name, block in BLOCKS.items() if block.rounded and name != "Q8_0"}
 _DENSE = {GGMLQuantizationType[format_.name]: dtype for format_, dtype in DENSE_DTYPES.items()}
-# Where the float16 numbers of a block lie.
-_HALVES = {
-    **{GGMLQuantizationType[name]: (0,) for name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS")},
-    **{GGMLQuantizationType[name]: (0, 2) for name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")},
-    GGMLQuantizationType.Q6_K: (208,),
-}
+# In place of formats whose blocks of 256 the inputs do not fill.
+_NARROWER = {Format.Q2_K: Format.Q4_0, Format.Q3_K: Format.Q4_0, Format.Q4_K: Format.Q5_0}
 
 
 def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
@@ -50,19 +47,20 @@ def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
     """Whether the float16 numbers of all blocks are finite; for dense types, whether all values are."""
     if kind in _DENSE:
         return bool(np.isfinite(made.view(_DENSE[kind])).all())
-    blocks = made.reshape(-1, GGML_QUANT_SIZES[kind][1])
-    return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in _HALVES.get(kind, ()))
+    block = BLOCKS[kind.name]
+    blocks = made.reshape(-1, block.bytes)
+    return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in block.halves)
 
 
 def panels_of(weight: Rows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
-    """A weight in panels of Q8_0, Q4_0 or Q4_K; of Q5_0 or BF16 if its inputs are not a multiple of their block. A weight of
-    that type keeps its values.
+    """A weight in panels of Q8_0, Q4_0, Q2_K, Q3_K or Q4_K; of Q4_0, Q5_0 or BF16 if its inputs are not a multiple of their
+    block. A weight of that type keeps its values.
 
     Raises FileRowsError for values whose scales are beyond float16's range.
     """
     inputs = weight.shape[0]
-    if format_ == Format.Q4_K and inputs % BLOCKS[format_.name].values:
-        format_ = Format.Q5_0
+    if inputs % BLOCKS[format_.name].values:
+        format_ = _NARROWER.get(format_, format_)
     if inputs % BLOCKS[format_.name].values:
         format_ = Format.BF16
     return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)

@@ -24,40 +24,77 @@ _OP = "quantize"
 _QUANTIZATION_VERSION = 2  # of the layouts of blocks
 
 
+# The type of a part of a layer: of the tensor, the number of its layer, and the source.
+Choice = Callable[[SourceTensor, int, Source], Type]
+
+
 @dataclass(frozen=True)
 class Recipe:
-    """The types of a kind of file. base: of the matrices. more: of those most sensitive to error, values and down projections
-    in the first and last eighth of the layers and every third in between. output: of the logits matrix. file_type: its
-    number."""
+    """The types of a kind of file. base: of the matrices. output: of the logits matrix. file_type: its number. values, down,
+    attention_output: of values, down projections and the projection after attention; None: base."""
 
     base: Type
-    more: Type
     output: Type
     file_type: LlamaFileType
+    values: Choice | None = None
+    down: Choice | None = None
+    attention_output: Choice | None = None
 
 
-def _same(kind: Type, file_type: LlamaFileType) -> Recipe:
-    return Recipe(kind, kind, kind, file_type)
+def _with_more(base: Type, more: Type, file_type: LlamaFileType) -> Recipe:
+    """With more bits where the values and down projections are most sensitive to error: in the first and last eighth of the
+    layers and every third in between."""
+
+    def choice(_: SourceTensor, layer: int, source: Source) -> Type:
+        eighth = source.layers // 8
+        return more if layer < eighth or layer >= 7 * source.layers // 8 or (layer - eighth) % 3 == 2 else base
+
+    return Recipe(base, Type.Q6_K, file_type, values=choice, down=choice)
+
+
+def _always(kind: Type) -> Choice:
+    return lambda *_: kind
+
+
+def _values_of_q2_k(tensor: SourceTensor, _: int, source: Source) -> Type:
+    """More bits where four query heads or more share a key head."""
+    query = source.tensors.get(tensor.name.replace("attn_v", "attn_q"))
+    return Type.Q4_K if query is not None and query.shape[0] >= 4 * tensor.shape[0] else Type.Q3_K
 
 
 # The mixtures are those of llama.cpp's quantiser without an importance matrix.
 RECIPES = {
-    "f32": _same(Type.F32, LlamaFileType.ALL_F32),
-    "f16": _same(Type.F16, LlamaFileType.MOSTLY_F16),
-    "bf16": _same(Type.BF16, LlamaFileType.MOSTLY_BF16),
-    "q8_0": _same(Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-    "q4_0": Recipe(Type.Q4_0, Type.Q4_0, Type.Q6_K, LlamaFileType.MOSTLY_Q4_0),
-    "q4_1": Recipe(Type.Q4_1, Type.Q4_1, Type.Q6_K, LlamaFileType.MOSTLY_Q4_1),
-    "q5_0": Recipe(Type.Q5_0, Type.Q5_0, Type.Q6_K, LlamaFileType.MOSTLY_Q5_0),
-    "q5_1": Recipe(Type.Q5_1, Type.Q5_1, Type.Q6_K, LlamaFileType.MOSTLY_Q5_1),
-    "q4_k_m": Recipe(Type.Q4_K, Type.Q6_K, Type.Q6_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "q5_k_m": Recipe(Type.Q5_K, Type.Q6_K, Type.Q6_K, LlamaFileType.MOSTLY_Q5_K_M),
-    "q6_k": _same(Type.Q6_K, LlamaFileType.MOSTLY_Q6_K),
+    "f32": Recipe(Type.F32, Type.F32, LlamaFileType.ALL_F32),
+    "f16": Recipe(Type.F16, Type.F16, LlamaFileType.MOSTLY_F16),
+    "bf16": Recipe(Type.BF16, Type.BF16, LlamaFileType.MOSTLY_BF16),
+    "q8_0": Recipe(Type.Q8_0, Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": Recipe(Type.Q4_0, Type.Q6_K, LlamaFileType.MOSTLY_Q4_0),
+    "q4_1": Recipe(Type.Q4_1, Type.Q6_K, LlamaFileType.MOSTLY_Q4_1),
+    "q5_0": Recipe(Type.Q5_0, Type.Q6_K, LlamaFileType.MOSTLY_Q5_0),
+    "q5_1": Recipe(Type.Q5_1, Type.Q6_K, LlamaFileType.MOSTLY_Q5_1),
+    "q2_k": Recipe(
+        Type.Q2_K,
+        Type.Q6_K,
+        LlamaFileType.MOSTLY_Q2_K,
+        values=_values_of_q2_k,
+        down=_always(Type.Q3_K),
+        attention_output=_always(Type.Q3_K),
+    ),
+    "q3_k_m": Recipe(
+        Type.Q3_K,
+        Type.Q6_K,
+        LlamaFileType.MOSTLY_Q3_K_M,
+        values=lambda _, layer, source: Type.Q5_K if layer < 2 else Type.Q4_K,
+        down=lambda _, layer, source: Type.Q5_K if layer < source.layers // 16 else Type.Q4_K,
+        attention_output=_always(Type.Q4_K),
+    ),
+    "q4_k_m": _with_more(Type.Q4_K, Type.Q6_K, LlamaFileType.MOSTLY_Q4_K_M),
+    "q5_k_m": _with_more(Type.Q5_K, Type.Q6_K, LlamaFileType.MOSTLY_Q5_K_M),
+    "q6_k": Recipe(Type.Q6_K, Type.Q6_K, LlamaFileType.MOSTLY_Q6_K),
 }
 # In place of types whose blocks of 256 the rows do not fill; below them come blocks of 32, then float16.
-_NARROWER = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
+_NARROWER = {Type.Q2_K: Type.Q4_0, Type.Q3_K: Type.Q4_0, Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 _DENSE = ("ffn_gate_inp.", "rope_", "_norm.", "ssm_")
-_SENSITIVE = tuple(f"{name}.weight" for name in ("attn_v", "attn_kv_b", "ffn_down", "ffn_down_exps", "ffn_down_shexp"))
 
 
 def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> int:
@@ -98,7 +135,7 @@ def _of_folder(checkpoint: Checkpoint) -> Iterator[Path]:
 
 
 def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int, int, str], None]) -> None:
-    types = {name: _type_of(tensor, recipe, source.layers, source.tied) for name, tensor in source.tensors.items()}
+    types = {name: _type_of(tensor, recipe, source) for name, tensor in source.tensors.items()}
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # a name that no other file has, a source too
     try:
         writer = _writer(source, part, recipe, types)
@@ -141,22 +178,28 @@ def _writing(target: Path) -> Iterator[None]:
         raise OSError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
-def _type_of(tensor: SourceTensor, recipe: Recipe, layers: int, tied: bool) -> Type:
+def _type_of(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
     name = tensor.name
     if len(tensor.shape) < 2 or any(part in name for part in _DENSE):
         return tensor.type
-    is_output = name == "output.weight" or (tied and name == "token_embd.weight")
+    is_output = name == "output.weight" or (source.tied and name == "token_embd.weight")
     kind = recipe.output if is_output else recipe.base
-    if name.endswith(_SENSITIVE) and _counts_most(int(name.split(".")[1]), layers):
-        kind = recipe.more
+    if name.startswith("blk."):
+        _, layer, part, *_ = name.split(".")
+        if (choice := _choice(recipe, part)) is not None:
+            kind = choice(tensor, int(layer), source)
     width = tensor.shape[-1]
     if kind in _NARROWER and width % GGML_QUANT_SIZES[kind][0]:
         kind = _NARROWER[kind]
     return kind if width % GGML_QUANT_SIZES[kind][0] == 0 else Type.F16
 
 
-def _counts_most(layer: int, layers: int) -> bool:
-    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+def _choice(recipe: Recipe, part: str) -> Choice | None:
+    if part in ("attn_v", "attn_kv_b"):
+        return recipe.values
+    if part in ("ffn_down", "ffn_down_exps", "ffn_down_shexp"):
+        return recipe.down
+    return recipe.attention_output if part == "attn_output" else None
 
 
 def _stored_shape(tensor: SourceTensor, kind: Type) -> tuple[int, ...]:

@@ -30,7 +30,8 @@ from decodestep.weights.feed_forward import FeedForward
 # The format of the weights, by dtype; None: the file's.
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 CACHE_DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
-QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # more formats to which `load` rounds
+# More formats to which `load` rounds.
+QUANTISED = {name.lower(): Format[name] for name in ("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K")}
 
 
 def obstacle(config: Config) -> str | None:

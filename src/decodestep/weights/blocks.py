@@ -1,4 +1,4 @@
-"""Decoding of GGUF's block formats, as each format defines it."""
+"""GGUF's block formats: the sizes of their blocks and the decoding of these, as each format defines it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ import numpy as np
 
 
 class Block(NamedTuple):
-    """values, bytes: the number of values of a block, and its size. read: decodes (blocks, bytes) uint8 to (blocks, values)."""
+    """A format's row of csrc/linear/formats.h; a test compares them.
 
+    read: decodes (blocks, bytes) uint8 to (blocks, values). values, bytes: the number of values of a block, and its size.
+    panel_bytes: the size of 32 outputs' blocks in panels. halves: the bytes of a block where its float16 numbers are.
+    rounded: whether the core rounds values to the format.
+    """
+
+    read: Callable[[np.ndarray], np.ndarray]
     values: int
     bytes: int
-    read: Callable[[np.ndarray], np.ndarray]
+    panel_bytes: int
+    halves: tuple[int, ...]
+    rounded: bool = False
 
 
 def _f16(blocks: np.ndarray, at: int) -> np.ndarray:
@@ -102,16 +110,37 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return (scales[:, :, None] * q.reshape(-1, 16, 16)).reshape(-1, 256)
 
 
+def _two_bits(packed: np.ndarray) -> np.ndarray:
+    """(blocks, 8, 32) values of two bits; each half of the 64 bytes holds four times 32."""
+    return (packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(-1, 8, 32)
+
+
+def _q2_k(blocks: np.ndarray) -> np.ndarray:
+    numbers, q = blocks[:, :16], _two_bits(blocks[:, 16:80]).reshape(-1, 16, 16)
+    scales, minima = _f16(blocks, 80) * (numbers & 15), _f16(blocks, 82) * (numbers >> 4)
+    return (scales[:, :, None] * q - minima[:, :, None]).reshape(-1, 256)
+
+
+def _q3_k(blocks: np.ndarray) -> np.ndarray:
+    third = blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    q = (_two_bits(blocks[:, 32:96]) | third << 2).astype(np.int8) - 4
+    high = (blocks[:, None, 104:108] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(-1, 16)
+    scales = _f16(blocks, 108) * ((_halves(blocks[:, 96:104]) | high << 4).astype(np.int8) - 32)
+    return (scales[:, :, None] * q.reshape(-1, 16, 16)).reshape(-1, 256)
+
+
 BLOCKS = {
-    "Q4_0": Block(32, 18, _q4_0),
-    "Q4_1": Block(32, 20, _q4_1),
-    "Q8_0": Block(32, 34, _q8_0),
-    "Q4_K": Block(256, 144, _q4_k),
-    "Q5_K": Block(256, 176, _q5_k),
-    "Q6_K": Block(256, 210, _q6_k),
-    "Q5_0": Block(32, 22, _q5_0),
-    "Q5_1": Block(32, 24, _q5_1),
-    "IQ4_NL": Block(32, 18, _iq4_nl),
-    "IQ4_XS": Block(256, 136, _iq4_xs),
-    "MXFP4": Block(32, 17, _mxfp4),
+    "Q4_0": Block(_q4_0, 32, 18, 576, (0,), rounded=True),
+    "Q4_1": Block(_q4_1, 32, 20, 640, (0, 2)),
+    "Q8_0": Block(_q8_0, 32, 34, 1088, (0,), rounded=True),
+    "Q4_K": Block(_q4_k, 256, 144, 4736, (0, 2), rounded=True),
+    "Q5_K": Block(_q5_k, 256, 176, 5760, (0, 2), rounded=True),
+    "Q6_K": Block(_q6_k, 256, 210, 6720, (208,), rounded=True),
+    "Q5_0": Block(_q5_0, 32, 22, 704, (0,), rounded=True),
+    "Q5_1": Block(_q5_1, 32, 24, 768, (0, 2)),
+    "IQ4_NL": Block(_iq4_nl, 32, 18, 576, (0,)),
+    "IQ4_XS": Block(_iq4_xs, 256, 136, 4416, (0,)),
+    "MXFP4": Block(_mxfp4, 32, 17, 544, ()),
+    "Q2_K": Block(_q2_k, 256, 84, 2688, (80, 82), rounded=True),
+    "Q3_K": Block(_q3_k, 256, 110, 3648, (108,), rounded=True),
 }

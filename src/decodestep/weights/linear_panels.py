@@ -10,30 +10,13 @@ from decodestep._base import arrays
 from decodestep._base.arrays import Integers
 from decodestep._base.checks import is_int, require, require_within
 from decodestep._base.memory import Allocate, new_bytes
+from decodestep.weights.blocks import BLOCKS
 from decodestep.weights.lazy_rows import LazyRows, Rows
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, require_inputs, row_bytes
 
 _CLASS = "LinearPanels"
 PANEL = 32  # outputs
-# Inputs of a block, and its bytes for 32 outputs; csrc/linear/linear_panels.h defines the layout.
-_BLOCK = {
-    Format.F32: (32, 4096),
-    Format.F16: (32, 2048),
-    Format.BF16: (32, 2048),
-    Format.Q4_0: (32, 576),
-    Format.Q4_1: (32, 640),
-    Format.Q8_0: (32, 1088),
-    Format.Q4_K: (256, 4736),
-    Format.Q5_K: (256, 5760),
-    Format.Q6_K: (256, 6720),
-    Format.Q5_0: (32, 704),
-    Format.Q5_1: (32, 768),
-    Format.IQ4_NL: (32, 576),
-    Format.IQ4_XS: (256, 4416),
-    Format.MXFP4: (32, 544),
-}
-# The block formats that values are rounded to, each with the bytes of the float16 numbers at the end of a block.
-_ROUNDED = {Format.Q8_0: 64, Format.Q4_0: 64, Format.Q5_0: 64, Format.Q4_K: 128, Format.Q5_K: 128, Format.Q6_K: 64}
+_DENSE_INPUTS = 32  # to which inputs are padded in dense formats; csrc/linear/linear_panels.h defines the layouts
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +25,7 @@ class LinearPanels:
 
     data: uint8, one axis, contiguous: for every 32 outputs, for every block of inputs, 32 times the bytes of a block. Outputs
         are padded with zeros to a multiple of 32, in the dense formats inputs too. The size is that of the rows, except that
-        Q4_K, Q5_K and IQ4_XS, whose six-bit scales and minima take a byte each, are 2.8, 2.3 and 1.5 % larger.
+        Q3_K, Q4_K, Q5_K and IQ4_XS, whose six-bit scales and minima take a byte each, are 3.6, 2.8, 2.3 and 1.5 % larger.
     format: the format of the values.
     inputs, outputs: K and N. K is a multiple of the format's block.
 
@@ -72,8 +55,8 @@ class LinearPanels:
         """Copies a weight into panels, on all threads.
 
         weight: a `PackedWeight` of any format, or `LazyRows`, which are read or made while they are packed.
-        format_: the format of the panels: the weight's own, or one that values are rounded to (BF16, Q8_0, Q4_0, Q5_0, Q4_K,
-            Q5_K, Q6_K). None: the weight's own.
+        format_: the format of the panels: the weight's own, or one that values are rounded to (BF16, Q8_0, Q4_0, Q5_0, Q2_K,
+            Q3_K, Q4_K, Q5_K, Q6_K). None: the weight's own.
         allocate: makes the memory of the panels: uint8 (size,), aligned to a cache line.
 
         In its own format a weight keeps its values. Otherwise they are rounded: to bfloat16, ties to even; for Q8_0 each 32
@@ -85,7 +68,8 @@ class LinearPanels:
 
         require(isinstance(weight, (PackedWeight, LazyRows)), _CLASS, "weight", "a PackedWeight or LazyRows", weight)
         chosen = weight.format if format_ is None else format_
-        possible = dict.fromkeys((weight.format, Format.BF16, *_ROUNDED))
+        rounded = (Format[name] for name, block in BLOCKS.items() if block.rounded)
+        possible = dict.fromkeys((weight.format, Format.BF16, *rounded))
         known = isinstance(chosen, Format) and chosen in possible  # a number may equal a Format
         require(known, _CLASS, "format", f"one of {', '.join(each.name for each in possible)}", chosen)
         inputs, outputs = weight.shape
@@ -115,11 +99,11 @@ class LinearPanels:
     def has_finite_scales(self) -> bool:
         """Whether the float16 scales and minima of a format that values are rounded to are finite, which they are not if the
         values were too large. True for other formats."""
-        size = _ROUNDED.get(self.format)
-        if size is None:
+        block = BLOCKS.get(self.format.name)
+        if block is None or not block.rounded:
             return True
-        blocks = self.data.reshape(-1, _BLOCK[self.format][1])
-        return bool(np.isfinite(blocks[:, -size:].view(np.float16)).all())
+        scales = self.data.reshape(-1, block.panel_bytes)[:, -2 * PANEL * len(block.halves) :]
+        return bool(np.isfinite(scales.view(np.float16)).all())
 
     def rows(self, ids: Integers | None = None) -> PackedWeight:
         """The weight as rows in the same format, a copy, on all threads.
@@ -137,5 +121,9 @@ class LinearPanels:
 
 def packed_bytes(format_: Format, inputs: int, outputs: int) -> int:
     """The size of `LinearPanels.data`."""
-    block, block_bytes = _BLOCK[format_]
-    return -(-outputs // PANEL) * -(-inputs // block) * block_bytes
+    block = BLOCKS.get(format_.name)
+    if block is None:
+        bytes_of_panel = -(-inputs // _DENSE_INPUTS) * PANEL * row_bytes(format_, _DENSE_INPUTS)
+    else:
+        bytes_of_panel = inputs // block.values * block.panel_bytes
+    return -(-outputs // PANEL) * bytes_of_panel

@@ -11,7 +11,7 @@ from decodestep.weights.packed import Format, row_bytes
 
 def quantise_blocks(values: np.ndarray, format_: Format) -> np.ndarray:
     """Rows (N, K) of float32 as (N, bytes of a row) uint8. K is a multiple of the format's block; format_: Q4_0, Q5_0, Q8_0,
-    Q4_K, Q5_K or Q6_K.
+    Q2_K, Q3_K, Q4_K, Q5_K or Q6_K.
 
     A block that cannot hold its values, such as NaN, has a scale that is not finite.
     """
