@@ -98,6 +98,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
 // The scales of outputs 16v.. of a piece, for both of its sub-blocks, as pairs of int16.
 template <Format F>
 DECODESTEP_INLINE i32x16 scale_pairs(const uint8_t* scales, size_t v) {
+    static_assert(traits(F).scale == ScaleType::u4 || traits(F).scale == ScaleType::i8);
     const i32x16 pairs = int8_pairs(scales + 32 * v);
     return traits(F).scale == ScaleType::u4 ? pairs & broadcast_int(0x000F000F) : pairs;
 }
@@ -129,6 +130,7 @@ DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, cons
                         const i32x16 pairs = scale_pairs<F>(scales, first_v + v);
                         return run == 0 ? first_factors(pairs) : second_factors(pairs);
                     } else {
+                        static_assert(traits(F).scale == ScaleType::u8);
                         return factors(scales + 16 * (first_v + v));
                     }
                 }();
@@ -207,6 +209,7 @@ DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8
 template <Format F, int T, int V>
 DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, const QuantisedBlocks& x, size_t at,
                                        size_t stride, FloatSums<T, V>& y) {
+    static_assert(traits(F).scale == ScaleType::u4);
     constexpr PanelLayout layout = panel_layout(F);
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {

@@ -70,6 +70,7 @@ struct IntegerScales {
             first = to_float(first_factors(pairs));
             second = to_float(second_factors(pairs));
         } else if constexpr (has_integer_scales(F)) {
+            static_assert(traits(F).scale == ScaleType::u8);
             first = to_float(load_u8(scales + 16 * v));
         }
     }
