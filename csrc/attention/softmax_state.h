@@ -42,8 +42,8 @@ struct SoftmaxState {
         maximum() = highest;
     }
 
-    // out = the weighted mean of the values: the attention output once all keys are merged; NaN where no score was finite.
-    // scale: null, or [width], the factors by which the cached values were multiplied when stored.
+    // out = the weighted mean of the values: the attention output once all keys are merged; NaN where no score was
+    // finite. scale: null, or [width], the factors by which the cached values were multiplied when stored.
     void finish(const float* scale, float* out) const {
         const float inverse = maximum() > kLowest ? 1.0f / weight_sum() : __builtin_nanf("");
         for (size_t c = 0; c < width; ++c) out[c] = scale ? values()[c] * inverse / scale[c] : values()[c] * inverse;

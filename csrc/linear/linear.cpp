@@ -188,7 +188,8 @@ void multiply_all(std::span<const Linear> products) {
 
 }  // namespace
 
-LinearTasks::LinearTasks(const Linear& call, size_t tokens) : call_(call), rows_per_task_(rows_of_task(call.w, tokens)) {
+LinearTasks::LinearTasks(const Linear& call, size_t tokens)
+    : call_(call), rows_per_task_(rows_of_task(call.w, tokens)) {
     if (are_many(call.w.format, call.tokens)) copied_.emplace(call.tokens, call.w.in);
 }
 

@@ -15,7 +15,8 @@ class LinearTasks {
     // `tokens` of the largest of several calls with as many rows, which thereby have as many tasks.
     LinearTasks(const Linear& call, size_t tokens);
 
-    // Many tokens are copied, each by its task. Few are read where they lie: they have no tasks, and `read` does nothing.
+    // Many tokens are copied, each by its task. Few are read where they lie: they have no tasks, and `read` does
+    // nothing.
     size_t read_count() const { return copied_ ? call_.tokens : 0; }
     void read(size_t token) const;
 
