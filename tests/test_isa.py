@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import pytest
 
 import processes
-from builds import ROOT, TIERS, compiled, printed_under
+from builds import ROOT, TIERS, compiled, make, printed_under
 from decodestep import _native
 
 STEMS = (
@@ -59,6 +60,14 @@ def emulated(tmp_path_factory):
 def test_kernels_on_emulated(emulated, isa):
     """What a machine lacks, by tests/emulated_avx512.h."""
     run_kernels({"DECODESTEP_ISA": isa, "DECODESTEP_TEST_CORE": str(emulated)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("wanted", "built"), [("native", ("baseline", TIERS[-1])), (TIERS[-1], (TIERS[-1],))])
+def test_a_build_has_the_tiers_that_it_is_given(tmp_path, wanted, built):
+    make(tmp_path, "help", f"DECODESTEP_TIERS={wanted}")
+    header = (tmp_path / "generated" / "core" / "tiers.h").read_text()
+    assert re.findall(r"X\((\w+), true\)", header) == list(dict.fromkeys(built))
 
 
 @pytest.mark.parametrize("name", ["avx9", "AVX2", ""])
