@@ -479,6 +479,7 @@ def test_threads_render_at_once_and_nothing_traces_them():
     assert traces == [trace] * 6
 
 
+@pytest.mark.slow
 def test_hostile_templates_of_several_threads_end_each_for_itself():
     names = ["nested loops", "a long string", "doubling by concatenation", "a wide field", "a large power", "join"]
     found: dict[str, object] = {}

@@ -87,6 +87,7 @@ def is_text_of(grammar, text):
     return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grammar", "text"),
     [
@@ -492,6 +493,7 @@ def test_no_text_leads_nowhere_after_the_last_name(schema, rng):
             jsonschema.validate(json.loads(row.text.text), schema)
 
 
+@pytest.mark.slow
 def test_names_that_a_pattern_allows_are_written_once():
     for pattern, name in (("^(a|b)$", "b"), ("^[ab]$", "b"), ("^ab?$", "ab")):
         schema = closed(**patterns(pattern))

@@ -127,6 +127,7 @@ def test_commands_are_understood(page, monkeypatch):
                 assert other in OTHER_PROGRAMS, words
 
 
+@pytest.mark.slow
 def test_make_lint_installs_the_packages_whose_types_mypy_reads():
     lists = re.findall(r"^module = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
     untyped = {name for modules in lists for name in re.findall(r'"(\w+)', modules)}

@@ -41,6 +41,7 @@ def document(model):
     return data.record_document(model, "Round</script><b>", ids, each, steps=6, top=40)
 
 
+@pytest.mark.slow
 def test_a_recording_is_what_generate_does(model, document):
     ids = model.tokenizer.encode("Round and round and round")
     params = ds.SamplingParams(seed=2, temperature=0.9, top_k=30, top_p=0.9, max_new_tokens=6, logprobs=0, **BUSY)
@@ -176,6 +177,7 @@ def settings_and_traces(rng, logits, history, *, seed, ids):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="needs node")
 def test_the_sliders_make_what_the_plan_makes(model, tmp_path, rng):
     """On a model's scores after penalties, and on scores with ties, with and without tokens that the page does not hold, and

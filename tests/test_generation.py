@@ -21,6 +21,7 @@ def run(model, prompts, *params, **options):
     return ds.generate(model, prompts, list(params) if len(params) > 1 else params[0], **options)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_text_in_any_batch_and_on_any_threads(model):
     params = SamplingParams(max_new_tokens=24, temperature=0.9, top_p=0.95, top_k=40, repetition_penalty=1.1, seed=1)
     alone = run(model, [STORY], params)[0]
@@ -202,6 +203,7 @@ def test_what_was_held_back_is_streamed_too(model, monkeypatch, reason):
     assert "".join(pieces) == done.text
 
 
+@pytest.mark.slow
 def test_cancelling_in_a_long_prompt_takes_one_pass(model, passes):
     ids = model.tokenizer.encode("one two three four " * 600)
     asked, pieces = [], []
@@ -350,6 +352,7 @@ def test_beams_without_a_candidate_end_their_row_alone(tiny_file):
     assert len(going.token_ids) == 3
 
 
+@pytest.mark.slow
 def test_of_many_rows_as_many_run_as_fill_a_pass(tiny_file):
     """Each holds its logits, which of ten thousand rows would be gigabytes."""
     model, held = ds.load(tiny_file(kind="Q8_0")), []

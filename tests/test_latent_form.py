@@ -16,6 +16,8 @@ from decodestep.models.layer_decoder import LayerDecoder
 from dense_decoder import dense_logits
 from tolerances import LOGITS, assert_close
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ["The three laws of thermodynamics say that", "def quicksort(items):\n"]
 
 

@@ -97,6 +97,7 @@ def test_equals_plain_attention(data):
     assert_close(ds.mla_attention(*wide, **options), want, terms)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.data())
 def test_every_kind_of_cache(data):

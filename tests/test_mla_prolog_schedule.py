@@ -156,6 +156,7 @@ def test_what_is_redundant_on_one_core_of_each_kind():
     assert "cube 0 writes qcqr" in str(verdicts["CUBE_ALL"])  # one core, but two of its pipes
 
 
+@pytest.mark.slow
 def test_every_single_set_and_wait_removed():
     schedule = schedule_of("NO_QUANT", 2, 1, 2, 1)
     right, outcomes = truth(graph_of(schedule)), set()
@@ -197,6 +198,7 @@ def is_schedule(edited) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_mutations_against_every_interleaving():
     rng, outcomes = random.Random(11), []
     bases = [schedule_of("NO_QUANT", 2, 1, 1, 1), schedule_of("PARTIAL", 2, 1, 1, 1), schedule_of("FULL_KV", 2, 1, 1, 1)]

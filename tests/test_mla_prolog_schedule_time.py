@@ -201,6 +201,7 @@ def test_the_trace_has_the_events_of_the_format(shown):
 # Search and command
 
 
+@pytest.mark.slow
 def test_what_the_search_finds_is_right_and_not_slower():
     plan = ds.mla_prolog_plan(150, 8, aic=3, aiv=6, **SMALL)
     found = search(plan)

@@ -331,6 +331,7 @@ def test_replacements_of_one_character_by_another_are_no_growth(copy):
     assert tokenizer.encode("„ab”") == tokenizer.encode('"ab"')
 
 
+@pytest.mark.slow
 def test_many_keys_and_tokens_cost_no_square_of_time(tmp_path):
     text = "{" + ",".join(f'"k{i}": 0' for i in range(200_000)) + ', "k199999": 1}'
     began = time.process_time()

@@ -157,6 +157,7 @@ def example(data):
     return processors, logits, tokens, prompt
 
 
+@pytest.mark.slow
 @settings(max_examples=1500)
 @given(st.data())
 def test_a_plan_equals_its_processors(data):
@@ -183,6 +184,7 @@ def test_a_plan_equals_its_processors(data):
         assert_same_chain(mine.processed[0], narrow)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_repair_finds_the_nan_that_no_step_before_it_has_forbidden(data):

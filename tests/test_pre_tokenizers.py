@@ -173,6 +173,7 @@ TEXT = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pre", WORDS)
 @settings(max_examples=300)
 @given(text=TEXT)

@@ -16,6 +16,8 @@ from transformers.generation import utils as hf_utils
 import decodestep as package
 from decodestep import processors as ds
 
+pytestmark = pytest.mark.slow
+
 VOCAB, EOS = 40, [3, 5]
 
 

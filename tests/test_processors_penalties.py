@@ -110,6 +110,7 @@ def random_sequences(rng: np.random.Generator, vocab: int, count: int) -> list[l
     return [rng.integers(0, min(vocab, 3), int(rng.integers(1, 5))).tolist() for _ in range(count)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listed", [False, True])
 def test_sequence_bias_equals_transformers(listed):
     for rng, scores in cases(14, repeats=2):

@@ -13,6 +13,8 @@ from decodestep.models.gguf_file import GgufFile
 from decodestep.models.gguf_tokenizer import GgufTokenizer
 from test_pre_tokenizers import CORPUS, TEXT
 
+pytestmark = pytest.mark.slow
+
 # DeepSeek-V2's kinds, a SentencePiece one as PLM's and MiniCPM3's relatives have, and GigaChat's pre-tokenizer.
 NAMES = ("deepseek-llm", "deepseek-coder", "llama-spm", "gpt-2", "qwen2")
 

@@ -31,6 +31,8 @@ from decodestep.models.requantise import RECIPES
 from decodestep.weights.packed import Format, PackedWeight
 from grouped_files import write_gguf
 
+pytestmark = pytest.mark.slow
+
 # Root mean squares of the error that values of a normal distribution have, relative to the values'.
 ERRORS = {Type.Q2_K: 0.28, Type.Q3_K: 0.15, Type.Q4_K: 0.075, Type.Q5_K: 0.038, Type.Q6_K: 0.019}
 

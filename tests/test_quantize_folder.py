@@ -25,6 +25,8 @@ from decodestep.models.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WOR
 from decodestep.models.tokenizer_fields import tokenizer_fields
 from tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
+pytestmark = pytest.mark.slow
+
 
 def linear(factor):
     return {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": factor}}

@@ -55,6 +55,7 @@ def row_of(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), 
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.integers(0, 2**32))
 def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):

@@ -72,6 +72,7 @@ def alone(params, prompt, rows):
     return out, result.reason[0]
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_a_row_is_the_same_whoever_comes_and_goes(seed):
@@ -98,6 +99,7 @@ def test_a_row_is_the_same_whoever_comes_and_goes(seed):
         assert (taken[i], ended[i]) == alone(*everyone[i], own[i])
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.integers(0, 2**32))
 def test_processed_is_what_the_chain_of_classes_gives(seed):

@@ -47,6 +47,7 @@ def follows(tokens, expected):
     assert chisquare(counts[alive], len(tokens) * expected[alive]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_draws_over_seeds(name):
     request, chain = REQUESTS[name]

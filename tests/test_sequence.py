@@ -134,6 +134,7 @@ thread.join()
     assert printed(code).split() == ["0", "full"]
 
 
+@pytest.mark.slow
 def test_a_fork_beside_busy_threads_can_use_the_cache(tiny_file):
     code = f"""
 import os, threading

@@ -174,6 +174,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(cases())
 def test_against_the_oracle(case: dict[str, Any]) -> None:
