@@ -165,6 +165,7 @@ def substrings(rng: np.random.Generator, tokenizer: Any, count: int) -> list[str
     return found
 
 
+@pytest.mark.slow
 def test_stop_strings_equal_transformers(both):
     plain, tokenizer = both
     rng = np.random.default_rng(62)
@@ -219,6 +220,7 @@ def test_the_table_reads_as_the_bytes_do(pieces, stops, data):
         state = table.after[table.after_row[token], state]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")  # array-api-compat's own
 def test_a_call_is_traced_whole():
     for plain, text, string in [

@@ -358,6 +358,7 @@ def test_a_required_call_is_one_that_is_read(kind):
     assert accepted_prefix(forced, filled) == (filled, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_only_allowed_functions_are_called(kind):
     """Text stays free; a call that begins with a mark can only be of an allowed function, and no other is read as a call."""
@@ -416,6 +417,7 @@ def test_a_mark_in_reasoning_begins_no_constrained_call(kind):
 UNIQUE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}, "required": ["tags"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_a_function_that_is_not_strict_is_called_with_any_arguments(kind):
     """Also beside a strict one, and where its schema cannot be enforced."""
@@ -430,6 +432,7 @@ def test_a_function_that_is_not_strict_is_called_with_any_arguments(kind):
         assert len(read(format_, text)[1]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_an_answer_of_a_schema_or_calls(kind):
     """A response_format is that of an answer: the functions may be called instead."""
@@ -454,6 +457,7 @@ def draw_arguments(kind, schema, rng, seed):
     return arguments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 @pytest.mark.parametrize("where", ["$defs", "definitions"])
 def test_forced_arguments_may_refer_to_definitions(kind, where, rng):

@@ -110,6 +110,7 @@ def compare(kind: str, vocab: int, seed: int) -> None:
     same(*([ds.apply_top_k_top_p(logits, given_p, given_k, backend=backend)] for backend in ("cpu", "reference")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("vocab", WIDTHS)
 def test_both_backends_have_the_same_bits(kind: str, vocab: int) -> None:
@@ -123,6 +124,7 @@ def test_drawn_rows_have_the_same_bits(kind: str, vocab: int, seed: int) -> None
     compare(kind, vocab, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.3, 0.9, 0.999])
 @pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])
 def test_long_rows_have_the_same_bits(p: float, spread: float) -> None:
