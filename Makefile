@@ -30,7 +30,8 @@ test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST) -m "not tiers"
 
 # What a developer wants after each change. Left out are whole subjects, whose imports take seconds too, and slow tests of the others.
-OTHER_SUBJECTS := test_*_triton test_integrations_* test_benchmarks test_cli* test_serving*
+OTHER_SUBJECTS := test_*_triton test_integrations_* test_benchmarks test_cli* test_serving* test_connection test_constraint test_chat \
+    test_mla_prolog_schedule* test_processes test_sanitizers
 check: $(VENV)/.core $(VENV)/.test
 	$(PYTEST) -m "not tiers and not slow" $(OTHER_SUBJECTS:%=--ignore-glob="tests/%.py")
 
