@@ -13,12 +13,20 @@ NATIVE = "decodestep._native"
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
+    ("errors",),
     ("_base",),
     ("random",),
     ("weights",),
     ("ops",),
+    ("npu_schedule",),
     ("processors", "stopping"),
+    ("constraints",),
     ("sampling",),
+    ("files",),
+    ("tokenizers",),
+    ("chat",),
+    ("decoding",),
+    ("families",),
     ("models",),
     ("generation",),
     ("explain",),
@@ -28,6 +36,9 @@ LAYERS = [
     ("__main__",),
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# Documented names of what has moved to a later layer: modules that only hand on the module beside them.
+ALIASES = {"ops.mla_prolog.schedule": "npu_schedule"}
 
 # Who may import the native core: `ops/<stem>/cpu.py`, and these, which own native objects.
 NATIVE_OWNERS = {
@@ -188,7 +199,7 @@ def upward_imports(project: Project) -> list[str]:
     return [
         f"{edge.source}:{edge.line} imports {edge.target}"
         for edge in project.imports
-        if edge.target != "_native" and layer(edge.target) > layer(edge.source)
+        if edge.target != "_native" and layer(edge.target) > layer(edge.source) and ALIASES.get(edge.source) != edge.target
     ]
 
 

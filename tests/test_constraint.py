@@ -15,8 +15,10 @@ import pytest
 
 import decodestep as ds
 import processes
+from decodestep.constraints import trial as constraint_trial
+from decodestep.constraints import worker as constraint_worker
 from decodestep.ops.decode_step.steps import Allow, Ban
-from decodestep.sampling import constraint, constraint_trial, constraint_worker
+from decodestep.sampling import constraint
 from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-from decodestep.models.chat import ChatTemplate
-from decodestep.models.tokenizer import Tokenizer
-from decodestep.models.vocabulary import Vocabulary
+from decodestep.chat import tool_formats as formats
+from decodestep.chat.template import ChatTemplate
+from decodestep.chat.tool_grammar import one_call
+from decodestep.generation.engine_request import Delta
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
-from decodestep.serving import tool_formats as formats
-from decodestep.serving.engine_request import Delta
 from decodestep.serving.responses import ChatChoice
-from decodestep.serving.tool_grammar import one_call
 from decodestep.serving.tools import ToolFormat, in_turns
+from decodestep.tokenizers.tokenizer import Tokenizer
+from decodestep.tokenizers.vocabulary import Vocabulary
 from test_constraint import END, VOCAB, run
 
 STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}

@@ -12,13 +12,13 @@ import numpy as np
 from decodestep._base.arrays import Array
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
+from decodestep.constraints.grammar import grammar_of
+from decodestep.constraints.json_schema import short
+from decodestep.constraints.trial import LIMITS
+from decodestep.constraints.vocabulary import Encode, TokenBytes, tokenizer_of
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
-from decodestep.sampling.constraint_grammar import grammar_of
-from decodestep.sampling.constraint_trial import LIMITS
-from decodestep.sampling.constraint_vocabulary import Encode, TokenBytes, tokenizer_of
 from decodestep.sampling.fusion_rules import restriction, rule
-from decodestep.sampling.json_schema import short
 from decodestep.sampling.params import SamplingParams, languages_of
 from decodestep.sampling.token_history import TokenHistory
 

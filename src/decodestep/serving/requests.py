@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from decodestep._base.checks import RequestError, Words, is_int, require
+from decodestep.chat.tool_json import UnreadableError, read_arguments
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.spellings import SAME
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.request_fields import list_field, object_field, refuse_others, require_short, texts
 from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_of
-from decodestep.serving.tool_json import UnreadableError, read_arguments
 from decodestep.serving.tools import ToolFormat
 
 if TYPE_CHECKING:

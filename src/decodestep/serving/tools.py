@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import RequestError
-from decodestep.sampling.json_schema import check
-from decodestep.serving.answer_reader import AnswerReader
+from decodestep.chat.answer_reader import AnswerReader
+from decodestep.chat.reasoning import THINK, Reasoning, reasoning_of
+from decodestep.chat.tool_call_format import Call, CallFormat, Pieces
+from decodestep.chat.tool_formats import TaggedJson, kind_of
+from decodestep.chat.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
+from decodestep.chat.tool_trial import takes_several_calls
+from decodestep.constraints.json_schema import check
 from decodestep.serving.errors import HttpError, refusal
-from decodestep.serving.reasoning import THINK, Reasoning, reasoning_of
-from decodestep.serving.tool_call_format import Call, CallFormat, Pieces
-from decodestep.serving.tool_formats import TaggedJson, kind_of
-from decodestep.serving.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
-from decodestep.serving.tool_trial import takes_several_calls
 
 if TYPE_CHECKING:
     from decodestep.models import Model
-    from decodestep.models.tokenizer import Tokenizer
+    from decodestep.tokenizers.tokenizer import Tokenizer
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAMED = '{"type": "function", "function": {"name": one of the tools}}'
