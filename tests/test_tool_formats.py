@@ -16,10 +16,10 @@ import decodestep as ds
 from decodestep.chat import tool_formats as formats
 from decodestep.chat.template import ChatTemplate
 from decodestep.chat.tool_grammar import one_call
+from decodestep.chat.tools import ToolFormat, in_turns
 from decodestep.generation.engine_request import Delta
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving.responses import ChatChoice
-from decodestep.serving.tools import ToolFormat, in_turns
 from decodestep.tokenizers.tokenizer import Tokenizer
 from decodestep.tokenizers.vocabulary import Vocabulary
 from test_constraint import END, VOCAB, run

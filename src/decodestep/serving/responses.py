@@ -12,7 +12,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decodestep.serving.tools import ToolFormat
+from decodestep.chat.tools import ToolFormat
 
 if TYPE_CHECKING:
     from decodestep.generation.engine_request import Delta

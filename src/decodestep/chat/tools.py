@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import RequestError
+from decodestep._base.checks import RequestError, Words, refuse
 from decodestep.chat.answer_reader import AnswerReader
 from decodestep.chat.reasoning import THINK, Reasoning, reasoning_of
 from decodestep.chat.tool_call_format import Call, CallFormat, Pieces
@@ -16,12 +16,12 @@ from decodestep.chat.tool_formats import TaggedJson, kind_of
 from decodestep.chat.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
 from decodestep.chat.tool_trial import takes_several_calls
 from decodestep.constraints.json_schema import check
-from decodestep.serving.errors import HttpError, refusal
 
 if TYPE_CHECKING:
-    from decodestep.models import Model
+    from decodestep.chat.template import ChatModel
     from decodestep.tokenizers.tokenizer import Tokenizer
 
+_OP = "chat"
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAMED = '{"type": "function", "function": {"name": one of the tools}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -98,8 +98,8 @@ class ToolFormat:
             texts, marks, sorted(hidden), several=self.several, reasoning=self.reasoning, in_reasoning=self.in_reasoning
         )
 
-    def refusal(self, grammar: str, error: RequestError) -> HttpError | None:
-        """The response to an error in compiling the grammar; None if it is about none of the functions."""
+    def refusal(self, grammar: str, error: RequestError) -> RequestError | None:
+        """The error of the function that an error in compiling the grammar is about; None if it is about none."""
         i = text_at(grammar, error.got)
         return None if i is None else _refused(list(self.call_format.functions)[i], error)
 
@@ -124,14 +124,14 @@ class ToolFormat:
         return {_name_of(tool) for tool in self.definitions if tool["function"].get("strict")}
 
 
-def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any]]) -> ToolFormat | None:
+def read(model: ChatModel, body: Mapping[str, Any], conversation: list[dict[str, Any]]) -> ToolFormat | None:
     """The format of a request's tools; None without tools, or if none may be called. conversation: its parsed messages."""
     definitions, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(body.get("parallel_tool_calls"), bool | None):
-        raise refusal("parallel_tool_calls", "a bool")
+        refuse(_OP, "parallel_tool_calls", "a bool", body["parallel_tool_calls"])
     if definitions is None or definitions == []:
         if choice not in (None, "none", "auto"):
-            raise refusal("tool_choice", "none or auto without tools")
+            refuse(_OP, "tool_choice", "none or auto without tools", choice)
         return None
     names = _names(definitions)
     if choice == "none":
@@ -155,7 +155,9 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     )
 
 
-def with_tools_as_text(model: Model, conversation: list[dict[str, Any]], format_: ToolFormat | None) -> list[dict[str, Any]]:
+def with_tools_as_text(
+    model: ChatModel, conversation: list[dict[str, Any]], format_: ToolFormat | None
+) -> list[dict[str, Any]]:
     """The conversation for a chat template that is not given the tools. format_: as `read` returns it."""
     readable = conversation if kind_of(model.template.text()) else in_turns(conversation)
     return readable if format_ is None else format_.describe_tools(readable)
@@ -189,11 +191,11 @@ def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
     allowed = choice.get("allowed_tools")
     mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
     if mode not in ("auto", "required"):
-        raise refusal("tool_choice.allowed_tools.mode", "auto or required")
+        refuse(_OP, "tool_choice.allowed_tools.mode", "auto or required", mode)
     field, rule = "tool_choice.allowed_tools.tools", f"a non-empty list of {_NAMED}"
     allowed_names = [_name(tool, names, field, rule) for tool in _as_list(tools)]
     if not allowed_names:
-        raise refusal(field, rule)
+        refuse(_OP, field, rule, tools)
     return allowed_names, mode == "required"
 
 
@@ -201,7 +203,7 @@ def _name(tool: Any, names: list[str], field: str, rule: str) -> str:
     """The name of a function that a choice names."""
     name = _function(tool).get("name")
     if name not in names:
-        raise refusal(field, rule)
+        refuse(_OP, field, rule, tool)
     return str(name)
 
 
@@ -210,15 +212,15 @@ def _names(definitions: Any) -> list[str]:
     functions = [_function(tool) for tool in _as_list(definitions)]
     names: list[Any] = [function.get("name") for function in functions]
     if not names or not all(isinstance(name, str) for name in names):
-        raise refusal("tools", rule)
+        refuse(_OP, "tools", rule, definitions)
     for name in names:
         if not _NAME.fullmatch(name):
-            raise refusal("tools", f"named with 1 to 64 letters, digits, _ and -, unlike {name[:200]!r}")
+            refuse(_OP, "tools", "named with 1 to 64 letters, digits, _ and -", name)
     for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         if not all(isinstance(function.get(field), kind | None) for function in functions):
-            raise refusal("tools", rule)
+            refuse(_OP, "tools", rule, definitions)
     if len(set(names)) < len(names):
-        raise refusal("tools", "a list of functions with different names")
+        refuse(_OP, "tools", "a list of functions with different names", names)
     return names
 
 
@@ -227,13 +229,13 @@ def _arguments(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters") or _NO_PARAMETERS
     kinds = schema.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
-        raise refusal("tools", f"such that the parameters of {name} are an object")
+        refuse(_OP, "tools", f"such that the parameters of {name} are an object", Words(f"the type {kinds!r}"))
     return {**schema, "type": "object"}
 
 
-def _refused(name: str, error: RequestError) -> HttpError:
+def _refused(name: str, error: RequestError) -> RequestError:
     """The error about the schema of a function's arguments."""
-    return refusal("tools", f"such that the schema of {name} is {error.rule}; got {error.got}")
+    return RequestError(_OP, "tools", f"such that the schema of {name} is {error.rule}", error.got)
 
 
 def _name_of(definition: Mapping[str, Any]) -> str:
