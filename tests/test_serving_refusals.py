@@ -13,8 +13,8 @@ import pytest
 
 from decodestep._base.checks import RequestError
 from decodestep.chat import template_process
+from decodestep.constraints.processor import ConstraintError
 from decodestep.generation.engine import Engine
-from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.errors import HttpError, http_error
 from decodestep.serving.requests import completion_job
 from servers import HELLO, LocalServer, allowed_tools, load, post, tool, wait_until

@@ -17,8 +17,8 @@ from decodestep.chat import tool_formats as formats
 from decodestep.chat.template import ChatTemplate
 from decodestep.chat.tool_grammar import one_call
 from decodestep.chat.tools import ToolFormat, in_turns
+from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.generation.engine_request import Delta
-from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving.responses import ChatChoice
 from decodestep.tokenizers.tokenizer import Tokenizer
 from decodestep.tokenizers.vocabulary import Vocabulary
@@ -336,8 +336,8 @@ def _byte(token):
 def accepted_prefix(grammar, text):
     """How much of a text a grammar accepts, and whether the text may end there; HIDDEN stands for a token without text."""
     ids = [VOCAB - 1 if byte == ord(HIDDEN) else byte for byte in text.encode()]
-    params = ds.SamplingParams(grammar=grammar)
-    processor = ConstraintLogitsProcessor(params, 0, token_bytes=_byte, vocab_size=VOCAB, ends=frozenset({END}))
+    options = {"token_bytes": _byte, "vocab_size": VOCAB, "ends": frozenset({END})}
+    processor = ConstraintLogitsProcessor("grammar", grammar, 0, **options)
     for i in range(len(ids) + 1):
         scores = processor(np.array([ids[:i]], np.int64), np.zeros((1, VOCAB), np.float32))[0]
         if i == len(ids) or scores[ids[i]] < 0:

@@ -20,6 +20,7 @@ import numpy as np
 
 from decodestep import processors as p
 from decodestep._base.checks import require
+from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
@@ -190,7 +191,15 @@ def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -
     require(int(ids.max()) < vocab, type(processor).__name__, "allowed_token_ids", f"below {vocab}", int(ids.max()))
     allowed = np.zeros(vocab, np.bool_)
     allowed[ids] = True
-    return restriction(allowed)
+    return s.restriction(allowed)
+
+
+@rule(ConstraintLogitsProcessor, "mask")
+def constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
+    def steps(history: TokenHistory) -> tuple[Step, ...]:
+        return processor.steps(history.tokens)
+
+    return steps
 
 
 # Forced tokens.
@@ -273,14 +282,6 @@ def _distinct(ids: Iterable[int]) -> np.ndarray:
     return as_ids(dict.fromkeys(ids))
 
 
-def restriction(allowed: np.ndarray) -> tuple[Step, ...]:
-    """The step that forbids what is False in a mask of the vocabulary: `Allow` or `Ban`, whichever names fewer; or none."""
-    count = int(np.count_nonzero(allowed))
-    if 2 * count <= len(allowed):
-        return (s.Allow(np.flatnonzero(allowed)),)
-    return (s.Ban(np.flatnonzero(~allowed)),) if count < len(allowed) else ()
-
-
 def _ban(ids: Iterable[int], vocab: int) -> tuple[Step, ...]:
     """A ban of those ids that are in the vocabulary; no step if there are none."""
     inside = _distinct(ids)
@@ -289,7 +290,7 @@ def _ban(ids: Iterable[int], vocab: int) -> tuple[Step, ...]:
         return (s.Ban(inside),) if inside.size else ()
     allowed = np.ones(vocab, np.bool_)
     allowed[inside] = False
-    return restriction(allowed)
+    return s.restriction(allowed)
 
 
 def _while(first: int, last: int, steps: tuple[Step, ...]) -> Part:

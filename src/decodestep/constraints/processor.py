@@ -17,10 +17,6 @@ from decodestep.constraints.json_schema import short
 from decodestep.constraints.trial import LIMITS
 from decodestep.constraints.vocabulary import Encode, TokenBytes, tokenizer_of
 from decodestep.ops.decode_step import steps as s
-from decodestep.ops.decode_step.rows import Part
-from decodestep.sampling.fusion_rules import restriction, rule
-from decodestep.sampling.params import SamplingParams, languages_of
-from decodestep.sampling.token_history import TokenHistory
 
 # Seconds of processor time for the first mask, and for a later one with its token, which all rows of a pass wait for. Ordinary
 # masks take less than a millisecond. llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
@@ -44,8 +40,8 @@ class ConstraintLogitsProcessor:
 
         s[t] = -inf if no text of the language begins with the generated text + t; end tokens are allowed after a complete text
 
-    params: with one of json_schema, regex and grammar. prompt_length: where the generated tokens begin.
-    token_bytes, encode, vocab_size, ends: as for the sampler.
+    language: "json_schema", "regex" or "grammar", and text: its schema, expression or grammar, as `SamplingParams` has it.
+    prompt_length: where the generated tokens begin. token_bytes, encode, vocab_size, ends: as for the sampler.
 
     Where only one text can follow, only the token with which `encode` writes it is allowed. But the tokens at its end which
     might be others if the text after it were known are not decided: there, each token that goes on with the text is allowed,
@@ -62,7 +58,8 @@ class ConstraintLogitsProcessor:
 
     def __init__(
         self,
-        params: SamplingParams,
+        language: str,
+        text: str,
         prompt_length: int,
         *,
         token_bytes: TokenBytes,
@@ -70,19 +67,19 @@ class ConstraintLogitsProcessor:
         vocab_size: int,
         ends: frozenset[int],
     ) -> None:
-        [self.language] = languages_of(params)
+        self.language = language
         if not ends:
-            refuse("Sampler", self.language, "given to rows that have an end token", Words("none"))
+            refuse("Sampler", language, "given to rows that have an end token", Words("none"))
         written = [end for end in sorted(ends) if token_bytes(end)]  # which would follow the text of the language
-        require(not written, "Sampler", "eos_token_id", f"of tokens without text beside {self.language}", written)
+        require(not written, "Sampler", "eos_token_id", f"of tokens without text beside {language}", written)
         with extra("generate"):
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**LIMITS)
-        grammar = grammar_of(self.language, getattr(params, self.language))
+        grammar = grammar_of(language, text)
         # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
         self._matcher = LLMatcher(tokenizer_of(token_bytes, vocab_size, ends, encode), grammar, log_level=0, limits=limits)
         texts = partial(ConstraintLogitsProcessor, token_bytes=token_bytes, encode=encode)
-        self._anew = partial(texts, params, prompt_length, vocab_size=vocab_size, ends=ends)
+        self._anew = partial(texts, language, text, prompt_length, vocab_size=vocab_size, ends=ends)
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
@@ -90,9 +87,9 @@ class ConstraintLogitsProcessor:
         self._steps = self._mask()  # of the row as it was then
         if self._steps is None or self._matcher.is_error():
             what = self._reason("one that no text satisfies")
-            refuse("SamplingParams", self.language, "one that can be compiled", Words(what))
+            refuse("SamplingParams", language, "one that can be compiled", Words(what))
         if time.thread_time() - began > _FIRST_SECONDS:
-            refuse("SamplingParams", self.language, "one that can be compiled", Words("one that costs too much"))
+            refuse("SamplingParams", language, "one that can be compiled", Words("one that costs too much"))
 
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
         """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
@@ -143,12 +140,4 @@ class ConstraintLogitsProcessor:
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return None  # a rule that has no text was begun: the end tokens that the bits allow would end an incomplete text
         allowed = np.unpackbits(bits, count=self._vocab, bitorder="little").view(np.bool_)  # whose indices are found fastest
-        return restriction(allowed)
-
-
-@rule(ConstraintLogitsProcessor, "mask")
-def _constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
-    def steps(history: TokenHistory) -> tuple[s.Step, ...]:
-        return processor.steps(history.tokens)
-
-    return steps
+        return s.restriction(allowed)
