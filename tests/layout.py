@@ -48,10 +48,7 @@ NATIVE_OWNERS = {
     "random.cpu",
     "sampling.token_history",
     "weights.file_rows",
-    "weights.pack_linear_panels",
-    "weights.pack_prolog_panels",
-    "weights.quantise_blocks",
-    "weights.unpack_linear_panels",
+    "weights.native",
 }
 
 # The folders of csrc; a file may include from its own folder and from those before it.

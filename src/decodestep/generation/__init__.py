@@ -1,4 +1,4 @@
-"""Text generation: sampling (`generate`, `stream`) and beam search.
+"""Text generation: sampling (`generate`, `stream`, `Engine`) and beam search.
 
 - `prompts`: the accepted forms of a prompt; `completion`: the result of a row;
 - `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs; `model_sampler`: their sampler;
