@@ -15,6 +15,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import SamplingParams
+from support import processes
 
 STORY = "Once upon a time"
 GREEDY = SamplingParams(do_sample=False, max_new_tokens=12)
@@ -284,17 +285,14 @@ def test_a_forked_child_refuses_a_stream_that_another_thread_was_reading(tiny_fi
     reader = threading.Thread(target=list, args=(read,))
     reader.start()
     inside.wait()
-    child = os.fork()
-    if child == 0:
-        ok = False
-        try:
-            with pytest.raises(RuntimeError, match="another thread was reading it"):
-                next(read)
-            read.close()
-            ok = bool("".join(idle))
-        finally:
-            os._exit(not ok)
-    forked.set()
-    reader.join()
-    assert os.waitpid(child, 0)[1] == 0
+
+    def refuses_there():
+        with pytest.raises(RuntimeError, match="another thread was reading it"):
+            next(read)
+        read.close()
+        return bool("".join(idle))
+
+    with processes.forked_child(refuses_there):
+        forked.set()
+        reader.join()
     assert read.completion.text == "".join(idle)

@@ -20,6 +20,7 @@ from decodestep.ops.decode_step.rows import END_REASONS, new_row, step_rows
 from decodestep.sampling.fusion_rules import steps_of
 from decodestep.sampling.token_history import SequenceEndings, TokenHistory
 from support import decode_step_cases as cases
+from support import processes
 
 VOCAB = 40
 
@@ -228,17 +229,14 @@ def test_a_forked_child_steps_rows_that_a_call_was_using():
     call = threading.Thread(target=step_rows, args=(logits, [row]))
     call.start()
     inside.wait()
-    child = os.fork()
-    if child == 0:
-        ok = False
-        try:
-            forked.set()
-            ok = step_rows(logits, [row])[0] == 0 and history.tokens == [1, 0]
-        finally:
-            os._exit(not ok)
-    with pytest.raises(ValueError, match="one step at a time"):
-        step_rows(logits, [row])
-    forked.set()
-    call.join()
-    assert os.waitpid(child, 0)[1] == 0
+
+    def steps_there():
+        forked.set()
+        return step_rows(logits, [row])[0] == 0 and history.tokens == [1, 0]
+
+    with processes.forked_child(steps_there):
+        with pytest.raises(ValueError, match="one step at a time"):
+            step_rows(logits, [row])
+        forked.set()
+        call.join()
     assert history.tokens == [1, 0]

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,23 @@ def run(
 def run_python(code: str, *, env: Mapping[str, str] = os.environ, **options: Any) -> subprocess.CompletedProcess[str]:
     """Runs the code in another interpreter, which finds the modules that this one finds, those of tests among them."""
     return run([sys.executable, "-c", code], env={**env, "PYTHONPATH": os.pathsep.join(sys.path)}, **options)
+
+
+@contextmanager
+def forked_child(check: Callable[[], bool]) -> Iterator[None]:
+    """A child that is forked now and in which `check` must be true; its end is waited for when the block ends."""
+    child = os.fork()
+    if child == 0:
+        ok = False
+        try:
+            ok = check()
+        finally:
+            os._exit(not ok)
+    try:
+        yield
+    finally:
+        _, status = os.waitpid(child, 0)
+    assert status == 0
 
 
 def resident(pid: int | str = "self") -> int:
