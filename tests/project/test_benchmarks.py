@@ -19,6 +19,8 @@ import decodestep as ds
 import harness
 import random_models
 import sampling
+from decodestep import cli
+from decodestep.cli import bench
 from decodestep.ops.linear import Format
 from peers import ours
 from sampling_check import verify
@@ -162,7 +164,7 @@ EACH_ON_A_DEVICE = """
 import os, runpy, sys
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path[:0] = {folder!r}, {tests!r}
-from support import support.triton_interpreter  # quicker than Triton's own, and checks every access
+from support import triton_interpreter  # quicker than Triton's own, and checks every access
 for stem, *arguments in {runs!r}:
     sys.argv = ["bench_" + stem, "--device", *arguments]
     runpy.run_path({folder!r} + "/bench_" + stem + ".py", run_name="__main__")
@@ -259,6 +261,18 @@ def test_the_command_lists_them_all_and_knows_no_others():
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "one of 'decode_step'" in wrong.stderr and "'sampler'" in wrong.stderr
     assert run([*CLI, "decode_step"], "--cases", "everything").returncode == 2
+
+
+def test_the_command_without_a_clone_says_where_the_benchmarks_are(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "_FOLDER", tmp_path / "benchmarks")
+    for arguments in ([], ["decode_step"], ["--help"]):
+        assert cli.main(["bench", *arguments]) == 1
+        out, err = capsys.readouterr()
+        assert (
+            not out
+            and err.startswith("decodestep: bench: the benchmarks are not in the installed package; ")
+            and err.count("\n") == 1
+        )
 
 
 def test_a_peer_that_takes_too_long_is_left_out_and_named(capsys):
