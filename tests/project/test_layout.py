@@ -19,6 +19,10 @@ RULES = {
     layout.native_imports: [],
     layout.native_references: [],
     layout.missing_rooms: [],
+    layout.test_rooms: [
+        f"tests/{room} is no room"
+        for room in ("chat", "constraints", "decoding", "families", "files", "npu_schedule", "tokenizers")
+    ],
     layout.long_files: [],
     layout.texts_as_values: [],
     layout.target_conditions: [],
@@ -51,7 +55,10 @@ SOUND = {
     "src/decodestep/sampling/__init__.py": "",
     "src/decodestep/sampling/params.py": "import decodestep as ds\n\nds.scale, ds.ops.scale, ds.__version__\n",
     "src/decodestep/sampling/sampler.py": "from .params import f\nfrom decodestep.ops import scale\n",
+    "tests/_base/test_checks.py": "",
+    "tests/core/test_isa.py": "",
     "tests/ops/test_scale.py": "",
+    "tests/sampling/test_params.py": "",
     "benchmarks/bench_scale.py": "",
     "docs/ops/scale.md": "",
     "csrc/core/isa.h": "#pragma once\n",
@@ -168,6 +175,9 @@ PLANTS = {
         {"src/decodestep/ops/scale/__init__.py": "x = 1\n"},
         ["the docstring of ops/scale/__init__.py"],
     ),
+    "a room without tests": (layout.test_rooms, {"tests/_base/test_checks.py": None}, ["tests/_base is missing"]),
+    "tests in no room": (layout.test_rooms, {"tests/misc/test_scale.py": ""}, ["tests/misc is no room"]),
+    "a test in no folder": (layout.test_rooms, {"tests/test_scale.py": ""}, ["tests/test_scale.py is no room"]),
     "a long file": (layout.long_files, {PARAMS: "x = 1\n" * 401}, ["sampling.params has 401 lines"]),
     "a text as a value": (
         layout.texts_as_values,

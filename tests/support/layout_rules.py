@@ -43,6 +43,9 @@ NATIVE_OWNERS = {
     "weights.unpack_linear_panels",
 }
 
+# The folders of tests besides those of the package's: of the native core, and of the project as a whole.
+OTHER_TEST_ROOMS = {"core", "project"}
+
 # The folders of csrc; a file may include from its own folder and from those before it.
 CORE_LAYERS = [
     ("core",),
@@ -276,6 +279,15 @@ def missing_rooms(project: Project) -> list[str]:
         if not ast.get_docstring(ast.parse((folder / "__init__.py").read_text())):
             missing.append(f"the docstring of ops/{stem}/__init__.py")
     return missing
+
+
+def test_rooms(project: Project) -> list[str]:
+    """Rooms of the package without tests, and folders and files of tests that are none of these rooms."""
+    folder = project.root / "tests"
+    tested = {path.relative_to(folder).parts[0] for path in folder.rglob("test_*.py")}
+    rooms = {path.parent.name for path in project.package.glob("*/__init__.py")}
+    missing = [f"tests/{room} is missing" for room in sorted(rooms - tested)]
+    return missing + [f"tests/{name} is no room" for name in sorted(tested - rooms - OTHER_TEST_ROOMS)]
 
 
 def long_files(project: Project, limit: int = 400) -> list[str]:
