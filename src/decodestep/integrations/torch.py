@@ -213,7 +213,7 @@ _PROLOGS = {
     ),
 }
 
-# One entry per operator, tested in tests/test_integrations_torch.py.
+# One entry per operator, tested in tests/integrations/test_torch.py.
 OPERATORS = {
     "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _scatter, _new_like("past_cache")),
     "tensor_scatter_": CustomOp(
