@@ -15,10 +15,10 @@ FACTS = {"processor": "A CPU, 2 cores", "instruction set": "avx2"}
 @pytest.fixture
 def report_page(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import report_page as module
+    from measuring import report_page as module
 
     yield module
-    for name in ("report", "report_page"):
+    for name in ("report", "measuring.report_page"):
         sys.modules.pop(name, None)
 
 

@@ -16,14 +16,12 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-import harness
-import random_models
-import sampling
 from decodestep import cli
 from decodestep.cli import bench
 from decodestep.ops.linear import Format
+from measuring import harness, random_models, sampling
+from measuring.sampling_check import verify
 from peers import ours
-from sampling_check import verify
 from support import family_models, processes
 from support.project import BENCHMARKS, TESTS
 
@@ -99,7 +97,7 @@ def test_one_round_has_no_quartiles(refused):
 
 
 def test_quartiles_of_two_rounds_lie_between_them(capsys):
-    import harness
+    from measuring import harness
 
     report = harness.Report("rms_norm", 1)
     report.show("case", {"ours": [1.0, 1.0], "peer": [1.0, 3.0]}, None, "")

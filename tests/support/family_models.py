@@ -331,7 +331,7 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def llama_cpp_logits_of(path: Path, ids: np.ndarray) -> np.ndarray:
-    from llama_cpp_model import LlamaCpp
+    from peers.llama_cpp_model import LlamaCpp
 
     peer = LlamaCpp(path, 256, 1, flash_attention=False)
     try:

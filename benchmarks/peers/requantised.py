@@ -17,7 +17,7 @@ def write(source: Path, target: Path, kind: str) -> Path:
     """
     import llama_cpp
 
-    from llama_cpp_model import QUIET
+    from peers.llama_cpp_model import QUIET
 
     if target.exists():
         return target

@@ -24,7 +24,7 @@ from decodestep.ops.decode_step import steps as s
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.plan import plan
 from decodestep.sampling.token_history import TokenHistory
-from memory import cache_bytes
+from measuring.memory import cache_bytes
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 HISTORY = 1000

@@ -13,8 +13,8 @@ import numpy as np
 import bench_mla_attention as host
 import decodestep as ds
 from bench_mla_attention import BFLOAT16, SCALE, Case, Shape
-from device import DeviceReport
-from harness import Call, torch
+from gpu.device import DeviceReport
+from measuring.harness import Call, torch
 
 BLOCK = 64  # positions, which FlashMLA requires
 SMALL = Shape(16, 64, 16, 1)

@@ -9,8 +9,8 @@ import numpy as np
 
 import bench_mla_prolog as host
 import decodestep as ds
-from device import DeviceReport
-from harness import Call, torch
+from gpu.device import DeviceReport
+from measuring.harness import Call, torch
 
 SMALL = {"He": 96, "Hcq": 64, "D": 16, "Hckv": 32, "Dr": 16}
 

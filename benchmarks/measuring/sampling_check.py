@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step import steps as s
-from sampling import Case, Logits, Sampler
+from measuring.sampling import Case, Logits, Sampler
 
 SLACK = 5e-4  # of p, of the threshold of min-p, and of a probability: what a float32 sum, term by term, has been seen off
 CHECKED_ROWS = 3

@@ -15,10 +15,10 @@ import numpy as np
 import decodestep as ds
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.arguments import normalise_arguments
-from device import DeviceReport
-from harness import Call, torch
-from sampling import HISTORY, Case, Logits, case, logits_of
-from sampling_check import verify
+from gpu.device import DeviceReport
+from measuring.harness import Call, torch
+from measuring.sampling import HISTORY, Case, Logits, case, logits_of
+from measuring.sampling_check import verify
 
 
 class Ours:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from harness import Call, Report, torch
+from measuring.harness import Call, Report, torch
 
 KINDS = ("cpu", "cuda", "interpreted")
 _FLUSHED = 1 << 28  # bytes, more than the caches of any GPU

@@ -23,7 +23,7 @@ from decodestep.cli.failure import Parser, failure
 from decodestep.cli.options import require_writable
 from decodestep.decoding.page_pool import CacheFullError
 from decodestep.models import ModelError
-from memory import READ_BYTES, bandwidth, call_seconds, keep_freed_memory, plain_read
+from measuring.memory import READ_BYTES, bandwidth, call_seconds, keep_freed_memory, plain_read
 
 try:
     import torch
@@ -245,7 +245,7 @@ class Report:
         if _output.json:
             print(json.dumps({"benchmark": self.stem, "rows": named}), file=sys.__stdout__)
         if _output.plot:
-            from plot import draw
+            from measuring.plot import draw
 
             draw(named, _output.plot)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness import duration
+from measuring.harness import duration
 
 Rows = Sequence[Mapping[str, Any]]
 
