@@ -25,9 +25,9 @@ from decodestep.cli.options import (
 from decodestep.cli.running import Cancelled
 from decodestep.constraints.processor import ConstraintError
 from decodestep.decoding.page_pool import CacheFullError
+from decodestep.generation.batch import sampler_for
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
 from decodestep.sampling.params import SamplingParams

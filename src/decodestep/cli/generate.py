@@ -17,9 +17,9 @@ from decodestep._base.threads import isa, threads, use_threads
 from decodestep.cli.endings import early_end
 from decodestep.cli.options import add_ban, add_beams, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.cli.running import Cancelled
+from decodestep.generation.batch import sampler_for
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 
