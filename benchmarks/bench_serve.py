@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodestep.cli.failure import Parser
+from decodestep.cli.endings import Parser
 from decodestep.models.fetch import default_model
 from peers import requantised
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decodestep import _native
-from decodestep.cli.failure import Parser
+from decodestep.cli.endings import Parser
 from decodestep.models.fetch import default_model
 from measuring.harness import COLUMNS
 from measuring.report_page import readme_table, report

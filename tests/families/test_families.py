@@ -25,8 +25,7 @@ from decodestep.families import folder_rope, gguf
 from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.generation import model_search
-from decodestep.generation.batch import Batch
-from decodestep.generation.model_sampler import sampler_for
+from decodestep.generation.batch import Batch, sampler_for
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models import ModelError
 from decodestep.ops.decoder_forward import Mixture

@@ -24,9 +24,8 @@ import decodestep as ds
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.prefill import Budget, keys_of
 from decodestep.generation import engine as engine_module
-from decodestep.generation.batch import Batch
+from decodestep.generation.batch import Batch, sampler_for
 from decodestep.generation.completion import completion_of
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.serving import Engine, EngineClosedError, QueueFullError

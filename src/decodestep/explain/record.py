@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from decodestep._base.threads import use_threads
+from decodestep.generation.batch import sampler_for
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.generate_call import within_context
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row

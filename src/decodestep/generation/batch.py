@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,9 @@ from decodestep.generation.pass_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.schedule import PrefillFirst, Schedule
 from decodestep.sampling.jump import MAX_JUMP, jump
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
+from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -276,3 +278,29 @@ def _to_run(row: Row) -> int:
     """The number of tokens that a row may still draw and run: the last one, which ends it, does not run."""
     drawn = len(row.history) - row.history.prompt_length
     return max(0, (row.params.max_new_tokens or 0) - drawn - 1)
+
+
+def sampler_for(
+    model: Model,
+    params: SamplingParams | Sequence[SamplingParams] = (),
+    *,
+    prompt_ids: Sequence[Sequence[int]] | None = None,
+    processors: Processors = (),
+    shown: Collection[str] = (),
+) -> Sampler:
+    """A `Sampler`, to which the other arguments go, with the model's vocabulary, texts and end tokens.
+
+    shown: the names of control tokens that appear in the texts, as for `Tokenizer.showing`.
+    """
+    tokenizer = model.tokenizer
+    texts = tokenizer.showing(shown)
+    return Sampler(
+        params,
+        vocab_size=model.config.vocab_size,
+        eos_token_id=tokenizer.end_token_ids,
+        prompt_ids=prompt_ids,
+        processors=processors,
+        token_bytes=texts.token_bytes,
+        spelled_bytes=tokenizer.spelled_bytes,
+        encode=texts.encode_within,
+    )

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from decodestep._base.checks import is_int, is_real, refuse, require
 from decodestep._base.memory import trim_heap
 from decodestep._base.threads import use_threads
-from decodestep.generation.batch import Batch
+from decodestep.generation.batch import Batch, sampler_for
 from decodestep.generation.engine_request import Delta, EngineRequest, Listener
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.sampling.params import SamplingParams

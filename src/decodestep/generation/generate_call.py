@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, require
 from decodestep._base.threads import use_threads
-from decodestep.generation.batch import Batch
+from decodestep.generation.batch import Batch, sampler_for
 from decodestep.generation.completion import Completion, completion_of
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams
