@@ -13,6 +13,7 @@ NATIVE = "decodestep._native"
 
 # A module may import from its own layer and from those before it.
 LAYERS = [
+    ("errors",),
     ("_base",),
     ("random",),
     ("weights",),

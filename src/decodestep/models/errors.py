@@ -7,14 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
-class ModelError(RuntimeError):
-    """A model could not be found, fetched or read; the message says which file and why."""
-
-
-class TemplateProcessError(ModelError):
-    """No process could be started to render a chat template, as for want of memory: neither the template is wrong nor what it
-    was given."""
+from decodestep.errors import ModelError as ModelError
+from decodestep.errors import TemplateProcessError as TemplateProcessError
 
 
 @contextmanager

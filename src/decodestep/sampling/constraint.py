@@ -12,6 +12,7 @@ import numpy as np
 from decodestep._base.arrays import Array
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
+from decodestep.errors import ConstraintError as ConstraintError
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling.constraint_grammar import grammar_of
@@ -26,17 +27,6 @@ from decodestep.sampling.token_history import TokenHistory
 # masks take less than a millisecond. llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
 _FIRST_SECONDS, _STEP_SECONDS = 0.1, 0.5
 _NO_TEXT = "NoExtensionBias"  # llguidance's error for a language without any text
-
-
-class ConstraintError(RuntimeError):
-    """The next token of a row cannot be constrained, or would cost more than the limits allow.
-
-    language: of the constraint, "json_schema", "regex" or "grammar".
-    """
-
-    def __init__(self, message: str, language: str = "") -> None:
-        super().__init__(message)
-        self.language = language
 
 
 class ConstraintLogitsProcessor:
