@@ -89,9 +89,10 @@ def test_type_checkers_see_the_names_that_there_are():
     tree = ast.parse(Path(ds.__file__).read_text())
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     seen = {(alias.name, alias.asname): node.module for node in block.body for alias in node.names}
+    assert seen.pop(("*", None)) == "decodestep.ops"
     assert all(name == asname for name, asname in seen)
-    names = {name for name, _ in seen}
-    assert set(ds.__all__) <= names <= {*ds.__all__, *ds.ops.__all__}
+    assert {name for name, _ in seen} == set(ds.__all__)
+    assert dir(ds) == sorted({*ds.__all__, *ds.ops.__all__})
     for (name, _), module in seen.items():
         found = import_module(f"decodestep.{name}") if module == "decodestep" else getattr(import_module(module), name)
         assert getattr(ds, name) is found, name
