@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import get_args, get_origin
 
 import pytest
 
 import decodestep as ds
 import processes
-from decodestep.generation.prompts import Prompts
 
 pytestmark = pytest.mark.slow
 
@@ -96,12 +93,6 @@ def test_type_checkers_see_the_names_that_there_are():
     for (name, _), module in seen.items():
         found = import_module(f"decodestep.{name}") if module == "decodestep" else getattr(import_module(module), name)
         assert getattr(ds, name) is found, name
-
-
-def test_prompts_are_a_string_or_one_kind_of_sequence():
-    """mypy has no type for a list of unlike prompts, as in the README, where a union holds several sequences."""
-    assert [get_origin(kind) or kind for kind in get_args(Prompts)] == [str, Sequence]
-    assert ds.generate.__annotations__["prompts"] == "Prompts"
 
 
 def test_every_name_of_ops_is_one_of_the_root():

@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
     from decodestep.generation.generate import generate as generate
     from decodestep.generation.stream import astream as astream
     from decodestep.generation.stream import stream as stream
+    from decodestep.models.chat import Message as Message
     from decodestep.models.load import load as load
     from decodestep.models.model import Model as Model
     from decodestep.ops import *  # noqa: F403
@@ -48,6 +49,46 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "CacheFullError",
+    "Completion",
+    "ConstraintError",
+    "DecodestepError",
+    "EngineClosedError",
+    "Message",
+    "MissingExtraError",
+    "Model",
+    "ModelError",
+    "QueueFullError",
+    "RequestError",
+    "Sampler",
+    "SamplingParams",
+    "StepResult",
+    "TemplateProcessError",
+    "TokenLogprobs",
+    "Trace",
+    "UnknownFieldError",
+    "astream",
+    "beam_search",
+    "decode_step",
+    "errors",
+    "generate",
+    "generation",
+    "integrations",
+    "load",
+    "models",
+    "ops",
+    "processors",
+    "profile",
+    "random",
+    "sampling",
+    "steps",
+    "stopping",
+    "stream",
+    "use_threads",
+    "weights",
+]
+
 # Each name and the module that defines it.
 _HOMES = {
     "CacheFullError": "errors",
@@ -56,6 +97,7 @@ _HOMES = {
     "DecodestepError": "errors",
     "EngineClosedError": "errors",
     "MissingExtraError": "errors",
+    "Message": "models.chat",
     "Model": "models.model",
     "ModelError": "errors",
     "QueueFullError": "errors",
@@ -78,9 +120,6 @@ _HOMES = {
     "use_threads": "_base.threads",
 }
 _MODULES = ("errors", "generation", "integrations", "models", "ops", "processors", "random", "sampling", "stopping", "weights")
-
-__all__ = sorted((*_HOMES, *_MODULES))
-
 
 if not TYPE_CHECKING:  # which would take any name for one of the package
 

@@ -18,7 +18,7 @@ from decodestep.models.page_pool import PagePool, new_pool
 from decodestep.models.sequence import CachedSequence
 
 if TYPE_CHECKING:
-    from decodestep.models.chat import ChatTemplate, Message
+    from decodestep.models.chat import ChatTemplate, Conversation
     from decodestep.models.tokenizer import Tokenizer
     from decodestep.models.traced_text import TracedText
 
@@ -68,7 +68,7 @@ class Model:
 
     def chat_prompt(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -100,7 +100,7 @@ class Model:
 
     def chat_ids(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
         control_tokens: str = "text",
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -125,7 +125,7 @@ class Model:
 
     def _rendered(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         tools: Sequence[Mapping[str, Any]] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
