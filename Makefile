@@ -67,6 +67,8 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/support/typed_snippets.py
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
 # Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB). CMake 4.4.5 does not
@@ -122,7 +124,7 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml
 	$(PIP) install "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29" "ruff>=0.12"
 	touch $@
 
-# mypy follows the imports of those packages that have types.
+# mypy follows the imports of those packages that have types. pyright's interpreter, node, comes as a package too.
 $(VENV)/.lint: $(VENV)/.made pyproject.toml
-	$(PIP) install "clang-format>=20" h11 jinja2 markupsafe "mypy>=1.15" "numpy>=2" prometheus_client rich "ruff>=0.12" "starlette>=1.0" uvicorn
+	$(PIP) install "clang-format>=20" h11 jinja2 markupsafe "mypy>=1.15" "numpy>=2" prometheus_client "pyright[nodejs]>=1.1.400" rich "ruff>=0.12" "starlette>=1.0" uvicorn
 	touch $@

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import pickle
 import re
-from dataclasses import fields, replace
+from dataclasses import FrozenInstanceError, fields, replace
 
 import numpy as np
 import pytest
 import torch
 
 from decodestep import SamplingParams, random
+from decodestep.sampling.params import DEFAULTS
+from decodestep.sampling.rules import RULES
+from decodestep.sampling.spellings import SAME
 from support.project import ROOT
 
 SYNTHID = {"keys": (1,), "ngram_len": 3, "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
@@ -101,12 +105,13 @@ BAD = {
     "json_schema": [1, "", ["a"]],
     "regex": [1, ""],
     "grammar": [b"start: a", ""],
+    "prediction": [5, ["a"], b"a"],
 }
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
 def test_refuses(name, value):
-    with pytest.raises(ValueError, match=rf"^SamplingParams: {name} must be .*; got "):
+    with pytest.raises(ValueError, match=rf"^SamplingParams: .*\b{name} (must|has no) "):
         SamplingParams(**{name: value})
 
 
@@ -183,6 +188,7 @@ GOOD = {
     "json_schema": ["{}", None],
     "regex": ["a", None],
     "grammar": ["a", None],
+    "prediction": ["", "a", None],
 }
 
 
@@ -200,11 +206,15 @@ def test_every_field_has_values_at_its_ends():
     assert set(GOOD) == set(SamplingParams.__dataclass_fields__)
 
 
+def described():
+    """What the docstring says of each argument."""
+    arguments = (SamplingParams.__doc__ or "").partition("    Args:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", arguments, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
+
+
 def test_what_turns_a_field_off_is_its_default():
-    off = {
-        field.name: re.search(r"; (\S+)(?: and \S+)? (?:is|are) off", field.metadata["text"])
-        for field in fields(SamplingParams)
-    }
+    off = {name: re.search(r"; (\S+)(?: and \S+)? (?:is|are) off", text) for name, text in described().items()}
     said = {name: None if match[1] == "None" else float(match[1]) for name, match in off.items() if match}
     assert len(said) > 25
     assert {name: getattr(SamplingParams(), name) for name in said} == said
@@ -236,14 +246,83 @@ def test_strings_and_mappings_are_no_lists_of_ids(ids):
         SamplingParams(stop_token_ids=ids)
 
 
-def test_the_docstring_and_the_page_say_every_default_and_rule():
+def test_signature_docstring_page_and_rules_say_the_same():
     page = (ROOT / "docs/sampling.md").read_text()
-    contract = " ".join((SamplingParams.__doc__ or "").split())
-    for field in fields(SamplingParams):
-        rule, text = field.metadata["rule"][0], field.metadata["text"]
-        assert f"{field.name} = {field.default!r}: {rule}. {text[0].upper()}{text[1:]}." in contract
-        row = f"| `{field.name}` | `{field.default!r}` | {rule} | {text.replace('|', chr(92) + '|')} |"
+    parameters = dict(list(inspect.signature(SamplingParams).parameters.items()))
+    assert list(parameters) == list(described()) == [*DEFAULTS, *SAME]
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert list(RULES) == list(DEFAULTS) == [field.name for field in fields(SamplingParams)]
+    for name, default in DEFAULTS.items():
+        rule, text = RULES[name].text, described()[name]
+        assert text.startswith(f"{rule}. ") and text.endswith("."), name
+        words = text.removeprefix(f"{rule}. ").removesuffix(".").replace("|", "\\|")
+        words = words if page.count(f"| {words} |") else words[0].lower() + words[1:]
+        row = f"| `{name}` | `{default!r}` | {rule} | {words} |"
         assert row in page, f"docs/sampling.md lacks the line\n{row}"
+
+
+def test_a_synonym_is_typed_and_explained_as_its_field():
+    parameters = inspect.signature(SamplingParams).parameters
+    for name, field in SAME.items():
+        assert (parameters[name].default, parameters[name].annotation) == (DEFAULTS[field], parameters[field].annotation)
+        assert described()[name].startswith(f"{field} by the name")
+
+
+def test_defaults_are_legal_and_held_as_they_are():
+    """So that they are not checked again for each object."""
+    for name, default in DEFAULTS.items():
+        assert RULES[name].take("SamplingParams", name, default, None) == default == getattr(SamplingParams(), name)
+        assert getattr(SamplingParams, name) == default
+
+
+def test_only_what_differs_from_the_defaults_is_shown():
+    assert repr(SamplingParams()) == "SamplingParams()"
+    shown = repr(SamplingParams(max_tokens=5, stop="a", temperature=1.0, logit_bias={3: -1.5}))
+    assert shown == "SamplingParams(max_new_tokens=5, stop_strings=('a',), logit_bias={3: -1.5})"
+    assert eval(shown) == SamplingParams(max_new_tokens=5, stop_strings="a", logit_bias={3: -1.5})
+
+
+def test_objects_are_immutable():
+    with pytest.raises(FrozenInstanceError):
+        SamplingParams().seed = 3  # type: ignore[misc]
+
+
+def test_a_change_counts_by_any_name_of_its_field():
+    params = SamplingParams(max_new_tokens=10, stop_strings="a", top_k=3)
+    assert replace(SamplingParams(), max_tokens=5) == SamplingParams(max_new_tokens=5)
+    assert replace(params, max_tokens=5, stop=None) == SamplingParams(max_new_tokens=5, top_k=3)
+    assert replace(params, max_new_tokens=5) == replace(params, max_completion_tokens=5)
+    with pytest.raises(ValueError, match="given once"):
+        replace(params, max_tokens=5, max_completion_tokens=6)
+    with pytest.raises(ValueError, match="there is no field top: did you mean"):
+        replace(params, top=5)
+
+
+def test_positional_arguments_are_deprecated():
+    with pytest.warns(DeprecationWarning, match="positional arguments are deprecated") as warned:
+        assert SamplingParams(16, 20, top_k=3) == SamplingParams(max_new_tokens=16, max_length=20, top_k=3)
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("ignore:SamplingParams:DeprecationWarning")
+def test_positional_arguments_that_cannot_be_meant_are_refused():
+    for twice in ({"max_new_tokens": 5}, {"max_tokens": 5}):
+        with pytest.raises(ValueError, match="max_new_tokens must be given once"):
+            SamplingParams(16, **twice)
+    with pytest.raises(ValueError, match="the positional arguments must be at most"):
+        SamplingParams(*[None] * 60)
+
+
+def test_none_stands_for_no_items():
+    """As in requests of OpenAI's clients, and in vLLM and transformers."""
+    empty = [name for name, default in DEFAULTS.items() if default == ()]
+    assert SamplingParams(stop=None, **dict.fromkeys(set(empty) - {"stop_strings"})) == SamplingParams()
+    assert {"stop_strings", "stop_token_ids", "bad_words_ids", "suppress_tokens"} <= set(empty)
+
+
+def test_a_prediction_is_kept():
+    assert SamplingParams(prediction="the same text").prediction == "the same text"
+    assert SamplingParams(prediction="a") != SamplingParams()
 
 
 def test_greedy_is_no_sampling_or_temperature_0():
@@ -254,7 +333,7 @@ def test_greedy_is_no_sampling_or_temperature_0():
 
 def test_samplers_must_name_what_is_set():
     assert SamplingParams(top_k=3, samplers=["top_k", "temperature"]).active_samplers == ("top_k",)
-    with pytest.raises(ValueError, match="one that names top_p"):
+    with pytest.raises(ValueError, match="samplers must name top_p too"):
         SamplingParams(top_k=3, top_p=0.5, samplers=["top_k"])
     assert SamplingParams(top_k=3, temperature=0.5).active_samplers == ("temperature", "top_k")
     assert SamplingParams(top_k=3, do_sample=False).active_samplers == ()
@@ -305,9 +384,9 @@ def test_the_spellings_of_others():
 )
 def test_a_name_that_is_no_field_is_answered(name, meant):
     for error in (ValueError, TypeError):
-        with pytest.raises(error, match=rf"^SamplingParams: .*; got {name}: did you mean {meant}"):
+        with pytest.raises(error, match=rf"^SamplingParams: there is no field {name}: did you mean {meant}"):
             SamplingParams(**{name: 1})
-    with pytest.raises(TypeError, match="got zzz$"):
+    with pytest.raises(TypeError, match="^SamplingParams: there is no field zzz$"):
         SamplingParams(zzz=1)
 
 

@@ -30,7 +30,7 @@ def test_what_ends_a_text_is_not_dropped():
     assert read({"min_length": 30}) == SamplingParams(do_sample=False, min_length=30)
     assert read({"min_length": 30, "min_new_tokens": 5}) == SamplingParams(do_sample=False, min_new_tokens=5)
     for field in ("is_assistant", "assistant_early_exit"):
-        with pytest.raises(ValueError, match=f"understood; got {field}"):
+        with pytest.raises(ValueError, match=f"the field {field} is not supported"):
             read({field: 3 if "early" in field else True})
     assert read({"is_assistant": False, "pad_token_id": 0, "bos_token_id": 1}) == SamplingParams(do_sample=False)
 
@@ -87,7 +87,7 @@ def test_what_is_no_configuration_is_an_error(config):
     [{"penalty_alpha": 0.6}, {"guidance_scale": 2.0}, {"constraints": [1]}, {"dola_layers": "high"}, {"nonsense": 1}, {1: 2}],
 )
 def test_generation_config_fields_that_are_not_done_are_errors(field):
-    with pytest.raises(ValueError, match=f"understood; got {next(iter(field))}"):
+    with pytest.raises(ValueError, match=f"the field {next(iter(field))} is not supported"):
         SamplingParams.from_generation_config({"do_sample": True, **field})
 
 
@@ -125,17 +125,43 @@ def test_openai_bodies():
         assert SamplingParams.from_openai({"n": 3, **of_which}) == SamplingParams(num_return_sequences=3)
     assert SamplingParams.from_openai({"seed": -1}).seed == 2**64 - 1
     nothing = {"best_of": 1, "echo": False, "response_format": {"type": "text"}, "prompt_cache_key": "k", "suffix": ""}
-    nothing |= {"prompt_cache_options": {"ttl": "30m"}, "prediction": {"type": "content", "content": "a"}}
+    nothing |= {"prompt_cache_options": {"ttl": "30m"}, "prediction": None}
     nothing |= {"use_beam_search": False, "skip_special_tokens": True, "include_stop_str_in_output": False}  # as vLLM's clients
     assert SamplingParams.from_openai(nothing) == SamplingParams()
     assert SamplingParams.from_openai({"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5
     assert SamplingParams.from_openai({"logprobs": False, "stop": None}) == SamplingParams()
 
 
+def test_a_response_format_is_a_schema():
+    read, schema = SamplingParams.from_openai, {"type": "array"}
+    assert read({"response_format": {"type": "json_object"}}) == SamplingParams(json_schema={"type": "object"})
+    form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+    assert read({"response_format": form}) == SamplingParams(json_schema=schema)
+    assert read({"response_format": {"type": "text"}, "json_schema": schema}) == SamplingParams(json_schema=schema)
+
+
+def test_a_prediction_is_its_text():
+    read, part = SamplingParams.from_openai, {"type": "text", "text": "a"}
+    for content in ("aa", [part, part]):
+        assert read({"prediction": {"type": "content", "content": content}}) == SamplingParams(prediction="aa")
+
+
 @pytest.mark.parametrize(
     "body",
     [
         {"best_of": 2},
+        {"response_format": "json"},
+        {"response_format": {"type": "yaml"}},
+        {"response_format": {"type": "text", "schema": {}}},
+        {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "shape": 1}}},
+        {"response_format": {"type": "json_object"}, "json_schema": {}},
+        {"json_schema": {}, "response_format": {"type": "json_object"}},
+        {"prediction": "a"},
+        {"prediction": {"type": "text", "content": "a"}},
+        {"prediction": {"type": "content"}},
+        {"prediction": {"type": "content", "content": [{"type": "image"}]}},
         {"best_of": 3, "n": 2},
         {"best_of": 1, "n": 2},
         {"response_format": {}},

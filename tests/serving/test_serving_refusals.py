@@ -204,7 +204,7 @@ def test_an_error_does_not_send_the_request_back(shared_server, field):
         (RequestError("op", "Add.ids", "finite", "nan"), "Add.ids", "invalid_value", "Add.ids must be finite; got nan"),
         (RequestError("op", "stop", "short", "x; got"), "stop", "invalid_value", "stop must be short; got x; got"),
         (RequestError("op", "prompt", "short", "9", "too_long"), "prompt", "too_long", "prompt must be short; got 9"),
-        (RequestError("op", "body", "of fields", "x", "unknown_field"), "x", "unknown_field", "unknown field 'x'"),
+        (RequestError("op", "x", "a field", "1", "unknown_field"), "x", "unknown_field", "unknown field 'x'"),
         (ConstraintError("a: b", "regex"), "regex", "constraint", "a: b"),
     ],
 )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 # Integers that need no particular dtype: positions, lengths, ids.
 Integers: TypeAlias = "np.ndarray | torch.Tensor | Sequence[int]"
+# A row of them for each sequence: its blocks or pages.
+IntegerTable: TypeAlias = "np.ndarray | torch.Tensor | Sequence[Sequence[int]]"
 # One token id or several.
 TokenIds: TypeAlias = "int | Sequence[int] | np.ndarray | torch.Tensor"
 # For functions that return the kind of array they are given.

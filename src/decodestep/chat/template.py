@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -14,7 +14,27 @@ from decodestep.chat.message_form import MessageForm, find_form
 from decodestep.chat.traced_text import TracedText
 from decodestep.errors import ModelError
 
-Message = Mapping[str, Any]
+
+class _Role(TypedDict):
+    role: str
+
+
+class Message(_Role, total=False):
+    """A message of a conversation. A mapping with further keys, such as a template reads, is one too.
+
+    role: "system", "user", "assistant" or "tool". content: a string, a list of {"type": "text", "text": a string}, or None
+    beside tool_calls. tool_calls: of an assistant, {"function": {"name", "arguments"}} each. tool_call_id, name: of a tool's
+    answer. reasoning_content: what an assistant thought before its content.
+    """
+
+    content: str | Sequence[Mapping[str, Any]] | None
+    tool_calls: Sequence[Mapping[str, Any]]
+    tool_call_id: str
+    name: str
+    reasoning_content: str
+
+
+Conversation: TypeAlias = "Sequence[Message] | Sequence[Mapping[str, Any]]"
 
 # The names under which a message's reasoning is passed; templates read the first or the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -68,7 +88,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         tools: Sequence[Mapping[str, Any]] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],

@@ -16,23 +16,13 @@ from decodestep.constraints.grammar import grammar_of
 from decodestep.constraints.json_schema import short
 from decodestep.constraints.trial import LIMITS
 from decodestep.constraints.vocabulary import Encode, TokenBytes, tokenizer_of
+from decodestep.errors import ConstraintError as ConstraintError
 from decodestep.ops.decode_step import steps as s
 
 # Seconds of processor time for the first mask, and for a later one with its token, which all rows of a pass wait for. Ordinary
 # masks take less than a millisecond. llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
 _FIRST_SECONDS, _STEP_SECONDS = 0.1, 0.5
 _NO_TEXT = "NoExtensionBias"  # llguidance's error for a language without any text
-
-
-class ConstraintError(RuntimeError):
-    """The next token of a row cannot be constrained, or would cost more than the limits allow.
-
-    language: of the constraint, "json_schema", "regex" or "grammar".
-    """
-
-    def __init__(self, message: str, language: str = "") -> None:
-        super().__init__(message)
-        self.language = language
 
 
 class ConstraintLogitsProcessor:

@@ -12,16 +12,13 @@ from weakref import WeakSet
 from decodestep._base.checks import require
 from decodestep._base.machine_limits import memory_limit
 from decodestep.decoding.kv_cache import PAGE, Pages
+from decodestep.errors import CacheFullError as CacheFullError
 
 MOST_KEPT_BYTES = 2**30
 
 # One lock for all pools: it is held for microseconds, and never while the process forks.
 LOCK = threading.Lock()
 _POOLS: WeakSet[PagePool] = WeakSet()
-
-
-class CacheFullError(RuntimeError):
-    """The cache has too few free pages for the request; nothing has changed."""
 
 
 class OpenSequence(Protocol):

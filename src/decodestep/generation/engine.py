@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from decodestep._base.checks import is_int, is_real, refuse, require
 from decodestep._base.memory import trim_heap
 from decodestep._base.threads import use_threads
+from decodestep.errors import EngineClosedError as EngineClosedError
+from decodestep.errors import QueueFullError as QueueFullError
 from decodestep.generation.batch import Batch, sampler_for
 from decodestep.generation.engine_request import Delta, EngineRequest, Listener
 from decodestep.generation.prompts import Prompt, prompt_ids
@@ -34,21 +36,6 @@ _IDLE_SECONDS = 1.0  # without a row, after which freed memory is returned to th
 COMPILE_SECONDS = 10.0  # of CPU time, for compiling the constraints of all rows of a request
 
 Deliver = Callable[[list[tuple[EngineRequest, Delta]]], None]
-
-
-class QueueFullError(RuntimeError):
-    """The queue is full. waiting: how many rows wait. retry_after: an estimate of the seconds until there is room again."""
-
-    def __init__(self, waiting: int, retry_after: int) -> None:
-        super().__init__(waiting, retry_after)  # which a copy is made of
-        self.waiting, self.retry_after = waiting, retry_after
-
-    def __str__(self) -> str:
-        return f"{self.waiting} completions are waiting already; try again in {self.retry_after} s"
-
-
-class EngineClosedError(RuntimeError):
-    """The engine takes no more requests."""
 
 
 class Engine:

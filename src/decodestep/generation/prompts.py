@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from decodestep._base.checks import Words, ids_below, is_int, refuse, require
 
 if TYPE_CHECKING:
+    from decodestep.chat.template import Conversation, Message
     from decodestep.models import Model
 
 _OP = "generate"
 
-Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
-# One string, one conversation, or several prompts. All lists are one Sequence here, because type checkers do not choose between
-# several for a list of unlike items.
-Prompts = str | Sequence[Prompt | Mapping[str, Any]]
+# Text, token ids or a conversation: both are one Sequence here, since mypy does not choose between several for unlike prompts.
+Prompt: TypeAlias = "str | Sequence[int | Message | Mapping[str, Any]] | np.ndarray"
+# One string, one conversation, or several prompts.
+Prompts: TypeAlias = "str | Conversation | Sequence[Prompt]"
 
 
 def prompts_of(prompts: Prompts) -> Sequence[Prompt]:

@@ -19,7 +19,7 @@ from decodestep.decoding.page_pool import PagePool, new_pool
 from decodestep.decoding.sequence import CachedSequence
 
 if TYPE_CHECKING:
-    from decodestep.chat.template import ChatTemplate, Message
+    from decodestep.chat.template import ChatTemplate, Conversation
     from decodestep.tokenizers.tokenizer import Tokenizer
 
 
@@ -68,7 +68,7 @@ class Model:
 
     def chat_prompt(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -100,7 +100,7 @@ class Model:
 
     def chat_ids(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
         control_tokens: str = "text",
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -125,7 +125,7 @@ class Model:
 
     def _rendered(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         tools: Sequence[Mapping[str, Any]] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,

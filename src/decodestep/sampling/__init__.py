@@ -1,6 +1,7 @@
 """From parameters to a token. Modules in reading order:
 
-- `params`: the parameters of a request (`rules`: legal values; `spellings`, `request_formats`: other libraries' requests);
+- `params`: the parameters of a request (`rules`: legal values; `keyword_fields`: from keywords to fields; `spellings`,
+  `request_formats`: other libraries' names and requests);
 - `build_processors`: parameters to a list of processors;
 - `fusion_rules` and `plan` (`one_processor`): processors to typed steps, and those that run unfused;
 - `jump`: tokens that a constraint alone decides;

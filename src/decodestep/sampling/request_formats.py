@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from decodestep._base.checks import Words, is_int, is_real, refuse, require
+from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_choice
 from decodestep.sampling.spellings import SAME
 
 # Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
@@ -57,14 +57,12 @@ _NOT_ABOUT_SAMPLING_IN_OPENAI = {
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
-    "prediction",
 }
 # Fields of an OpenAI request, or one to vLLM, that are not supported, and the one value that is accepted because it means the
 # default. No text has control tokens, or the stop string that ended it.
 _OPENAI_DEFAULTS = {
     "echo": False,
     "modalities": ["text"],
-    "response_format": {"type": "text"},
     "verbosity": "medium",
     "suffix": "",
     "use_beam_search": False,
@@ -80,8 +78,9 @@ def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[s
     ok = isinstance(config, Mapping) or (hasattr(config, "to_dict") and not isinstance(config, type))
     require(ok, "from_generation_config", "config", "a GenerationConfig or a mapping of its fields", config)
     given = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    unknown = sorted(str(name) for name, value in given.items() if not (value is None or _is_understood(name, value, known)))
-    require(not unknown, "from_generation_config", "config", "of fields that are understood", Words(", ".join(unknown)))
+    for name, value in given.items():
+        if not (value is None or _is_understood(name, value, known)):
+            _refuse_field("from_generation_config", name, value)
     taken = {name: value for name, value in given.items() if name in known - changes.keys() and value is not None}
     _settle_lengths(taken, changes)
     taken.setdefault("do_sample", False)
@@ -146,6 +145,16 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             require(value == defaults[name], "from_openai", name, repr(defaults[name]), value)
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
+        elif name == "response_format":
+            schema = schema_of_format("from_openai", value)
+            require(
+                schema is None or body.get("json_schema") is None,
+                "from_openai",
+                "json_schema",
+                "omitted with response_format",
+                body.get("json_schema"),
+            )
+            taken |= {} if schema is None else {"json_schema": schema}
         elif name in _OPENAI_VALUES:
             taken[name] = _OPENAI_VALUES[name](value)
         elif (field := SAME.get(name, name)) in known:
@@ -154,8 +163,13 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             require(same, "from_openai", name, f"{taken.get(field)!r}, as another field says", value)
             taken[field] = value
         else:
-            refuse("from_openai", "body", "of fields that are understood", Words(name), "unknown_field")
+            _refuse_field("from_openai", name, value)
     return taken
+
+
+def _refuse_field(op: str, name: object, value: object) -> NoReturn:
+    sentence = f"the field {name} is not supported; got {describe(value)}"
+    refuse(op, str(name), "a supported field", value, "unknown_field", sentence)
 
 
 def _check_range(name: str, value: Any) -> None:
@@ -163,6 +177,46 @@ def _check_range(name: str, value: Any) -> None:
     if name in _OPENAI_RANGES:
         low, high = _OPENAI_RANGES[name]
         require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", value)
+
+
+def schema_of_format(op: str, response_format: object) -> Mapping[str, Any] | None:
+    """The JSON schema of a response_format; None for text."""
+    given = _mapping(op, "response_format", "an object", response_format)
+    kind = given.get("type")
+    require_choice(op, "response_format.type", kind, ("text", "json_object", "json_schema"))
+    _refuse_others(op, "response_format", given, {"type", "json_schema"} if kind == "json_schema" else {"type"})
+    if kind != "json_schema":
+        return {"type": "object"} if kind == "json_object" else None
+    place = "response_format.json_schema"
+    form = _mapping(op, place, "a schema with its name", given.get("json_schema"))
+    schema = _mapping(op, f"{place}.schema", "a JSON schema", form.get("schema"))
+    _refuse_others(op, place, form, {"name", "description", "schema", "strict"})
+    return schema
+
+
+def _mapping(op: str, name: str, rule: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        refuse(op, name, rule, value)
+    return value
+
+
+def _refuse_others(op: str, place: str, given: Mapping[str, Any], known: Set[str]) -> None:
+    """A schema in the wrong place would not be enforced."""
+    for key, value in given.items():
+        if value is not None and key not in known:
+            _refuse_field(op, f"{place}.{key}", value)
+
+
+def _prediction(value: object) -> str:
+    """The text of {"type": "content", "content": a string or a list of parts of text}."""
+    rule = 'an object {"type": "content", "content": text}'
+    given = _mapping("from_openai", "prediction", rule, value)
+    content = given.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    strings = [text for text in texts if isinstance(text, str)]
+    require(given.get("type") == "content" and len(strings) == len(parts), "from_openai", "prediction", rule, value)
+    return "".join(strings)
 
 
 def _seed(value: Any) -> Any:
@@ -204,6 +258,7 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
 # Fields of an OpenAI request whose values have another form than in `SamplingParams`.
 _OPENAI_VALUES: dict[str, Callable[[Any], Any]] = {
     "logit_bias": _logit_bias,
+    "prediction": _prediction,
     "seed": _seed,
     "sequence_bias": partial(_sequence_bias, "from_openai"),
 }

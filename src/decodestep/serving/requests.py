@@ -12,9 +12,10 @@ from decodestep.chat import tools
 from decodestep.chat.tool_json import UnreadableError, read_arguments
 from decodestep.chat.tools import ToolFormat
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
+from decodestep.sampling.request_formats import schema_of_format
 from decodestep.sampling.spellings import SAME
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
-from decodestep.serving.request_fields import list_field, object_field, refuse_others, require_short, texts
+from decodestep.serving.request_fields import list_field, object_field, require_short, texts
 from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_of
 
 if TYPE_CHECKING:
@@ -347,19 +348,11 @@ def _has_language(body: Mapping[str, Any]) -> bool:
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     """response_format as a field of SamplingParams."""
     given = object_field(body, "response_format")
-    if not given:
-        return {}
-    kind = given.get("type")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise refusal("response_format.type", "text, json_object or json_schema")
-    refuse_others(given, {"type", "json_schema"} if kind == "json_schema" else {"type"}, "response_format")
-    if kind != "json_schema":
-        return {"json_schema": {"type": "object"}} if kind == "json_object" else {}
-    form = given.get("json_schema")
-    if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
-        raise refusal("response_format.json_schema.schema", "a JSON schema")
-    refuse_others(form, {"name", "description", "schema", "strict"}, "response_format.json_schema")
-    return {"json_schema": form["schema"]}
+    try:
+        schema = schema_of_format(_OP, given) if given else None
+    except RequestError as error:
+        raise http_error(error) from None
+    return {} if schema is None else {"json_schema": schema}
 
 
 def _refuse_constant(name: str) -> NoReturn:
