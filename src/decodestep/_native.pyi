@@ -219,10 +219,10 @@ class Row:
 def decode_step(
     logits: np.ndarray,
     steps: Sequence[Any],
-    greedy: Any,
-    seed: Any,
-    position: Any,
-    top_logprobs: Any,
+    greedy: object,
+    seed: object,
+    position: object,
+    top_logprobs: object,
     need_processed: bool,
     threads: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32] | None, Sequence[Any] | None]:

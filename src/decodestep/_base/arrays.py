@@ -132,7 +132,7 @@ def widen(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return array.astype(dtype, copy=False)
 
 
-def like(template: Any, array: np.ndarray) -> Any:
+def like(template: object, array: np.ndarray) -> Any:
     """`array` in the kind of `template`: itself if that is a NumPy array, a tensor sharing its memory if that is a tensor."""
     if not is_torch(template):
         return array

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Set
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, Protocol, TypeGuard
 
 import numpy as np
 
 from decodestep.errors import RequestError as RequestError
 
 UINT64 = "an integer in [0, 2^64)"
+
+
+class Shaped(Protocol):
+    """What arrays of NumPy and torch have in common."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
 
 
 def shape_text(shape: Iterable[int]) -> str:
@@ -47,7 +56,7 @@ def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
         refuse(op, arg, rule, got)
 
 
-def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None:
+def require_shape(op: str, arg: str, array: Shaped, shape: tuple[int, ...]) -> None:
     if tuple(array.shape) != shape:
         refuse(op, arg, f"of shape {shape_text(shape)}", array)
 
@@ -63,7 +72,7 @@ def require_scores(op: str, processor: object, result: np.ndarray, shape: tuple[
     require(is_scores(result, shape), op, type(processor).__name__, rule, result)
 
 
-def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:
+def require_dtype(op: str, arg: str, array: Shaped, allowed: Collection[Any]) -> None:
     if array.dtype not in allowed:  # a dtype compares equal to its type and to its name
         refuse(op, arg, " or ".join(np.dtype(d).name for d in allowed), array)
 

@@ -100,7 +100,7 @@ _CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function
 _RESULT = {"role": "tool", "content": "found", "name": _NAME, "tool_call_id": _CALL_ID}
 
 
-def _say(role: str, content: Any) -> Message:
+def _say(role: str, content: object) -> Message:
     return {"role": role, "content": content}
 
 
@@ -135,7 +135,7 @@ def _with_calls(form: MessageForm, render: Render) -> MessageForm:
 
 def _without_system(messages: list[Message]) -> list[Message]:
     found: list[Message] = []
-    waiting: Any = ""
+    waiting: object = ""
     for message in messages:
         if message.get("role") == "system":
             waiting = _joined(waiting, message.get("content"))
@@ -151,7 +151,7 @@ def _without_system(messages: list[Message]) -> list[Message]:
     return found
 
 
-def _joined(first: Any, second: Any) -> Any:
+def _joined(first: object, second: object) -> Any:
     """Two contents as one, an empty line between them if both are text."""
     first, second = _as_string(first), _as_string(second)
     if not first or not second:
@@ -161,7 +161,7 @@ def _joined(first: Any, second: Any) -> Any:
     return [*_as_parts(first), *_as_parts(second)]
 
 
-def _as_string(content: Any) -> Any:
+def _as_string(content: object) -> Any:
     """The text of parts that are all text, a line each; other contents as they are."""
     if not isinstance(content, list):
         return content

@@ -119,7 +119,7 @@ class ChatTemplate:
         return name
 
 
-def _mappings(name: str, items: Any) -> list[dict[str, Any]]:
+def _mappings(name: str, items: object) -> list[dict[str, Any]]:
     plain = items if isinstance(items, (str, bytes)) or not isinstance(items, Sequence) else _plain(list(items))
     if not isinstance(plain, list) or not all(isinstance(item, dict) for item in plain):
         refuse(_OP, name, "a sequence of mappings", items)
@@ -135,7 +135,7 @@ def _as_templates_read(message: dict[str, Any]) -> dict[str, Any]:
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """`value` made of None, bool, int, float, str, list, tuple and dict alone, so that a template cannot reach a method of
     anything else. An object that is none of these and cannot be turned into one becomes the name of its type, `<ndarray>`."""
     try:

@@ -108,7 +108,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if write is None or not isinstance(text, TracedText) or value.__name__ != "format":
             return write
 
-        def format_(*args: Any, **kwargs: Any) -> str:
+        def format_(*args: object, **kwargs: object) -> str:
             return _formatted(SandboxedFormatter(self), text, write(*args, **kwargs), args, kwargs)
 
         return format_
@@ -137,7 +137,7 @@ class _Safe(Markup):
     __slots__ = ("_text",)
     _text: str
 
-    def __new__(cls, value: Any) -> _Safe:
+    def __new__(cls, value: object) -> _Safe:
         made = super().__new__(cls, value)
         made._text = value if isinstance(value, TracedText) else str.__str__(made)
         return made
@@ -160,12 +160,12 @@ def _escaped(text: str) -> str:
 
 
 @pass_eval_context
-def _join(context: nodes.EvalContext, value: Any, d: str = "", attribute: Any = None) -> Any:
+def _join(context: nodes.EvalContext, value: object, d: str = "", attribute: object = None) -> Any:
     return FILTERS["join"](context, value, d if isinstance(d, TracedText) else TracedText(str(d)), attribute)
 
 
 @pass_eval_context
-def _replace(context: nodes.EvalContext, s: Any, old: str, new: str, count: Any = None) -> Any:
+def _replace(context: nodes.EvalContext, s: object, old: str, new: str, count: object = None) -> Any:
     text = str(s)
     return FILTERS["replace"](context, TracedText(text) if type(text) is str else text, old, new, count)
 
@@ -188,7 +188,7 @@ def _raise_exception(message: str) -> NoReturn:
 class _Dict:
     """`dict`, but not the type itself: its attributes stay out of reach."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    def __call__(self, *args: object, **kwargs: object) -> dict[Any, Any]:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
@@ -212,18 +212,18 @@ class _Generation(Extension):
 class _PublicNamespace(Namespace):
     """`namespace` without names that begin with an underscore."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
+    def __init__(*args: object, **kwargs: object) -> None:
         self, *given = args  # no parameter of that name: a template may name an attribute `self`
         attributes = dict(*given, **kwargs)
         for name in attributes:
             _require_public(name)
         Namespace.__init__(self, attributes)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _require_public(name)
         super().__setitem__(name, value)
 
 
-def _require_public(name: Any) -> None:
+def _require_public(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise SecurityError(f"an attribute of a namespace must not begin with an underscore; got {name!r}")

@@ -268,7 +268,7 @@ def kind_of(template: str) -> type[CallFormat] | None:
     return next((kind for words, kind in _KINDS if all(word in template for word in words)), None)
 
 
-def _listed(found: Any, read: Callable[[Any], tuple[str, Any]]) -> list[Call]:
+def _listed(found: object, read: Callable[[Any], tuple[str, Any]]) -> list[Call]:
     """The calls of a list, or the one that stands in its place. read: the name and the arguments of one."""
     calls = []
     for item in found if isinstance(found, list) else [found]:
@@ -280,6 +280,6 @@ def _listed(found: Any, read: Callable[[Any], tuple[str, Any]]) -> list[Call]:
     return calls
 
 
-def _action_in(found: Any) -> tuple[str, Any]:
+def _action_in(found: object) -> tuple[str, Any]:
     """The name and the arguments of a call of Cohere's."""
     return call_in({**found, "name": found.get("tool_name")} if isinstance(found, dict) else found)

@@ -89,7 +89,7 @@ def _json_rule(name: str, schema: dict[str, Any]) -> str:
     return f"{name}: %json {enforceable(check(json.dumps(schema)))}"
 
 
-def _literal(text: Any) -> str:
+def _literal(text: object) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -30,14 +30,14 @@ def parse(text: str) -> Any:
         raise UnreadableError from None
 
 
-def call_in(found: Any) -> tuple[str, Any]:
+def call_in(found: object) -> tuple[str, Any]:
     """The name and the arguments of a call that is written as one JSON object."""
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         raise UnreadableError
     return found["name"], read_arguments(found.get("arguments", found.get("parameters")))
 
 
-def read_arguments(given: Any) -> Any:
+def read_arguments(given: object) -> Any:
     """A call's arguments, also from JSON as text, which OpenAI's interface has and some models write. {} for null and an empty
     text, as a call of a function without parameters may have them."""
     arguments = parse(given) if isinstance(given, str) and given else given

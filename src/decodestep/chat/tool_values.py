@@ -49,7 +49,7 @@ def tagged_form(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
     return re.compile("|".join(re.escape(value).replace("/", r"\/").replace("\n", "n") for value in values))
 
 
-def tagged_value(text: str, schema: Any, whole: Mapping[str, Any]) -> Any:
+def tagged_value(text: str, schema: object, whole: Mapping[str, Any]) -> Any:
     """The value between tags: verbatim if a string is expected, or it is nothing else that the schema allows.
 
     schema: of the value. whole: the schema whose parts it may refer to. JSON is read, and where the schema says so the words
@@ -79,7 +79,7 @@ def _python_value(text: str) -> Any:
         return text
 
 
-def _types(schema: Any, whole: Mapping[str, Any], seen: set[str] | None = None, depth: int = 0) -> set[str]:
+def _types(schema: object, whole: Mapping[str, Any], seen: set[str] | None = None, depth: int = 0) -> set[str]:
     """The types of the values that a schema allows, as far as it says so. seen: references that have been followed."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return set()
@@ -93,7 +93,7 @@ def _types(schema: Any, whole: Mapping[str, Any], seen: set[str] | None = None, 
     return set.intersection(*filter(None, said)) if any(said) else set()
 
 
-def _values(schema: Any, whole: Mapping[str, Any], seen: set[str] | None = None, depth: int = 0) -> list[Any]:
+def _values(schema: object, whole: Mapping[str, Any], seen: set[str] | None = None, depth: int = 0) -> list[Any]:
     """The values that a schema lists; [] if it allows others. seen: references that have been followed."""
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return []

@@ -181,7 +181,7 @@ def in_turns(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
+def _choice(choice: object, names: list[str]) -> tuple[list[str], bool]:
     """The names of the functions that may be called, and whether one must be."""
     if choice in (None, "auto", "required"):
         return names, choice == "required"
@@ -199,7 +199,7 @@ def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
     return allowed_names, mode == "required"
 
 
-def _name(tool: Any, names: list[str], field: str, rule: str) -> str:
+def _name(tool: object, names: list[str], field: str, rule: str) -> str:
     """The name of a function that a choice names."""
     name = _function(tool).get("name")
     if name not in names:
@@ -207,7 +207,7 @@ def _name(tool: Any, names: list[str], field: str, rule: str) -> str:
     return str(name)
 
 
-def _names(definitions: Any) -> list[str]:
+def _names(definitions: object) -> list[str]:
     rule = 'a list of {"type": "function", "function": {"name", "description": a string, "parameters": a JSON schema}}'
     functions = [_function(tool) for tool in _as_list(definitions)]
     names: list[Any] = [function.get("name") for function in functions]
@@ -242,13 +242,13 @@ def _name_of(definition: Mapping[str, Any]) -> str:
     return str(definition["function"]["name"])
 
 
-def _function(tool: Any) -> Mapping[str, Any]:
+def _function(tool: object) -> Mapping[str, Any]:
     """The function of a tool or of a choice; {} if it is something else."""
     found = tool.get("function") if isinstance(tool, dict) and tool.get("type") in (None, "function") else None
     return found if isinstance(found, dict) else {}
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 

@@ -148,5 +148,5 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
     return 0
 
 
-def _short(processor: Any) -> str:
+def _short(processor: object) -> str:
     return type(processor).__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")

@@ -111,7 +111,7 @@ def require_whole(language: str, expression: object) -> None:
         refuse(_OP, language, "one that can be compiled", Words("a backslash at the end of an expression"))
 
 
-def _check_value(value: Any) -> None:
+def _check_value(value: object) -> None:
     """Refuses a value of which llguidance writes another one. Names are written with any character."""
     waiting = [value]
     while waiting:
@@ -201,7 +201,7 @@ def _of_bounds(schema: dict[str, Any]) -> list[dict[str, Any]]:
     return added
 
 
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+def _schemas(schema: object) -> Iterator[dict[str, Any]]:
     """The schema, all schemas nested in it, and those that references name, wherever they are."""
     waiting, seen = [schema], set()
     while waiting:

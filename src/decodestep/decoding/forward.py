@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -42,7 +41,7 @@ def forward(
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
 
 
-def _check(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence, list[int]]:
+def _check(decoder: Decoder, pool: PagePool, pair: object) -> tuple[CachedSequence, list[int]]:
     vocab, context = decoder.config.vocab_size, decoder.config.context
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         refuse(_OP, "batch", _PAIRS, pair)
@@ -57,7 +56,7 @@ def _check(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence,
     return sequence, tokens
 
 
-def _flags(name: str, given: Any, count: int) -> list[bool]:
+def _flags(name: str, given: object, count: int) -> list[bool]:
     flags = [bool(flag) for flag in given] if isinstance(given, Iterable) else None
     if flags is None or len(flags) != count:
         refuse(_OP, name, f"a flag for each of {count}", given)

@@ -65,11 +65,11 @@ def numbers(data: Metadata, key: str, length: int, *, integers: bool = False) ->
     return array
 
 
-def _are_numbers(value: Any) -> bool:
+def _are_numbers(value: object) -> bool:
     return isinstance(value, list) and all(map(is_real, value))
 
 
-def _refuse(key: str, rule: str, value: Any) -> NoReturn:
+def _refuse(key: str, rule: str, value: object) -> NoReturn:
     if value is None:
         raise ModelError(f"metadata {key} is missing")
     raise ModelError(

@@ -10,7 +10,6 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ def read_header(path: Path) -> dict[str, SafeTensor]:
     return tensors
 
 
-def _tensor(file: FileBytes, name: str, value: Any, start: int) -> SafeTensor:
+def _tensor(file: FileBytes, name: str, value: object, start: int) -> SafeTensor:
     where = f"{file.path}: corrupt: tensor {name!r:.80}"
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise ModelError(f"{where} has no dtype, shape and data_offsets")
@@ -88,5 +87,5 @@ def _tensor(file: FileBytes, name: str, value: Any, start: int) -> SafeTensor:
     return SafeTensor(name, tuple(shape), length // 8, start + offsets[0], file, kind)
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: object) -> bool:
     return isinstance(value, list) and all(is_int(item) and 0 <= item < 1 << 63 for item in value)

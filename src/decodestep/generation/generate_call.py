@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodestep._base.checks import Words, require
 from decodestep._base.threads import use_threads
@@ -107,8 +107,8 @@ class GenerateCall:
 
 
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int) -> list[SamplingParams]:
-    given: Any = params  # of any type, from users
-    each = list(given) if isinstance(given, Iterable) else [SamplingParams() if given is None else given] * rows
+    params = SamplingParams() if params is None else params
+    each = list(params) if isinstance(params, Iterable) else [params] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
     rule = f"a SamplingParams for all prompts, or {rows}, one for each"

@@ -155,7 +155,7 @@ class _RowError(Exception):
 def _with_row_errors(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
     """The function, whose exceptions become `_RowError`s."""
 
-    def call(*arguments: Any) -> ResultT:
+    def call(*arguments: object) -> ResultT:
         try:
             return function(*arguments)
         except Exception as error:

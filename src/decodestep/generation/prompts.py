@@ -50,11 +50,11 @@ def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     return ids
 
 
-def _is_conversation(prompt: Any) -> bool:
+def _is_conversation(prompt: Prompt | Prompts) -> bool:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
 
 
-def _encode(encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
+def _encode(encode: Callable[[Any], list[int]], prompt: object) -> list[int]:
     try:
         return encode(prompt)
     except UnicodeEncodeError:

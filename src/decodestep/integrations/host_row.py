@@ -67,7 +67,7 @@ class HostRow:
         tokens = list(self._sampler.rows[0].history.tokens)
         return tokens[:-1] if self._drawn else tokens
 
-    def draw(self, logits: Any) -> int:
+    def draw(self, logits: object) -> int:
         """The next token, from logits (1, V). `accept` adds it to the history; another draw replaces it.
 
         Raises ValueError if no token is left, and whatever a processor raises; the row does not change then.

@@ -75,7 +75,7 @@ def _custom_ops(api: Api) -> list[CustomOp]:
     return made
 
 
-def _custom_op(api: Api, name: str, operator: Operator, types: Any) -> CustomOp:
+def _custom_op(api: Api, name: str, operator: Operator, types: object) -> CustomOp:
     text = ctypes.create_string_buffer(name.encode())
     kind: dict[str, Any] = {field[0]: field[1] for field in CustomOp._fields_}
     op = CustomOp(version=INTERFACE, KernelDestroy=_KEEP)

@@ -117,7 +117,7 @@ class Api:
             name: ctypes.CFUNCTYPE(c_void_p, *arguments)(self._table[place]) for name, (place, arguments) in _FUNCTIONS.items()
         }
 
-    def __call__(self, name: str, *arguments: Any) -> None:
+    def __call__(self, name: str, *arguments: object) -> None:
         """Calls a function that returns a status."""
         status = self._functions[name](*arguments)
         if status:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
@@ -134,7 +133,7 @@ def _order(checkpoint: Checkpoint, part: Part) -> np.ndarray:
     return neighbour_order(config.heads, latent.nope_dim, latent.rope_dim)
 
 
-def _value_type(value: Any) -> tuple[GGUFValueType, GGUFValueType | None]:
+def _value_type(value: object) -> tuple[GGUFValueType, GGUFValueType | None]:
     if isinstance(value, list):
         of_items = _value_type(value[0])[0] if value else GGUFValueType.STRING
         # llama.cpp reads the types of tokens as INT32 alone.

@@ -6,7 +6,7 @@ Reading a file needs the packages of decodestep[generate]; this module can be im
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.extras import extra
@@ -102,7 +102,7 @@ def load(
     """
     _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
     with extra("generate"):
-        import jinja2  # noqa: F401, for the process that renders the template
+        import jinja2  # noqa: F401 # pyright: ignore[reportUnusedImport] - for the process that renders the template
 
         from decodestep.chat.template import ChatTemplate
         from decodestep.models.checkpoint import open_checkpoint
@@ -118,14 +118,14 @@ def load(
 
 
 def _check(
-    name_or_path: Any,
-    dtype: Any,
-    form: Any,
-    cache_dtype: Any,
-    threads: Any,
-    chat_template: Any,
-    cache_bytes: Any,
-    progress: Any,
+    name_or_path: str | os.PathLike[str] | None,
+    dtype: object,
+    form: object,
+    cache_dtype: object,
+    threads: object,
+    chat_template: object,
+    cache_bytes: object,
+    progress: object,
 ) -> None:
     ok = isinstance(name_or_path, (str, os.PathLike)) and str(name_or_path) != ""
     require(ok, _OP, "name_or_path", "a name or a path", name_or_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from array_api_compat import device
@@ -163,7 +162,7 @@ class XTCLogitsWarper(LogitsProcessor):
         self,
         probability: float,
         threshold: float = 0.1,
-        seed: Any = 0,
+        seed: int = 0,
         padding: Integers | int = 0,
         filter_value: float = NEGATIVE_INFINITY,
     ) -> None:

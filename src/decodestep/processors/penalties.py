@@ -119,7 +119,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
     Source: transformers 5.23's class of this name.
     """
 
-    def __init__(self, sequence_bias: Any) -> None:
+    def __init__(self, sequence_bias: object) -> None:
         self.sequence_bias: dict[tuple[int, ...], float] = _check_biases(sequence_bias)
         self._placed: tuple[Any, list[Any]] | None = None
 

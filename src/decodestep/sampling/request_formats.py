@@ -107,14 +107,14 @@ def _settle_lengths(taken: dict[str, Any], changes: Mapping[str, Any]) -> None:
         taken.pop("min_length", None)
 
 
-def _is_understood(name: Any, value: Any, known: Set[str]) -> bool:
+def _is_understood(name: object, value: object, known: Set[str]) -> bool:
     """Whether a field is one of `known`, or does not change the text."""
     if not isinstance(name, str):
         return False
     return name in _NOT_ABOUT_SAMPLING | known or name.startswith("_") or _is_neutral(name, value)
 
 
-def _is_neutral(name: str, value: Any) -> bool:
+def _is_neutral(name: str, value: object) -> bool:
     """Whether an unknown field has a value that turns it off; older configuration files hold such values."""
     neutral = {"guidance_scale": 1, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "penalty_alpha": 0}
     return value is False or value == neutral.get(name, [])
@@ -129,7 +129,7 @@ def _sequence_bias(op: str, value: Any) -> Any:
     return {tuple(ids): bias for ids, bias in value}
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))
 
 
@@ -172,7 +172,7 @@ def _refuse_field(op: str, name: object, value: object) -> NoReturn:
     refuse(op, str(name), "a supported field", value, "unknown_field", sentence)
 
 
-def _check_range(name: str, value: Any) -> None:
+def _check_range(name: str, value: object) -> None:
     """Refuses a value outside the interval of the interface, which may be narrower than that of `SamplingParams`."""
     if name in _OPENAI_RANGES:
         low, high = _OPENAI_RANGES[name]
@@ -219,16 +219,15 @@ def _prediction(value: object) -> str:
     return "".join(strings)
 
 
-def _seed(value: Any) -> Any:
+def _seed(value: object) -> object:
     """A negative seed counts from 2^64."""
     return int(value) % 2**64 if is_int(value) and -(2**63) <= value < 0 else value
 
 
-def _logit_bias(value: Any) -> dict[int, float]:
+def _logit_bias(value: object) -> dict[int, float]:
     rule = "a mapping of token ids to numbers in [-100, 100]"
-    require(isinstance(value, Mapping), "from_openai", "logit_bias", rule, value)
-    biases = {}
-    for token, bias in value.items():
+    biases: dict[int, float] = {}
+    for token, bias in _mapping("from_openai", "logit_bias", rule, value).items():
         is_id = is_int(token) or (isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 20)
         ok = is_id and is_real(bias) and -100 <= bias <= 100
         require(ok, "from_openai", "logit_bias", rule, {token: bias})
@@ -250,9 +249,9 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
         return int(top)
     if isinstance(given, bool):
         return 0 if given else None
-    count: Any = given
-    require(is_int(count) and count >= 0, "from_openai", "logprobs", "a bool or an integer >= 0", given)
-    return int(count)
+    if not is_int(given) or given < 0:
+        refuse("from_openai", "logprobs", "a bool or an integer >= 0", given)
+    return int(given)
 
 
 # Fields of an OpenAI request whose values have another form than in `SamplingParams`.

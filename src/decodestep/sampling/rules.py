@@ -109,15 +109,15 @@ def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if iterable else value
 
 
-def _as_strings(value: Any) -> Any:
+def _as_strings(value: object) -> Any:
     return (value,) if isinstance(value, str) else _as_tuples(value)
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> Any:
     return FrozenMapping({key: _as_tuples(item) for key, item in value.items()}) if isinstance(value, Mapping) else value
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> Any:
     if not isinstance(value, Mapping):
         return value
     try:

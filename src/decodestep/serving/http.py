@@ -49,7 +49,7 @@ _LOG = logging.getLogger("decodestep.serving")
 
 
 class _Json(JSONResponse):
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         return json_bytes(content, allow_nan=False)
 
 
@@ -219,7 +219,7 @@ class Server:
     def _too_large(self, **headers: str) -> HttpError:
         return HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large", **headers)
 
-    async def _in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def _in_worker(self, function: Callable[..., T], *arguments: object) -> T:
         """The result of a slow function, run on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 

@@ -8,7 +8,7 @@ from typing import Any
 from decodestep.serving.errors import refusal, too_long
 
 
-def texts(value: Any) -> Iterator[str]:
+def texts(value: object) -> Iterator[str]:
     """All that a template may write of a JSON value, without brackets and quotes."""
     if isinstance(value, dict):
         yield from value

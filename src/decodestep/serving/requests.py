@@ -158,7 +158,7 @@ def _echo_job(body: Mapping[str, Any], prompts: list[Any]) -> Job:
     return replace(job, params=replace(params, prompt_logprobs=logprobs), form=form, only_scored=not completes)
 
 
-def _are_ids(prompt: Any) -> bool:
+def _are_ids(prompt: object) -> bool:
     return isinstance(prompt, list) and all(type(item) is int for item in prompt)
 
 
@@ -272,7 +272,7 @@ def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     return given if effort is None else {"reasoning_effort": effort, **given}
 
 
-def _message(index: int, message: Any) -> dict[str, Any]:
+def _message(index: int, message: object) -> dict[str, Any]:
     """A message with its parts joined into text, a line each, and the arguments of its calls as objects."""
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:

@@ -280,7 +280,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def json_bytes(data: Any, *, allow_nan: bool = True) -> bytes:
+def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:
     """JSON in UTF-8; a lone surrogate, from a client or a model, becomes a question mark."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
     for character, escape in _LINE_ENDS.items():

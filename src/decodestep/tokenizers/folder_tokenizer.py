@@ -120,7 +120,7 @@ def _vocabulary(engine: Engine, ids: Mapping[str, int], count: int, kinds: set[s
     return Vocabulary(tokens, special, frozenset(added), "ByteLevel" not in kinds, byte_tokens)
 
 
-def _growth(normalizer: Any) -> float:
+def _growth(normalizer: object) -> float:
     """How many times as long a text may become by replacements, each of which may apply to what those before it wrote."""
     growth, steps = 1.0, [normalizer]
     while steps:
@@ -132,7 +132,7 @@ def _growth(normalizer: Any) -> float:
     return growth
 
 
-def _growth_by(pattern: Any, content: Any) -> float:
+def _growth_by(pattern: object, content: object) -> float:
     if not isinstance(content, str):
         return 1
     found = pattern.get("String") if isinstance(pattern, dict) else None
@@ -189,7 +189,7 @@ def _more_special(settings: Mapping[str, Any]) -> list[str]:
     return [content for token in (found if isinstance(found, list) else []) if (content := _content(token)) is not None]
 
 
-def _content(token: Any) -> str | None:
+def _content(token: object) -> str | None:
     """A special token of tokenizer_config.json: a string, or an object that has it."""
     value = token.get("content") if isinstance(token, dict) else token
     return value if isinstance(value, str) else None

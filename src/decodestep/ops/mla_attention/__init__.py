@@ -91,7 +91,7 @@ _INDEXES = ("block_table", "lengths", "sequence")  # whose values are checked, a
 
 
 def _on_device(call: Call, backend: str) -> Any:
-    rope: Any = call.query_rope
+    rope = call.query_rope
     choose_triton(OP, backend, rope, None if call.w_uv is None else "has no value up-projection: its weights are on the host")
     from decodestep.ops.mla_attention import triton
 
