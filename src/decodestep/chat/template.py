@@ -46,7 +46,7 @@ class ChatModel(Protocol):
 
     template: ChatTemplate
 
-    def chat_prompt(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None) -> str: ...
+    def chat_prompt(self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str: ...
 
 
 class ChatTemplate:
