@@ -17,7 +17,7 @@ from decodestep.models import Model
 from decodestep.ops.decode_step import reference
 from decodestep.sampling.distribution import likeliest
 from decodestep.sampling.fusion_rules import rule_of
-from decodestep.sampling.one_processor import name_of
+from decodestep.sampling.stage import name_of
 from decodestep.sampling.params import SAMPLERS, SamplingParams
 from decodestep.sampling.trace import StepTrace, Trace
 

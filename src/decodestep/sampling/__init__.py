@@ -1,8 +1,8 @@
 """From parameters to a token. Modules in reading order:
 
 - `params`: the parameters of a request (`rules`: legal values; `spellings`, `request_formats`: other libraries' requests);
-- `build_processors`: parameters to a list of processors;
-- `fusion_rules` and `plan` (`one_processor`): processors to typed steps, and those that run unfused;
+- `param_steps`: parameters to a list of processors;
+- `fusion_rules` and `plan` (`stage`): processors to typed steps, and those that run unfused;
 - `constraint` (`constraint_grammar`, `constraint_worker`, `constraint_vocabulary`, `json_schema`, `gbnf`): texts of a language;
 - `jump`: tokens that a constraint alone decides;
 - `trace` (`causes`, `thresholds`, `distribution`, `trace_html`): what each step of a plan does to a row, as values;

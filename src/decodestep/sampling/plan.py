@@ -17,7 +17,7 @@ from decodestep._base.checks import Words, refuse, require
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
-from decodestep.sampling.one_processor import OP, call_unfused, description_of
+from decodestep.sampling.stage import OP, call_unfused, description_of
 from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace, trace_plan
 

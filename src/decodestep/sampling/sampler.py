@@ -23,7 +23,7 @@ from decodestep._base.checks import (
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import DTYPES, END_REASONS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
-from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.param_steps import processors_of
 from decodestep.sampling.params import SEQUENCE_FIELDS, TOKEN_FIELDS, SamplingParams
 from decodestep.sampling.plan import plan
 from decodestep.sampling.row import Row, within_length

@@ -20,7 +20,7 @@ from decodestep.sampling import trace_html
 from decodestep.sampling.causes import Spans, causes
 from decodestep.sampling.distribution import entropy, likeliest, log_probability, probabilities
 from decodestep.sampling.fusion_rules import rule_of
-from decodestep.sampling.one_processor import OP, description_of, name_of, run_one, scores_after
+from decodestep.sampling.stage import OP, description_of, name_of, run_one, scores_after
 from decodestep.sampling.thresholds import Threshold, threshold_of
 from decodestep.sampling.token_history import TokenHistory
 
