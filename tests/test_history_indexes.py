@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 import decodestep as ds
 from decodestep import processors as p
 from decodestep.integrations.host_row import HostRow
+from decodestep.ops.decode_step import steps as s
+from decodestep.ops.decode_step.rows import new_row, step_rows
 from decodestep.sampling.fusion_rules import RULES, steps_of
 from decodestep.sampling.token_history import TokenHistory
+from history_oracle import answers
 
 VOCAB = 12
 NESTED = [[1] * n for n in range(1, 30)]  # each is the end of the next
@@ -102,6 +105,64 @@ def test_a_row_whose_tokens_are_taken_back_is_as_if_they_had_not_been_drawn(para
         alone = ds.Sampler(host._params, vocab_size=VOCAB, prompt_ids=[host.tokens])
         assert drawn == copied.draw(logits) == alone.step(logits).tokens[0]
         host.accept(int(rng.integers(3)))
+
+
+@settings(max_examples=300)
+@given(
+    histories,
+    prompts,
+    st.lists(st.tuples(st.booleans(), st.integers(0, 80), st.lists(tokens, max_size=70)), max_size=6),
+)
+@example([1] * 60, 0, [(True, 0, [1] * 60), (True, 59, [2] + [1] * 60), (False, 3, [])])
+@example([0, 1, 2] * 30, 5, [(True, 6, [0, 1, 2] * 20), (True, 30, [1])])
+def test_a_history_that_was_taken_back_is_as_a_new_one(ids, prompt, changes):
+    """At every change some tokens are taken back and others appended; the indexes have followed the tokens before, or not."""
+    history = TokenHistory(ids[:prompt])
+    for token in ids[prompt:]:
+        history.append(token)
+    for asked, back, more in changes:
+        if asked:
+            answers(history)
+        history.truncate(max(history.prompt_length, len(history) - back))
+        for token in more:
+            history.append(token)
+    fresh = TokenHistory(history.tokens[: history.prompt_length])
+    for token in history.tokens[history.prompt_length :]:
+        fresh.append(token)
+    assert answers(history) == answers(fresh)
+
+
+@pytest.mark.parametrize("length", [1, 5, -1, 2**70])
+def test_a_history_keeps_its_prompt_and_no_more_than_it_has(length):
+    history = TokenHistory([1, 2])
+    history.append(3)
+    with pytest.raises((ValueError, OverflowError)):
+        history.truncate(length)
+    assert (history.tokens, len(history)) == ([1, 2, 3], 3)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32))
+def test_a_row_of_the_core_whose_history_is_taken_back_is_as_a_new_one(seed):
+    """What its parts keep of the history is looked up again."""
+    rng = np.random.default_rng(seed)
+    breakers = np.array([2], np.int64)
+    parts = [
+        s.PenaliseSeen(1, 1.3), s.AddCounted(1, 0.3, 0.2), s.BanFollowers(3),
+        s.AddContinuations(-np.array([0.5, 0.7, 2.0]), 1, breakers, 0),
+    ]  # fmt: skip
+    new = lambda history: new_row(  # noqa: E731
+        VOCAB, history, parts, greedy=False, seed=7, top_logprobs=2, ends=[], stops=[], limit=None
+    )
+    history = TokenHistory([1, 2])
+    row = new(history)
+    for _ in range(20):
+        logits = rng.standard_normal((1, VOCAB)).astype(np.float32) - np.arange(VOCAB, dtype=np.float32)
+        fresh = TokenHistory(history.tokens)
+        want, got = step_rows(logits, [new(fresh)]), step_rows(logits, [row])
+        assert (want[0].tolist(), want[2]) == (got[0].tolist(), got[2])
+        if rng.random() < 0.5:
+            history.truncate(int(rng.integers(2, len(history) + 1)))
 
 
 def test_what_requests_can_set_is_looked_up_by_the_core():
