@@ -12,7 +12,8 @@ from decodestep import processors as p
 from decodestep.integrations.host_row import HostRow
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import new_row, step_rows
-from decodestep.sampling.fusion_rules import RULES, steps_of
+from decodestep.sampling.fusion_rules import RULES
+from decodestep.sampling.parts import steps_of
 from decodestep.sampling.token_history import TokenHistory
 from history_oracle import answers
 

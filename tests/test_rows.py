@@ -18,7 +18,7 @@ import decodestep as ds
 from decodestep import _native
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import END_REASONS, new_row, step_rows
-from decodestep.sampling.fusion_rules import steps_of
+from decodestep.sampling.parts import steps_of
 from decodestep.sampling.token_history import SequenceEndings, TokenHistory
 
 VOCAB = 40

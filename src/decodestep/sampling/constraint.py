@@ -17,9 +17,10 @@ from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling.constraint_grammar import grammar_of
 from decodestep.sampling.constraint_trial import LIMITS
 from decodestep.sampling.constraint_vocabulary import Encode, TokenBytes, tokenizer_of
-from decodestep.sampling.fusion_rules import restriction, rule
+from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.json_schema import short
 from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.parts import restriction
 from decodestep.sampling.token_history import TokenHistory
 
 # Seconds of processor time for the first mask, and for a later one with its token, which all rows of a pass wait for. Ordinary

@@ -23,12 +23,13 @@ from decodestep._base.checks import (
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import DTYPES, END_REASONS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
-from decodestep.sampling.param_steps import processors_of
+from decodestep.sampling.param_steps import as_several, stages_of
 from decodestep.sampling.params import SEQUENCE_FIELDS, TOKEN_FIELDS, SamplingParams
-from decodestep.sampling.plan import plan
+from decodestep.sampling.plan import plan_of
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
 from decodestep.sampling.row_texts import RowTexts
+from decodestep.sampling.stage import Stage
 from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace
 
@@ -109,7 +110,7 @@ class Sampler:
         require(is_int(vocab_size) and 1 <= vocab_size < 2**31, _OP, "vocab_size", "an integer in [1, 2^31)", vocab_size)
         require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
         self.vocab_size, self._backend = int(vocab_size), backend
-        self._ends = require_id_set(_OP, "eos_token_id", self.vocab_size, _as_several(eos_token_id))
+        self._ends = require_id_set(_OP, "eos_token_id", self.vocab_size, as_several(eos_token_id))
         self._processors = RowProcessors(_OP, processors)
         self._added = 0
         self._texts = RowTexts(_OP, token_bytes=token_bytes, spelled_bytes=spelled_bytes, encode=encode)
@@ -152,9 +153,9 @@ class Sampler:
         number = self._added if number is None else number
         prompt = self._ids("prompt_ids", prompt_ids)
         (params,) = within_length(params, len(prompt)).samples()
-        ends = self._ends if params.eos_token_id is None else frozenset(_as_several(params.eos_token_id))
-        chain = self._chain(params, len(prompt), ends, number, num_beams)
-        history, row_plan = TokenHistory(prompt), plan(chain, self.vocab_size)
+        ends = self._ends if params.eos_token_id is None else frozenset(as_several(params.eos_token_id))
+        stages = self._stages(params, len(prompt), ends, number, num_beams)
+        history, row_plan = TokenHistory(prompt), plan_of(stages, self.vocab_size)
         ends = frozenset() if params.ignore_eos else ends
         native = new_row(
             self.vocab_size,
@@ -304,20 +305,20 @@ class Sampler:
         require(count == 1, _OP, "params", "of one sample: `generate` adds a row for each of several", count)
         self._texts.check(params)
         for name in TOKEN_FIELDS:
-            self._ids(name, _as_several(getattr(params, name)))
+            self._ids(name, as_several(getattr(params, name)))
         for name in SEQUENCE_FIELDS:
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
 
-    def _chain(
+    def _stages(
         self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int, num_beams: int
-    ) -> list[Any]:
-        """The processors of a row, the user's own and the constraint among them."""
+    ) -> list[Stage]:
+        """The stages of a row, the user's own processors and the constraint among them."""
         vocab = self.vocab_size
         constraints = self._texts.constraints(params, prompt_length, vocab_size=vocab, ends=ends)
         own = [*self._processors.of_row(number, num_beams), *constraints]
         sizes = {"prompt_length": prompt_length, "vocab_size": vocab, "num_beams": num_beams}
-        return processors_of(params, eos_token_ids=ends, own=own, **sizes)
+        return stages_of(params, eos_token_ids=ends, own=own, **sizes)
 
     def _report(
         self,
@@ -389,8 +390,3 @@ class Sampler:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
         return require_ids(_OP, name, self.vocab_size, ids.tolist() if hasattr(ids, "tolist") else ids)
 
-
-def _as_several(ids: Any) -> Any:
-    """No id for None, one for an id, also as an array of rank 0; several as they are."""
-    plain = ids.tolist() if hasattr(ids, "tolist") else ids
-    return () if plain is None else [plain] if is_int(plain) else plain
