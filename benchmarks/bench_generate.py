@@ -38,8 +38,8 @@ import numpy as np
 import decodestep as ds
 import random_models
 from decodestep._base.checks import Words, require
+from decodestep.decoding.step_decoder import PANEL_FORMATS, QUANTISED, StepDecoder
 from decodestep.models import DEFAULT_MODEL
-from decodestep.models.step_decoder import PANEL_FORMATS, QUANTISED, StepDecoder
 from harness import Call, Report, options, run_main, torch
 
 try:

@@ -21,8 +21,8 @@ from decodestep import _native
 from decodestep._base.checks import RequestError
 from decodestep.cli.failure import Parser, failure
 from decodestep.cli.options import require_writable
+from decodestep.decoding.page_pool import CacheFullError
 from decodestep.models import ModelError
-from decodestep.models.page_pool import CacheFullError
 from memory import READ_BYTES, bandwidth, call_seconds, keep_freed_memory, plain_read
 
 try:

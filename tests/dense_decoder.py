@@ -7,7 +7,7 @@ from collections.abc import Callable
 import gguf
 import numpy as np
 
-from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.files.gguf_file import GgufFile, Tensor
 
 DOUBLE = np.dtype(np.float64)
 Product = Callable[[np.ndarray, Tensor], np.ndarray]

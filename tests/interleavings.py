@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from decodestep.ops.mla_prolog.schedule import Graph, Load, Store
+from decodestep.npu_schedule import Graph, Load, Store
 
 MOST_STATES = 400_000
 

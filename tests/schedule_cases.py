@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import decodestep as ds
-from decodestep.ops.mla_prolog.schedule import Design, Flag, Schedule, SetFlag, WaitFlag, mla_prolog_schedule
+from decodestep.npu_schedule import Design, Flag, Schedule, SetFlag, WaitFlag, mla_prolog_schedule
 from mla_prolog_cases import copied, make, parts
 from tolerances import assert_close
 

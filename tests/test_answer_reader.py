@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodestep.serving import tool_formats as formats
-from decodestep.serving.reasoning import reasoning_of
-from decodestep.serving.tools import ToolFormat
+from decodestep.chat import tool_formats as formats
+from decodestep.chat.reasoning import reasoning_of
+from decodestep.chat.tools import ToolFormat
 from test_tool_formats import ARGUMENTS, CASES, FUNCTIONS, fill_in
 
 KINDS = list(dict.fromkeys(case[0] for case in CASES))

@@ -52,7 +52,7 @@ for seed in range(1, 4):
     child = os.fork()
     if child == 0:
         ok = answer(seed) == alone[seed] and answer(0) == alone[0]
-        ds.models.template_process._end_all()
+        ds.chat.template_process._end_all()
         os._exit(0 if ok else 1)
     codes.append(os.waitpid(child, 0)[1])
 stop.set()

@@ -21,9 +21,10 @@ import decodestep as ds
 import processes
 import published_files
 import published_templates
-from decodestep.models import template_process
-from decodestep.models.chat import ChatTemplate
-from decodestep.models.control_tokens import ControlTokens
+from decodestep.chat import template_process
+from decodestep.chat.template import ChatTemplate
+from decodestep.chat.traced_text import runs
+from decodestep.tokenizers.control_tokens import ControlTokens
 
 # Templates of our own, each for some features or for the prompts of a family of models, and those of any folder that is named.
 OURS = Path(__file__).parent / "chat_templates"
@@ -330,7 +331,8 @@ def test_every_failure_of_a_template_is_a_model_error(template):
 # Run in a process of its own: renders each template, and reports the error, the seconds, and the memory of the largest worker.
 MEASURE = """
 import json, resource, sys, time
-from decodestep.models import ModelError, template_process
+from decodestep.models import ModelError
+from decodestep.chat import template_process
 for name, template in json.load(sys.stdin).items():
     template_process.render("{{ 1 }}", {})  # a worker is there
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
@@ -499,7 +501,7 @@ def test_hostile_templates_of_several_threads_end_each_for_itself():
 def test_a_fork_has_workers_of_its_own():
     code = """
 import os
-from decodestep.models import template_process
+from decodestep.chat import template_process
 assert template_process.render("{{ 1 }}", {}) == "1"
 parent = template_process._idle[0]._process.pid
 child = os.fork()
@@ -552,7 +554,7 @@ TOKENS = ["<|a|>", "<|ab|>", "<|user|>", "</s>"]
 def control_tokens(template, messages=USER, **variables):
     """The control tokens of a prompt; the pieces around them are the rest of its text."""
     text = rendered(template, messages, **variables)
-    pieces = list(ControlTokens(TOKENS).split(text))
+    pieces = list(ControlTokens(TOKENS).split(runs(text)))
     assert "".join(piece for piece, _ in pieces) == text
     return [piece for piece, is_control in pieces if is_control]
 
@@ -594,7 +596,7 @@ def test_what_a_template_writes_itself_is_a_control_token(template):
 
 def test_sums_with_what_is_safe_keep_control_tokens():
     text = rendered("{{ x + '[A]' + (messages | tojson | safe) + '[A]' }}[{{ ('A' | safe) + x }}]", USER, x="A")
-    assert [piece for piece, is_control in ControlTokens(["[A]", "[AA]"]).split(text) if is_control] == ["[A]"] * 2
+    assert [piece for piece, is_control in ControlTokens(["[A]", "[AA]"]).split(runs(text)) if is_control] == ["[A]"] * 2
 
 
 def test_texts_of_format_are_those_of_python():
@@ -660,7 +662,7 @@ def test_a_token_of_which_a_part_is_given_is_text():
         assert "<|a|>" in rendered(template, [say("a", "")], x="a", y="|", z="<|", w="a|>")
         assert control_tokens(template, [say("a", "")], x="a", y="|", z="<|", w="a|>") == [], template
     # A longer token that begins with the template's, or ends with it, does not take its place.
-    assert list(ControlTokens(["<s>", "<s>x", "y<s>"]).split(rendered("{{ x }}<s>{{ x }}", USER, x="xy"))) == [
+    assert list(ControlTokens(["<s>", "<s>x", "y<s>"]).split(runs(rendered("{{ x }}<s>{{ x }}", USER, x="xy")))) == [
         ("xy", False),
         ("<s>", True),
         ("xy", False),

@@ -16,7 +16,7 @@ import pytest
 import processes
 from command_line import COMMAND, call, run
 from decodestep import cli, models
-from decodestep.models.page_pool import CacheFullError
+from decodestep.decoding.page_pool import CacheFullError
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +107,7 @@ def test_an_answer_that_is_cut_says_so(options, pages, told, tiny_file, monkeypa
     path = tiny_file(context=400, **{"tokenizer.chat_template": "{{ messages[-1].content }}"})
     if pages is not None:
         bytes_of_page = models.load(path).cache.page_bytes
-        monkeypatch.setattr("decodestep.models.page_pool.memory_limit", lambda: 4 * pages * bytes_of_page)
+        monkeypatch.setattr("decodestep.decoding.page_pool.memory_limit", lambda: 4 * pages * bytes_of_page)
     monkeypatch.setattr("sys.stdin", io.StringIO("A\n"))
     assert cli.main(["chat", str(path), "--min-new-tokens", "9999", "--seed", "1", *options]) == 0
     assert capsys.readouterr().err == f"decodestep: {told}\n"

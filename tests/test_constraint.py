@@ -15,8 +15,10 @@ import pytest
 
 import decodestep as ds
 import processes
+from decodestep.constraints import processor as constraint
+from decodestep.constraints import trial as constraint_trial
+from decodestep.constraints import worker as constraint_worker
 from decodestep.ops.decode_step.steps import Allow, Ban
-from decodestep.sampling import constraint, constraint_trial, constraint_worker
 from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
 
@@ -80,8 +82,8 @@ def test_an_expression_and_grammars(rng):
 
 def is_text_of(grammar, text):
     """Whether a grammar allows a text, written byte by byte, and its end after it."""
-    params, ends = ds.SamplingParams(grammar=grammar), frozenset({END})
-    processor = constraint.ConstraintLogitsProcessor(params, 0, token_bytes=token_bytes, vocab_size=VOCAB, ends=ends)
+    options = {"token_bytes": token_bytes, "vocab_size": VOCAB, "ends": frozenset({END})}
+    processor = constraint.ConstraintLogitsProcessor("grammar", grammar, 0, **options)
     tokens = [*text.encode(), END]
     scores = np.zeros((1, VOCAB))
     return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
@@ -197,7 +199,7 @@ def test_rows_with_a_processor_of_the_caller_draw_one_token_at_a_time():
 
 def test_a_constraint_follows_one_row_and_its_copy_another():
     options = {"token_bytes": token_bytes, "vocab_size": VOCAB, "ends": frozenset([END])}
-    one = constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex="a|bc"), 2, **options)
+    one = constraint.ConstraintLogitsProcessor("regex", "a|bc", 2, **options)
     allowed = lambda processor, *tokens: [step.ids.tolist() for step in processor.steps([65, 66, *tokens])]  # noqa: E731
     other = copy.deepcopy(one)
     assert allowed(one) == [[97, 98]] and allowed(one, 97) == [[END]]
@@ -208,12 +210,12 @@ def test_a_constraint_follows_one_row_and_its_copy_another():
         with pytest.raises(constraint.ConstraintError, match="^regex: "):
             allowed(other, 98, 97)
     with pytest.raises(ValueError, match="^Sampler: regex must be given to rows that have an end token; got none$"):
-        constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex="a"), 0, **options | {"ends": frozenset()})
+        constraint.ConstraintLogitsProcessor("regex", "a", 0, **options | {"ends": frozenset()})
 
 
 def test_a_mask_names_the_fewer_tokens():
     options = {"token_bytes": token_bytes, "vocab_size": VOCAB, "ends": frozenset([END])}
-    few, most = (constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex=text), 0, **options) for text in ("a", "[^a]*"))
+    few, most = (constraint.ConstraintLogitsProcessor("regex", text, 0, **options) for text in ("a", "[^a]*"))
     [allow], [ban] = few.steps([]), most.steps([])
     assert isinstance(allow, Allow) and allow.ids.tolist() == [97]
     assert isinstance(ban, Ban) and 97 in ban.ids and END not in ban.ids and len(ban.ids) <= VOCAB / 2
@@ -411,7 +413,9 @@ def accepts(schema, text):
         "vocab_size": END + 1,
         "ends": frozenset({END}),
     }
-    processor = constraint.ConstraintLogitsProcessor(ds.SamplingParams(json_schema=schema), 0, **given)
+    processor = constraint.ConstraintLogitsProcessor(
+        "json_schema", ds.SamplingParams(json_schema=schema).json_schema, 0, **given
+    )
     scores = np.zeros((1, END + 1), np.float32)
     tokens = [*text.encode(), END]
     return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
@@ -580,7 +584,7 @@ def test_forced_text_is_written_in_the_tokens_of_the_tokenizer():
 
     def forced(regex, *before, encode=pairs):
         options = {"token_bytes": texts.__getitem__, "encode": encode, "vocab_size": 8, "ends": frozenset({7})}
-        processor = constraint.ConstraintLogitsProcessor(ds.SamplingParams(regex=regex), 0, **options)
+        processor = constraint.ConstraintLogitsProcessor("regex", regex, 0, **options)
         tokens = list(before)
         while 7 not in tokens and processor.forces(tokens):
             tokens += processor.steps(tokens)[0].ids.tolist()

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import decodestep as ds
+from decodestep.decoding.decoder import TokenBatch
+from decodestep.decoding.layer_decoder import LayerDecoder
+from decodestep.decoding.rope import rope_table
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import convert
-from decodestep.models.decoder import TokenBatch
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.layer_decoder import LayerDecoder
-from decodestep.models.rope import rope_table
 from dense_decoder import dense_logits
 from tolerances import assert_close
 

@@ -14,12 +14,12 @@ from builds import FUSED, printed_under
 from decoder_cases import Sizes, copied, matrix, step, weights
 from decodestep import _native
 from decodestep._base.arrays import BFLOAT16, like
+from decodestep.decoding.decoder import TokenBatch
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.step_decoder import PANEL_FORMATS
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
 from decodestep.models.checkpoint import Checkpoint
-from decodestep.models.decoder import TokenBatch
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.kv_cache import PAGE
-from decodestep.models.step_decoder import PANEL_FORMATS
 from decodestep.ops.decoder_forward import cpu
 from decodestep.ops.decoder_forward.arguments import bind
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference

@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 import processes
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.prefill import Budget, keys_of
+from decodestep.generation import engine as engine_module
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import completion_of
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.schedule import ChunkedPrefill
-from decodestep.models.kv_cache import PAGE
-from decodestep.models.prefill import Budget, keys_of
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
-from decodestep.serving import engine as engine_module
 
 FREE = {"ignore_eos": True}
 
@@ -642,7 +642,7 @@ def test_samples_of_a_costly_constraint_are_few(tiny, monkeypatch):
     params = ds.SamplingParams(regex="[ab]{3}", seed=1, num_return_sequences=3)
     with Engine(tiny) as engine:
         assert len(engine.submit([1], params).rows) == 3
-        monkeypatch.setattr("decodestep.serving.engine.COMPILE_SECONDS", 0.0)
+        monkeypatch.setattr("decodestep.generation.engine.COMPILE_SECONDS", 0.0)
         with pytest.raises(ValueError, match="num_return_sequences must be at most 1 with a constraint"):
             engine.submit([1], params)
         assert len(engine.submit([1], replace(params, num_return_sequences=1)).rows) == 1

@@ -21,15 +21,16 @@ import decodestep as ds
 import families
 import latent_files
 from decodestep import cli
+from decodestep.decoding import layer_decoder
+from decodestep.families import folder as folder_sizes
+from decodestep.families import folder_rope, gguf
+from decodestep.files.gguf_file import GgufFile
+from decodestep.files.model_folder import ModelFolder
 from decodestep.generation import model_search
 from decodestep.generation.batch import Batch
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.schedule import ChunkedPrefill
-from decodestep.models import ModelError, layer_decoder
-from decodestep.models.architectures import folder as folder_sizes
-from decodestep.models.architectures import folder_rope, gguf
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.model_folder import ModelFolder
+from decodestep.models import ModelError
 from decodestep.ops.decoder_forward import Mixture
 from decodestep.weights.linear_panels import LinearPanels
 from tolerances import LOGITS

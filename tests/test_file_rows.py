@@ -10,8 +10,8 @@ import pytest
 
 import decodestep as ds
 import processes
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
-from decodestep.models.gguf_file import GgufFile
 from decodestep.weights.blocks import BLOCKS
 from decodestep.weights.file_rows import FilePart, FileRows, FileRowsError
 from decodestep.weights.linear_panels import LinearPanels

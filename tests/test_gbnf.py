@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decodestep.sampling.constraint_vocabulary import tokenizer_of
-from decodestep.sampling.gbnf.lark import lark_of
-from decodestep.sampling.gbnf.nodes import Characters, Choice, Name, Sequence
-from decodestep.sampling.gbnf.syntax import read_gbnf
+from decodestep.constraints.gbnf.lark import lark_of
+from decodestep.constraints.gbnf.nodes import Characters, Choice, Name, Sequence
+from decodestep.constraints.gbnf.syntax import read_gbnf
+from decodestep.constraints.vocabulary import tokenizer_of
 
 llguidance = pytest.importorskip("llguidance")
 

@@ -10,8 +10,8 @@ import pytest
 
 import decodestep as ds
 from decodestep import SamplingParams
+from decodestep.decoding.sequence import admit
 from decodestep.generation import model_search
-from decodestep.models.sequence import admit
 from decodestep.sampling.row import Row
 
 STORY = "Once upon a time"

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 import decodestep as ds
 import processes
 from decodestep import cli
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import convert
-from decodestep.models.gguf_file import GgufFile
 
 
 def test_reads_what_the_gguf_package_reads(tiny_file):
@@ -278,7 +278,9 @@ REFUSE = """
 import json, re, sys, time
 from pathlib import Path
 import decodestep as ds
-from decodestep.models import convert, gguf_file, tokenizer
+from decodestep.models import convert
+from decodestep.files import gguf_file
+from decodestep.tokenizers import tokenizer
 for path in sorted(Path(sys.argv[1]).iterdir()):
     seconds = time.process_time()
     try:

@@ -10,9 +10,9 @@ import decodestep as ds
 import families
 import latent_files
 from decodestep import cli
+from decodestep.files.gguf_file import GgufFile
+from decodestep.files.gguf_shards import open_gguf
 from decodestep.models import ModelError
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.gguf_shards import open_gguf
 
 FIRST = "model-00001-of-00003.gguf"
 PARTS = [FIRST, "model-00002-of-00003.gguf", "model-00003-of-00003.gguf"]

@@ -11,9 +11,9 @@ import pytest
 import decodestep as ds
 import families
 from decodestep import cli
+from decodestep.families import gguf
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
-from decodestep.models.architectures import gguf
-from decodestep.models.gguf_file import GgufFile
 from grouped_files import write_gguf
 from tolerances import LLAMA_CPP, LOGITS
 

@@ -49,6 +49,17 @@ def test_all_names_and_beam_search_need_no_extra():
     assert python(f"{WITHOUT_EXTRAS}; import numpy as np; from decodestep import *; print(len({search}))") == "1"
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("decodestep.ops.mla_prolog.schedule", "decodestep.npu_schedule"), ("decodestep.serving", "decodestep.generation")],
+)
+def test_names_are_found_where_they_were_documented_first(before, now):
+    names = import_module(before).__all__
+    assert names and [getattr(import_module(before), name) for name in names] == [
+        getattr(import_module(now), name) for name in names
+    ]
+
+
 def test_without_the_extra_load_says_what_to_install():
     code = "import decodestep as ds\ntry: ds.load()\nexcept ModuleNotFoundError as error: print(error)"
     assert python(f"{WITHOUT_EXTRAS}\n{code}").endswith("is not installed: pip install 'decodestep[generate]'")

@@ -7,7 +7,7 @@ import pytest
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep._base.memory import HUGE_PAGE
-from decodestep.models.kv_cache import SlabPages, _bytes_of_huge_pages, grouped_layout
+from decodestep.decoding.kv_cache import SlabPages, _bytes_of_huge_pages, grouped_layout
 
 LAYOUT = grouped_layout(30, 3, 64, BFLOAT16)
 

@@ -8,11 +8,11 @@ import pytest
 import decodestep as ds
 import families
 from decodestep import cli
+from decodestep.decoding.decoder import TokenBatch
+from decodestep.decoding.layer_decoder import LayerDecoder
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models.checkpoint import Checkpoint, open_checkpoint
 from decodestep.models.convert import convert
-from decodestep.models.decoder import TokenBatch
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.layer_decoder import LayerDecoder
 from dense_decoder import dense_logits
 from tolerances import LOGITS, assert_close
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import decodestep as ds
-from decodestep.models.chat import ChatTemplate
-from decodestep.models.message_form import MessageForm
+from decodestep.chat.message_form import MessageForm
+from decodestep.chat.template import ChatTemplate
 from decodestep.serving.requests import chat_job
 from servers import tool
 from test_chat import SPECIAL, TEMPLATES, USER, call, published, say  # noqa: F401 - a fixture
@@ -133,8 +133,8 @@ def test_system_messages_stay_where_there_is_the_role():
 
 def test_the_form_is_found_once_and_tells_no_templates_apart_that_it_cannot(monkeypatch):
     tried = []
-    attempt = ds.models.template_process.attempt
-    monkeypatch.setattr(ds.models.template_process, "attempt", lambda *given: tried.append(given) or attempt(*given))
+    attempt = ds.chat.template_process.attempt
+    monkeypatch.setattr(ds.chat.template_process, "attempt", lambda *given: tried.append(given) or attempt(*given))
     chat = ChatTemplate({"default": STRINGS, "tool_use": NONE_ASKED})
     forms = [chat.form(SPECIAL, tools=tools) for tools in (False, True, False, True)]
     assert forms[:2] == forms[2:] and forms[0] != forms[1] and 0 < len(tried) < 30

@@ -10,7 +10,7 @@ import pytest
 
 import decodestep as ds
 from decodestep._base.checks import RequestError
-from decodestep.ops.mla_prolog.schedule import (
+from decodestep.npu_schedule import (
     Core,
     Design,
     Flag,
@@ -24,8 +24,8 @@ from decodestep.ops.mla_prolog.schedule import (
     mla_prolog_schedule,
     simulate,
 )
-from decodestep.ops.mla_prolog.schedule.extent import instructions
-from decodestep.ops.mla_prolog.schedule.frame import frame_of
+from decodestep.npu_schedule.extent import instructions
+from decodestep.npu_schedule.frame import frame_of
 from interleavings import truth
 from mla_prolog_cases import SCENARIOS, V2, legal
 from schedule_cases import SMALL, agrees, call_of, mutated, reference, same_bits, schedule_of

@@ -11,7 +11,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import cli
-from decodestep.ops.mla_prolog.schedule import (
+from decodestep.npu_schedule import (
     Compute,
     Core,
     CostModel,

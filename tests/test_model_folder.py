@@ -21,10 +21,10 @@ from transformers import PreTrainedTokenizerFast
 import decodestep as ds
 import families
 from decodestep import cli
+from decodestep.files.json_file import parse_object
+from decodestep.files.model_folder import ModelFolder
+from decodestep.files.safetensors_file import read_header
 from decodestep.models import ModelError
-from decodestep.models.json_file import parse_object
-from decodestep.models.model_folder import ModelFolder
-from decodestep.models.safetensors_file import read_header
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from decodestep.decoding.forward import forward
+from decodestep.decoding.kv_cache import PAGE, Pages
+from decodestep.decoding.page_pool import LOCK, MOST_KEPT_BYTES, PagePool, new_pool
+from decodestep.decoding.sequence import admit
 from decodestep.models import CachedSequence, CacheFullError
-from decodestep.models.forward import forward
-from decodestep.models.kv_cache import PAGE, Pages
-from decodestep.models.page_pool import LOCK, MOST_KEPT_BYTES, PagePool, new_pool
-from decodestep.models.sequence import admit
 
 VOCAB = 3
 LONG = 100  # more than any token
@@ -697,7 +697,7 @@ def test_pages_have_one_owner(copied):
 
 
 def test_a_pool_of_no_more_than_the_bytes_asked_for(monkeypatch):
-    monkeypatch.setattr("decodestep.models.page_pool.memory_limit", lambda: 43_999)
+    monkeypatch.setattr("decodestep.decoding.page_pool.memory_limit", lambda: 43_999)
     assert new_pool(TokenPages, 1000, None).pages == 10
     assert new_pool(TokenPages, 50_000, None).pages == 1
     monkeypatch.undo()

@@ -16,7 +16,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from transformers.convert_slow_tokenizer import Qwen2Converter, TikTokenConverter
 
 from decodestep._base.byte_alphabet import BYTE_OF
-from decodestep.models.gguf_tokenizer import GgufTokenizer
+from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
 
 CORPUS = [
     "The quick brown foxes aren't what they'd been; they'll see, I'M sure WE'RE fine. it's 2024, 12345 and 100000 times",

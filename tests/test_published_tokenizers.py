@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from tokenizers import Tokenizer as Engine
 
 import published_files
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.gguf_tokenizer import GgufTokenizer
+from decodestep.files.gguf_file import GgufFile
+from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
 from test_pre_tokenizers import CORPUS, TEXT
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from builds import TIERS, printed_under
 from decodestep import _native
 from decodestep.models.quantise import quantise
 from decodestep.weights import Format, LinearPanels, PackedWeight
-from decodestep.weights.quantise_blocks import quantise_blocks
+from decodestep.weights.native import quantise_blocks
 
 K_QUANTS = [Type.Q2_K, Type.Q3_K, Type.Q4_K, Type.Q5_K, Type.Q6_K]
 SMALL = [Type.Q4_0, Type.Q5_0]

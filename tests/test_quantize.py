@@ -24,8 +24,8 @@ import families
 import latent_files
 import processes
 from decodestep import cli
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models import DEFAULT_MODEL, ModelError
-from decodestep.models.gguf_file import GgufFile
 from decodestep.models.quantise import has_finite_scales, panels_of, quantise
 from decodestep.models.requantise import RECIPES
 from decodestep.weights.packed import Format, PackedWeight

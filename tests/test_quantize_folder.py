@@ -15,14 +15,14 @@ import torch
 import decodestep as ds
 import families
 from decodestep import cli
+from decodestep.families.gguf_of_folder import ARCHITECTURES
+from decodestep.families.names import FOLDER, FOLDERS, GGUF
+from decodestep.files.gguf_file import GgufFile
+from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError
-from decodestep.models.architectures.gguf_of_folder import ARCHITECTURES
-from decodestep.models.architectures.names import FOLDER, FOLDERS, GGUF
-from decodestep.models.folder_tokenizer import FolderTokenizer
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.model_folder import ModelFolder
-from decodestep.models.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
-from decodestep.models.tokenizer_fields import tokenizer_fields
+from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
+from decodestep.tokenizers.gguf_fields import tokenizer_fields
+from decodestep.tokenizers.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
 from tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import torch
 
 import decodestep as ds
 import processes
-from decodestep.models.kv_cache import PAGE
-from decodestep.models.prefill import Prefill
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.prefill import Prefill
 
 
 def printed(code):
@@ -103,7 +103,7 @@ def test_a_child_has_the_pages_of_threads_that_it_has_not(tiny_file):
     code = f"""
 import os, threading
 import decodestep as ds
-from decodestep.models.page_pool import LOCK
+from decodestep.decoding.page_pool import LOCK
 model = ds.load({str(tiny_file())!r}, cache_bytes=4 * ds.load({str(tiny_file())!r}).cache.page_bytes)
 own, passed = model.sequence(), model.sequence()
 model.forward([(own, [1, 2, 3])])

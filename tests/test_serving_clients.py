@@ -14,8 +14,8 @@ import pytest
 import uvicorn
 
 import decodestep as ds
+from decodestep.generation.engine_request import EngineRequest
 from decodestep.serving import event_stream, http
-from decodestep.serving.engine_request import EngineRequest
 from decodestep.serving.responses import TextChoice
 from servers import LocalServer, load, post, post_stream, request, wait_until
 

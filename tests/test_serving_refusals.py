@@ -12,9 +12,9 @@ import openai
 import pytest
 
 from decodestep._base.checks import RequestError
-from decodestep.models import template_process
-from decodestep.sampling.constraint import ConstraintError
-from decodestep.serving.engine import Engine
+from decodestep.chat import template_process
+from decodestep.constraints.processor import ConstraintError
+from decodestep.generation.engine import Engine
 from decodestep.serving.errors import HttpError, http_error
 from decodestep.serving.requests import completion_job
 from servers import HELLO, LocalServer, allowed_tools, load, post, tool, wait_until

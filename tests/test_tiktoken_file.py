@@ -12,9 +12,9 @@ from hypothesis import given, settings
 import decodestep as ds
 import families
 from decodestep._base.byte_alphabet import BYTE_OF
+from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError
-from decodestep.models.folder_tokenizer import FolderTokenizer
-from decodestep.models.model_folder import ModelFolder
+from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from test_pre_tokenizers import CORPUS, TEXT, WORDS, trained
 
 TOKENS = [bytes(BYTE_OF[character] for character in token) for token in trained()[0]]

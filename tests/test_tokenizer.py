@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep.models import ModelError
-from decodestep.models.gguf_tokenizer import GgufTokenizer
-from decodestep.models.pre_tokenizers import PRE_TOKENIZERS
+from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
+from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "tokenizer.json").read_text())["cases"]
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-from decodestep.models.chat import ChatTemplate
-from decodestep.models.tokenizer import Tokenizer
-from decodestep.models.vocabulary import Vocabulary
-from decodestep.sampling.constraint import ConstraintLogitsProcessor
-from decodestep.serving import tool_formats as formats
-from decodestep.serving.engine_request import Delta
+from decodestep.chat import tool_formats as formats
+from decodestep.chat.template import ChatTemplate
+from decodestep.chat.tool_grammar import one_call
+from decodestep.chat.tools import ToolFormat, in_turns
+from decodestep.constraints.processor import ConstraintLogitsProcessor
+from decodestep.generation.engine_request import Delta
 from decodestep.serving.responses import ChatChoice
-from decodestep.serving.tool_grammar import one_call
-from decodestep.serving.tools import ToolFormat, in_turns
+from decodestep.tokenizers.tokenizer import Tokenizer
+from decodestep.tokenizers.vocabulary import Vocabulary
 from test_constraint import END, VOCAB, run
 
 STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
@@ -336,8 +336,8 @@ def _byte(token):
 def accepted_prefix(grammar, text):
     """How much of a text a grammar accepts, and whether the text may end there; HIDDEN stands for a token without text."""
     ids = [VOCAB - 1 if byte == ord(HIDDEN) else byte for byte in text.encode()]
-    params = ds.SamplingParams(grammar=grammar)
-    processor = ConstraintLogitsProcessor(params, 0, token_bytes=_byte, vocab_size=VOCAB, ends=frozenset({END}))
+    options = {"token_bytes": _byte, "vocab_size": VOCAB, "ends": frozenset({END})}
+    processor = ConstraintLogitsProcessor("grammar", grammar, 0, **options)
     for i in range(len(ids) + 1):
         scores = processor(np.array([ids[:i]], np.int64), np.zeros((1, VOCAB), np.float32))[0]
         if i == len(ids) or scores[ids[i]] < 0:

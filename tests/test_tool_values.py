@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from decodestep.serving import tool_formats as formats
+from decodestep.chat import tool_formats as formats
 from test_tool_formats import ARGUMENTS, FUNCTIONS, fill_in, read_calls
 
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}  # as pydantic writes it

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodestep.models.traced_text import TracedText, concat, is_own, own_text, pack, runs, spans, unpack
+from decodestep.chat.traced_text import TracedText, concat, is_own, own_text, pack, runs, spans, unpack
 
 OWN = "AB -"  # the characters that are own; the others of ALPHABET are given
 ALPHABET = OWN + "ab\n"

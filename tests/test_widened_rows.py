@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import processes
-from decodestep.models import tensor_values
-from decodestep.models.errors import ModelError
-from decodestep.models.safetensors_file import read_header
+from decodestep.errors import ModelError
+from decodestep.files import tensor_values
+from decodestep.files.safetensors_file import read_header
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
 from decodestep.weights.widened_rows import WidenedRows
@@ -75,8 +75,8 @@ LOAD = """
 import re, sys
 from pathlib import Path
 from gguf.constants import GGMLQuantizationType
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.tensor_values import pieces_of
+from decodestep.files.gguf_file import GgufFile
+from decodestep.files.tensor_values import pieces_of
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 from decodestep.weights.widened_rows import WidenedRows

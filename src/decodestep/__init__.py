@@ -18,12 +18,13 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep import weights as weights
     from decodestep._base.profiling import profile as profile
     from decodestep._base.threads import use_threads as use_threads
+    from decodestep.errors import ModelError as ModelError
     from decodestep.generation.beam_search import beam_search as beam_search
     from decodestep.generation.completion import Completion as Completion
+    from decodestep.generation.engine import Engine as Engine
     from decodestep.generation.generate import generate as generate
     from decodestep.generation.stream import astream as astream
     from decodestep.generation.stream import stream as stream
-    from decodestep.models.errors import ModelError as ModelError
     from decodestep.models.load import load as load
     from decodestep.models.model import Model as Model
     from decodestep.ops.decode_step import TokenLogprobs as TokenLogprobs
@@ -55,8 +56,9 @@ __version__ = "0.1.0"
 # `decodestep.linear` is `decodestep.ops.linear`.
 _HOMES = {
     "Completion": "generation.completion",
+    "Engine": "generation.engine",
     "Model": "models.model",
-    "ModelError": "models.errors",
+    "ModelError": "errors",
     "Sampler": "sampling.sampler",
     "SamplingParams": "sampling.params",
     "StepResult": "sampling.sampler",

@@ -24,13 +24,13 @@ from decodestep.cli.options import (
     params_of,
     write_text,
 )
+from decodestep.constraints.processor import ConstraintError
+from decodestep.decoding.page_pool import CacheFullError
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
-from decodestep.models.page_pool import CacheFullError
-from decodestep.sampling.constraint import ConstraintError
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import within_room
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from decodestep.models.tokenizer import Tokenizer
+from decodestep.tokenizers.tokenizer import Tokenizer
 
 
 def spell(tokenizer: Tokenizer, token: int) -> str:

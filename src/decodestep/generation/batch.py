@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decodestep.decoding.page_pool import CacheFullError
+from decodestep.decoding.prefill import Budget, Prefill, keys_of
+from decodestep.decoding.sequence import CachedSequence, admit, pages_of
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.schedule import PrefillFirst, Schedule
-from decodestep.models.page_pool import CacheFullError
-from decodestep.models.prefill import Budget, Prefill, keys_of
-from decodestep.models.sequence import CachedSequence, admit, pages_of
 from decodestep.sampling.jump import MAX_JUMP, jump
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler

@@ -12,15 +12,15 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from decodestep.models.architectures.gguf_of_folder import header_of
-from decodestep.models.architectures.names import Part
+from decodestep.families.gguf_of_folder import header_of
+from decodestep.families.names import Part
+from decodestep.files.gguf_file import GgufFile, Tensor
+from decodestep.files.model_folder import ModelFolder
+from decodestep.files.tensor_values import float32_of
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import neighbour_order
-from decodestep.models.folder_tokenizer import FolderTokenizer
-from decodestep.models.gguf_file import GgufFile, Tensor
-from decodestep.models.model_folder import ModelFolder
-from decodestep.models.tensor_values import float32_of
-from decodestep.models.tokenizer_fields import tokenizer_fields
+from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
+from decodestep.tokenizers.gguf_fields import tokenizer_fields
 
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")

@@ -12,12 +12,9 @@ from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.extras import extra
 from decodestep._base.memory import Arena
 from decodestep._base.threads import MAX_THREADS, use_threads
-from decodestep.models.decoder import Decoder
-from decodestep.models.errors import ModelError, naming
-from decodestep.models.fetch import DEFAULT_MODEL, path_of
-from decodestep.models.layer_decoder import LayerDecoder
-from decodestep.models.model import Model
-from decodestep.models.step_decoder import (
+from decodestep.decoding.decoder import Decoder
+from decodestep.decoding.layer_decoder import LayerDecoder
+from decodestep.decoding.step_decoder import (
     CACHE_DTYPES,
     PANEL_FORMATS,
     QUANTISED,
@@ -26,12 +23,16 @@ from decodestep.models.step_decoder import (
     obstacle,
     step_head_dim,
 )
+from decodestep.errors import ModelError
+from decodestep.files.file_bytes import naming
+from decodestep.models.fetch import DEFAULT_MODEL, path_of
+from decodestep.models.model import Model
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 
 if TYPE_CHECKING:
+    from decodestep.decoding.config import Config
     from decodestep.models.checkpoint import Checkpoint
-    from decodestep.models.config import Config
     from decodestep.models.convert import Progress
     from decodestep.weights.lazy_rows import Rows
 
@@ -103,7 +104,7 @@ def load(
     with extra("generate"):
         import jinja2  # noqa: F401, for the process that renders the template
 
-        from decodestep.models.chat import ChatTemplate
+        from decodestep.chat.template import ChatTemplate
         from decodestep.models.checkpoint import open_checkpoint
     path = path_of(name_or_path)
     with naming(path), use_threads(threads):
@@ -167,7 +168,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
 
 def _as_latent(checkpoint: Checkpoint) -> Config:
     """The config in the form of latent attention."""
-    from decodestep.models.latent_form import latent_config
+    from decodestep.decoding.latent_form import latent_config
 
     config = checkpoint.config
     if config.latent_attention is not None:

@@ -1,6 +1,6 @@
 """The operators and the types of their arguments; `decodestep.ops.linear` is the function.
 
-So a module below an operator's is imported by `from decodestep.ops.mla_prolog import schedule`; with `import ... as` Python
+So a module below an operator's is imported by `from decodestep.ops.mla_prolog import plan`; with `import ... as` Python
 would look for it in the function.
 
 An operator's page, reference, kernels, tests and benchmark have the name of its folder here.

@@ -16,6 +16,7 @@ import numpy as np
 
 from decodestep import processors as p
 from decodestep._base.checks import require
+from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling import parts
@@ -150,6 +151,11 @@ def suppress_tokens_at_begin(processor: p.SuppressTokensAtBeginLogitsProcessor, 
 @rule(p.AllowedTokenIdsLogitsProcessor, "mask")
 def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -> Part:
     return parts.allow(type(processor).__name__, processor.allowed_token_ids, vocab)
+
+
+@rule(ConstraintLogitsProcessor, "mask")
+def constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
+    return lambda history: processor.steps(history.tokens)
 
 
 # Forced tokens.

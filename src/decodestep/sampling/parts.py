@@ -89,7 +89,7 @@ def ban(ids: Ids, vocab: int) -> tuple[Step, ...]:
         return (s.Ban(inside),) if inside.size else ()
     allowed = np.ones(vocab, np.bool_)
     allowed[inside] = False
-    return restriction(allowed)
+    return s.restriction(allowed)
 
 
 def ban_while(first: int, last: int, ids: Ids, vocab: int) -> Part:
@@ -102,7 +102,7 @@ def allow(op: str, ids: Ids, vocab: int) -> Part:
     require(int(inside.max()) < vocab, op, "allowed_token_ids", f"below {vocab}", int(inside.max()))
     allowed = np.zeros(vocab, np.bool_)
     allowed[inside] = True
-    return restriction(allowed)
+    return s.restriction(allowed)
 
 
 def force_at(length: int, ids: Ids) -> Part:
@@ -113,14 +113,6 @@ def force_at(length: int, ids: Ids) -> Part:
 def during(first: int, last: int, steps: tuple[Step, ...]) -> Part:
     """The steps while first <= length of the history < last; no history is shorter than 0."""
     return s.While(max(int(first), 0), max(int(last), 0), steps)
-
-
-def restriction(allowed: np.ndarray) -> tuple[Step, ...]:
-    """The step that forbids what is False in a mask of the vocabulary: `Allow` or `Ban`, whichever names fewer; or none."""
-    count = int(np.count_nonzero(allowed))
-    if 2 * count <= len(allowed):
-        return (s.Allow(np.flatnonzero(allowed)),)
-    return (s.Ban(np.flatnonzero(~allowed)),) if count < len(allowed) else ()
 
 
 def distinct(ids: Ids) -> np.ndarray:

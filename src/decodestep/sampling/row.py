@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field, replace
 
 from decodestep._base.checks import require
+from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.ops.decode_step.rows import NativeRow
-from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.sampling.packed_logprobs import PackedLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan

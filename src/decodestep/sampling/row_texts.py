@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from decodestep._base.checks import refuse, require
-from decodestep.sampling.constraint import ConstraintLogitsProcessor
+from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.sampling.params import SamplingParams, languages_of
 from decodestep.sampling.text_stream import TextStream
 
@@ -49,9 +49,18 @@ class RowTexts:
         self, params: SamplingParams, prompt_length: int, *, vocab_size: int, ends: frozenset[int]
     ) -> list[ConstraintLogitsProcessor]:
         """The constraint of a row whose params have been checked, or none."""
-        if self._token_bytes is None or not languages_of(params):
+        if self._token_bytes is None:
             return []
         texts, encode = self._token_bytes, self._encode
         return [
-            ConstraintLogitsProcessor(params, prompt_length, token_bytes=texts, encode=encode, vocab_size=vocab_size, ends=ends)
+            ConstraintLogitsProcessor(
+                language,
+                getattr(params, language),
+                prompt_length,
+                token_bytes=texts,
+                encode=encode,
+                vocab_size=vocab_size,
+                ends=ends,
+            )
+            for language in languages_of(params)
         ]

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from decodestep._base.checks import RequestError
-from decodestep.models.errors import ModelError, TemplateProcessError
-from decodestep.sampling.constraint import ConstraintError
-from decodestep.serving.engine import EngineClosedError, QueueFullError
+from decodestep.constraints.processor import ConstraintError
+from decodestep.errors import ModelError, TemplateProcessError
+from decodestep.generation.engine import EngineClosedError, QueueFullError
 
 _LONGEST_NAME = 200  # characters of a field's name in an error
 

@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from decodestep._base.checks import ids_below
+from decodestep.generation.engine import Engine
+from decodestep.generation.engine_request import Delta, EngineRequest
 from decodestep.serving.answer import Answer
-from decodestep.serving.engine import Engine
-from decodestep.serving.engine_request import Delta, EngineRequest
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from decodestep._base.checks import RequestError, Words, is_int, require
+from decodestep.chat import tools
+from decodestep.chat.tool_json import UnreadableError, read_arguments
+from decodestep.chat.tools import ToolFormat
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.spellings import SAME
-from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.request_fields import list_field, object_field, refuse_others, require_short, texts
 from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_of
-from decodestep.serving.tool_json import UnreadableError, read_arguments
-from decodestep.serving.tools import ToolFormat
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -66,7 +66,7 @@ class Job:
         named = None
         if self.tools is not None and self.params.grammar is not None and self.field_of.get(error.arg) == "tools":
             named = self.tools.refusal(self.params.grammar, error)
-        return named or http_error(error, self.field_of)
+        return http_error(named or error, self.field_of)
 
 
 def parse_body(data: bytes) -> dict[str, Any]:

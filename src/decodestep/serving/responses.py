@@ -12,13 +12,13 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decodestep.serving.tools import ToolFormat
+from decodestep.chat.tools import ToolFormat
 
 if TYPE_CHECKING:
-    from decodestep.models.tokenizer import Tokenizer
+    from decodestep.generation.engine_request import Delta
     from decodestep.ops.decode_step import TokenLogprobs
     from decodestep.sampling.row import Row
-    from decodestep.serving.engine_request import Delta
+    from decodestep.tokenizers.tokenizer import Tokenizer
 
 # OpenAI's finish_reason: "stop" tells clients that the text is complete, as they parse JSON then; others are cut, which is
 # "length". The additional field `ended_by` has the library's own.
