@@ -29,9 +29,9 @@ from decodestep.files.model_folder import ModelFolder
 from decodestep.generation import model_search
 from decodestep.generation.batch import Batch
 from decodestep.generation.schedule import ChunkedPrefill
-from decodestep.sampling.row_factory import RowFactory
 from decodestep.models import ModelError
 from decodestep.ops.decoder_forward import Mixture
+from decodestep.sampling.row_factory import RowFactory
 from decodestep.weights.linear_panels import LinearPanels
 from tolerances import LOGITS
 

@@ -92,7 +92,9 @@ PARAMS = [
     ds.SamplingParams(dry_multiplier=0.9, dry_allowed_length=1, seed=3),
     ds.SamplingParams(bad_words_ids=[[1, 2], [2, 2, 1], [0]], seed=4),
     ds.SamplingParams(sequence_bias={(1, 2): 3.0, (2,): 2.0, (2, 1, 2): -0.7}, seed=5),
+    ds.SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=3, xtc_probability=0.5, seed=6),
 ]
+OF_GENERATED = ds.SamplingParams(presence_penalty=0.4, frequency_penalty=0.3, seed=7)  # which the prompt is none of
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=lambda params: str(params.seed))
@@ -164,6 +166,65 @@ def test_a_row_of_the_core_whose_history_is_taken_back_is_as_a_new_one(seed):
         assert (want[0].tolist(), want[2]) == (got[0].tolist(), got[2])
         if rng.random() < 0.5:
             history.truncate(int(rng.integers(2, len(history) + 1)))
+
+
+@pytest.mark.parametrize("params", [*PARAMS, OF_GENERATED], ids=lambda params: str(params.seed))
+def test_a_row_of_a_host_follows_any_tokens(params, rng):
+    """A host may change the tokens that it keeps: drafts that it drops, a text that it begins anew."""
+    host = HostRow(params, vocab_size=VOCAB, prompt_ids=[1, 2, 1])
+    generated: list[int] = []
+    for _ in range(40):
+        generated = [*generated[: rng.integers(len(generated) + 1)], *rng.integers(0, 3, rng.integers(0, 4)).tolist()]
+        host.follow(generated)
+        assert host.tokens == [1, 2, 1, *generated]
+        logits = rng.standard_normal((1, VOCAB), np.float32)
+        alone = HostRow(params, vocab_size=VOCAB, prompt_ids=[1, 2, 1])
+        alone.follow(generated)
+        np.testing.assert_array_equal(host.processed(logits), alone.processed(logits))
+        drawn = host.draw(logits)
+        assert drawn == alone.draw(logits)
+        if rng.random() < 0.5:
+            host.accept(drawn)
+            generated.append(drawn)
+
+
+def test_a_processor_with_state_begins_anew_where_a_draw_is_taken_back(rng):
+    class Counts(p.LogitsProcessor):
+        stateful = True
+
+        def __init__(self):
+            self.read = 0
+
+        def __call__(self, input_ids, scores):
+            assert input_ids.shape[1] >= self.read, "a processor with state cannot go back"
+            self.read = input_ids.shape[1]
+            return scores
+
+    host = HostRow(ds.SamplingParams(seed=1), vocab_size=VOCAB, prompt_ids=[1], processors=lambda row: [Counts()])
+    for _ in range(4):
+        logits = rng.standard_normal((1, VOCAB), np.float32)
+        assert host.draw(logits) == host.draw(logits)
+        host.accept(2)
+        host.accept(1)
+        host.follow([2])
+    assert host.tokens == [1, 2]
+
+
+def test_a_row_whose_draw_left_no_token_goes_on():
+    host = HostRow(ds.SamplingParams(seed=1), vocab_size=3, prompt_ids=[1])
+    with pytest.raises(ValueError, match="such that a token is left"):
+        host.draw(np.full((1, 3), -np.inf, np.float32))
+    assert host.draw(np.eye(3, dtype=np.float32)[[2]] * 90) == 2
+    host.accept(2)
+    assert host.tokens == [1, 2]
+
+
+def test_a_row_with_a_text_cannot_go_back():
+    [row] = ds.Sampler(ds.SamplingParams(), vocab_size=4, prompt_ids=[[1]], token_bytes=lambda token: b"a").rows
+    row.history.append(2)
+    with pytest.raises(ValueError, match="^Sampler: row must be without text"):
+        row.truncate(1)
+    assert row.history.tokens == [1, 2]
 
 
 def test_what_requests_can_set_is_looked_up_by_the_core():

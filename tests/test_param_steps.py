@@ -107,8 +107,8 @@ def test_the_part_of_a_step_is_that_of_its_processor(fields, tokens, prompt, end
             history.append(token)
 
 
-# What a step must have. A step of `decodestep.steps` is a kind of change; a step of params is what a field of SamplingParams makes
-# of it. CONTRIBUTING.md lists where each of these stands.
+# What a step must have. A step of `decodestep.steps` is a kind of change; a step of params is what a field of SamplingParams
+# makes of it. CONTRIBUTING.md lists where each of these stands.
 
 KINDS = typing.get_args(s.Step)
 # Kinds of which no number decides what they keep.
@@ -120,8 +120,9 @@ WITHOUT_THRESHOLD = {
 # Fields without an option of the command line: they name tokens by their ids, or belong to a field that has one.
 WITHOUT_OPTION = {
     "sequence_bias", "logit_bias", "bad_words_ids", "stop_token_ids", "forced_bos_token_id", "forced_eos_token_id",
-    "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "exponential_decay_length_penalty", "dry_sequence_breakers",
-    "dry_base", "dry_allowed_length", "dry_range", "min_length", "min_tokens", "remove_invalid_values", "watermarking_config",
+    "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "exponential_decay_length_penalty",
+    "dry_sequence_breakers", "dry_base", "dry_allowed_length", "dry_range", "min_length", "min_tokens",
+    "remove_invalid_values", "watermarking_config",
     "renormalize_logits",
 }  # fmt: skip
 # Fields that serving engines have themselves or decide, or that name tokens (see `host_params.FIELDS`).
@@ -137,16 +138,19 @@ def test_a_kind_of_step_has_all_that_it_must_have(kind):
     assert (kind in s.PATCHES) != (kind in s.FILTERS), "steps.py: PATCHES or FILTERS"
     assert kind in reference._RULES, "reference.py: what it does"
     assert kind in arguments._RULES, "arguments.py: the rules of its fields"
-    assert (kind in thresholds._RULES) != (kind in WITHOUT_THRESHOLD), "thresholds.py: what decides its cut, or here why nothing"
+    assert (kind in thresholds._RULES) != (kind in WITHOUT_THRESHOLD), (
+        "thresholds.py: what decides its cut, or here why nothing"
+    )
 
 
 def test_every_kind_of_step_runs_in_every_kernel(rng):
     """To the bits of the reference in the core; the GPU kernel has a case for it (its bits: test_decode_step_triton.py)."""
     made = {
-        s.Penalise: s.Penalise(np.array([1]), 1.5), s.Add: s.Add(np.array([1]), np.array([2.0])), s.Lift: s.Lift(np.array([1]), 0.5),
-        s.Ban: s.Ban(np.array([1])), s.Allow: s.Allow(np.array([1, 2])), s.Force: s.Force(np.array([1, 3])),
-        s.Temperature: s.Temperature(0.7), s.TopK: s.TopK(4), s.TopP: s.TopP(0.8), s.MinP: s.MinP(0.1), s.Typical: s.Typical(0.8),
-        s.Epsilon: s.Epsilon(0.05), s.Eta: s.Eta(0.05), s.TopH: s.TopH(0.5), s.TopNSigma: s.TopNSigma(1.0),
+        s.Penalise: s.Penalise(np.array([1]), 1.5), s.Add: s.Add(np.array([1]), np.array([2.0])),
+        s.Lift: s.Lift(np.array([1]), 0.5), s.Ban: s.Ban(np.array([1])), s.Allow: s.Allow(np.array([1, 2])),
+        s.Force: s.Force(np.array([1, 3])), s.Temperature: s.Temperature(0.7), s.TopK: s.TopK(4), s.TopP: s.TopP(0.8),
+        s.MinP: s.MinP(0.1), s.Typical: s.Typical(0.8), s.Epsilon: s.Epsilon(0.05), s.Eta: s.Eta(0.05), s.TopH: s.TopH(0.5),
+        s.TopNSigma: s.TopNSigma(1.0),
         s.Xtc: s.Xtc(0.05, 1.0, 7), s.Normalise: s.Normalise(),
     }  # fmt: skip
     assert made.keys() == set(KINDS)

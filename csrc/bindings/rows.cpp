@@ -207,8 +207,8 @@ std::vector<size_t> places_of(const nb::list& places, size_t logits) {
     return values;
 }
 
-// Returns (tokens, ends, logprobs): int64, -1 for a row without a token; as `take` reports them; as decode_step. places:
-// which row of the logits each row reads; without them, its own. Nothing has changed where it throws.
+// Returns (tokens, ends, logprobs): int64, -1 for a row without a token; as `take` reports them; as decode_step.
+// places: which row of the logits each row reads; without them, its own. Nothing has changed where it throws.
 nb::object step_rows(nb::handle logits, const nb::list& objects, int threads,
                      const std::optional<nb::list>& places_of_rows) {
     static const Step force_nothing{.kind = StepKind::force};
@@ -217,8 +217,7 @@ nb::object step_rows(nb::handle logits, const nb::list& objects, int threads,
     const LogitsArgument given(logits.ptr());
     LockedRows locked;
     locked.lock(objects, given.vocab);
-    const std::vector<size_t> places =
-        places_of_rows ? places_of(*places_of_rows, given.batch) : std::vector<size_t>{};
+    const std::vector<size_t> places = places_of_rows ? places_of(*places_of_rows, given.batch) : std::vector<size_t>{};
     const size_t batch = places_of_rows ? places.size() : given.batch;
     require(locked.count() == batch, "rows must hold one Row for each row of the logits, or for each place");
     std::vector<RowRequest> rows;

@@ -232,7 +232,10 @@ def decode_step(
 def step_rows(
     logits: np.ndarray, rows: list[Row], threads: int, places: list[int] | None = None
 ) -> tuple[NDArray[np.int64], bytes | None, Sequence[Any] | None]:
-    """Tokens, end codes if a row has ended, log-probabilities per row. places: which row of the logits each reads; None: its own."""
+    """Tokens, end codes if a row has ended, log-probabilities per row.
+
+    places: which row of the logits each row reads; None: its own.
+    """
 
 def accept_tokens(rows: list[Row], tokens: list[int], vocab: int) -> bytes | None:
     """Takes tokens that were drawn elsewhere; returns end codes if a row has ended."""

@@ -1,6 +1,6 @@
-// The tokens of a row, and indexes over them that grow with each token, and shrink with each that is taken back, instead
-// of being built again. Where memory runs out, nothing has changed, or an index has taken fewer tokens and takes the
-// others in the next call. Not built per instruction set.
+// The tokens of a row, and indexes over them that grow with each token, and shrink with each that is taken back,
+// instead of being built again. Where memory runs out, nothing has changed, or an index has taken fewer tokens and
+// takes the others in the next call. Not built per instruction set.
 #pragma once
 
 #include <cstddef>
@@ -85,7 +85,7 @@ class Followers {
 
     const size_t n;
 
-    void follow(std::span<const int64_t> tokens);                             // as of Tally
+    void follow(std::span<const int64_t> tokens);                            // as of Tally
     void truncate(std::span<const int64_t> tokens, size_t length) noexcept;  // as of Tally
 
     // Distinct, in the order of their first occurrence.

@@ -1,7 +1,7 @@
 """What each field of `SamplingParams` does to a row's scores, in the order in which it is done.
 
-A field becomes a part at once (see `parts`). Beside it stands the processor class that defines it: the oracle of the tests, what
-explanations show, and what beam search calls. Where there is no part, the processor runs.
+A field becomes a part at once (see `parts`). Beside it stands the processor class that defines it: the oracle of the tests,
+what explanations show, and what beam search calls. Where there is no part, the processor runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from decodestep import processors as p
 from decodestep._base.checks import Words, is_int, refuse
@@ -67,10 +67,13 @@ class ParamStep(NamedTuple):
     applies: Callable[[Setting], bool] = lambda row: True
 
     def stage(self, row: Setting) -> Stage:
-        build = lambda: self.processor(*self.arguments(row))  # noqa: E731
         if self.part is None:
-            return stage_of(build(), row.vocab_size)
-        return Stage(self.processor.__name__, RULES[self.processor].kind, self.part(row), build)
+            return stage_of(self.build(row), row.vocab_size)
+        kind = RULES[cast(type, self.processor)].kind
+        return Stage(self.processor.__name__, kind, self.part(row), partial(self.build, row))
+
+    def build(self, row: Setting) -> Any:
+        return self.processor(*self.arguments(row))
 
 
 def as_several(ids: Any) -> Any:
@@ -229,17 +232,25 @@ BEFORE_OWN = (
 )
 
 
-
 def _scaled(field: str, processor: type, step: Callable[[float], Step]) -> ParamStep:
     """A step of one number."""
-    value = lambda row: float(getattr(row.params, field))  # noqa: E731
+
+    def value(row: Setting) -> float:
+        return float(getattr(row.params, field))
+
     return ParamStep((field,), processor, lambda row: (value(row),), lambda row: (step(value(row)),))
 
 
-def _cut(field: str, processor: type, step: Callable[[Any, int], Step], number: type = float) -> ParamStep:
+def _cut(field: str, processor: type, step: Callable[[Any, int], Step], whole: bool = False) -> ParamStep:
     """A filter of one number that leaves at least so many tokens."""
-    value = lambda row: number(getattr(row.params, field))  # noqa: E731
-    return ParamStep((field,), processor, lambda row: (value(row), -math.inf, row.keep), lambda row: (step(value(row), row.keep),))
+
+    def value(row: Setting) -> float:
+        number = getattr(row.params, field)
+        return int(number) if whole else float(number)
+
+    return ParamStep(
+        (field,), processor, lambda row: (value(row), -math.inf, row.keep), lambda row: (step(value(row), row.keep),)
+    )
 
 
 # The temperature and the filters, by the names in `params.SAMPLERS`; `SamplingParams.active_samplers` has their order.
@@ -249,7 +260,7 @@ SAMPLER_STEPS = {
         _scaled("temperature", p.TemperatureLogitsWarper, s.Temperature),
         _scaled("top_n_sigma", p.TopNSigmaLogitsWarper, s.TopNSigma),
         _scaled("top_h", p.TopHLogitsWarper, s.TopH),
-        _cut("top_k", p.TopKLogitsWarper, lambda k, keep: s.TopK(max(k, keep)), int),
+        _cut("top_k", p.TopKLogitsWarper, lambda k, keep: s.TopK(max(k, keep)), whole=True),
         _cut("top_p", p.TopPLogitsWarper, s.TopP),
         _cut("min_p", p.MinPLogitsWarper, s.MinP),
         _cut("typical_p", p.TypicalLogitsWarper, s.Typical),

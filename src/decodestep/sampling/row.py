@@ -28,7 +28,7 @@ MAX_JUMP = 16  # tokens at once: so that a row with many does not hold up the ot
 
 
 class Taken(NamedTuple):
-    """What one step of a row adds to it: the token, -1 for none; the text that became final; its log-probabilities, if wanted."""
+    """What one step adds to a row: the token, -1 for none; the text that became final; log-probabilities, if wanted."""
 
     token: int
     text: str
@@ -160,7 +160,9 @@ class Row:
 
         Raises ValueError, and nothing has changed, for a row that cannot go back, and as `TokenHistory.truncate` does.
         """
-        require(self.can_go_back, _OP, "row", "without text, constraint, log-probabilities and processors with state", self.params)
+        require(
+            self.can_go_back, _OP, "row", "without text, constraint, log-probabilities and processors with state", self.params
+        )
         self.history.truncate(length)
         self.reason, self.error = "", None
         self.native.ended = False

@@ -153,9 +153,7 @@ class RowFactory:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
         return require_ids(_OP, name, self.vocab_size, ids.tolist() if hasattr(ids, "tolist") else ids)
 
-    def _constraint(
-        self, params: SamplingParams, prompt_length: int, ends: frozenset[int]
-    ) -> ConstraintLogitsProcessor | None:
+    def _constraint(self, params: SamplingParams, prompt_length: int, ends: frozenset[int]) -> ConstraintLogitsProcessor | None:
         """The constraint of params that have been checked."""
         languages = languages_of(params)
         if self._token_bytes is None or not languages:

@@ -185,9 +185,10 @@ class Sampler:
         drafts: for each of `rows` the tokens that it may draw, any number. Without any, this is `step`.
         logits: (n, V), the rows' one after the other: for each those after its last token, and after each token of its draft.
 
-        Yields for every turn the indices of the rows that took it and their `StepResult`: of the first turn all rows. A row thus
-        gets at least one token, and at most one more than its draft has, each as in a step of its own, in order. The caller may
-        end rows between two turns (`Row.end`), and adds or removes none before the last. Raises ValueError as `step` does.
+        Yields for every turn the indices of the rows that took it and their `StepResult`: of the first turn all rows. A row
+        thus gets at least one token, and at most one more than its draft has, each as in a step of its own, in order. The
+        caller may end rows between two turns (`Row.end`), and adds or removes none before the last. Raises ValueError as
+        `step` does.
         """
         ok = isinstance(drafts, Sequence) and len(drafts) == len(self.rows)
         require(ok, _OP, "drafts", f"the tokens that each of {len(self.rows)} rows may draw", drafts)
@@ -198,7 +199,9 @@ class Sampler:
             result = self._step(batch, logits, places, count)
             yield indices, result
             drawn = zip(indices, result.tokens.tolist(), strict=True)
-            indices = [i for i, token in drawn if turn < len(drafts[i]) and token == drafts[i][turn] and not self.rows[i].reason]
+            indices = [
+                i for i, token in drawn if turn < len(drafts[i]) and token == drafts[i][turn] and not self.rows[i].reason
+            ]
             if not indices:
                 return
             batch = RowBatch.of([self.rows[i] for i in indices])
@@ -211,18 +214,16 @@ class Sampler:
                 require(len(logits) == count, _OP, "logits", f"of shape {count}x{self.vocab_size}", logits)
                 at = logits if places is None else logits[places]
                 array = device_step.outline(_OP, batch.rows, at, self.vocab_size, self._backend)
-                tokens, on_host, end_codes, logprobs, held = device_step.draw(batch.rows, at, self.vocab_size)
-            else:
-                array = self._view(logits, count)
-                drawn, end_codes, logprobs, held = batch.draw(array, places)
-                tokens = drawn if type(logits) is np.ndarray else arrays.like(logits, drawn)
-                if end_codes is None and not batch.any_watched:
-                    nothing = ("",) * len(drawn)
-                    return StepResult(tokens, (None,) * len(drawn), np.zeros(len(drawn), np.bool_), nothing, nothing)
-                on_host, end_codes = drawn.tolist(), end_codes or bytes(len(drawn))
-                if batch.any_unfused and places is not None:  # whose reports are of the logits as they were
-                    array = array[places]
-            return self._report(batch.rows, array, tokens, on_host, end_codes, logprobs, held)
+                return self._report(batch.rows, array, *device_step.draw(batch.rows, at, self.vocab_size))
+            array = self._view(logits, count)
+            drawn, end_codes, logprobs, held = batch.draw(array, places)
+            tokens = drawn if type(logits) is np.ndarray else arrays.like(logits, drawn)
+            if end_codes is None and not batch.any_watched:
+                nothing = ("",) * len(drawn)
+                return StepResult(tokens, (None,) * len(drawn), np.zeros(len(drawn), np.bool_), nothing, nothing)
+            if batch.any_unfused and places is not None:  # whose reports are of the logits as they were
+                array = array[places]
+            return self._report(batch.rows, array, tokens, drawn.tolist(), end_codes or bytes(len(drawn)), logprobs, held)
         except Exception:
             raise
         except BaseException as error:  # it may come after the draw and before the text: no row may go on from there

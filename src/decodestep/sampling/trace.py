@@ -153,9 +153,7 @@ def trace_stages(
     return Trace(first, tuple(traced), drawn, tuple(past.tokens), spell)
 
 
-def _step_trace(
-    stage: Stage, before: np.ndarray, after: np.ndarray, steps: Sequence[Step], history: TokenHistory
-) -> StepTrace:
+def _step_trace(stage: Stage, before: np.ndarray, after: np.ndarray, steps: Sequence[Step], history: TokenHistory) -> StepTrace:
     """What a stage did between two arrays of scores (V,); `steps` are its typed steps if it is fused."""
     was, now = (reference.candidates(scores, (), len(history)) for scores in (before, after))
     kept = after > -np.inf

@@ -50,17 +50,20 @@ def new_row(
 
     Raises ValueError for a step outside the rules of `decode_step`.
     """
-    return NativeRow(
-        vocab=vocab,
-        history=history,
-        parts=[_normalise_part(part, vocab) for part in parts],
-        greedy=greedy,
-        seed=int(seed),
-        top_logprobs=None if top_logprobs is None else int(top_logprobs),
-        ends=list(ends),
-        stops=list(stops),
-        limit=None if limit is None else int(limit),
-    )
+    given: dict[str, Any] = {
+        "vocab": vocab,
+        "history": history,
+        "greedy": greedy,
+        "seed": int(seed),
+        "top_logprobs": None if top_logprobs is None else int(top_logprobs),
+        "ends": list(ends),
+        "stops": list(stops),
+        "limit": None if limit is None else int(limit),
+    }
+    try:
+        return NativeRow(parts=list(parts), **given)
+    except (TypeError, ValueError):  # not valid, or valid in another form: as in `decode_step`
+        return NativeRow(parts=[_normalise_part(part, vocab) for part in parts], **given)
 
 
 def step_rows(
@@ -77,8 +80,8 @@ def step_rows(
     end_codes: one per row, an index into `END_REASONS`, 0 if the row is running or had ended otherwise; None if no row has ever
         ended.
     logprobs: one item per row, the fields of a `TokenLogprobs` or None; None if no row reports any.
-    Raises ValueError for logits of another dtype, shape or vocabulary, for places outside them, for a row that is given twice or
-    is being stepped, MemoryError, and whatever a part's own function raises; no row has changed then.
+    Raises ValueError for logits of another dtype, shape or vocabulary, for places outside them, for a row that is given twice
+    or is being stepped, MemoryError, and whatever a part's own function raises; no row has changed then.
     """
     # In the usual case, packed rows of a known dtype, this one test is all that Python does.
     if not (logits.flags.carray and logits.dtype in DTYPES):
