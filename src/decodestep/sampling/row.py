@@ -24,6 +24,7 @@ from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace
 
 _OP = "Sampler"
+Drawn = tuple[np.ndarray, bytes | None, Sequence[Any] | None]  # what `step_rows` returns
 MAX_JUMP = 16  # tokens at once: so that a row with many does not hold up the others of its pass
 
 
@@ -85,13 +86,15 @@ class Row:
 
         Returns what each token drawn adds: at least one, and at most one more than the draft has.
         """
-        alone, taken = RowBatch.of([self]), list[Taken]()
+        alone, taken = RowBatch([self]), list[Taken]()
         for place in range(len(draft) + 1):
             here = logits[place : place + 1]
-            drawn = alone.draw(here)
-            [token], codes, held = drawn.tokens.tolist(), drawn.end_codes or b"\0", drawn.held.get(0, "")
-            fields = drawn.logprobs and drawn.logprobs[0]
-            taken.append(self.take(token, codes[0], fields, here[0]) if not self.reason else Taken(token, held, None))
+            (tokens, end_codes, logprobs), held = alone.draw(here)
+            token = int(tokens[0])
+            if self.reason:
+                taken.append(Taken(token, held.get(0, ""), None))
+            else:
+                taken.append(self.take(token, end_codes[0] if end_codes else 0, logprobs and logprobs[0], here[0]))
             if self.reason or place == len(draft) or token != draft[place]:
                 break
         return taken
@@ -182,46 +185,41 @@ class Row:
         return self.end("error")
 
 
-class Drawn(NamedTuple):
-    """What a step draws for rows, before they take it.
+class RowBatch:
+    """Rows that step together, and what a step needs to know of them all: gathered once, because a step of one row takes less
+    than ten microseconds.
 
-    tokens, end_codes, logprobs: as of `step_rows`. held: the text that rows held back whose processors failed, by their index.
+    native: the core's rows. no_texts, no_logprobs: what a step reports of rows that nobody watches.
     """
 
-    tokens: np.ndarray
-    end_codes: bytes | None
-    logprobs: Sequence[Any] | None
-    held: dict[int, str]
+    __slots__ = ("any_unfused", "any_watched", "native", "no_logprobs", "no_texts", "rows")
 
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self.native = [row.native for row in rows]
+        self.any_unfused = any(row.plan.unfused for row in rows)
+        self.any_watched = any(row.watched for row in rows)
+        self.no_texts: tuple[str, ...] = ("",) * len(rows)
+        self.no_logprobs: tuple[TokenLogprobs | None, ...] = (None,) * len(rows)
 
-class RowBatch(NamedTuple):
-    """Rows that step together, and what a step needs to know of them all."""
-
-    rows: Sequence[Row]
-    native: list[NativeRow]
-    any_unfused: bool
-    any_watched: bool
-
-    @classmethod
-    def of(cls, rows: Sequence[Row]) -> RowBatch:
-        unfused, watched = any(row.plan.unfused for row in rows), any(row.watched for row in rows)
-        return cls(rows, [row.native for row in rows], unfused, watched)
-
-    def draw(self, logits: np.ndarray, places: list[int] | None = None) -> Drawn:
+    def draw(self, logits: np.ndarray, places: list[int] | None = None) -> tuple[Drawn, dict[int, str]]:
         """Draws a token for every running row, and appends it to the row's history, in one call of the core.
 
         logits: (rows, V). places: for each row, which row of the logits it draws from; None: the one of its own index.
-        Rows whose processors fail end with their error. Raises ValueError for other logits; then no row has changed.
+
+        Returns what `step_rows` does, and the text that rows held back whose processors failed, by their index: these rows end
+        with their error. Raises ValueError for other logits; then no row has changed.
         """
-        scores, held = logits, dict[int, str]()
+        scores = logits
+        held: dict[int, str] = {}
         if self.any_unfused:
             scores = self.apply_unfused(logits if places is None else logits[places], held)
             places = None
         try:
-            return Drawn(*step_rows(scores, self.native, places), held)
+            return step_rows(scores, self.native, places), held
         except Exception as error:  # no row has changed
             held |= self._fail_those_to_blame(error)
-            return Drawn(*step_rows(scores, self.native, places), held)
+            return step_rows(scores, self.native, places), held
 
     def apply_unfused(self, logits: np.ndarray, held: dict[int, str] | None = None) -> np.ndarray:
         """The logits, or a copy in which the rows' unfused processors have run, up to the fused tail of their plans.

@@ -158,7 +158,7 @@ class Sampler:
         """
         if self._goes_to_device(logits):
             return device_step.processed(_OP, self.rows, logits, self.vocab_size, self._backend)
-        scores = RowBatch.of(self.rows).apply_unfused(self._view(logits, len(self.rows)))
+        scores = RowBatch(self.rows).apply_unfused(self._view(logits, len(self.rows)))
         steps, positions = [row.plan.tail.steps(row.history) for row in self.rows], [len(row.history) for row in self.rows]
         processed: ArrayT = arrays.like(logits, decode_step(scores, steps, position=positions, need_processed=True).processed)
         return processed
@@ -174,7 +174,7 @@ class Sampler:
         Raises ValueError for logits of another shape or dtype; then no row has changed, and the step may be repeated. An
         exception that is not an Exception, such as KeyboardInterrupt, ends every row with the reason "error" and is raised.
         """
-        return self._step(self._gathered(), logits)
+        return self._step(self._batch or self._gathered(), logits)
 
     def steps(self, logits: Array, drafts: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], StepResult]]:
         """Steps each row on several logits in turn, as long as it draws the tokens of its draft.
@@ -204,23 +204,23 @@ class Sampler:
             ]
             if not indices:
                 return
-            batch = RowBatch.of([self.rows[i] for i in indices])
+            batch = RowBatch([self.rows[i] for i in indices])
 
     def _step(self, batch: RowBatch, logits: Array, places: list[int] | None = None, count: int | None = None) -> StepResult:
         """A step of rows on (count, V) logits, each on the one at its place; None: those of its own index."""
         count = len(batch.rows) if count is None else count
         try:
-            if self._goes_to_device(logits):
-                require(len(logits) == count, _OP, "logits", f"of shape {count}x{self.vocab_size}", logits)
-                at = logits if places is None else logits[places]
-                array = device_step.outline(_OP, batch.rows, at, self.vocab_size, self._backend)
-                return self._report(batch.rows, array, *device_step.draw(batch.rows, at, self.vocab_size))
-            array = self._view(logits, count)
-            drawn, end_codes, logprobs, held = batch.draw(array, places)
-            tokens = drawn if type(logits) is np.ndarray else arrays.like(logits, drawn)
+            array = logits
+            if type(logits) is not np.ndarray or self._backend == "triton":
+                if devices.goes_to_triton(self._backend, logits):
+                    return self._step_on_device(batch, logits, places, count)
+                array = arrays.view(_OP, "logits", logits)
+            if array.shape != (count, self.vocab_size):
+                refuse(_OP, "logits", f"of shape {count}x{self.vocab_size}", array)
+            (drawn, end_codes, logprobs), held = batch.draw(array, places)
+            tokens = drawn if array is logits else arrays.like(logits, drawn)
             if end_codes is None and not batch.any_watched:
-                nothing = ("",) * len(drawn)
-                return StepResult(tokens, (None,) * len(drawn), np.zeros(len(drawn), np.bool_), nothing, nothing)
+                return StepResult(tokens, batch.no_logprobs, np.zeros(len(drawn), np.bool_), batch.no_texts, batch.no_texts)
             if batch.any_unfused and places is not None:  # whose reports are of the logits as they were
                 array = array[places]
             return self._report(batch.rows, array, tokens, drawn.tolist(), end_codes or bytes(len(drawn)), logprobs, held)
@@ -231,6 +231,12 @@ class Sampler:
                 if not row.reason:
                     row.fail(error)
             raise
+
+    def _step_on_device(self, batch: RowBatch, logits: Any, places: list[int] | None, count: int) -> StepResult:
+        require(len(logits) == count, _OP, "logits", f"of shape {count}x{self.vocab_size}", logits)
+        at = logits if places is None else logits[places]
+        array = device_step.outline(_OP, batch.rows, at, self.vocab_size, self._backend)
+        return self._report(batch.rows, array, *device_step.draw(batch.rows, at, self.vocab_size))
 
     def __reduce__(self) -> NoReturn:  # the rows' state is in the core, and a shallow copy would step the rows of its original
         raise TypeError("a Sampler cannot be copied or pickled: make another with the same params and prompts")
@@ -283,5 +289,5 @@ class Sampler:
         return array
 
     def _gathered(self) -> RowBatch:
-        self._batch = self._batch or RowBatch.of(list(self.rows))
+        self._batch = self._batch or RowBatch(list(self.rows))
         return self._batch
