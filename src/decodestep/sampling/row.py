@@ -94,18 +94,21 @@ class Row:
             if self.reason:
                 taken.append(Taken(token, held.get(0, ""), None))
             else:
-                taken.append(self.take(token, end_codes[0] if end_codes else 0, logprobs and logprobs[0], here[0]))
+                code, fields = end_codes[0] if end_codes else 0, logprobs and logprobs[0]
+                taken.append(Taken(token, *self.take(token, code, fields, here[0])))
             if self.reason or place == len(draft) or token != draft[place]:
                 break
         return taken
 
-    def take(self, token: int, end_code: int, logprobs: Any, logits: np.ndarray) -> Taken:
-        """Takes what a step has drawn for the row, which was running: its log-probabilities, text, and the end that only Python
-        can detect. A row whose text fails ends with the error.
+    def take(self, token: int, end_code: int, logprobs: Any, logits: np.ndarray) -> tuple[str, TokenLogprobs | None]:
+        """Takes what a step has drawn for the row, which was running; returns the text that became final, log-probabilities.
 
         token, end_code, logprobs: as of `step_rows`, for this row. logits: (V,), the model's.
+
+        What the core does not know ends the row here: stop strings, the deadline, and an end that is forbidden although the
+        constraint's text is complete. A row whose text fails ends with the error.
         """
-        found = None
+        reason, found, text = END_REASONS[end_code], None, self.text
         if logprobs is not None:
             found = TokenLogprobs(*logprobs)
             if self.plan.unfused:  # the core was given what those processors left
@@ -114,24 +117,16 @@ class Row:
                 found = found._replace(raw=raw, top_raw=top_raw)
             self.logprobs.append(found)
         try:
-            return Taken(token, self._accept(token, END_REASONS[end_code]), found)
+            if reason == "no_candidate" and self.constraint is not None and self.constraint.complete:
+                reason = "eos"
+            piece = text.push(token) if text and token >= 0 else ""
+            if text and text.stop and reason != "eos":
+                reason = "stop"
+            elif not reason and self.late():
+                reason = "time"
+            return piece + self.end(reason) if reason else piece, found
         except Exception as error:
-            return Taken(token, self.fail(error), found)
-
-    def _accept(self, token: int, reason: str) -> str:
-        """Adds a token to the text and ends the row if it is due; returns the text that becomes final.
-
-        token: drawn by the core and appended to the history, or -1. reason: why that ends the row, or ""; what the core does
-        not know is checked here: stop strings, the deadline, and whether a row whose end is forbidden is at its end.
-        """
-        if reason == "no_candidate" and self.constraint is not None and self.constraint.complete:
-            reason = "eos"
-        piece = self.text.push(token) if self.text and token >= 0 else ""
-        if self.text and self.text.stopped and reason != "eos":
-            reason = "stop"
-        elif not reason and self.late():
-            reason = "time"
-        return piece + self.end(reason) if reason else piece
+            return self.fail(error), found
 
     def jump(self, most: int = MAX_JUMP) -> str:
         """Draws at most `most` tokens without logits, as long as the constraint allows exactly one; returns the text they add.

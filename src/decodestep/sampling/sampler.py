@@ -278,7 +278,7 @@ class Sampler:
             if row.reason:
                 pieces[i] = held.get(i, "")
             else:
-                _, pieces[i], found[i] = row.take(tokens[i], end_codes[i], logprobs and logprobs[i], logits[i])
+                pieces[i], found[i] = row.take(tokens[i], end_codes[i], logprobs and logprobs[i], logits[i])
         reasons = tuple([row.reason for row in rows])
         return StepResult(drawn, tuple(found), np.array([reason != "" for reason in reasons], np.bool_), reasons, tuple(pieces))
 
