@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 
 import requantised
-from decodestep.cli.failure import Parser
+from decodestep.cli.endings import Parser
 from decodestep.models.fetch import default_model
 
 TOKENS = 128  # of a completion

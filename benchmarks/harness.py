@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import decodestep as ds
 from decodestep import _native
 from decodestep._base.checks import RequestError
-from decodestep.cli.failure import Parser, failure
+from decodestep.cli.endings import Parser, failure
 from decodestep.cli.options import require_writable
 from decodestep.decoding.page_pool import CacheFullError
 from decodestep.models import ModelError

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import requantised
 from decodestep import _native
-from decodestep.cli.failure import Parser
+from decodestep.cli.endings import Parser
 from decodestep.models.fetch import default_model
 from harness import COLUMNS
 from report_page import readme_table, report

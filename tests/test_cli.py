@@ -21,7 +21,7 @@ from builds import TIERS
 from command_line import COMMAND, call, code_of, run
 from decodestep import SamplingParams, cli
 from decodestep.cli import bench
-from decodestep.cli.failure import failure
+from decodestep.cli.endings import failure
 from decodestep.cli.options import add_params, params_of
 from decodestep.models import DEFAULT_MODEL
 
@@ -260,7 +260,7 @@ def test_a_terminal_shows_how_far_long_work_is(tiny_file, tmp_path, monkeypatch,
     assert code_of(*generate) == code_of(*quantize, "f16") == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("decodestep.cli.progress.time", SimpleNamespace(monotonic=count(step=0.5).__next__))
+    monkeypatch.setattr("decodestep.cli.running.time", SimpleNamespace(monotonic=count(step=0.5).__next__))
     assert code_of(*generate) == 0
     assert capsys.readouterr().err == f"{ERASE}loading: 1 of 2 layers{ERASE}loading: 2 of 2 layers{ERASE}"
     monkeypatch.setattr("decodestep.models.requantise.quantise", lambda *_: 1 / 0)

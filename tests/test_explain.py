@@ -19,8 +19,8 @@ from decodestep import cli, explain
 from decodestep.explain import data, terminal
 from decodestep.explain.page import page
 from decodestep.explain.record import record
-from decodestep.explain.spelling import pieces, spell
 from decodestep.explain.terminal import DrawnToken
+from decodestep.explain.tokens import pieces, spell
 from decodestep.explain.words import WORDS, words_of
 from decodestep.sampling.param_steps import processors_of
 from decodestep.sampling.plan import plan

@@ -82,6 +82,14 @@ PLANTS = {
         {BASE: "from decodestep.sampling import params\n"},
         ["_base.checks:1 imports sampling.params"],
     ),
+    "an alias that is more than one": (
+        layout.upward_imports,
+        {
+            "src/decodestep/npu_schedule/__init__.py": "",
+            "src/decodestep/ops/mla_prolog/schedule.py": "from decodestep.npu_schedule import *\nimport decodestep.cli\n",
+        },
+        ["ops.mla_prolog.schedule:2 imports cli"],
+    ),
     "an upward import in a function": (
         layout.upward_imports,
         {BASE: "def f():\n    import decodestep.sampling.params\n"},

@@ -143,7 +143,7 @@ void Candidates::top_n_sigma(double deviations) {
 }
 
 void Candidates::xtc(const Step& step) {
-    constexpr uint32_t coin = 0xFFFFFFFF;  // XTC_COIN of src/decodestep/random/reserved_tokens.py
+    constexpr uint32_t coin = 0xFFFFFFFF;  // XTC_COIN of src/decodestep/random/reference.py
     const uint32_t bits = decodestep::noise_bits(noise_state(step.seed, position), coin);
     if (static_cast<double>(uniform(bits)) >= step.probability) return;
     const double mass = weigh();

@@ -11,9 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from decodestep._base.checks import RequestError, refuse
-from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.early_end import early_end
-from decodestep.cli.failure import failure
+from decodestep.cli.endings import early_end, failure
 from decodestep.cli.options import (
     BYTE_ORDER_MARK,
     add_beams,
@@ -24,6 +22,7 @@ from decodestep.cli.options import (
     params_of,
     write_text,
 )
+from decodestep.cli.running import Cancelled
 from decodestep.constraints.processor import ConstraintError
 from decodestep.decoding.page_pool import CacheFullError
 from decodestep.generation.completion import Completion

@@ -24,7 +24,7 @@ from decodestep.cli.options import (
 from decodestep.explain.data import record_document
 from decodestep.explain.page import page
 from decodestep.explain.record import record
-from decodestep.explain.stages import stages_of
+from decodestep.explain.tokens import stages_of
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams

@@ -14,9 +14,9 @@ from typing import Any
 from decodestep._base.checks import require
 from decodestep._base.profiling import Cost, Profile, profile
 from decodestep._base.threads import isa, threads, use_threads
-from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.early_end import early_end
+from decodestep.cli.endings import early_end
 from decodestep.cli.options import add_ban, add_beams, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
+from decodestep.cli.running import Cancelled
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.models import Model
@@ -144,8 +144,8 @@ def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | No
 def _print_alternatives(completion: Completion, model: Model, count: int) -> None:
     from rich.console import Console
 
-    from decodestep.explain.spelling import spell
     from decodestep.explain.terminal import DrawnToken, print_alternatives
+    from decodestep.explain.tokens import spell
 
     def others(token: int, pairs: tuple[tuple[int, float], ...]) -> list[tuple[str, float]]:
         return [(spell(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]

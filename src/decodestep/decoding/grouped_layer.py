@@ -9,7 +9,7 @@ from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.layer_weights import GroupedWeights
 from decodestep.ops.linear import linear
-from decodestep.ops.linear.bias import with_bias
+from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.rms_norm import rms_norm
 

@@ -13,8 +13,8 @@ from decodestep.decoding.kv_cache import PAGE, LatentPages, PageLayout, Pages, f
 from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Weights
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
-from decodestep.ops.linear.bias import with_bias
 from decodestep.ops.linear.cpu import gather_rows
+from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mixture_of_experts import mixture_of_experts
 from decodestep.ops.mixture_of_experts.blocks import feed_forward
 from decodestep.ops.rms_norm import rms_norm

@@ -12,7 +12,7 @@ import numpy as np
 from decodestep import random
 from decodestep.explain.omitted import TEMPERATURES, entry_stage, summarise_omitted
 from decodestep.explain.record import Recording, record
-from decodestep.explain.spelling import pieces, spell
+from decodestep.explain.tokens import pieces, spell
 from decodestep.models import Model
 from decodestep.ops.decode_step import reference
 from decodestep.sampling.distribution import likeliest

@@ -14,8 +14,7 @@ from decodestep._base import arrays
 from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, quiet, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import Words, is_int, require
-from decodestep.processors.base import LogitsProcessor
-from decodestep.processors.encoder_rows import rows_of_encoder
+from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 
 _REPETITION = "RepetitionPenaltyLogitsProcessor"
 

@@ -22,9 +22,9 @@ from decodestep._base.checks import is_int, is_uint64, refuse, require
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.random import cpu, reference
-from decodestep.random.reserved_tokens import SAMPLE_HIGH as SAMPLE_HIGH
-from decodestep.random.reserved_tokens import SAMPLE_LOW as SAMPLE_LOW
-from decodestep.random.reserved_tokens import XTC_COIN as XTC_COIN
+from decodestep.random.reference import SAMPLE_HIGH as SAMPLE_HIGH
+from decodestep.random.reference import SAMPLE_LOW as SAMPLE_LOW
+from decodestep.random.reference import XTC_COIN as XTC_COIN
 
 Field: TypeAlias = "int | Integers"  # of one record or of many
 Noise: TypeAlias = Any  # a NumPy scalar, array or tensor, as the arguments are

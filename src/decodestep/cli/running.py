@@ -1,8 +1,9 @@
-"""A line on a terminal that says how far some work is."""
+"""While a command runs: a line that says how far it is, and Ctrl-C."""
 
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,3 +30,26 @@ def progress_line(after: float) -> Iterator[Callable[[str], None]]:
     finally:
         if shown:
             print(_ERASE, end="", file=sys.stderr, flush=True)
+
+
+class Cancelled:
+    """Inside the block, which generates, the first Ctrl-C only makes `requested()` return True; a second one raises
+    KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self._requested = False
+
+    def requested(self) -> bool:
+        return self._requested
+
+    def __enter__(self) -> Cancelled:
+        self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _interrupt(self, *_: object) -> None:
+        if self._requested:
+            raise KeyboardInterrupt
+        self._requested = True

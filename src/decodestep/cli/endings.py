@@ -1,11 +1,15 @@
-"""An error as the command line tells it: an exit code and one line."""
+"""How a command ends, as the command line tells it: an error, or a text that ends early and might look like a complete one."""
 
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from decodestep._base.checks import RequestError
+
+if TYPE_CHECKING:
+    from decodestep.generation.completion import Completion
+    from decodestep.sampling.params import SamplingParams
 
 TRACEBACK = "--traceback"
 
@@ -24,6 +28,22 @@ def failure(error: BaseException) -> tuple[int, str]:
         case ImportError() | OSError() | RuntimeError():
             return 1, str(error)
     return 1, f"internal error: {type(error).__name__}: {error} ({TRACEBACK} shows where)"
+
+
+def early_end(completion: Completion, params: SamplingParams) -> str:
+    """What ended a text early, or "" for one that came to its end or that the user ended. params: as the options gave them."""
+    count = len(completion.token_ids)
+    match completion.finish_reason:
+        case "length" if count == params.max_new_tokens:
+            return f"the text is cut after {count} tokens (--max-new-tokens)"
+        case "length":
+            whole = len(completion.prompt_token_ids) + count
+            return f"the text is cut: {whole} tokens, with those of the prompt, fill the context or the cache"
+        case "time":
+            return f"the text is cut after {params.max_time:g} s (--max-time)"
+        case "no_candidate":
+            return "the text ends where every token is forbidden"
+    return ""
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,15 +1,38 @@
-"""The most likely tokens of a trace, with their probabilities at every stage."""
+"""Tokens as readable text, and the most likely tokens of a trace with their probabilities at every stage."""
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from decodestep.explain.spelling import spell
 from decodestep.models import Model
 from decodestep.sampling.distribution import probabilities
 from decodestep.sampling.trace import Trace
+from decodestep.tokenizers.tokenizer import Tokenizer
+
+
+def spell(tokenizer: Tokenizer, token: int) -> str:
+    """The token's text; for a control token, its name; for part of a character, its bytes: ‹E4 BD›."""
+    data = tokenizer.token_bytes(token)
+    if not data:
+        return tokenizer.token(token)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"‹{data.hex(' ').upper()}›"
+
+
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds: a character belongs to the token with its last byte."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    found = []
+    for token in tokens:
+        data = tokenizer.token_bytes(token)
+        found.append(decoder.decode(data) if data else tokenizer.token(token))
+    return found
 
 
 def stages_of(model: Model, trace: Trace, count: int) -> dict[str, Any]:
