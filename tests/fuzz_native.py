@@ -47,6 +47,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "decode_step": sampling.decode_step,
     "History": sampling.history,
     "append_token": sampling.append_token,
+    "truncate_history": sampling.truncate_history,
     "token_ids": sampling.token_ids,
     "tally": sampling.tally,
     "followers": sampling.followers,

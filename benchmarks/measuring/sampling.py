@@ -21,7 +21,7 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.decode_step import steps as s
-from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.param_steps import processors_of
 from decodestep.sampling.plan import plan
 from decodestep.sampling.token_history import TokenHistory
 from measuring.memory import cache_bytes

@@ -18,7 +18,7 @@ from decodestep.constraints import processor as constraint
 from decodestep.constraints import trial as constraint_trial
 from decodestep.constraints import worker as constraint_worker
 from decodestep.ops.decode_step.steps import Allow, Ban
-from decodestep.sampling.jump import jump
+from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 from support import processes
 from support.constrained_rows import END, VOCAB, run, token_bytes
@@ -167,7 +167,7 @@ def test_tokens_that_the_constraint_decides_are_those_that_steps_would_draw(para
         assert text == row.text.text
         return row, steps
 
-    (one, steps), (other, fewer) = row_of(lambda row: ""), row_of(jump)
+    (one, steps), (other, fewer) = row_of(lambda row: ""), row_of(Row.jump)
     assert other.history.tokens == one.history.tokens and (other.reason, other.text.text) == (one.reason, one.text.text)
     assert (fewer < steps) == ("logprobs" not in params and "{40}" not in str(params))
 
@@ -176,9 +176,9 @@ def test_rows_with_a_processor_of_the_caller_draw_one_token_at_a_time():
     options = {"vocab_size": VOCAB, "eos_token_id": END, "token_bytes": token_bytes, "prompt_ids": [[65, 66]]}
     forbids = lambda ids, scores: np.where(np.arange(VOCAB) == 98, -np.inf, scores)  # noqa: E731
     [row] = Sampler(ds.SamplingParams(regex="abc"), processors=[forbids], **options).rows
-    assert jump(row) == "" and row.history.tokens == [65, 66]
+    assert row.jump() == "" and row.history.tokens == [65, 66]
     [row] = Sampler(ds.SamplingParams(regex="abc"), **options).rows
-    assert jump(row) == "abc" and row.reason == "eos"
+    assert row.jump() == "abc" and row.reason == "eos"
 
 
 def test_a_constraint_follows_one_row_and_its_copy_another():
@@ -547,7 +547,7 @@ def test_a_complete_text_whose_end_is_forbidden_is_complete(given, text, rng):
         assert row.reason == "eos" and re.fullmatch(text, row.text.text)
         sampler = Sampler(ds.SamplingParams(seed=seed, **given), vocab_size=VOCAB, eos_token_id=END, token_bytes=token_bytes)
         while not (row := sampler.rows[0]).reason:
-            jump(row)
+            row.jump()
             sampler.step(rng.normal(size=(1, VOCAB)).astype(np.float32))
         assert row.reason == "eos" and re.fullmatch(text, row.text.text)
 

@@ -20,7 +20,7 @@ from decodestep.explain.record import record
 from decodestep.explain.terminal import DrawnToken
 from decodestep.explain.tokens import pieces, spell
 from decodestep.explain.words import WORDS, words_of
-from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.param_steps import processors_of
 from decodestep.sampling.plan import plan
 from support import core_builds, processes
 from support.project import ROOT
@@ -143,7 +143,7 @@ def test_two_runs_of_two_hundred_tokens_stay_small(document):
 
 
 def test_every_processor_that_a_request_can_build_is_explained():
-    source = Path(plan.__code__.co_filename).with_name("build_processors.py").read_text()
+    source = Path(plan.__code__.co_filename).with_name("param_steps.py").read_text()
     named = set(re.findall(r"\bp\.(\w+)", source))
     assert named <= set(WORDS)
     for name in named:

@@ -25,10 +25,11 @@ from decodestep.families import folder_rope, gguf
 from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.generation import model_search
-from decodestep.generation.batch import Batch, sampler_for
+from decodestep.generation.batch import Batch
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models import ModelError
 from decodestep.ops.decoder_forward import Mixture
+from decodestep.sampling.row_factory import RowFactory
 from decodestep.weights.linear_panels import LinearPanels
 from support import family_models, latent_gguf_files
 from support.tolerances import LOGITS
@@ -371,9 +372,9 @@ def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
     params = ds.SamplingParams(seed=1, temperature=40.0, max_new_tokens=100, ignore_eos=True)
     alone = [ds.generate(fresh, [prompt], params)[0].token_ids for prompt in prompts]
     model = ds.load(used.path, cache_bytes=17 * used.cache.page_bytes)
-    sampler = sampler_for(model)
-    rows = [sampler.new_row(params, prompt) for prompt in prompts]
-    batch = Batch(model, sampler, ChunkedPrefill(2))
+    factory = RowFactory.of_model(model)
+    rows = [factory.row(params, prompt) for prompt in prompts]
+    batch = Batch(model, ChunkedPrefill(2))
     for row in rows:
         batch.add(row)
     preempted = []

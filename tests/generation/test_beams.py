@@ -15,7 +15,7 @@ import decodestep as ds
 from decodestep import processors
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import Beam, SearchInterrupt, beam_search
-from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.param_steps import processors_of
 
 EARLY = (True, False, "never")
 

@@ -24,10 +24,11 @@ import decodestep as ds
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.prefill import Budget, keys_of
 from decodestep.generation import engine as engine_module
-from decodestep.generation.batch import Batch, sampler_for
+from decodestep.generation.batch import Batch
 from decodestep.generation.completion import completion_of
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.schedule import ChunkedPrefill
+from decodestep.sampling.row_factory import RowFactory
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 from support import processes
 
@@ -130,9 +131,9 @@ def test_a_scored_row_is_the_same_whenever_it_is_preempted(tiny, passes, monkeyp
     monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(3))
     prompt, params = list(range(10)), ds.SamplingParams(max_new_tokens=4, seed=1, logprobs=1, prompt_logprobs=1, **FREE)
     [alone] = ds.generate(tiny, [prompt], params)
-    sampler = sampler_for(tiny)
-    batch = Batch(tiny, sampler, ChunkedPrefill(1))
-    row = sampler.new_row(params, prompt)
+    factory = RowFactory.of_model(tiny)
+    batch = Batch(tiny, ChunkedPrefill(1))
+    row = factory.row(params, prompt)
     batch.add(row)
     for _ in range(passes):
         batch.advance()
@@ -252,9 +253,9 @@ def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tin
     expected = fresh_answers(tiny, made)
     ran, logits = [], tiny.decoder.logits
     monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: (ran.append(1), logits(*arguments))[1])
-    sampler = sampler_for(tiny)
-    batch = Batch(tiny, sampler, schedule)
-    rows = [sampler.new_row(params, prompt) for prompt, params in made]
+    factory = RowFactory.of_model(tiny)
+    batch = Batch(tiny, schedule)
+    rows = [factory.row(params, prompt) for prompt, params in made]
     for row in rows:
         batch.add(row)
     drew = [True]
@@ -627,7 +628,7 @@ def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monk
     one = ds.SamplingParams(regex="[ab]{3}:and-what-follows-is-known[0-9]{3}", seed=1, max_new_tokens=200)
     made = [([1, 2, 3, n], replace(one, seed=n, **({"logprobs": 1} if n == 2 else {}))) for n in range(3)]
     with monkeypatch.context() as patched:
-        patched.setattr("decodestep.generation.batch.jump", lambda row, most: "")
+        patched.setattr("decodestep.sampling.row.Row.jump", lambda row, most: "")
         alone = [ds.generate(tiny, [prompt], params) for prompt, params in made]
     assert [ds.generate(tiny, [prompt], params) for prompt, params in made] == alone
     with Engine(tiny) as engine:

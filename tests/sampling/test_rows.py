@@ -17,7 +17,7 @@ import decodestep as ds
 from decodestep import _native
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import END_REASONS, new_row, step_rows
-from decodestep.sampling.fusion_rules import steps_of
+from decodestep.sampling.parts import steps_of
 from decodestep.sampling.token_history import SequenceEndings, TokenHistory
 from support import decode_step_cases as cases
 from support import processes
@@ -96,17 +96,38 @@ def test_how_a_row_ends(token, end):
     assert (tokens.tolist(), END_REASONS[0 if ends is None else ends[0]]) == ([token], end)
 
 
-def test_a_history_cannot_grow_under_a_step():
+def test_rows_draw_from_the_places_that_they_are_given(rng):
+    """As from a copy of those rows of the logits: any place, also one that several rows share."""
+    logits = rng.standard_normal((5, VOCAB)).astype(np.float32)
+    places = [4, 0, 4, 2]
+    make = lambda: [row_of(TokenHistory([1]), [], seed=seed, top_logprobs=2) for seed in range(4)]  # noqa: E731
+    (tokens, ends, logprobs), want = step_rows(logits, make(), places), step_rows(logits[places], make())
+    assert (tokens.tolist(), ends, logprobs) == (want[0].tolist(), want[1], want[2])
+    assert step_rows(logits, [], [])[0].tolist() == []
+
+
+@pytest.mark.parametrize("places", [[5], [-1], [2**64], [0, 1], [], [None], [1.0], [True]])
+def test_places_outside_the_logits_are_refused(places, rng):
+    history = TokenHistory([1])
+    with pytest.raises((ValueError, TypeError)):
+        step_rows(rng.standard_normal((5, VOCAB)).astype(np.float32), [row_of(history, [])], places)
+    with pytest.raises(ValueError, match="places"):
+        step_rows(np.zeros((0, VOCAB), np.float32), [row_of(history, [])], [0])
+    assert history.tokens == [1]
+
+
+@pytest.mark.parametrize("change", [lambda h: h.append(3), lambda h: h.truncate(2)])
+def test_a_history_cannot_change_under_a_step(change):
     logits, history = np.zeros((1, VOCAB), np.float32), TokenHistory([1, 2])
     grow = [True]
 
     def growing(h):
         if grow[0]:
-            h.append(3)
+            change(h)
         return ()
 
     row = row_of(history, [s.PenaliseSeen(0, 1.1), growing])
-    with pytest.raises(ValueError, match="must not grow"):
+    with pytest.raises(ValueError, match="must not grow|must not shrink"):
         step_rows(logits, [row])
     assert history.tokens == [1, 2]
     with pytest.raises(ValueError, match="one step at a time"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep import Sampler, SamplingParams
-from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.param_steps import processors_of
 from support.tolerances import assert_close, assert_same_chain
 
 VOCAB = 80

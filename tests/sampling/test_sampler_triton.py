@@ -154,3 +154,18 @@ def test_accepted_tokens_are_checked_before_any_row_changes():
     assert [row.history.tokens for row in one.rows] == [[1, 3], [2]]
     assert accept_tokens(rows, [4, 5], VOCAB) == bytes([0, 0])
     assert [row.history.tokens for row in one.rows] == [[1, 3, 4], [2]]
+
+
+def test_drafts_are_stepped_on_as_on_the_cpu():
+    rng = np.random.default_rng(2)
+    on_cpu, on_device = samplers(PARAMS[:2], [[1, 2, 3], [4]])
+    for _ in range(2):
+        logits = logits_of(rng, 7)
+        logits[:, 11] += 40  # so that drafts are drawn
+        drafts = [[11, 11, 11], [11, 5]]
+        want = list(on_cpu.steps(logits, drafts))
+        got = list(on_device.steps(gpu.on_device(logits), drafts))
+        assert [indices for indices, _ in got] == [indices for indices, _ in want]
+        for (_, one), (_, other) in zip(want, got, strict=True):
+            same(one, other)
+    assert len(want) > 1

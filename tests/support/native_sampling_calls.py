@@ -33,6 +33,10 @@ def append_token(s: Source) -> Arguments:
     return {"history": Held("History", history(s)), "token": s.one_of(0, 7, 2**40)}
 
 
+def truncate_history(s: Source) -> Arguments:
+    return {"history": Held("History", history(s)), "length": s.one_of(0, 1, 5, 60)}
+
+
 def token_ids(s: Source) -> Arguments:
     return {"history": Held("History", history(s))}
 
@@ -84,9 +88,10 @@ def row(s: Source, vocab: int = 100) -> Arguments:
 def step_rows(s: Source) -> Arguments:
     from support import decode_step_cases as cases
 
-    vocab, batch = int(s.one_of(*cases.VOCABULARIES)), s.size(4)
-    return {"logits": cases.batch_of_logits(s.rng, max(batch, 1), vocab)[:batch],
-            "rows": [Held("Row", row(s, vocab)) for _ in range(batch)], "threads": s.threads()}  # fmt: skip
+    vocab, batch, given = int(s.one_of(*cases.VOCABULARIES)), s.size(4), s.size(4)
+    places = s.one_of(None, s.ids(batch, end=max(given, 1)).tolist())
+    return {"logits": cases.batch_of_logits(s.rng, max(batch, given, 1), vocab)[: batch if places is None else given],
+            "rows": [Held("Row", row(s, vocab)) for _ in range(batch)], "threads": s.threads(), "places": places}  # fmt: skip
 
 
 def accept_tokens(s: Source) -> Arguments:

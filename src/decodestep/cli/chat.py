@@ -25,13 +25,13 @@ from decodestep.cli.options import (
 from decodestep.cli.running import Cancelled
 from decodestep.constraints.processor import ConstraintError
 from decodestep.decoding.page_pool import CacheFullError
-from decodestep.generation.batch import sampler_for
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import within_room
+from decodestep.sampling.row_factory import RowFactory
 
 _ABOUT = """\
 In a terminal it prompts for messages; from a pipe it reads one message per
@@ -105,7 +105,7 @@ class _Chat:
         # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
         # the first message.
         ids = prompt_ids(model, [*self.messages, {"role": "user", "content": "Hello"}])
-        sampler_for(model, params.without_beams(), prompt_ids=[ids])
+        RowFactory.of_model(model).row(params.without_beams(), ids)
 
     def take(self, line: str) -> bool:
         """Executes a command, or answers a message; False if the line ends the conversation."""

@@ -17,11 +17,11 @@ from decodestep._base.threads import isa, threads, use_threads
 from decodestep.cli.endings import early_end
 from decodestep.cli.options import add_ban, add_beams, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.cli.running import Cancelled
-from decodestep.generation.batch import sampler_for
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_factory import RowFactory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def _report(completion: Completion, model: Model, stats: dict[str, Any], options
 
 
 def _plan_text(model: Model, params: SamplingParams) -> str:
-    plan = sampler_for(model, params.without_beams()).explain()
+    plan = f"row 0\n{RowFactory.of_model(model).row(params.without_beams()).explain()}"
     if params.num_beams == 1:
         return plan
     lines = plan.splitlines()[:-1]  # without the draw

@@ -1,7 +1,7 @@
 """Text generation: sampling (`generate`, `stream`, `Engine`) and beam search.
 
 - `prompts`: the accepted forms of a prompt; `completion`: the result of a row;
-- `batch`: rows that a model runs together, and their sampler; `schedule`, `pass_cost`: what each pass runs;
+- `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs;
 - `generate_call`: one call, driven by `generate` and `stream`;
 - `engine` (`engine_request`): rows join and leave between passes, and each gets the tokens that it would get alone;
 - `prompt_logprobs`: the log-probabilities of a prompt's own tokens;

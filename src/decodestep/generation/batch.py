@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,10 +15,7 @@ from decodestep.decoding.sequence import CachedSequence, admit, pages_of
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.schedule import PrefillFirst, Schedule
-from decodestep.sampling.jump import MAX_JUMP, jump
-from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.row import Row
-from decodestep.sampling.row_processors import Processors
+from decodestep.sampling.row import MAX_JUMP, Row
 from decodestep.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -50,7 +47,7 @@ class Batch:
 
     A prompt that is scored (`params.prompt_logprobs`) takes the place of a block of the others, in every second such pass.
 
-    sampler: empty; the batch adds the rows that are being sampled. schedule: see `Schedule`.
+    schedule: see `Schedule`.
 
     If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
     admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
@@ -58,8 +55,9 @@ class Batch:
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
-    def __init__(self, model: Model, sampler: Sampler, schedule: Schedule | None = None) -> None:
-        self._model, self._sampler = model, sampler
+    def __init__(self, model: Model, schedule: Schedule | None = None) -> None:
+        self._model = model
+        self._sampler = Sampler((), vocab_size=model.config.vocab_size)  # of the rows that are being sampled
         self._schedule = schedule or PrefillFirst()
         self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
         self._added = 0
@@ -128,10 +126,10 @@ class Batch:
         self._sequences.clear()
 
     def _jump(self, row: Row) -> str:
-        """`jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
+        """`Row.jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
         length = len(row.history)
         last = self._model.cache.last_length_like(length)
-        return jump(row, MAX_JUMP if last is None else min(MAX_JUMP, last - length))
+        return row.jump(MAX_JUMP if last is None else min(MAX_JUMP, last - length))
 
     def _remove_ended(self) -> None:
         ended = {key for key, row in self._rows.items() if row.reason}
@@ -278,29 +276,3 @@ def _to_run(row: Row) -> int:
     """The number of tokens that a row may still draw and run: the last one, which ends it, does not run."""
     drawn = len(row.history) - row.history.prompt_length
     return max(0, (row.params.max_new_tokens or 0) - drawn - 1)
-
-
-def sampler_for(
-    model: Model,
-    params: SamplingParams | Sequence[SamplingParams] = (),
-    *,
-    prompt_ids: Sequence[Sequence[int]] | None = None,
-    processors: Processors = (),
-    shown: Collection[str] = (),
-) -> Sampler:
-    """A `Sampler`, to which the other arguments go, with the model's vocabulary, texts and end tokens.
-
-    shown: the names of control tokens that appear in the texts, as for `Tokenizer.showing`.
-    """
-    tokenizer = model.tokenizer
-    texts = tokenizer.showing(shown)
-    return Sampler(
-        params,
-        vocab_size=model.config.vocab_size,
-        eos_token_id=tokenizer.end_token_ids,
-        prompt_ids=prompt_ids,
-        processors=processors,
-        token_bytes=texts.token_bytes,
-        spelled_bytes=tokenizer.spelled_bytes,
-        encode=texts.encode_within,
-    )

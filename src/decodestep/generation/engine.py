@@ -14,13 +14,13 @@ from decodestep._base.memory import trim_heap
 from decodestep._base.threads import use_threads
 from decodestep.errors import EngineClosedError as EngineClosedError
 from decodestep.errors import QueueFullError as QueueFullError
-from decodestep.generation.batch import Batch, sampler_for
+from decodestep.generation.batch import Batch
 from decodestep.generation.engine_request import Delta, EngineRequest, Listener
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row, within_room
-from decodestep.sampling.sampler import Sampler
+from decodestep.sampling.row_factory import RowFactory
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -131,7 +131,7 @@ class Engine:
         ids = prompt_ids(self.model, prompt, least_room)
         room = self._room_after(ids, least_room)
         params = within_room(params, 1 if only_scored else room)
-        rows = _new_rows(sampler_for(self.model, shown=spelled), params, ids)
+        rows = _new_rows(RowFactory.of_model(self.model, shown=spelled), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
             request = EngineRequest(self._submitted, ids, rows, listener)
@@ -189,7 +189,7 @@ class Engine:
         return room
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, sampler_for(self.model), ChunkedPrefill(self.max_rows))
+        return Batch(self.model, ChunkedPrefill(self.max_rows))
 
     def _loop(self) -> None:
         try:
@@ -276,14 +276,14 @@ class Engine:
                 _LOG.exception("tokens could not be delivered")
 
 
-def _new_rows(sampler: Sampler, params: SamplingParams, ids: Sequence[int]) -> list[Row]:
+def _new_rows(factory: RowFactory, params: SamplingParams, ids: Sequence[int]) -> list[Row]:
     """The row of each sample. Each compiles its own constraint, so an expensive constraint limits the number of samples."""
     began, rows = time.thread_time(), list[Row]()
     for sample in params.samples():
         if rows and time.thread_time() - began > COMPILE_SECONDS:
             rule = f"at most {len(rows)} with a constraint that takes this long to compile"
             refuse(_OP, "num_return_sequences", rule, params.num_return_sequences)
-        rows.append(sampler.new_row(sample, ids))
+        rows.append(factory.row(sample, ids))
     return rows
 
 

@@ -93,6 +93,6 @@ def _deltas(sample: int, row: Row, tokens: list[int], text: str) -> list[Delta]:
     last = tokens[-1] if tokens else None
     logprobs = row.logprobs[-1] if tokens and row.logprobs else None
     return [
-        *(Delta(sample, "", token, None, "") for token in tokens[:-1]),  # without log-probabilities: see `jump`
+        *(Delta(sample, "", token, None, "") for token in tokens[:-1]),  # without log-probabilities: see `Row.jump`
         Delta(sample, text, last, logprobs, row.reason),
     ]

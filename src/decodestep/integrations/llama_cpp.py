@@ -67,7 +67,7 @@ class RowSampler(HostRow):
         if not logits:
             refuse(_OP, "index", "an output of the last llama_decode that has logits", index)
         token = self.draw(_array(logits, vocab, np.dtype(np.float32))[None])
-        self._drawn = False  # accepted
+        self.accept(token)
         return token
 
     def pointer(self) -> Any:
