@@ -11,10 +11,9 @@
 
 #include <algorithm>
 
-#include "attention/byte_keys.h"
-#include "attention/copied_keys.h"
-#include "attention/keys_in_lanes.h"
-#include "attention/keys_in_place.h"
+#include "attention/block_scores.h"
+#include "attention/key_prefetcher.h"
+#include "core/parallel.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -31,8 +30,6 @@ class AttentionTile {
           keys_(call, scratch),
           scores_(rows_, Keys::kInLanes, call.a.lengths, call.a.scale, scratch + Keys::floats(call)),
           next_block_(call) {}
-
-    size_t splits() const { return key_splits(longest_); }
 
     // Computes one state per row. A row that sees no key of the split gets the empty state.
     void attend(size_t split, SoftmaxStates states) {
@@ -69,15 +66,32 @@ class AttentionTile {
     KeyPrefetcher next_block_;
 };
 
-// Calls body<Keys>() with the form of keys that suits a tile.
-template <class Body>
-void with_keys(const TileCall& call, Body&& body) {
-    if (call.a.kv.own_scales) return body.template operator()<ByteKeys>();
-    if (call.a.kv.nz()) return body.template operator()<CopiedKeys>();  // the others read whole rows
-    if (call.rows.in_group() <= kFewRows) return body.template operator()<KeysInLanes>();
-    if (call.a.kv.type == CacheType::f32 && call.a.kr.type == CacheType::f32)
-        return body.template operator()<KeysInPlace>();
-    body.template operator()<CopiedKeys>();
+// Writes the result of a row of a tile, whose state is after all of its keys.
+inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t row, const SoftmaxState& state) {
+    state.finish(a.kv.scale ? a.kv.scale + rows.group_of(row) * state.width : nullptr,
+                 a.out + rows.place_of(row, a.groups, a.heads / a.groups) * state.width);
+}
+
+template <class Keys>
+void attend_splits(const TileSplits& splits) {
+    const TileCall call(splits.call, splits.rows);
+    const AttentionRows& rows = call.rows;
+    if (splits.states) {
+        AttentionTile<Keys> tile(call, thread_scratch(AttentionTile<Keys>::scratch_floats(call)));
+        const SoftmaxStates states{splits.states, call.width};
+        for (size_t i = 0; i < splits.count; ++i) tile.attend(splits.first + i, states.from(i * rows.count()));
+        return;
+    }
+    const size_t size = SoftmaxStates::floats(rows.count(), call.width);
+    float* const scratch = thread_scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
+    const SoftmaxStates merged{scratch, call.width}, next{scratch + size, call.width};
+    AttentionTile<Keys> tile(call, scratch + 2 * size);
+    tile.attend(splits.first, merged);
+    for (size_t i = 1; i < splits.count; ++i) {
+        tile.attend(splits.first + i, next);
+        for (size_t r = 0; r < rows.count(); ++r) merged[r].merge(next[r]);
+    }
+    for (size_t r = 0; r < rows.count(); ++r) finish_row(call.a, rows, r, merged[r]);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

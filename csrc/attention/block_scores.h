@@ -9,8 +9,8 @@
 #include <algorithm>
 
 #include "attention/attention_products.h"
-#include "attention/attention_rows.h"
 #include "attention/softmax_state.h"
+#include "attention/tile_splits.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

@@ -11,23 +11,24 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers.
-constexpr int kPairRows = kManyRegisters ? 8 : 4;
+// The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers, and there are
+// enough sums to hide the latency of adding to one.
+constexpr int kPairRows = kManyRegisters ? 16 : 6;
 
 // Calls sink(r, sum) with the sum of vectors of pairs times the pairs of row r, which are pair_step words apart.
 template <int R, class Sink>
 DECODESTEP_INLINE void sum_pairs(const int32_t* vectors, const int32_t* rows, size_t row_step, size_t pair_step,
                                  size_t pairs, Sink&& sink) {
     i32x16 total[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r] = broadcast_int(0);
     for (size_t p = 0; p < pairs; ++p) {
         const i32x16 lanes = load_bits(vectors + p * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) total[r] = add_pair_products(total[r], lanes, broadcast_int(rows[r * row_step]));
         rows += pair_step;
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sink(r, total[r]);
 }
 
