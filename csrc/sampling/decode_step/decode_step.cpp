@@ -138,7 +138,7 @@ class Sampler {
             guess_ = list_from_guess(row_, std::max(filter.k, filter.min_keep));
         }
         if (route_.listing == Listing::swept || (route_.listing == Listing::guessed && !guess_))
-            row_.find_group_maxima();
+            row_.group_maxima();
     }
 
     // patched -> drawn; nothing where that takes a list.
