@@ -13,7 +13,7 @@
 
 #include "attention/block_scores.h"
 #include "attention/key_prefetcher.h"
-#include "core/parallel.h"
+#include "core/thread_scratch.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -77,15 +77,16 @@ void attend_splits(const TileSplits& splits) {
     const TileCall call(splits.call, splits.rows);
     const AttentionRows& rows = call.rows;
     if (splits.states) {
-        AttentionTile<Keys> tile(call, thread_scratch(AttentionTile<Keys>::scratch_floats(call)));
+        const ThreadScratch scratch(AttentionTile<Keys>::scratch_floats(call));
+        AttentionTile<Keys> tile(call, scratch.data());
         const SoftmaxStates states{splits.states, call.width};
         for (size_t i = 0; i < splits.count; ++i) tile.attend(splits.first + i, states.from(i * rows.count()));
         return;
     }
     const size_t size = SoftmaxStates::floats(rows.count(), call.width);
-    float* const scratch = thread_scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
-    const SoftmaxStates merged{scratch, call.width}, next{scratch + size, call.width};
-    AttentionTile<Keys> tile(call, scratch + 2 * size);
+    const ThreadScratch scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
+    const SoftmaxStates merged{scratch.data(), call.width}, next{scratch.data() + size, call.width};
+    AttentionTile<Keys> tile(call, scratch.data() + 2 * size);
     tile.attend(splits.first, merged);
     for (size_t i = 1; i < splits.count; ++i) {
         tile.attend(splits.first + i, next);

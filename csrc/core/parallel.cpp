@@ -303,11 +303,4 @@ void parallel_stages(size_t stages, int threads, const StageCalls& calls) {
     team.rethrow();
 }
 
-float* thread_scratch(size_t floats) {
-    static thread_local std::vector<CacheLine> buffer;
-    const size_t lines = cache_lines(floats);
-    if (buffer.size() < lines) buffer.resize(lines);
-    return buffer.empty() ? nullptr : buffer.data()->floats;
-}
-
 }  // namespace decodestep

@@ -158,9 +158,9 @@ class GroupedAttentionPart : public GroupedStates {
     // Attends to all splits of a band.
     void attend_whole(const AttentionTask& task) const {
         const size_t size = SoftmaxStates::floats(kMaxQueries, decoder_.head_dim);
-        float* scratch = thread_scratch((task.band.units + 1) * size);
-        const SoftmaxStates next{scratch, decoder_.head_dim};
-        const auto merged = [&](size_t i) { return SoftmaxStates{scratch + (i + 1) * size, decoder_.head_dim}; };
+        const ThreadScratch scratch((task.band.units + 1) * size);
+        const SoftmaxStates next{scratch.data(), decoder_.head_dim};
+        const auto merged = [&](size_t i) { return SoftmaxStates{scratch.data() + (i + 1) * size, decoder_.head_dim}; };
         for (size_t split = task.first; split < task.end; ++split)
             each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
                 const Queries<Cache> q = queries_of(unit);

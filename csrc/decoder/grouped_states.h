@@ -10,23 +10,25 @@ class GroupedStates : public StageMember {
     GroupedStates(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
         : StageMember(plan, stage, share), groups_(plan.groups_of(stage.layer->grouped.window)) {}
 
-    // The attention's outputs; the states of divided units are merged here unless a stage has merged them.
-    auto attended() const {
-        const float* rows = plan_.attended;
+    // Calls body with what makes rows of the attention's outputs; the states of divided units are merged here unless a
+    // stage has merged them.
+    template <class Body>
+    void with_attended(Body&& body) const {
         const auto& divided_units = groups_.divided_units();
-        if (!divided_units.empty() && !plan_.merges_apart(groups_)) {
-            const size_t values = step_.tokens * plan_.attended_width;
-            float* own = thread_scratch(values + SoftmaxState::floats(decoder_.head_dim));
-            std::memcpy(own, plan_.attended, values * sizeof(float));
-            for (const AttentionUnit& unit : divided_units)
-                for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
-            rows = own;
-        }
-        return copied(rows, plan_.attended_width);
+        if (divided_units.empty() || plan_.merges_apart(groups_))
+            return body(copied(plan_.attended, plan_.attended_width));
+        const size_t values = step_.tokens * plan_.attended_width;
+        const ThreadScratch scratch(values + SoftmaxState::floats(decoder_.head_dim));
+        float* const own = scratch.data();
+        std::memcpy(own, plan_.attended, values * sizeof(float));
+        for (const AttentionUnit& unit : divided_units)
+            for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
+        body(copied(own, plan_.attended_width));
     }
 
     void merge_states() const {
-        const SoftmaxState merged{thread_scratch(SoftmaxState::floats(decoder_.head_dim)), decoder_.head_dim};
+        const ThreadScratch scratch(SoftmaxState::floats(decoder_.head_dim));
+        const SoftmaxState merged{scratch.data(), decoder_.head_dim};
         const Range part = share_.of(groups_.divided_queries());
         size_t first = 0;  // query of the unit
         for (const AttentionUnit& unit : groups_.divided_units()) {
