@@ -15,7 +15,7 @@
 #include "core/float_environment.h"
 #include "core/patience.h"
 #include "core/per_process.h"
-#include "core/signal.h"
+#include "core/event.h"
 
 namespace decodestep {
 namespace {
@@ -103,7 +103,7 @@ class alignas(kWritersApart) JobSlot {
   private:
     static constexpr uint32_t kOpen = 1u << 31;  // the other bits count the workers inside
 
-    struct State : Signal {
+    struct State : Event {
         bool increment_if(uint32_t bit) {
             for (uint32_t now = word_.load(); now & bit;)
                 if (word_.compare_exchange_weak(now, now + 1)) return true;
@@ -192,7 +192,7 @@ class Pool {
         }
     }
 
-    alignas(kWritersApart) Signal epoch_;  // incremented for every job; workers wait on it
+    alignas(kWritersApart) Event epoch_;  // incremented for every job; workers wait on it
     std::array<JobSlot, kSlots> slots_;
     std::mutex growing_;
     std::atomic<int> workers_{0};
@@ -229,7 +229,7 @@ class Team {
     static constexpr int kSpinsBeforeHelp = 40;  // about a microsecond
     // A thread that has lost its core to another program is mostly back after some hundred microseconds, and waking
     // those that wait for it takes longer than a stage.
-    static constexpr int kSpinsAwake = 4 * Signal::kSpins;
+    static constexpr int kSpinsAwake = 4 * Event::kSpins;
 
     struct alignas(kWritersApart) Seat {
         std::atomic<bool> taken{false};
@@ -275,7 +275,7 @@ class Team {
     const StageCalls calls_;
     std::vector<Seat> seats_;
     alignas(kWritersApart) std::atomic<size_t> taken_{0};  // seats
-    alignas(kWritersApart) Signal open_;                   // the current stage
+    alignas(kWritersApart) Event open_;                   // the current stage
     alignas(kWritersApart) std::atomic<size_t> done_{0};   // shares of it that have ended
     alignas(kWritersApart) FirstError error_;              // asked before each share
 };

@@ -24,7 +24,7 @@
 
 namespace decodestep {
 
-class Signal {
+class Event {
   public:
     uint32_t load() const { return word_.load(std::memory_order_acquire); }
 
