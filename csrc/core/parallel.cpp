@@ -13,7 +13,7 @@
 
 #include "core/cache_line.h"
 #include "core/float_environment.h"
-#include "core/patience.h"
+#include "core/idle_policy.h"
 #include "core/per_process.h"
 #include "core/event.h"
 
@@ -168,11 +168,11 @@ class Pool {
         worker_number = number;
         inside_job = true;
         const DefaultFloats floats;  // a new thread has those of its creator
-        Patience patience;
+        IdlePolicy idle;
         for (uint32_t seen = 0;;) {
-            seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; }, patience);
+            seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; }, idle);
             while (JobSlot* const slot = enter_least_crowded()) {
-                patience.rewarded();
+                idle.got_job();
                 slot->work();
                 slot->leave();
             }
@@ -218,7 +218,7 @@ class Team {
             const bool all_here = taken_.load(std::memory_order_relaxed) == seats_.size();
             if (!open_.spin_until(is_over, all_here ? kSpinsBeforeHelp : 1))
                 for (size_t i = 1; i < seats_.size(); ++i) run_seat(stage, (me + i) % seats_.size(), me);
-            stage = open_.wait_until(is_over, NoPatience{}, kSpinsAwake);
+            stage = open_.wait_until(is_over, SleepsAtOnce{}, kSpinsAwake);
         }
     }
 

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "core/float_environment.h"
-#include "core/patience.h"
+#include "core/idle_policy.h"
 
 namespace {
 
@@ -272,36 +272,36 @@ struct FakeTime {
     static inline std::chrono::nanoseconds time{0}, given_way{500};
 };
 
-using FakePatience = decodestep::PatienceBy<FakeTime>;
+using FakeIdlePolicy = decodestep::IdlePolicyBy<FakeTime>;
 
 // How long a worker stays awake for a job that comes after `gap`.
-std::chrono::nanoseconds awake(FakePatience& patience, std::chrono::microseconds gap) {
+std::chrono::nanoseconds awake(FakeIdlePolicy& idle, std::chrono::microseconds gap) {
     const auto start = FakeTime::time;
-    while (FakeTime::time - start < gap && patience.lasts()) {
+    while (FakeTime::time - start < gap && idle.stays_awake()) {
     }
     const auto stayed = FakeTime::time - start;
     FakeTime::time = std::max(FakeTime::time, start + gap);
-    patience.rewarded();
+    idle.got_job();
     return stayed;
 }
 
 void workers_wait_awake_where_that_pays() {
     using namespace std::chrono_literals;
-    FakePatience patience;
-    CHECK(awake(patience, 200us) == 0us);  // nothing is known yet
-    for (int i = 0; i < 8; ++i) CHECK(awake(patience, 200us) >= 200us);
-    const auto in_vain = awake(patience, 100000us);
-    CHECK(in_vain >= FakePatience::kMost && in_vain < 2 * FakePatience::kMost);
-    CHECK(awake(patience, 200us) >= 200us);  // one late job among many
-    for (int i = 0; i < 8; ++i) awake(patience, 100000us);
-    CHECK(awake(patience, 100000us) == 0us);
-    CHECK(awake(patience, 200us) == 0us);
-    for (int i = 0; i < 20; ++i) awake(patience, 200us);
-    CHECK(awake(patience, 200us) >= 200us);
+    FakeIdlePolicy idle;
+    CHECK(awake(idle, 200us) == 0us);  // nothing is known yet
+    for (int i = 0; i < 8; ++i) CHECK(awake(idle, 200us) >= 200us);
+    const auto in_vain = awake(idle, 100000us);
+    CHECK(in_vain >= FakeIdlePolicy::kMost && in_vain < 2 * FakeIdlePolicy::kMost);
+    CHECK(awake(idle, 200us) >= 200us);  // one late job among many
+    for (int i = 0; i < 8; ++i) awake(idle, 100000us);
+    CHECK(awake(idle, 100000us) == 0us);
+    CHECK(awake(idle, 200us) == 0us);
+    for (int i = 0; i < 20; ++i) awake(idle, 200us);
+    CHECK(awake(idle, 200us) >= 200us);
     // Somebody else wants the core.
     FakeTime::given_way = 3ms;
-    for (int i = 0; i < 8; ++i) CHECK(awake(patience, 200us) <= 3ms);
-    CHECK(awake(patience, 200us) == 0us);
+    for (int i = 0; i < 8; ++i) CHECK(awake(idle, 200us) <= 3ms);
+    CHECK(awake(idle, 200us) == 0us);
     FakeTime::given_way = 500ns;
 }
 
