@@ -1,10 +1,9 @@
 #include "attention/mla_attention.h"
 
 #include "attention/attention_tile.h"
-#include "attention/copied_keys.h"
 #include "attention/keys_in_lanes.h"
-#include "attention/keys_in_place.h"
 #include "attention/mla_attention_tasks.h"
+#include "attention/shared_keys.h"
 #include "core/parallel.h"
 
 namespace decodestep::DECODESTEP_BUILD {
