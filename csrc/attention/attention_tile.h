@@ -1,10 +1,10 @@
 // Absorbed attention of a few rows over one split of the keys. A row is one head of one token.
 //
-// Reads the queries and the pages of one sequence; writes one SoftmaxState per row.
+// Reads the queries and the pages of one sequence; writes one PartialSoftmax per row.
 //
 // Determinism: keys are divided into blocks of 64 and splits of 256, from the start of the sequence. Within a block a
 // score is one ascending sum for each 64 columns, and a column of the result is one ascending sum over the keys. The
-// blocks of a split share one running maximum; each split starts from an empty state, and states are merged in the
+// blocks of a split share one running maximum; each split starts from an empty partial, and partials are merged in the
 // order of the keys. So a row's bits depend only on its own query and keys, not on the other rows of its tile.
 // NaN: a key that a token does not see is not multiplied, so its NaN does not spread.
 #pragma once
@@ -31,12 +31,12 @@ class AttentionTile {
           scores_(rows_, Keys::kInLanes, call.a.lengths, call.a.scale, scratch + Keys::floats(call)),
           next_block_(call) {}
 
-    // Computes one state per row. A row that sees no key of the split gets the empty state.
-    void attend(size_t split, SoftmaxStates states) {
+    // Computes one partial per row. A row that sees no key of the split gets the empty partial.
+    void attend(size_t split, PartialSoftmaxes partials) {
         const size_t begin = split * kSplitKeys, end = std::min(longest_, begin + kSplitKeys);
         prefetch_from(begin, 1);
         next_block_.advance();
-        for (size_t r = 0; r < rows_.count(); ++r) states[r].clear();
+        for (size_t r = 0; r < rows_.count(); ++r) partials[r].clear();
         scores_.begin_split();
         for (size_t first = begin; first < end; first += kBlockKeys) {
             const KeyRange block{first, std::min(kBlockKeys, end - first)};
@@ -47,10 +47,10 @@ class AttentionTile {
                 scores_.begin_group();
                 keys_.score(g, scores_, next_block_);
                 scores_.weigh(g);
-                keys_.sum_values(g, scores_, states.from(g * rows_.in_group()), next_block_);
+                keys_.sum_values(g, scores_, partials.from(g * rows_.in_group()), next_block_);
             }
         }
-        scores_.finish_split(states);
+        scores_.finish_split(partials);
     }
 
   private:
@@ -66,26 +66,26 @@ class AttentionTile {
     KeyPrefetcher next_block_;
 };
 
-// Writes the result of a row of a tile, whose state is after all of its keys.
-inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t row, const SoftmaxState& state) {
-    state.finish(a.kv.scale ? a.kv.scale + rows.group_of(row) * state.width : nullptr,
-                 a.out + rows.place_of(row, a.groups, a.heads / a.groups) * state.width);
+// Writes the result of a row of a tile, whose partial is after all of its keys.
+inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t row, const PartialSoftmax& partial) {
+    partial.finish(a.kv.scale ? a.kv.scale + rows.group_of(row) * partial.width : nullptr,
+                 a.out + rows.place_of(row, a.groups, a.heads / a.groups) * partial.width);
 }
 
 template <class Keys>
 void attend_splits(const TileSplits& splits) {
     const TileCall call(splits.call, splits.rows);
     const AttentionRows& rows = call.rows;
-    if (splits.states) {
+    if (splits.partials) {
         const ThreadScratch scratch(AttentionTile<Keys>::scratch_floats(call));
         AttentionTile<Keys> tile(call, scratch.data());
-        const SoftmaxStates states{splits.states, call.width};
-        for (size_t i = 0; i < splits.count; ++i) tile.attend(splits.first + i, states.from(i * rows.count()));
+        const PartialSoftmaxes partials{splits.partials, call.width};
+        for (size_t i = 0; i < splits.count; ++i) tile.attend(splits.first + i, partials.from(i * rows.count()));
         return;
     }
-    const size_t size = SoftmaxStates::floats(rows.count(), call.width);
+    const size_t size = PartialSoftmaxes::floats(rows.count(), call.width);
     const ThreadScratch scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
-    const SoftmaxStates merged{scratch.data(), call.width}, next{scratch.data() + size, call.width};
+    const PartialSoftmaxes merged{scratch.data(), call.width}, next{scratch.data() + size, call.width};
     AttentionTile<Keys> tile(call, scratch.data() + 2 * size);
     tile.attend(splits.first, merged);
     for (size_t i = 1; i < splits.count; ++i) {

@@ -6,7 +6,7 @@
 
 #include "attention/block_scores.h"
 #include "attention/key_prefetcher.h"
-#include "attention/softmax_state.h"
+#include "attention/partial_softmax.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -115,20 +115,20 @@ class IntegerProducts {
         }
     }
 
-    // The sums of the states of `rows` rows, times rescale, plus the rounded weights times the keys' columns from
-    // `first` on, as many as a state has: a multiple of sixteen.
-    void add_values(const StoredRows& keys, size_t first, size_t rows, const BlockScores& block, SoftmaxStates states,
+    // The sums of the partials of `rows` rows, times rescale, plus the rounded weights times the keys' columns from
+    // `first` on, as many as a partial has: a multiple of sixteen.
+    void add_values(const StoredRows& keys, size_t first, size_t rows, const BlockScores& block, PartialSoftmaxes partials,
                     KeyPrefetcher& next_block) const {
         const size_t n = block.keys().count;
         const float* const rescale = block.rescale(0);
         int32_t* const words = words_;
-        for (size_t c = 0; c < states.width; c += kLanes) {
+        for (size_t c = 0; c < partials.width; c += kLanes) {
             for (size_t j = 0; j < n; j += 2)
                 store_bits(words + j / 2 * kLanes, byte_pairs(keys[j] + first + c, keys[j + 1] + first + c));
             each_constant_piece<kPairRows>(rows, [&]<int R>(size_t from) {
                 next_block.advance();
                 sum_pairs<R>(words, weight_ + from, 1, lanes_, (n + 1) / 2, [&](size_t r, i32x16 total) {
-                    float* sum = states[from + r].values() + c;
+                    float* sum = partials[from + r].values() + c;
                     const f32x16 values = to_float(total) * broadcast(weight_unit_[from + r]);
                     store(sum, fma(load(sum), broadcast(rescale[from + r]), values));
                 });

@@ -55,15 +55,15 @@ void MlaAttentionTasks::list_splits() {
         most = std::max(most, splits_.back());
     }
     if (most <= 1) return;
-    std::vector<size_t> first;  // state of each tile
+    std::vector<size_t> first;  // partial of each tile
     size_t count = 0;
     for (size_t i = 0; i < tiles_.size(); ++i) {
         first.push_back(count);
         count += splits_[i] * tiles_[i].count();
         for (size_t row = 0; row < tiles_[i].count(); ++row) merges_.push_back({i, row});
     }
-    records_ = std::make_unique_for_overwrite<float[]>(SoftmaxStates::floats(count, width_));
-    for (const size_t i : first) states_.push_back(SoftmaxStates{records_.get(), width_}.from(i));
+    records_ = std::make_unique_for_overwrite<float[]>(PartialSoftmaxes::floats(count, width_));
+    for (const size_t i : first) partials_.push_back(PartialSoftmaxes{records_.get(), width_}.from(i));
     // A task's splits are adjacent, so that a thread prefetches the next one. All tiles take the same splits one after
     // another, because they may read the same pages.
     const size_t in_task =
@@ -77,14 +77,14 @@ void MlaAttentionTasks::attend(size_t task) const {
     if (tasks_.empty()) return attend_tile({call_, tiles_[task], 0, splits_of(tiles_[task]), nullptr});
     const auto& [tile, split, splits] = tasks_[task];
     const AttentionRows& rows = tiles_[tile];
-    attend_tile({call_, rows, split, splits, states_[tile].from(split * rows.count()).records});
+    attend_tile({call_, rows, split, splits, partials_[tile].from(split * rows.count()).records});
 }
 
 void MlaAttentionTasks::merge(size_t task) const {
     const auto& [tile, row] = merges_[task];
     const AttentionRows& rows = tiles_[tile];
-    const SoftmaxState merged = states_[tile][row];
-    for (size_t split = 1; split < splits_[tile]; ++split) merged.merge(states_[tile][split * rows.count() + row]);
+    const PartialSoftmax merged = partials_[tile][row];
+    for (size_t split = 1; split < splits_[tile]; ++split) merged.merge(partials_[tile][split * rows.count() + row]);
     finish_row(call_, rows, row, merged);
 }
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "attention/softmax_state.h"
+#include "attention/partial_softmax.h"
 #include "attention/tile_splits.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -42,7 +42,7 @@ class MlaAttentionTasks {
     std::vector<Task> tasks_;
     std::vector<Merge> merges_;
     std::vector<size_t> splits_;         // of each tile
-    std::vector<SoftmaxStates> states_;  // of each tile: [splits, rows]
+    std::vector<PartialSoftmaxes> partials_;  // of each tile: [splits, rows]
     std::unique_ptr<float[]> records_;
 };
 

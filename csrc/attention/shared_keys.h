@@ -32,8 +32,8 @@ class KeysInPlace {
             queries_.score_rope(g, half, key(kr_, call_.rope_column(g, half)), scores, next_block);
     }
 
-    void sum_values(size_t g, const BlockScores& scores, SoftmaxStates states, KeyPrefetcher& next_block) const {
-        const ValueSums sums(call_.rows, scores, states, next_block);
+    void sum_values(size_t g, const BlockScores& scores, PartialSoftmaxes partials, KeyPrefetcher& next_block) const {
+        const ValueSums sums(call_.rows, scores, partials, next_block);
         const auto row = [this, at = call_.value_column(g) * sizeof(float)](size_t j) { return kv_[j] + at; };
         sums.add<CacheType::f32, kValueVectors, true>(row, call_.width, values_);
     }
@@ -63,8 +63,8 @@ class CopiedKeys {
         for (const size_t half : {0, 1}) queries_.score_rope(g, half, rows_.rope(g, half), scores, next_block);
     }
 
-    void sum_values(size_t g, const BlockScores& scores, SoftmaxStates states, KeyPrefetcher& next_block) const {
-        const ValueSums sums(call_.rows, scores, states, next_block);
+    void sum_values(size_t g, const BlockScores& scores, PartialSoftmaxes partials, KeyPrefetcher& next_block) const {
+        const ValueSums sums(call_.rows, scores, partials, next_block);
         const auto row = [values = rows_.values(g)](size_t j) { return reinterpret_cast<const uint8_t*>(values(j)); };
         sums.add<CacheType::f32, kValueVectors>(row, whole_vectors(call_.width));
     }

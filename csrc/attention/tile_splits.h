@@ -27,9 +27,9 @@ struct TileSplits {
     const MlaAttention& call;
     const AttentionRows& rows;
     size_t first, count;  // splits
-    // The states of these splits: [count, rows], each a SoftmaxState. Null: the splits are all that the rows see, and
-    // the rows' results are written to call.out.
-    float* states;
+    // Of these splits: [count, rows], each a PartialSoftmax. Null: the splits are all that the rows see, and the rows'
+    // results are written to call.out.
+    float* partials;
 };
 
 // For int8 latents with their own scales.

@@ -27,8 +27,8 @@ class StagePart : public StageMember {
                 return with_groups([](const auto& part) { part.norm_heads(); });
             case StageKind::attend:
                 return with_groups([](const auto& part) { part.attend(); });
-            case StageKind::merge_states:
-                return GroupedStates(plan_, stage_, share_).merge_states();
+            case StageKind::merge_partials:
+                return GroupedPartials(plan_, stage_, share_).merge_partials();
 
             case StageKind::compress:
                 return latents().compress(hidden_rows(layer().attention_norm));
@@ -110,7 +110,7 @@ class StagePart : public StageMember {
     template <class Body>
     void with_attended(Body&& body) const {
         if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width));
-        GroupedStates(plan_, stage_, share_).with_attended(body);
+        GroupedPartials(plan_, stage_, share_).with_attended(body);
     }
 
     void add_output() const {

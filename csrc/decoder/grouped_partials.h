@@ -1,16 +1,16 @@
-// The states of grouped-query attention in a decoder's step: what does not depend on the type of the cache.
+// The partials of grouped-query attention in a decoder's step: what does not depend on the type of the cache.
 #pragma once
 
 #include "decoder/stage_member.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
-class GroupedStates : public StageMember {
+class GroupedPartials : public StageMember {
   public:
-    GroupedStates(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
+    GroupedPartials(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
         : StageMember(plan, stage, share), groups_(plan.groups_of(stage.layer->grouped.window)) {}
 
-    // Calls body with what makes rows of the attention's outputs; the states of divided units are merged here unless a
+    // Calls body with what makes rows of the attention's outputs; the partials of divided units are merged here unless a
     // stage has merged them.
     template <class Body>
     void with_attended(Body&& body) const {
@@ -18,7 +18,7 @@ class GroupedStates : public StageMember {
         if (divided_units.empty() || plan_.merges_apart(groups_))
             return body(copied(plan_.attended, plan_.attended_width));
         const size_t values = step_.tokens * plan_.attended_width;
-        const ThreadScratch scratch(values + SoftmaxState::floats(decoder_.head_dim));
+        const ThreadScratch scratch(values + PartialSoftmax::floats(decoder_.head_dim));
         float* const own = scratch.data();
         std::memcpy(own, plan_.attended, values * sizeof(float));
         for (const AttentionUnit& unit : divided_units)
@@ -26,9 +26,9 @@ class GroupedStates : public StageMember {
         body(copied(own, plan_.attended_width));
     }
 
-    void merge_states() const {
-        const ThreadScratch scratch(SoftmaxState::floats(decoder_.head_dim));
-        const SoftmaxState merged{scratch.data(), decoder_.head_dim};
+    void merge_partials() const {
+        const ThreadScratch scratch(PartialSoftmax::floats(decoder_.head_dim));
+        const PartialSoftmax merged{scratch.data(), decoder_.head_dim};
         const Range part = share_.of(groups_.divided_queries());
         size_t first = 0;  // query of the unit
         for (const AttentionUnit& unit : groups_.divided_units()) {
@@ -44,20 +44,20 @@ class GroupedStates : public StageMember {
         return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * decoder_.head_values;
     }
 
-    void finish(const SoftmaxState& state, float* out) const {
-        SoftmaxState{state.record, decoder_.head_values}.finish(nullptr, out);
+    void finish(const PartialSoftmax& partial, float* out) const {
+        PartialSoftmax{partial.record, decoder_.head_values}.finish(nullptr, out);
     }
 
-    static void copy(const SoftmaxState& from, const SoftmaxState& to) {
-        std::memcpy(to.record, from.record, SoftmaxState::floats(from.width) * sizeof(float));
+    static void copy(const PartialSoftmax& from, const PartialSoftmax& to) {
+        std::memcpy(to.record, from.record, PartialSoftmax::floats(from.width) * sizeof(float));
     }
 
-    // Merges the states of all splits for one query of a divided unit.
-    void merge(const AttentionUnit& unit, size_t query, SoftmaxState merged, float* rows) const {
+    // Merges the partials of all splits for one query of a divided unit.
+    void merge(const AttentionUnit& unit, size_t query, PartialSoftmax merged, float* rows) const {
         const size_t t = unit.token_of(query), first = groups_.first_split(t);
-        copy(plan_.states(unit, first)[query], merged);
+        copy(plan_.partials(unit, first)[query], merged);
         for (size_t split = first + 1; split < groups_.end_split(t); ++split)
-            merged.merge(plan_.states(unit, split)[query]);
+            merged.merge(plan_.partials(unit, split)[query]);
         finish(merged, output_of(unit, query, rows));
     }
 
