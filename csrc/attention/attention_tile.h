@@ -69,7 +69,7 @@ class AttentionTile {
 // Writes the result of a row of a tile, whose partial is after all of its keys.
 inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t row, const PartialSoftmax& partial) {
     partial.finish(a.kv.scale ? a.kv.scale + rows.group_of(row) * partial.width : nullptr,
-                 a.out + rows.place_of(row, a.groups, a.heads / a.groups) * partial.width);
+                   a.out + rows.place_of(row, a.groups, a.heads / a.groups) * partial.width);
 }
 
 template <class Keys>

@@ -105,7 +105,8 @@ struct Seen {
 
 // Converts scores to weights, zero for positions that the query does not see; sets the partial's maximum and sum.
 template <class Cache>
-void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* weights, const PartialSoftmax& partial) {
+void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* weights,
+                const PartialSoftmax& partial) {
     std::fill_n(scores, std::min(seen.first, seen.end), kLowest);
     partial.maximum() = std::max(largest(scores, seen.end), kLowest);
     const f32x16 shift = broadcast(partial.maximum());

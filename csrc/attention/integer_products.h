@@ -11,8 +11,8 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers, and there are
-// enough sums to hide the latency of adding to one.
+// The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers, and there
+// are enough sums to hide the latency of adding to one.
 constexpr int kPairRows = kManyRegisters ? 16 : 6;
 
 // Calls sink(r, sum) with the sum of vectors of pairs times the pairs of row r, which are pair_step words apart.
@@ -117,8 +117,8 @@ class IntegerProducts {
 
     // The sums of the partials of `rows` rows, times rescale, plus the rounded weights times the keys' columns from
     // `first` on, as many as a partial has: a multiple of sixteen.
-    void add_values(const StoredRows& keys, size_t first, size_t rows, const BlockScores& block, PartialSoftmaxes partials,
-                    KeyPrefetcher& next_block) const {
+    void add_values(const StoredRows& keys, size_t first, size_t rows, const BlockScores& block,
+                    PartialSoftmaxes partials, KeyPrefetcher& next_block) const {
         const size_t n = block.keys().count;
         const float* const rescale = block.rescale(0);
         int32_t* const words = words_;

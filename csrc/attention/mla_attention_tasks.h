@@ -41,7 +41,7 @@ class MlaAttentionTasks {
     // Only if splits are tasks:
     std::vector<Task> tasks_;
     std::vector<Merge> merges_;
-    std::vector<size_t> splits_;         // of each tile
+    std::vector<size_t> splits_;              // of each tile
     std::vector<PartialSoftmaxes> partials_;  // of each tile: [splits, rows]
     std::unique_ptr<float[]> records_;
 };

@@ -1,9 +1,10 @@
-// A partial softmax, "partial" for short: the attention of a query over a part of the keys, as the maximum of the scores
-// (m), the sum of the weights (l) and the weighted sum of the values (o). It can be merged with those over other parts.
+// A partial softmax, "partial" for short: the attention of a query over a part of the keys, as the maximum of the
+// scores (m), the sum of the weights (l) and the weighted sum of the values (o). It can be merged with those over other
+// parts.
 //
-// Keys are divided into splits of kSplitKeys from the start of the sequence. Each split gives one partial per query, and
-// the partials of a query are merged in the order of their keys: threads can share a long context, and the bits of the
-// result do not depend on how they share it.
+// Keys are divided into splits of kSplitKeys from the start of the sequence. Each split gives one partial per query,
+// and the partials of a query are merged in the order of their keys: threads can share a long context, and the bits of
+// the result do not depend on how they share it.
 #pragma once
 
 #include "core/division.h"
@@ -16,8 +17,8 @@ constexpr float kLowest = -3.4e38f;  // the maximum of no score and of -inf alon
 
 constexpr size_t key_splits(size_t length) { return ceil_div(length, kSplitKeys); }
 
-// One query's partial after some of its keys: the maximum of the scores, the sum of the weights e^(score - maximum), and
-// the sum of the values times their weights.
+// One query's partial after some of its keys: the maximum of the scores, the sum of the weights e^(score - maximum),
+// and the sum of the values times their weights.
 struct PartialSoftmax {
     float* record;  // maximum, weight sum; from the second vector on the sum of the values, padded to whole vectors
     size_t width;   // of a value

@@ -12,7 +12,8 @@ constexpr int kValueVectors = vectors_beside(kProductRows);
 class ValueSums {
   public:
     // scores: after `weigh`; partials: of the group's rows, whose sums of values are added to.
-    ValueSums(const AttentionRows& rows, const BlockScores& scores, PartialSoftmaxes partials, KeyPrefetcher& next_block)
+    ValueSums(const AttentionRows& rows, const BlockScores& scores, PartialSoftmaxes partials,
+              KeyPrefetcher& next_block)
         : rows_(rows), scores_(scores), partials_(partials), next_block_(next_block) {}
 
     // Adds `width` columns of values, those of key j at row(j), C vectors at a time.
@@ -48,7 +49,8 @@ class ValueSums {
                 next_block_.advance();
                 const auto add = [&]<bool keeps>(const auto& values) {
                     add_values<type, R, C, keeps>(values, lanes, scores_.weights(r), n, scores_.rescale(r),
-                                                  partials_[r].values() + c, PartialSoftmax::floats(partials_.width), copy);
+                                                  partials_[r].values() + c, PartialSoftmax::floats(partials_.width),
+                                                  copy);
                 };
                 const auto stored = [&](size_t j) { return row(j) + c * value_bytes(type); };
                 if constexpr (copies) {

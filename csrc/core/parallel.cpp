@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "core/cache_line.h"
+#include "core/event.h"
 #include "core/float_environment.h"
 #include "core/idle_policy.h"
 #include "core/per_process.h"
-#include "core/event.h"
 
 namespace decodestep {
 namespace {
@@ -275,7 +275,7 @@ class Team {
     const StageCalls calls_;
     std::vector<Seat> seats_;
     alignas(kWritersApart) std::atomic<size_t> taken_{0};  // seats
-    alignas(kWritersApart) Event open_;                   // the current stage
+    alignas(kWritersApart) Event open_;                    // the current stage
     alignas(kWritersApart) std::atomic<size_t> done_{0};   // shares of it that have ended
     alignas(kWritersApart) FirstError error_;              // asked before each share
 };

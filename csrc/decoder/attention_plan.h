@@ -26,7 +26,7 @@ struct AttentionUnit {
     TokenRun run;
     size_t kv_head, head, heads;    // query heads [head, head + heads) of the model
     size_t first_split, end_split;  // from the split of its first token's window start to its last token's split
-    size_t first_partial = 0;         // if its band is divided: index of its first partial, [splits(), queries]
+    size_t first_partial = 0;       // if its band is divided: index of its first partial, [splits(), queries]
 
     size_t splits() const { return end_split - first_split; }
 

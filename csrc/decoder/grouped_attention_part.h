@@ -160,7 +160,9 @@ class GroupedAttentionPart : public GroupedPartials {
         const size_t size = PartialSoftmaxes::floats(kMaxQueries, decoder_.head_dim);
         const ThreadScratch scratch((task.band.units + 1) * size);
         const PartialSoftmaxes next{scratch.data(), decoder_.head_dim};
-        const auto merged = [&](size_t i) { return PartialSoftmaxes{scratch.data() + (i + 1) * size, decoder_.head_dim}; };
+        const auto merged = [&](size_t i) {
+            return PartialSoftmaxes{scratch.data() + (i + 1) * size, decoder_.head_dim};
+        };
         for (size_t split = task.first; split < task.end; ++split)
             each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
                 const Queries<Cache> q = queries_of(unit);

@@ -10,8 +10,8 @@ class GroupedPartials : public StageMember {
     GroupedPartials(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
         : StageMember(plan, stage, share), groups_(plan.groups_of(stage.layer->grouped.window)) {}
 
-    // Calls body with what makes rows of the attention's outputs; the partials of divided units are merged here unless a
-    // stage has merged them.
+    // Calls body with what makes rows of the attention's outputs; the partials of divided units are merged here unless
+    // a stage has merged them.
     template <class Body>
     void with_attended(Body&& body) const {
         const auto& divided_units = groups_.divided_units();

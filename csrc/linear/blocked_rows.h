@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/thread_scratch.h"
 #include "core/pieces.h"
+#include "core/thread_scratch.h"
 #include "linear/blocked_tokens.h"
 #include "linear/linear.h"
 #include "linear/row_blocks.h"

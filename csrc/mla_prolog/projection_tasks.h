@@ -132,16 +132,15 @@ class ProjectionTasks {
         const size_t spans = columns_->spans(w), block = task / spans, begin = columns_->blocks.begin(block);
         const size_t first = task % spans * columns_->span;
         const ThreadScratch scratch(kProductScratch / sizeof(float) + kCacheLine);
-        decodestep::multiply_columns(
-            {.x = x_.row<uint8_t>(begin),
-             .x_stride = x_.stride,
-             .tokens = columns_->blocks.size(block),
-             .w = w,
-             .first = first,
-             .last = std::min(w.out, first + columns_->span),
-             .y = sums_.data + begin * sums_.stride + first,
-             .y_stride = sums_.stride,
-             .scratch = Arena(scratch.data()).take<uint8_t>(0)});
+        decodestep::multiply_columns({.x = x_.row<uint8_t>(begin),
+                                      .x_stride = x_.stride,
+                                      .tokens = columns_->blocks.size(block),
+                                      .w = w,
+                                      .first = first,
+                                      .last = std::min(w.out, first + columns_->span),
+                                      .y = sums_.data + begin * sums_.stride + first,
+                                      .y_stride = sums_.stride,
+                                      .scratch = Arena(scratch.data()).take<uint8_t>(0)});
     }
 
     const Projection* w_ = nullptr;

@@ -99,8 +99,8 @@ class Nucleus {
     bool has_min_p() const { return least_weight_ > 0; }
 
     // Finds the mass of the row, and so the target. Without min-p the same pass lists what the sample suggests; with
-    // min-p, which needs a shorter list, it finds the groups' maxima. False where the bounds of the sums are not good. The
-    // reference is the sample's largest logit; if that is too far from the row's, the row is weighed again.
+    // min-p, which needs a shorter list, it finds the groups' maxima. False where the bounds of the sums are not good.
+    // The reference is the sample's largest logit; if that is too far from the row's, the row is weighed again.
     bool weigh_row(const MassEstimate<type>& sample) {
         const auto likely = [&](double mass, auto&&... meanwhile) {
             return sample.logit_above_tail(kTailUnlisted * (1 - p_) * mass, meanwhile...);

@@ -59,8 +59,9 @@ class WeighingPass {
 
     WeighedGroups weigh_groups() {
         double mass = 0;
-        const GroupMaxima maxima(list_.work, logits_.blocks(),
-                                 [&](size_t block, float* out) DECODESTEP_INLINE_LAMBDA { mass += pass<true, false>(block, out); });
+        const GroupMaxima maxima(list_.work, logits_.blocks(), [&](size_t block, float* out) DECODESTEP_INLINE_LAMBDA {
+            mass += pass<true, false>(block, out);
+        });
         return {mass, maxima};
     }
 

@@ -146,9 +146,8 @@ struct Logits {
     }
 
     GroupMaxima group_maxima(Workspace& work) const {
-        return {work, blocks(), [this](size_t block, float* out) DECODESTEP_INLINE_LAMBDA {
-                    store(out, maxima<true>(block));
-                }};
+        return {work, blocks(),
+                [this](size_t block, float* out) DECODESTEP_INLINE_LAMBDA { store(out, maxima<true>(block)); }};
     }
 
     // Lists the tokens with logits >= threshold, of -inf all above that, ascending, and returns their number. groups:

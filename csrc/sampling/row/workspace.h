@@ -19,8 +19,9 @@ struct Ranked {
     uint32_t index;
 };
 
-// Arrays for a row of `vocab` tokens, each with room for one vector more. Not initialised unless said otherwise. What is
-// in one belongs to an object, which says so; where none is named, to the function that is using it, and ends with it.
+// Arrays for a row of `vocab` tokens, each with room for one vector more. Not initialised unless said otherwise. What
+// is in one belongs to an object, which says so; where none is named, to the function that is using it, and ends with
+// it.
 struct Workspace {
     explicit Workspace(size_t vocab);
 
