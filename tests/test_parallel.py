@@ -22,7 +22,8 @@ from decodestep.ops.swiglu.cpu import swiglu
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", ROOT / "csrc" / "core" / "parallel.cpp"]
+CORE = ROOT / "csrc" / "core"
+SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", CORE / "parallel.cpp", CORE / "thread_scratch.cpp"]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@
 
 #include "core/float_environment.h"
 #include "core/idle_policy.h"
+#include "core/thread_scratch.h"
 
 namespace {
 
@@ -323,6 +324,26 @@ void idle_workers_sleep() {
     CHECK(used() - before < 10ms);
 }
 
+// A lease has its own memory, from a cache line on, which its thread keeps for the next one.
+void scratch_is_leased() {
+    float* kept = nullptr;
+    for (const size_t floats : {0, 1, 17, 5000, 16, 5000}) {
+        const decodestep::ThreadScratch scratch(floats);
+        CHECK(scratch.data() && reinterpret_cast<uintptr_t>(scratch.data()) % decodestep::kCacheLine == 0);
+        std::fill_n(scratch.data(), floats, 1.0f);
+        if (kept) CHECK(scratch.data() == kept);
+        if (floats == 5000) kept = scratch.data();
+    }
+    std::atomic<size_t> wrong{0};
+    parallel_for(200, 4, [&](size_t task) {
+        const decodestep::ThreadScratch scratch(task % 3 ? 100 : 300000);
+        std::fill_n(scratch.data(), 100, static_cast<float>(task));
+        pause_a_moment();
+        wrong += static_cast<size_t>(std::count(scratch.data(), scratch.data() + 100, static_cast<float>(task))) != 100;
+    });
+    CHECK(wrong == 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -340,6 +361,7 @@ int main(int argc, char** argv) {
     many_callers();
     workers_wait_awake_where_that_pays();
     idle_workers_sleep();
+    scratch_is_leased();
 #ifdef __linux__
     who_waits_sleeps();
 #endif
