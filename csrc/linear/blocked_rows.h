@@ -12,8 +12,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/parallel.h"
 #include "core/pieces.h"
+#include "core/thread_scratch.h"
 #include "linear/blocked_tokens.h"
 #include "linear/linear.h"
 #include "linear/row_blocks.h"
@@ -113,7 +113,8 @@ void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const 
     size_t token_tiles = 0;
     each_piece<kTokenBlock>(x.count, [&](size_t, size_t count) { token_tiles += ceil_div(count, kTileTokens); });
     const bool in_place = F == Format::f32 && padded == w.in && w.stride % sizeof(float) == 0;
-    float* const sums = thread_scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
+    const ThreadScratch scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
+    float* const sums = scratch.data();
     for (size_t n = first; n < last; n += kGroupRows) {
         const size_t rows = std::min(kGroupRows, last - n);
         const auto group = RowGroup::of<F>(w, n, rows, padded, in_place ? nullptr : sums + kSums);

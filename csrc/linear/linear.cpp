@@ -6,6 +6,7 @@
 
 #include "core/division.h"
 #include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "linear/blocked_rows.h"
 #include "linear/linear_tasks.h"
 #include "linear/row_blocks.h"
@@ -129,7 +130,8 @@ void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, cons
                          size_t last, float* y, ptrdiff_t y_stride) {
     constexpr size_t kRows = 4;
     const size_t width = round_up(last - first, kLoadValues);
-    float* sums = thread_scratch(tokens * width);
+    const ThreadScratch scratch(tokens * width);
+    float* const sums = scratch.data();
     std::memset(sums, 0, tokens * width * sizeof(float));
     const auto add = [&]<size_t R>(size_t n) DECODESTEP_INLINE_LAMBDA {
         for (size_t c = 0; c < width; c += kLoadValues) {

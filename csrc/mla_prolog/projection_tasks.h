@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "linear/linear_panels_tasks.h"
 #include "linear/linear_tasks.h"
 #include "mla_prolog/arena.h"
@@ -131,16 +131,16 @@ class ProjectionTasks {
         const ColumnWeight& w = w_->columns;
         const size_t spans = columns_->spans(w), block = task / spans, begin = columns_->blocks.begin(block);
         const size_t first = task % spans * columns_->span;
-        decodestep::multiply_columns(
-            {.x = x_.row<uint8_t>(begin),
-             .x_stride = x_.stride,
-             .tokens = columns_->blocks.size(block),
-             .w = w,
-             .first = first,
-             .last = std::min(w.out, first + columns_->span),
-             .y = sums_.data + begin * sums_.stride + first,
-             .y_stride = sums_.stride,
-             .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kCacheLine)).take<uint8_t>(0)});
+        const ThreadScratch scratch(kProductScratch / sizeof(float) + kCacheLine);
+        decodestep::multiply_columns({.x = x_.row<uint8_t>(begin),
+                                      .x_stride = x_.stride,
+                                      .tokens = columns_->blocks.size(block),
+                                      .w = w,
+                                      .first = first,
+                                      .last = std::min(w.out, first + columns_->span),
+                                      .y = sums_.data + begin * sums_.stride + first,
+                                      .y_stride = sums_.stride,
+                                      .scratch = Arena(scratch.data()).take<uint8_t>(0)});
     }
 
     const Projection* w_ = nullptr;

@@ -193,7 +193,8 @@ class PrologPlan {
     }
 
     void norm_token(size_t t) const {
-        Arena arena(thread_scratch(a_.width + a_.latent + 2 * a_.rope + 4 * kCacheLine));
+        const ThreadScratch scratch(a_.width + a_.latent + 2 * a_.rope + 4 * kCacheLine);
+        Arena arena(scratch.data());
         norm_query(t, arena.take<float>(a_.width));
         if (caches_ && a_.slots[t] >= 0) norm_latent(t, arena.take<float>(a_.latent + a_.rope), arena.take<T>(a_.rope));
     }

@@ -77,13 +77,22 @@ DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
 }
 
 #define DECODESTEP_HAS_ADD_PAIR_PRODUCTS
-// sums + multiply_pairs(a, b). One piece of assembly: GCC would make the products of many steps before it adds them,
-// and run out of registers.
+// sums + multiply_pairs(a, b).
+#ifdef __AVXVNNI__
+// The sums stay in their registers, between which GCC would copy them.
+DECODESTEP_INLINE __m256i add_pair_products(__m256i sums, __m256i a, __m256i b) {
+    sums = _mm256_dpwssd_avx_epi32(sums, a, b);
+    asm("" : "+x"(sums));
+    return sums;
+}
+#else
+// One piece of assembly: GCC would make the products of many steps before it adds them, and run out of registers.
 DECODESTEP_INLINE __m256i add_pair_products(__m256i sums, __m256i a, __m256i b) {
     __m256i products;
     asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(a), "x"(b));
     return sums;
 }
+#endif
 DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
     return {add_pair_products(sums.low, a.low, b.low), add_pair_products(sums.high, a.high, b.high)};
 }

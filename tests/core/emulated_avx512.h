@@ -38,7 +38,7 @@
 #undef _tile_zero
 #undef _tile_dpbssd
 #ifdef DECODESTEP_EMULATE_AVX512
-// The one statement with a register of 512 bits keeps a value in it, which only saves time.
+// The statements with a register of 512 bits keep a value in it, which only saves time.
 #define asm(...)
 #endif
 #undef _mm512_setr_epi32
@@ -281,6 +281,15 @@ EMULATED Vector dot_bytes(Vector sums, Vector a, Vector b) {
 }
 inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) { return dot_bytes(sums, a, b); }
 inline __m256i _mm256_dpbusd_avx_epi32(__m256i sums, __m256i a, __m256i b) { return dot_bytes(sums, a, b); }
+template <class Vector>
+EMULATED Vector dot_pairs(Vector sums, Vector a, Vector b) {
+    return each<Vector, uint32_t>([&](size_t i) {
+        const auto product = [&](size_t j) { return uint32_t(lane<int16_t>(a, j) * lane<int16_t>(b, j)); };
+        return lane<uint32_t>(sums, i) + product(2 * i) + product(2 * i + 1);
+    });
+}
+inline __m512i _mm512_dpwssd_epi32(__m512i sums, __m512i a, __m512i b) { return dot_pairs(sums, a, b); }
+inline __m256i _mm256_dpwssd_avx_epi32(__m256i sums, __m256i a, __m256i b) { return dot_pairs(sums, a, b); }
 // The second of a pair first; each step rounds once, and reads and writes subnormals as zeros.
 EMULATED __m512 _mm512_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
     return floats([&](size_t i) {

@@ -21,7 +21,8 @@ from support.project import ROOT, TESTS
 
 pytestmark = pytest.mark.slow
 
-SOURCES = [TESTS / "core" / "parallel_test.cpp", ROOT / "csrc" / "core" / "parallel.cpp"]
+CORE = ROOT / "csrc" / "core"
+SOURCES = [TESTS / "core" / "parallel_test.cpp", CORE / "parallel.cpp", CORE / "thread_scratch.cpp"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@
 #include <unistd.h>
 #endif
 
-#include "core/patience.h"
+#include "core/idle_policy.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -24,7 +24,7 @@
 
 namespace decodestep {
 
-class Signal {
+class Event {
   public:
     uint32_t load() const { return word_.load(std::memory_order_acquire); }
 
@@ -50,15 +50,15 @@ class Signal {
 
     static constexpr int kSpins = 2000;  // 50 to 100 microseconds
 
-    // Returns the value for which ready(value) is true. It sleeps after so many spins, unless `patience` decides to
+    // Returns the value for which ready(value) is true. It sleeps after so many spins, unless `idle` decides to
     // stay awake longer.
-    template <class Ready, class Awake = NoPatience>
-    uint32_t wait_until(Ready&& ready, Awake&& patience = {}, int spins_awake = kSpins) {
+    template <class Ready, class Awake = SleepsAtOnce>
+    uint32_t wait_until(Ready&& ready, Awake&& idle = {}, int spins_awake = kSpins) {
         for (int spins = 0;;) {
             const uint32_t now = load();
             if (ready(now)) return now;
             relax();
-            if (++spins < spins_awake || patience.lasts()) continue;
+            if (++spins < spins_awake || idle.stays_awake()) continue;
             // The sleeper counts itself, then reads the word again; a thread that changes the word changes it first,
             // then reads the count. Both orders are sequentially consistent, so at least one of the two sees the other.
             asleep_.fetch_add(1);

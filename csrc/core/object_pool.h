@@ -11,9 +11,9 @@
 namespace decodestep {
 
 // Keeps at most kMost objects, and no more than kMostBytes in all. A T() holds nothing. A forked child starts with an
-// empty shelf.
+// empty pool.
 template <class T, size_t kMost, size_t kMostBytes, size_t (*bytes_of)(const T&)>
-class Shelf {
+class ObjectPool {
   public:
     // One of the objects; T() if there is none.
     static T take() {

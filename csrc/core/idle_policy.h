@@ -17,10 +17,10 @@ struct SteadyTime {
 // soon stays awake for the next one, for at most kMost. Meanwhile it yields; if another thread took its core, it goes
 // to sleep: two threads that only yield to each other stay on one core, since the scheduler moves sleeping threads.
 template <class Time>
-class PatienceBy {
+class IdlePolicyBy {
   public:
     // Called by a worker that has spun for a while without finding a job: true to go on looking, false to sleep.
-    bool lasts() {
+    bool stays_awake() {
         const auto now = Time::now();
         if (!waiting_) began_ = now, waiting_ = true, gave_way_ = false;
         if (worth_ <= 0 || gave_way_ || now - began_ > kMost) return false;
@@ -30,7 +30,7 @@ class PatienceBy {
     }
 
     // Called when the worker gets a job.
-    void rewarded() {
+    void got_job() {
         if (!waiting_) return;
         waiting_ = false;
         const bool soon = !gave_way_ && Time::now() - began_ <= kMost;
@@ -49,11 +49,11 @@ class PatienceBy {
     std::chrono::nanoseconds began_{0};
 };
 
-using Patience = PatienceBy<SteadyTime>;
+using IdlePolicy = IdlePolicyBy<SteadyTime>;
 
 // For waits whose length needs no prediction.
-struct NoPatience {
-    static bool lasts() { return false; }
+struct SleepsAtOnce {
+    static bool stays_awake() { return false; }
 };
 
 }  // namespace decodestep
