@@ -85,7 +85,7 @@ class MassEstimate {
     static constexpr size_t kBlocks = 4, kHalvings = 8;
 
     const float scale_;
-    float weights_[kBlocks / 2 * kLogitsBlock];  // of every other sampled block
+    alignas(64) float weights_[kBlocks / 2 * kLogitsBlock];  // of every other sampled block
     size_t count_ = 0;
     float max_logit_ = kMinusInfinity;
     double mass_ = 0;

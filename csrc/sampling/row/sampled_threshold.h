@@ -22,7 +22,7 @@ class SampledThreshold {
         const double expected = static_cast<double>(count) / kStride;
         const double rank = expected + 2.5 * std::sqrt(expected) + 1;
         if (sampled < 8 || rank > static_cast<double>(groups) / 4) return kMinusInfinity;
-        float maxima[kFolded * kLanes];
+        alignas(64) float maxima[kFolded * kLanes];
         f32x16 best = broadcast(kMinusInfinity);
         for (size_t i = 0; i < sampled; ++i) {
             const f32x16 here = maxima_of_strip<false>((i * kStride + kStride / 2) * kStrip);
