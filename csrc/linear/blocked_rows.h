@@ -106,7 +106,7 @@ struct RowGroup {
 
 // Outputs [first, last) of the tokens, to y: rows `y_stride` floats apart.
 inline void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const BlockedTokens& x, float* y,
-                           ptrdiff_t y_stride) {
+                                  ptrdiff_t y_stride) {
     constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
     const size_t padded = x.padded(), bytes = row_bytes(w.format, w.in);
     size_t token_tiles = 0;

@@ -234,8 +234,7 @@ DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8
 
 // y -= the minima of both sub-blocks of a piece times the sums of the tokens' values there.
 template <Format F, int T, int V>
-DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, const TokenBlocks& x,
-                                       FloatSums<T, V>& y) {
+DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, const TokenBlocks& x, FloatSums<T, V>& y) {
     static_assert(traits(F).scale == ScaleType::u4);
     constexpr PanelLayout layout = panel_layout(F);
 #pragma GCC unroll 2

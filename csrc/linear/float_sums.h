@@ -6,9 +6,6 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// The vectors of sixteen outputs that a tile of few tokens multiplies at a time.
-constexpr int kTileVectors = kVectorRegisters >= 8 ? 2 : 1;
-
 // The float sums of T tokens and 16 or 32 outputs.
 template <int T, int V>
 using FloatSums = f32x16[T][V];

@@ -116,8 +116,7 @@ void multiply_rows(const Linear& a, size_t first, size_t last) {
     size_t n = first;
     if constexpr (is_dense<F>)
         if (a.tokens == 1) n = stream_rows<F>(a, first, last);
-    for (; n + kRowTileOutputs <= last; n += kRowTileOutputs)
-        all_tokens<F>(a, n);
+    for (; n + kRowTileOutputs <= last; n += kRowTileOutputs) all_tokens<F>(a, n);
     for (; n < last; ++n)
         for (size_t t = 0; t < a.tokens; ++t)
             tile<F, 1, 1>(a.w.row(n), a.w.stride, a.x + static_cast<ptrdiff_t>(t) * a.x_stride, a.x_stride, a.w.in,

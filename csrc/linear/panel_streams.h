@@ -68,8 +68,8 @@ template <Format F>
     StoredQuads<F>::store(PanelQuads<F>{piece}, to);
 }
 
-// The compiler then knows nothing of the value: it would compute the addresses of all tokens' bytes before the loop over
-// the streams, and store them, where one register and constant distances do.
+// The compiler then knows nothing of the value: it would compute the addresses of all tokens' bytes before the loop
+// over the streams, and store them, where one register and constant distances do.
 DECODESTEP_INLINE void forget(size_t& value) { asm volatile("" : "+r"(value)); }
 
 // Multiplies the tokens, in groups of T <= tokens, by `streams` panels. The last group is moved back to be a whole one;
@@ -78,27 +78,24 @@ DECODESTEP_INLINE void forget(size_t& value) { asm volatile("" : "+r"(value)); }
 template <Format F, int T>
 void stream_bytes(const PanelStreams& a, size_t streams) {
     constexpr PanelLayout layout = panel_layout(F);
-    constexpr int V = kTileVectors, kParts = kPanelOutputs / kLanes / V;  // of a panel's outputs
     constexpr size_t G = kTokenGroups<T>;
     const Activations& x = a.x;
     const size_t groups = G == 1 ? 1 : ceil_div(a.tokens, T);
     const auto first_of = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return std::min(g * T, a.tokens - T); };
-    FloatSums<T, V> y[G][kStreams][kParts], block_sums[G][kStreams][kParts];
+    FloatSums<T, 2> y[G][kStreams], block_sums[G][kStreams];
     Starts<F, T> starts[G];
     alignas(64) uint8_t stored[kSharesQuads<F, T> ? StoredQuads<F>::kBytes : 1];
     const auto each_sums = [&](auto&& body) DECODESTEP_INLINE_LAMBDA {
         for (size_t g = 0; g < groups; ++g)
-            for (size_t s = 0; s < streams; ++s)
-                for (size_t part = 0; part < kParts; ++part) body(g, s, part);
+            for (size_t s = 0; s < streams; ++s) body(g, s);
     };
-    each_sums([&](size_t g, size_t s, size_t part) DECODESTEP_INLINE_LAMBDA { clear<T, V>(y[g][s][part]); });
+    each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA { clear<T, 2>(y[g][s]); });
     size_t offset = 0;
     for (size_t b = 0; b < a.blocks; b += layout.pieces, offset += layout.block_bytes()) {
         const auto at = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return x.at(a.first + first_of(g), b); };
         for (size_t g = 0; g < groups; ++g) starts[g].compute_stretch({x.quantised, at(g), kStretch});
         if constexpr (layout.pieces > 1)
-            each_sums([&](size_t g, size_t s, size_t part)
-                          DECODESTEP_INLINE_LAMBDA { clear<T, V>(block_sums[g][s][part]); });
+            each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA { clear<T, 2>(block_sums[g][s]); });
         for (size_t i = 0; i < layout.pieces; ++i)
             for (size_t s = 0; s < streams; ++s) {
                 const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
@@ -107,12 +104,10 @@ void stream_bytes(const PanelStreams& a, size_t streams) {
                     size_t first = at(g);
                     forget(first);
                     const TokenBlocks blocks{x.quantised, first, kStretch};
-                    for (size_t part = 0; part < kParts; ++part) {
-                        if constexpr (layout.pieces == 1 && traits(F).minima)
-                            add_minima<F, T, V>(part * V, piece, x, blocks.at, y[g][s][part]);
-                        add_piece<F, T, V>(quads, part * V, piece, starts[g].with(blocks).after(i),
-                                           layout.pieces > 1 ? block_sums[g][s][part] : y[g][s][part]);
-                    }
+                    if constexpr (layout.pieces == 1 && traits(F).minima)
+                        add_minima<F, T, 2>(0, piece, x, blocks.at, y[g][s]);
+                    add_piece<F, T, 2>(quads, 0, piece, starts[g].with(blocks).after(i),
+                                       layout.pieces > 1 ? block_sums[g][s] : y[g][s]);
                 };
                 if (groups == 1) {
                     add(0, streamed_quads<F>(prefetcher, b + i, piece));
@@ -125,12 +120,12 @@ void stream_bytes(const PanelStreams& a, size_t streams) {
                 }
             }
         if constexpr (layout.pieces > 1)
-            each_sums([&](size_t g, size_t s, size_t part) DECODESTEP_INLINE_LAMBDA {
-                finish_block<F, T, V>(part * V, a.panels[s] + offset, x, at(g), block_sums[g][s][part], y[g][s][part]);
+            each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA {
+                finish_block<F, T, 2>(0, a.panels[s] + offset, x, at(g), block_sums[g][s], y[g][s]);
             });
     }
-    each_sums([&](size_t g, size_t s, size_t part) DECODESTEP_INLINE_LAMBDA {
-        store_outputs<T, V>(y[g][s][part], part * V, a.outputs + s * a.tokens + first_of(g));
+    each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA {
+        store_outputs<T, 2>(y[g][s], 0, a.outputs + s * a.tokens + first_of(g));
     });
     for (size_t s = 0; s < streams; ++s)
         add_residuals<F>({F, a.blocks, a.panels[s], nullptr, x, a.first, a.tokens, a.outputs + s * a.tokens});

@@ -10,7 +10,7 @@ namespace decodestep::DECODESTEP_BUILD {
 template <Format F, int T>
 void add_residual(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
     constexpr PanelLayout layout = panel_layout(F);
-    constexpr int V = kTileVectors;
+    constexpr int V = kVectorRegisters < 8 ? 1 : 2;  // vectors at a time
     const auto number = static_cast<size_t>(x.residual_block[first]);
     const uint8_t* block = panel + number / layout.pieces * layout.block_bytes();
     const uint8_t* piece = block + number % layout.pieces * layout.piece_bytes();
@@ -37,7 +37,8 @@ void add_residual(const uint8_t* panel, const Activations& x, size_t first, floa
     }
 }
 
-// Adds the residuals of the tokens from `at` on: of T tokens if they share a block, otherwise of fewer. Returns how many.
+// Adds the residuals of the tokens from `at` on: of T tokens if they share a block, otherwise of fewer. Returns how
+// many.
 template <Format F, int T>
 size_t add_shared_residuals(const PanelTile& a, size_t at) {
     const int32_t* block = a.x.residual_block + a.first + at;
