@@ -138,9 +138,9 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) {
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
 constexpr bool kWideSums = false;
-DECODESTEP_INLINE ByteSums starting_at(int32_t words, int16_t factor) {
-    const __m256i sums = _mm256_mullo_epi16(_mm256_set1_epi32(words), _mm256_set1_epi16(factor));
-    return {sums, sums};
+DECODESTEP_INLINE ByteSums times(ByteSums sums, int16_t factor) {
+    const __m256i factors = _mm256_set1_epi16(factor);
+    return {_mm256_mullo_epi16(sums.low, factors), _mm256_mullo_epi16(sums.high, factors)};
 }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) {
     return {_mm256_maddubs_epi16(w.low, x.v), _mm256_maddubs_epi16(w.high, x.v)};
