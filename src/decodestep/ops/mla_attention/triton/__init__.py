@@ -28,7 +28,9 @@ class Workspace:
     out: (tokens, heads, width) of `dtype`, the results of the last call.
     """
 
-    def __init__(self, tokens: int, heads: int, width: int, longest: int, device: torch.device | str, dtype: torch.dtype) -> None:
+    def __init__(
+        self, tokens: int, heads: int, width: int, longest: int, device: torch.device | str, dtype: torch.dtype
+    ) -> None:
         self.longest = longest
         self.splits = max(1, min(MOST, -(-longest // LEAST)))
         self.partial = torch.empty((tokens, self.splits, heads, width), dtype=torch.float32, device=device)
