@@ -20,8 +20,8 @@ from transformers import AutoModelForCausalLM
 import decodestep as ds
 from decodestep import cli
 from decodestep.decoding import layer_decoder
-from decodestep.families import folder as folder_sizes
-from decodestep.families import folder_rope, gguf
+from decodestep.families.common import folder as folder_sizes
+from decodestep.families.common import folder_rope, gguf
 from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.generation import model_search

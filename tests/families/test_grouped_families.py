@@ -10,7 +10,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import cli
-from decodestep.families import gguf
+from decodestep.families.common import gguf
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
 from support import family_models

@@ -14,8 +14,8 @@ import torch
 
 import decodestep as ds
 from decodestep import cli
-from decodestep.families.gguf_of_folder import ARCHITECTURES
-from decodestep.families.names import FOLDER, FOLDERS, GGUF
+from decodestep.families.common.gguf_of_folder import ARCHITECTURES
+from decodestep.families.common.names import FOLDER, FOLDERS, GGUF
 from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError

@@ -15,8 +15,8 @@ from gguf.constants import GGMLQuantizationType
 from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
-from decodestep.families import folder, folder_rope, gguf, names
-from decodestep.families.names import Part
+from decodestep.families.common import folder, folder_rope, gguf, names
+from decodestep.families.common.names import Part
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.gguf_shards import open_gguf
 from decodestep.files.model_folder import ModelFolder

@@ -12,8 +12,8 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from decodestep.families.gguf_of_folder import header_of
-from decodestep.families.names import Part
+from decodestep.families.common.gguf_of_folder import header_of
+from decodestep.families.common.names import Part
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import float32_of

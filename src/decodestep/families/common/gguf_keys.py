@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from decodestep.errors import ModelError
-from decodestep.families import names
-from decodestep.families.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
-from decodestep.families.router import checked
+from decodestep.families.common import names
+from decodestep.families.common.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from decodestep.families.common.router import checked
 from decodestep.files import metadata as md
 from decodestep.ops.expert_router.arguments import RouterRule
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from decodestep.decoding.config import Config, Experts, GroupedConfig
-from decodestep.families.config_json import Keys
-from decodestep.families.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS
+from decodestep.families.common.config_json import Keys
+from decodestep.families.common.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _QKV = ("query", "key", "value")

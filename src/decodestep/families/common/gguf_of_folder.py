@@ -13,10 +13,10 @@ import numpy as np
 from decodestep.decoding import rope
 from decodestep.decoding.config import Config, Experts, LatentConfig
 from decodestep.decoding.rope import Rope
-from decodestep.families import gguf, gguf_grouped, names
-from decodestep.families.config_json import Keys, RopeParameters
-from decodestep.families.gguf_experts import SCORES
-from decodestep.families.names import Part
+from decodestep.families.common import gguf, gguf_grouped, names
+from decodestep.families.common.config_json import Keys, RopeParameters
+from decodestep.families.common.gguf_experts import SCORES
+from decodestep.families.common.names import Part
 from decodestep.files.model_folder import ModelFolder
 
 ARCHITECTURES = {

@@ -7,10 +7,10 @@ from typing import Any
 
 from decodestep.decoding import rope
 from decodestep.decoding.config import Config, Experts, LatentConfig
-from decodestep.families import names
-from decodestep.families.config_json import Keys, RopeParameters
-from decodestep.families.folder_grouped import GROUPED, grouped_config
-from decodestep.families.limits import (
+from decodestep.families.common import names
+from decodestep.families.common.config_json import Keys, RopeParameters
+from decodestep.families.common.folder_grouped import GROUPED, grouped_config
+from decodestep.families.common.limits import (
     LEAST_FACTOR,
     MAX_CONTEXT,
     MAX_EXPERTS,

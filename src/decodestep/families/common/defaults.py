@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decodestep.families.grouped_defaults import GROUPED_DEFAULTS
+from decodestep.families.common.grouped_defaults import GROUPED_DEFAULTS
 
 _LATENT: dict[str, Any] = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 _LATENT |= {"v_head_dim": 128, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}

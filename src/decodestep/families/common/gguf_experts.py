@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from decodestep.decoding.config import Experts
-from decodestep.families import names
-from decodestep.families.gguf_keys import GgufKeys
-from decodestep.families.limits import MAX_EXPERTS, MAX_LAYERS
+from decodestep.families.common import names
+from decodestep.families.common.gguf_keys import GgufKeys
+from decodestep.families.common.limits import MAX_EXPERTS, MAX_LAYERS
 from decodestep.ops.expert_router.arguments import RouterRule
 
 SCORES = {1: "softmax", 2: "sigmoid"}  # by expert_gating_func

@@ -11,10 +11,10 @@ from decodestep.decoding import rope
 from decodestep.decoding.config import Config, LatentConfig
 from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
-from decodestep.families import gguf_grouped, names
-from decodestep.families.gguf_experts import experts_of
-from decodestep.families.gguf_keys import Described, GgufKeys
-from decodestep.families.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
+from decodestep.families.common import gguf_grouped, names
+from decodestep.families.common.gguf_experts import experts_of
+from decodestep.families.common.gguf_keys import Described, GgufKeys
+from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 
 
 def config_of(file: Described) -> Config:

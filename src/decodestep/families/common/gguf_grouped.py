@@ -11,10 +11,10 @@ import numpy as np
 from decodestep.decoding import rope
 from decodestep.decoding.config import Config, GroupedConfig
 from decodestep.decoding.rope import Rope
-from decodestep.families import names
-from decodestep.families.gguf_experts import SOFTMAX, experts_of
-from decodestep.families.gguf_keys import GgufKeys
-from decodestep.families.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
+from decodestep.families.common import names
+from decodestep.families.common.gguf_experts import SOFTMAX, experts_of
+from decodestep.families.common.gguf_keys import GgufKeys
+from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
 
 _BIASED = ("query", "key", "value", "attention_output")
 FEED_FORWARD_BIASES = ("llama", "granite")  # whose files may have biases of feed-forward blocks

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from decodestep.errors import ModelError
-from decodestep.families.defaults import DEFAULTS
-from decodestep.families.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WIDTH, MOST_FACTOR
-from decodestep.families.router import checked
+from decodestep.families.common.defaults import DEFAULTS
+from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WIDTH, MOST_FACTOR
+from decodestep.families.common.router import checked
 from decodestep.files import metadata as md
 from decodestep.files.model_folder import ModelFolder
 from decodestep.ops.expert_router.arguments import RouterRule

@@ -7,8 +7,8 @@ import numpy as np
 from decodestep.decoding import rope
 from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
-from decodestep.families.config_json import Keys, RopeParameters
-from decodestep.families.limits import LEAST_FACTOR, MOST_FACTOR
+from decodestep.families.common.config_json import Keys, RopeParameters
+from decodestep.families.common.limits import LEAST_FACTOR, MOST_FACTOR
 from decodestep.files.model_folder import ModelFolder
 
 _STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
