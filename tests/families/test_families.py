@@ -21,7 +21,7 @@ import decodestep as ds
 from decodestep import cli
 from decodestep.decoding import layer_decoder
 from decodestep.families.common import folder as folder_sizes
-from decodestep.families.common import folder_rope, gguf
+from decodestep.families.common import gguf
 from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.generation import model_search
@@ -724,7 +724,7 @@ def test_a_key_that_is_missing_has_the_value_of_transformers(tmp_path, family):
         safetensors.torch.save_file({}, path / "model.safetensors")
         file = ModelFolder(path)
         sizes = folder_sizes.config_of(file)
-        ropes = folder_rope.ropes_of(file, sizes)
+        ropes = folder_sizes.ropes_of(file, sizes)
         found.append((sizes, [(rope.inverse_frequencies.tolist(), rope.factor) for rope in ropes]))
     assert found[0] == found[1]
 

@@ -14,8 +14,8 @@ import torch
 
 import decodestep as ds
 from decodestep import cli
-from decodestep.families.common.gguf_of_folder import ARCHITECTURES
-from decodestep.families.common.names import FOLDER, FOLDERS, GGUF
+from decodestep.families.common.names import GGUF
+from decodestep.families.common.registry import MODEL_TYPES
 from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError
@@ -76,7 +76,7 @@ def test_the_file_is_the_model(folder, tmp_path, family):
     target = quantised(source, tmp_path / "model.gguf")
     before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
     assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
-    assert (after.config.architecture, after.config.name) == (ARCHITECTURES[family], before.config.name)
+    assert (after.config.architecture, after.config.name) == (MODEL_TYPES[family].written_as.architecture, before.config.name)
     assert len(after.tokenizer) == before.config.vocab_size
     for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
         assert after.tokenizer.encode(text) == before.tokenizer.encode(text)
@@ -99,10 +99,11 @@ def test_llama_cpp_has_its_logits(folder, tmp_path, family):
 @pytest.mark.parametrize("family", CASES)
 def test_names_are_those_of_the_gguf_package(family):
     """Of each part the package's name for what transformers calls it, where its tables have it."""
-    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[family])
+    written_as = MODEL_TYPES[family].written_as.architecture
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written_as)
     known = gguf.get_tensor_name_map(architecture, 2)
     found = 0
-    for part, name in FOLDERS.get(family, FOLDER).items():
+    for part, name in MODEL_TYPES[family].tensor_names.items():
         theirs = known.get_name(name.format(i=1, e=0).replace("experts.0.", "experts."), (".weight", ".bias"))
         if theirs is not None and part in GGUF:
             assert GGUF[part].format(i=1) == theirs, part
@@ -266,7 +267,7 @@ def test_the_name_of_a_pre_tokenizer_is_found(folder, tmp_path, name):
     data = json.loads((tmp_path / "tokenizer.json").read_text())
     data["model"]["ignore_merges"] = name in WHOLE_WORDS
     (tmp_path / "tokenizer.json").write_text(json.dumps(cut_as(name, data)))
-    found = tokenizer_fields(FolderTokenizer(ModelFolder(tmp_path), 300), 300, "llama", "here")["tokenizer.ggml.pre"]
+    found = tokenizer_fields(FolderTokenizer(ModelFolder(tmp_path), 300), 300, None, "here")["tokenizer.ggml.pre"]
     assert PRE_TOKENIZERS[found] == PRE_TOKENIZERS[name]
 
 
@@ -288,9 +289,9 @@ def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words
     tokenizer = FolderTokenizer(ModelFolder(source), size)
     if whole_words:
         with pytest.raises(ModelError, match="no tokenizer of the GGUF format gives texts the same ids"):
-            tokenizer_fields(tokenizer, size, "qwen2", "here")
+            tokenizer_fields(tokenizer, size, None, "here")
     else:
-        assert tokenizer_fields(tokenizer, size, "qwen2", "here")["tokenizer.ggml.pre"] == "qwen2"
+        assert tokenizer_fields(tokenizer, size, None, "here")["tokenizer.ggml.pre"] == "qwen2"
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
