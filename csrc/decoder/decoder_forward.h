@@ -28,9 +28,9 @@ struct GroupedAttention {
     LinearPanelWeight output;
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
-    bool norms_of_rows;  // the norms are of all heads of a token as one row: [heads, head_values], [kv_heads, head_values]
-    size_t window;  // the number of positions that a token attends to, its own included; 0: all up to its own
-    size_t rope;    // index of its rotation in sin and cos
+    bool norms_of_rows;  // a norm is of all heads of a token as one row: [heads or kv_heads, head_values]
+    size_t window;       // the number of positions that a token attends to, its own included; 0: all up to its own
+    size_t rope;         // index of its rotation in sin and cos
 };
 
 // The sizes of multi-head latent attention: of a head's part without rope, the rope key, the latent, a head's value.

@@ -60,8 +60,8 @@ class StageMember {
         for (size_t row = part.first; row < part.end; ++row) make(out, row);
     }
 
-    // Makes row t: rms_norm of row numbers[t] of `values`, or of row t without numbers; the row itself without gamma. Rows
-    // have `width` values.
+    // Makes row t: rms_norm of row numbers[t] of `values`, or of row t without numbers; without gamma the row itself.
+    // Rows have `width` values.
     static auto normalised(const float* values, size_t width, const float* gamma, float eps,
                            const int64_t* numbers = nullptr) {
         return [=](const Activations& out, size_t t) {

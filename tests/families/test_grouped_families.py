@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 import decodestep as ds
 from decodestep import cli
@@ -21,9 +22,9 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 # By family the sizes that the native step takes, and those for which GGUF has keys.
 NATIVE = [("qwen2", 2), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 2), ("ministral", 2), ("smollm3", 0), ("granite", 0)]
-NATIVE += [("granite", 2), ("granitemoehybrid", 0), ("gemma3_text", 0), ("gemma3_text", 2)]
+NATIVE += [("granite", 2), ("granitemoehybrid", 0), ("gemma3_text", 0), ("gemma3_text", 2), ("olmo2", 0), ("olmo2", 2)]
 IN_GGUF = [("qwen2", 0), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 0), ("mistral", 1), ("smollm3", 0), ("granite", 0)]
-IN_GGUF += [("granite", 2), ("gemma3_text", 0), ("gemma3_text", 2)]
+IN_GGUF += [("granite", 2), ("gemma3_text", 0), ("gemma3_text", 2), ("olmo2", 0), ("olmo2", 2)]
 
 
 @pytest.fixture(scope="module")
@@ -327,7 +328,21 @@ def test_a_gemma_of_62_layers_scales_its_scores_by_the_share_of_a_head(model, tm
     assert gguf.config_of(GgufFile(path)).scale == width**-0.5
 
 
-def test_form_mla_is_refused_for_norms_of_heads(model, tmp_path):
-    folder = family_models.save(model("qwen3", 2), tmp_path)
+def test_a_file_of_olmo_3_is_not_taken_for_one_of_olmo_2(model, tmp_path):
+    path = write_gguf(model("olmo2", 0), tmp_path / "model.gguf", **{"attention.sliding_window": 16})
+    with pytest.raises(ModelError, match="attention.sliding_window, which files of OLMo 3 have, is not supported"):
+        ds.load(path)
+
+
+def test_norms_of_heads_are_not_taken_for_norms_of_rows(tmp_path):
+    theirs = family_models.model_of("olmo2", 2)
+    theirs.model.layers[1].self_attn.q_norm.weight = torch.nn.Parameter(torch.ones(24))
+    with pytest.raises(ModelError, match=r"blk.1.attn_q_norm.weight has shape \(24,\), not \(96,\)"):
+        ds.load(write_gguf(theirs, tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2"])
+def test_form_mla_is_refused_for_norms_of_queries(model, tmp_path, family):
+    folder = family_models.save(model(family, 2), tmp_path)
     with pytest.raises(ModelError, match="form 'mla' is not supported"):
         ds.load(folder, form="mla")

@@ -38,6 +38,7 @@ CASES = {
     "qwen2": (2, {}),
     "qwen3": (2, {}),
     "qwen3_moe": (0, {}),
+    "olmo2": (2, {}),
     "mistral": (1, {}),
     "ministral": (1, {"rope_parameters": family_models.yarn(None, None)}),
     "smollm3": (0, {}),
@@ -212,6 +213,9 @@ REFUSED = {
         "YaRN and no mscale_all_dim",
     ),
     "scores that shrink": ("youtu", {"rope_parameters": family_models.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
+    "biases of an olmo": ("olmo2", {"attention_bias": True}, "does not load a file of olmo2 with biases of attention"),
+    "wide heads of an olmo": ("olmo2", {"head_dim": 32}, "does not load a file of olmo2 with 4 heads of 32"),
+    "a tied olmo": ("olmo2", {"tie_word_embeddings": True}, "olmo2 with an embedding that is the logits matrix"),
     "long-rope of a qwen3": (
         "qwen3",
         {"head_dim": 8, "rope_parameters": family_models.longrope(32)},

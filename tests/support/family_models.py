@@ -106,6 +106,11 @@ GROUPED: dict[str, list[dict[str, Any]]] = {
         },
         {**_FOUR, **_MOE, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
     ],
+    "olmo2": [
+        {**_FOUR, "hidden_size": 64, "intermediate_size": 96},
+        {**_FOUR, "head_dim": 10, "attention_bias": True, "tie_word_embeddings": True, "rope_parameters": yarn(None, None)},
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "hidden_size": 96, "intermediate_size": 64},
+    ],
     "mistral": [
         {**_FOUR, "head_dim": 16, "sliding_window": None},
         {**_FOUR, "head_dim": 20, "sliding_window": 33},
@@ -186,6 +191,7 @@ CLASSES = {
     "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
+    "olmo2": "Olmo2",
     "mistral": "Mistral",
     "ministral": "Ministral",
     "smollm3": "SmolLM3",
@@ -193,6 +199,8 @@ CLASSES = {
     "granitemoehybrid": "GraniteMoeHybrid",
     "gemma3_text": "Gemma3",
 }
+SAME_CLASSES = {"kimi_k2": "deepseek_v3"}  # of transformers
+FILES_ALONE = ("plm",)  # the names of GGUF files of families that it lacks
 _FOLDERS = {"gemma3_text": "gemma3"}
 SIZES: dict[str, list[dict[str, Any]]] = {
     "deepseek_v2": [

@@ -23,11 +23,12 @@ _PARTS = {
     **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
 _NORMS = {"post_attention_layernorm": "ffn_norm"}
-_GEMMA_NORMS = {
+_POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_WITH_POST_NORMS = ("gemma3", "olmo2")
 
 
 def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | None = None, **changes: Any) -> Path:
@@ -56,7 +57,7 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | No
 def _layer_parts(config: Any, architecture: str, layer: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     parts = {}
-    for part, name in (_PARTS | (_GEMMA_NORMS if architecture == "gemma3" else _NORMS)).items():
+    for part, name in (_PARTS | (_POST_NORMS if architecture in _WITH_POST_NORMS else _NORMS)).items():
         for suffix in ("weight", "bias"):
             value = layer.get(f"{part}.{suffix}")
             if value is None:

@@ -27,9 +27,9 @@ def attend(
 ) -> np.ndarray:
     """The attention output of every token, (T, N * D); writes its keys and values.
 
-    h: float32 (T, He), what the block reads. cache: the layer's part of `LatentPages`: values, and rotated keys with the halves of all
-    heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope: sin and cos, float32
-    (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
+    h: float32 (T, He), what the block reads. cache: the layer's part of `LatentPages`: values, and rotated keys with the halves
+    of all heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope: sin and cos,
+    float32 (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
     """
     kv, kr = cache
     _, sequence, positions, page_table, *_ = batch

@@ -1,7 +1,7 @@
 """DeepSeek V2 and V3 and the models of their layers: latent attention, a mixture of experts with a shared one.
 
-V2 selects experts by softmax, in groups or not; V3 by sigmoid and a bias. A file has the true widths of heads under names of their
-own, and keys and values as one latent group; an older one has the plain names.
+V2 selects experts by softmax, in groups or not; V3 by sigmoid and a bias. A file has the true widths of heads under names of
+their own, and keys and values as one latent group; an older one has the plain names.
 """
 
 from __future__ import annotations

@@ -45,9 +45,7 @@ FAMILY = Family(
             attention=LatentKeys(),
             defaults=_DEFAULTS,
             aliases={"num_local_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
-            experts=ExpertKeys(
-                _sparse, deepseek2.v3_rule, count="n_routed_experts", shared="n_shared_experts", corrected=True
-            ),
+            experts=ExpertKeys(_sparse, deepseek2.v3_rule, count="n_routed_experts", shared="n_shared_experts", corrected=True),
             next_token_layers=True,
             pre_tokenizer="glm4",
         ),

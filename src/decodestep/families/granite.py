@@ -67,9 +67,7 @@ _GGUF = GgufForm(
     rope_divisors=True,
     written=_written,
 )
-_ATTENTION = GroupedKeys(
-    optional_biases=ATTENTION_PRODUCTS, scale=lambda keys: keys.number("attention_multiplier", **FACTOR)
-)
+_ATTENTION = GroupedKeys(optional_biases=ATTENTION_PRODUCTS, scale=lambda keys: keys.number("attention_multiplier", **FACTOR))
 FAMILY = Family(
     types=(
         ModelType(

@@ -1,7 +1,7 @@
 """Converts checkpoints to a decoder's weights.
 
-Decoders rotate pairs of adjacent columns. If the columns of a pair are half a head apart (`Config.rope_half_split`), the rows of
-the weights are reordered.
+Decoders rotate pairs of adjacent columns. If the columns of a pair are half a head apart (`Config.rope_half_split`), the rows
+of the weights are reordered.
 """
 
 from __future__ import annotations

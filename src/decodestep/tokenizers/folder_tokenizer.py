@@ -36,7 +36,7 @@ class FolderTokenizer(Tokenizer):
     gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
     An added token that the model has no row for is left out, as Gemma 3 1B's for images: its characters are ordinary text.
 
-    Without tokenizer.json, tiktoken.model is read. tiktoken_rules: the names of the rules by which it cuts texts, by model_type.
+    Without tokenizer.json, tiktoken.model is read. tiktoken_rules: the names of its rules for cutting texts, by model_type.
     Raises ModelError for files that are missing, corrupt or do not fit together.
     """
 

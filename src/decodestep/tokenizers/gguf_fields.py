@@ -33,8 +33,8 @@ _BOUNDS = ("lstrip", "rstrip", "single_word")
 
 
 def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, usual: str | None, where: str) -> dict[str, Any]:
-    """tokenizer.ggml's keys. vocab_size: the model's, up to which ids without a token get one. usual: the name that the family's
-    files have, of several that cut texts alike; None: any.
+    """tokenizer.ggml's keys. vocab_size: the model's, up to which ids without a token get one. usual: the name that the
+    family's files have, of several that cut texts alike; None: any.
 
     Raises ModelError for a tokenizer that GGUF has no form for, and for one that would give a text other ids.
     """

@@ -31,8 +31,9 @@ def engine_of(folder: ModelFolder, vocab_size: int, rules: Mapping[str, str]) ->
     Raises ModelError for a file that is corrupt or of another model_type.
     """
     path, kind = folder.tiktoken, folder.config.get("model_type")
-    if kind not in rules:
-        raise ModelError(f"{path}: of model_type {kind!r} only tokenizer.json is supported; tiktoken.model is of {tuple(rules)}")
+    if not isinstance(kind, str) or kind not in rules:
+        known = f"tiktoken.model is of {tuple(rules)}"
+        raise ModelError(f"{path}: of model_type {kind!r} only tokenizer.json is supported; {known}")
     tokens = _tokens(str(path), read_text(path))
     if len(tokens) > vocab_size:
         raise ModelError(f"{path}: {len(tokens)} tokens, but the model has {vocab_size}")

@@ -59,12 +59,12 @@ class GgufForm:
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
     rotation_flag: the key that says whether positions are rotated; None: they are.
-    yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp does
-        not read that key.
+    yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
+        does not read that key.
 
     Of what is written:
-    feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of the
-        attention's output. rope_divisors: whether it reads the tensor that divides the rotation's frequencies.
+    feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of
+        the attention's output. rope_divisors: whether it reads the tensor that divides the rotation's frequencies.
     written: further keys. refused: what else llama.cpp refuses, by the model and the rotation's tensors, or None.
     scaled_scores: by which of the rotation's keys llama.cpp scales scores as transformers does not, or None.
     """
@@ -142,8 +142,9 @@ class ModelType:
 
     @property
     def tensor_names(self) -> dict[str, str]:
-        """The tensor names of its parts."""
-        return names.FOLDER | names.of_layers(self.tensors)
+        """The tensor names of its parts; one that its family gives to another part is no longer that of the usual one."""
+        own = names.of_layers(self.tensors)
+        return {part: name for part, name in names.FOLDER.items() if name not in own.values()} | own
 
 
 @dataclass(frozen=True)

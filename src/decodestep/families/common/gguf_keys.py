@@ -15,7 +15,6 @@ from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEA
 from decodestep.files import metadata as md
 
 
-
 class Described(Protocol):
     """The part of a GGUF file, or of one that is not written yet, that describes the model."""
 

@@ -16,9 +16,7 @@ from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 
 
-def first_rope(
-    keys: GgufKeys, form: GgufForm, config: Config, vector: Callable[[str, int], np.ndarray]
-) -> Rope:
+def first_rope(keys: GgufKeys, form: GgufForm, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
     """The rotation of all layers without one of their own. vector: reads a tensor of the file by its name and length."""
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
     if form.rotation_flag is not None and not keys.flag(form.rotation_flag, True):

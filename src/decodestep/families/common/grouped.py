@@ -68,9 +68,9 @@ def _slides(keys: GgufKeys, layers: int, period: int) -> tuple[bool, ...]:
 class GroupedFile:
     """In a GGUF file.
 
-    windows: the window of every layer, as in `GroupedConfig`. ropes: the index of its rotation, by the windows and the number of
-    layers; None: one for all. second_rope: rotation 1, for heads of a width. scale: of the scores, by the fields that all models
-    have and the width of a head; None: the usual one. long_rope: whether llama.cpp reads the tensors of long-rope.
+    windows: the window of every layer, as in `GroupedConfig`. ropes: the index of its rotation, by the windows and the number
+    of layers; None: one for all. second_rope: rotation 1, for heads of a width. scale: of the scores, by the fields that all
+    models have and the width of a head; None: the usual one. long_rope: whether llama.cpp reads the tensors of long-rope.
     """
 
     windows: Callable[[GgufKeys, int], tuple[int, ...]] = same_file_windows
