@@ -15,7 +15,7 @@ from decodestep.families.common.names import FOLDER
 from decodestep.families.common.registry import FAMILIES, FORMS, MODEL_TYPES
 from decodestep.files.model_folder import ModelFolder
 from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from support import family_models
+from support.family_cases import CASES, FILES_ALONE, SAME_CLASSES
 from support.project import ROOT
 from test_families import NEEDED
 
@@ -91,10 +91,9 @@ def test_descriptions_cannot_be_changed():
 
 def test_every_family_has_cases():
     """Those of a type of the same class count for it; files of a family that transformers lacks are tested by themselves."""
-    cased = set(family_models.SIZES) | set(family_models.SAME_CLASSES)
-    assert set(MODEL_TYPES) == cased
+    assert set(MODEL_TYPES) == {*CASES, *SAME_CLASSES}
     written = {each.written_as.architecture for each in MODEL_TYPES.values()}
-    assert set(FORMS) - written == set(family_models.FILES_ALONE)
+    assert set(FORMS) - written == set(FILES_ALONE)
 
 
 def test_the_package_has_the_families_of_the_documentation():
