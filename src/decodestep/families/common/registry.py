@@ -5,15 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-import decodestep.families
+from decodestep import families
 from decodestep.errors import ModelError
 from decodestep.families.common.description import Family, GgufForm, ModelType
 from decodestep.files.model_folder import ModelFolder
 
-_PACKAGE = decodestep.families
 FAMILIES: dict[str, Family] = {
-    found.name: import_module(f"{_PACKAGE.__name__}.{found.name}").FAMILY
-    for found in iter_modules(_PACKAGE.__path__)
+    found.name: import_module(f"{families.__name__}.{found.name}").FAMILY
+    for found in iter_modules(families.__path__)
     if not found.ispkg
 }
 FORMS: dict[str, GgufForm] = {family.gguf.architecture: family.gguf for family in FAMILIES.values() if family.gguf}
