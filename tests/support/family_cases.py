@@ -14,7 +14,7 @@ class Cases:
 
     class_name, place: of transformers' class and its folder, if that has another name than the model_type.
     sizes: what is not as in `family_models.SMALL`. native: those that the native step takes. in_gguf: those that GGUF has keys
-    for. written: one that is written as a GGUF file, with changes. read_alike: whether llama.cpp computes the same from that file.
+    for. written: one that is written as a GGUF file, with changes. read_alike: whether llama.cpp computes the same from it.
     """
 
     class_name: str
