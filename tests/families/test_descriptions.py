@@ -74,7 +74,7 @@ def test_the_defaults_are_all_that_is_read(name, tmp_path):
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_model_type_names_what_there_is(name):
     each = MODEL_TYPES[name]
-    assert each.written_as is FORMS[each.written_as.architecture]
+    assert each.written_as is FORMS[each.written_as.architecture] and each.written_as.layers == each.layers
     assert set(each.tensors) <= {*FOLDER, "gate_up", "attention_post_norm", "ffn_post_norm"}
     assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
     assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS

@@ -139,10 +139,11 @@ def routed_scale(keys: Keys) -> float:
 
 GGUF = GgufForm(
     "deepseek2",
-    LatentFile(_widths, split=True),
+    LatentFile(_widths),
     experts=file_experts(_gating),
     check=_check_file,
     yarn_multiplier=0.1,
+    split_up_projections=True,
     written=_written,
     refused=lambda config, vectors: "long-rope" if vectors else None,
     scaled_scores=_scaled_scores,

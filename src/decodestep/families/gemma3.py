@@ -88,13 +88,13 @@ _GGUF = GgufForm(
     GroupedFile(
         windows=patterned_file_windows(_PERIOD),
         ropes=lambda windows, layers: tuple(int(window > 0) for window in windows),
-        second_rope=sliding_rope,
         scale=_file_scale,
     ),
     _LAYERS,
     rope_half_split=True,
     more=lambda keys, common: {"embedding_scale": float(np.sqrt(np.float32(common["hidden"])))},
     check=_check_file,
+    second_rope=sliding_rope,
     output_bias=False,
     written=_written,
 )

@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from decodestep.decoding import rope
 from decodestep.decoding.config import BlockNorms, Config, Experts, QueryKeyNorm
+from decodestep.decoding.rope import Rope
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.gguf_keys import GgufKeys
@@ -22,6 +24,10 @@ def nothing(*_: Any) -> Fields:
 
 def no_objection(*_: Any) -> None:
     return None
+
+
+def unrotated(keys: GgufKeys, width: int) -> Rope:
+    return rope.none(width)
 
 
 class FileAttention(Protocol):
@@ -58,13 +64,15 @@ class GgufForm:
     experts: the mixture of experts of a file; None: files with experts are refused.
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
-    rotation_flag: the key that says whether positions are rotated; None: they are.
+    rotation_flag: the key that says whether positions are rotated; None: they are. second_rope: rotation 1 of `GroupedConfig`,
+        for heads of a width.
     yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
         does not read that key.
 
     Of what is written:
     feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of
         the attention's output. rope_divisors: whether it reads the tensor that divides the rotation's frequencies.
+    split_up_projections: whether those of latent keys and values are two tensors.
     written: further keys. refused: what else llama.cpp refuses, by the model and the rotation's tensors, or None.
     scaled_scores: by which of the rotation's keys llama.cpp scales scores as transformers does not, or None.
     """
@@ -77,10 +85,12 @@ class GgufForm:
     more: Callable[[GgufKeys, Fields], Fields] = nothing
     check: Callable[[GgufKeys, Fields], None] = no_objection
     rotation_flag: str | None = None
+    second_rope: Callable[[GgufKeys, int], Rope] = unrotated
     yarn_multiplier: float | None = None
     feed_forward_biases: bool = False
     output_bias: bool = True
     rope_divisors: bool = False
+    split_up_projections: bool = False
     written: Callable[[Config], Fields] = nothing
     refused: Callable[[Config, Mapping[str, np.ndarray]], str | None] = no_objection
     scaled_scores: Callable[[Fields], str | None] = no_objection

@@ -12,7 +12,6 @@ from decodestep.errors import ModelError
 from decodestep.families.common import names
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.gguf_rope import first_rope
-from decodestep.families.common.grouped import GroupedFile
 from decodestep.families.common.registry import FORMS
 
 
@@ -52,7 +51,4 @@ def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.nd
     name and length."""
     keys, form = GgufKeys(file, config.architecture), FORMS[config.architecture]
     first = first_rope(keys, form, config, vector)
-    if not any(config.grouped.ropes):
-        return (first,)
-    assert isinstance(form.attention, GroupedFile)
-    return first, form.attention.second_rope(keys, config.head_dim)
+    return (first, form.second_rope(keys, config.head_dim)) if any(config.grouped.ropes) else (first,)

@@ -18,7 +18,6 @@ from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Fields, GgufForm, ModelType
 from decodestep.families.common.experts import written_experts
 from decodestep.families.common.folder import keys_of
-from decodestep.families.common.latent import LatentFile
 from decodestep.families.common.names import Part
 from decodestep.files.model_folder import ModelFolder
 
@@ -83,7 +82,7 @@ def _parts(form: GgufForm, keys: Keys, config: Config) -> list[tuple[int, Part]]
 
     def has(name: str) -> bool:
         """Of the two forms that a part may have."""
-        return "attn_kv_b" in name and not (isinstance(form.attention, LatentFile) and form.attention.split)
+        return "attn_kv_b" in name and not form.split_up_projections
 
     try:
         parts = list(names.parts_of(config, names.GGUF, has))

@@ -21,10 +21,6 @@ QKV = ("query", "key", "value")
 ATTENTION_PRODUCTS = (*QKV, "attention_output")
 
 
-def unrotated(keys: GgufKeys, width: int) -> Rope:
-    return rope.none(width)
-
-
 def sliding_rope(keys: GgufKeys, width: int) -> Rope:
     """The rotation of layers with windows, where it has a base of its own and no scaling."""
     factor = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
@@ -69,13 +65,12 @@ class GroupedFile:
     """In a GGUF file.
 
     windows: the window of every layer, as in `GroupedConfig`. ropes: the index of its rotation, by the windows and the number
-    of layers; None: one for all. second_rope: rotation 1, for heads of a width. scale: of the scores, by the fields that all
-    models have and the width of a head; None: the usual one. long_rope: whether llama.cpp reads the tensors of long-rope.
+    of layers; None: one for all. scale: of the scores, by the fields that all models have and the width of a head; None: the
+    usual one. long_rope: whether llama.cpp reads the tensors of long-rope.
     """
 
     windows: Callable[[GgufKeys, int], tuple[int, ...]] = same_file_windows
     ropes: Callable[[tuple[int, ...], int], tuple[int, ...]] | None = None
-    second_rope: Callable[[GgufKeys, int], Rope] = unrotated
     scale: Callable[[GgufKeys, Fields, int], float | None] | None = None
     long_rope: bool = False
 

@@ -19,12 +19,11 @@ class LatentFile:
     """In a GGUF file.
 
     widths: of a head of keys and of one of values, by the fields that all models have. compressed: whether queries may have a
-    latent. split: whether the up-projections of keys and of values are written as two tensors.
+    latent.
     """
 
     widths: Callable[[GgufKeys, Fields], tuple[int, int]]
     compressed: bool = True
-    split: bool = False
 
     def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
         (head, value), rotated = self.widths(keys, common), keys.size("rope.dimension_count")
