@@ -84,8 +84,8 @@ class DecoderReader {
 
     DecoderLayer layer(Keywords given) {
         DecoderLayer w{};
-        w.attention_norm = keep(given.array<Vector>("attention_norm"), d_.hidden);
-        w.ffn_norm = keep(given.array<Vector>("ffn_norm"), d_.hidden);
+        w.attention_norm = vector(given, "attention_norm", d_.hidden);
+        w.ffn_norm = vector(given, "ffn_norm", d_.hidden);
         w.attention_post_norm = vector(given, "attention_post_norm", d_.hidden);
         w.ffn_post_norm = vector(given, "ffn_post_norm", d_.hidden);
         if (d_.latent.is_given())
@@ -107,6 +107,7 @@ class DecoderReader {
     GroupedAttention grouped(Keywords given) {
         const size_t queries = d_.heads * d_.head_dim, keys = d_.kv_heads * d_.head_dim;
         const auto apart = given.array<std::optional<PanelArgument>>("keys");
+        const bool rows = given.number<bool>("norms_of_rows");
         const GroupedAttention w{.query = panels(given, "query", d_.hidden, queries),
                                  .values_keys = panels(given, "values_keys", d_.hidden, apart ? keys : 2 * keys),
                                  .keys = apart ? panels(*apart, d_.hidden, keys) : LinearPanelWeight{},
@@ -114,8 +115,9 @@ class DecoderReader {
                                  .query_bias = vector(given, "query_bias", queries),
                                  .values_keys_bias = vector(given, "values_keys_bias", 2 * keys),
                                  .output_bias = vector(given, "output_bias", d_.hidden),
-                                 .query_norm = vector(given, "query_norm", d_.head_values),
-                                 .key_norm = vector(given, "key_norm", d_.head_values),
+                                 .query_norm = vector(given, "query_norm", d_.head_values * (rows ? d_.heads : 1)),
+                                 .key_norm = vector(given, "key_norm", d_.head_values * (rows ? d_.kv_heads : 1)),
+                                 .norms_of_rows = rows,
                                  .window = given.number<size_t>("window"),
                                  .rope = given.number<size_t>("rope")};
         given.require_all_read();

@@ -27,8 +27,9 @@ struct GroupedAttention {
     LinearPanelWeight output;
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
-    size_t window;  // the number of positions that a token attends to, its own included; 0: all up to its own
-    size_t rope;    // index of its rotation in sin and cos
+    bool norms_of_rows;  // a norm is of all heads of a token as one row: [heads or kv_heads, head_values]
+    size_t window;       // the number of positions that a token attends to, its own included; 0: all up to its own
+    size_t rope;         // index of its rotation in sin and cos
 };
 
 // The sizes of multi-head latent attention: of a head's part without rope, the rope key, the latent, a head's value.
@@ -65,7 +66,7 @@ struct Mixture {
 };
 
 struct DecoderLayer {
-    const float *attention_norm, *ffn_norm;            // [hidden]
+    const float *attention_norm, *ffn_norm;            // [hidden], of a block's input; null if there is none
     const float *attention_post_norm, *ffn_post_norm;  // [hidden], of a block's output; null if there is none
     GroupedAttention grouped;                          // unless the decoder has LatentSizes
     LatentAttention latent;                            // if it has
@@ -92,11 +93,11 @@ struct Decoder {
 //     h = rms_norm(x, attention_norm);  x += residual_scale * attention(h) W_output
 //     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts);
 //     a block without W_gate has max(h W_up, 0)^2 in place of swiglu, one with `gelu` GELU in place of its SiLU
-//     with a post norm, what is added is normalised before residual_scale
+//     a block without a norm before it reads x; with a post norm, what is added is normalised before residual_scale
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
 //   q, v, k = h W_query, h W_values_keys (or v = h W_values_keys, k = h W_keys), and their biases
-//   every head of q and of k normalised, where there are norms
+//   every head of q and of k normalised, or q and k as one row each, where there are norms
 //   q and k rotated by the position;  k and v rounded to the cache's type, q to bfloat16 where that is the cache's
 //   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
 //   last `window` of them;  output_bias is added to its product with W_output

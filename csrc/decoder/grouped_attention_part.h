@@ -23,23 +23,17 @@ class GroupedAttentionPart : public GroupedPartials {
         project_to_cache(x, 2, w_.keys, w_.values_keys.out);
     }
 
-    // Normalises the share's heads of queries and keys; then rotates and stores them, which `project`
-    // does if there are no norms.
+    // Normalises the share's queries and keys, every head or all heads of a token as one row; then rotates and stores
+    // them, which `project` does if there are no norms.
     void norm_heads() const {
-        const size_t heads = decoder_.heads + decoder_.kv_heads, width = decoder_.head_dim;
-        share_.each(step_.tokens * heads, [&](size_t row) {
-            const size_t t = row / heads, head = row % heads;
-            const bool is_key = head >= decoder_.heads;
-            float* y =
-                is_key ? key_before_norm(t, (head - decoder_.heads) * width) : query_before_norm(t, head * width);
-            norm_head(y, is_key ? w_.key_norm : w_.query_norm);
-            for (size_t i = 0; i < width; i += kLanes) {
-                rotate(t, i, y + i);
-                if (is_key)
-                    Cache::store_key(step_.keys + page_of(t, head - decoder_.heads), row_of(t), i, load(y + i));
-                else
-                    Cache::store_query(query_at(t, head * width + i), load(y + i));
-            }
+        const size_t queries = decoder_.heads, keys = decoder_.kv_heads;
+        const size_t rows = w_.norms_of_rows ? 2 : queries + keys;  // of a token
+        share_.each(step_.tokens * rows, [&](size_t number) {
+            const size_t t = number / rows, row = number % rows;
+            if (w_.norms_of_rows) return norm_row(t, row == 1, {0, row == 1 ? keys : queries});
+            const bool is_key = row >= queries;
+            const size_t head = is_key ? row - queries : row;
+            norm_row(t, is_key, {head, head + 1});
         });
     }
 
@@ -80,9 +74,26 @@ class GroupedAttentionPart : public GroupedPartials {
     }
     size_t row_of(size_t t) const { return step_.positions[t] % kPagePositions; }
 
-    // Divides a head by its root mean square, without the zero padding at its end.
-    void norm_head(float* y, const float* gamma) const {
-        const f32x16 rms = broadcast(root_mean_square(y, decoder_.head_values, decoder_.eps));
+    // Normalises some heads of a token's queries or keys as one row, then rotates and stores them.
+    void norm_row(size_t t, bool is_key, Range heads) const {
+        const size_t width = decoder_.head_dim, values = decoder_.head_values, count = heads.end - heads.first;
+        float* y = is_key ? key_before_norm(t, heads.first * width) : query_before_norm(t, heads.first * width);
+        const float* gamma = is_key ? w_.key_norm : w_.query_norm;
+        const f32x16 rms = broadcast(root_mean_square(y, count * width, decoder_.eps, count * values));
+        for (size_t head = heads.first; head < heads.end; ++head, y += width, gamma += values) {
+            norm_head(y, rms, gamma);
+            for (size_t i = 0; i < width; i += kLanes) {
+                rotate(t, i, y + i);
+                if (is_key)
+                    Cache::store_key(step_.keys + page_of(t, head), row_of(t), i, load(y + i));
+                else
+                    Cache::store_query(query_at(t, head * width + i), load(y + i));
+            }
+        }
+    }
+
+    // Divides a head by the root mean square of its row, without the zero padding at its end.
+    void norm_head(float* y, f32x16 rms, const float* gamma) const {
         for (size_t i = 0; i < decoder_.head_values; i += kLanes) {
             const size_t count = std::min<size_t>(kLanes, decoder_.head_values - i);
             store_partial(y + i, normed(load_partial(y + i, count), rms, load_partial(gamma + i, count)), count);

@@ -61,11 +61,13 @@ class StageMember {
         for (size_t row = part.first; row < part.end; ++row) make(out, row);
     }
 
-    // Makes row t: rms_norm of row numbers[t] of `values`, or of row t without numbers. Rows have `width` values.
+    // Makes row t: rms_norm of row numbers[t] of `values`, or of row t without numbers; without gamma the row itself.
+    // Rows have `width` values.
     static auto normalised(const float* values, size_t width, const float* gamma, float eps,
                            const int64_t* numbers = nullptr) {
         return [=](const Activations& out, size_t t) {
             const float* x = values + (numbers ? static_cast<size_t>(numbers[t]) : t) * width;
+            if (!gamma) return store_row(out, t, x, width);
             const f32x16 rms = broadcast(root_mean_square(x, width, eps));
             store_blocks(out, t, [&](size_t b) -> Block {
                 const size_t k = b * kBlockInputs;

@@ -7,23 +7,22 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 import decodestep as ds
 from decodestep import cli
-from decodestep.families import gguf
+from decodestep.families.common import gguf
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
-from support import family_models
+from support import family_cases, family_models
+from support.family_cases import CASES
 from support.grouped_gguf_files import write_gguf
 from support.tolerances import LLAMA_CPP, LOGITS
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
-# By family the sizes that the native step takes, and those for which GGUF has keys.
-NATIVE = [("qwen2", 2), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 2), ("ministral", 2), ("smollm3", 0), ("granite", 0)]
-NATIVE += [("granite", 2), ("granitemoehybrid", 0), ("gemma3_text", 0), ("gemma3_text", 2)]
-IN_GGUF = [("qwen2", 0), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 0), ("mistral", 1), ("smollm3", 0), ("granite", 0)]
-IN_GGUF += [("granite", 2), ("gemma3_text", 0), ("gemma3_text", 2)]
+NATIVE = [(family, size) for family, cases in CASES.items() for size in cases.native]
+IN_GGUF = family_models.in_gguf(latent=False)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +103,7 @@ def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, ke
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_the_attention_factor_of_a_file_is_that_of_transformers(ids, tmp_path, factor):
     """Where llama.cpp's converter writes it; llama.cpp does not read it for these architectures."""
-    theirs = family_models.model_of("llama", 0, rope_parameters=family_models.yarn(None, None, attention_factor=factor))
+    theirs = family_models.model_of("llama", 0, rope_parameters=family_cases.yarn(None, None, attention_factor=factor))
     scaling = {"type": "yarn", "factor": 8.0, "original_context_length": 64, "yarn_attn_factor": factor}
     path = write_gguf(theirs, tmp_path / "a.gguf", **{f"rope.scaling.{name}": value for name, value in scaling.items()})
     assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(theirs, ids)) < LOGITS
@@ -265,7 +264,7 @@ REFUSED = {
         {
             "rope_parameters": {
                 "full_attention": {"rope_type": "default"},
-                "sliding_attention": family_models.longrope(64, short_factor=[1.0] * 16, long_factor=[2.0] * 16),
+                "sliding_attention": family_cases.longrope(64, short_factor=[1.0] * 16, long_factor=[2.0] * 16),
             }
         },
         "rope_type 'longrope' of sliding_attention is not supported",
@@ -327,7 +326,21 @@ def test_a_gemma_of_62_layers_scales_its_scores_by_the_share_of_a_head(model, tm
     assert gguf.config_of(GgufFile(path)).scale == width**-0.5
 
 
-def test_form_mla_is_refused_for_norms_of_heads(model, tmp_path):
-    folder = family_models.save(model("qwen3", 2), tmp_path)
+def test_a_file_of_olmo_3_is_not_taken_for_one_of_olmo_2(model, tmp_path):
+    path = write_gguf(model("olmo2", 0), tmp_path / "model.gguf", **{"attention.sliding_window": 16})
+    with pytest.raises(ModelError, match="attention.sliding_window, which files of OLMo 3 have, is not supported"):
+        ds.load(path)
+
+
+def test_norms_of_heads_are_not_taken_for_norms_of_rows(tmp_path):
+    theirs = family_models.model_of("olmo2", 2)
+    theirs.model.layers[1].self_attn.q_norm.weight = torch.nn.Parameter(torch.ones(24))
+    with pytest.raises(ModelError, match=r"blk.1.attn_q_norm.weight has shape \(24,\), not \(96,\)"):
+        ds.load(write_gguf(theirs, tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2"])
+def test_form_mla_is_refused_for_norms_of_queries(model, tmp_path, family):
+    folder = family_models.save(model(family, 2), tmp_path)
     with pytest.raises(ModelError, match="form 'mla' is not supported"):
         ds.load(folder, form="mla")

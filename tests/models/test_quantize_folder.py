@@ -14,51 +14,34 @@ import torch
 
 import decodestep as ds
 from decodestep import cli
-from decodestep.families.gguf_of_folder import ARCHITECTURES
-from decodestep.families.names import FOLDER, FOLDERS, GGUF
+from decodestep.families.common.names import GGUF
+from decodestep.families.common.registry import MODEL_TYPES
 from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields
 from decodestep.tokenizers.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
-from support import family_models
+from support import family_cases, family_models
+from support.family_cases import CASES
 from support.tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
 pytestmark = pytest.mark.slow
 
 
 def linear(factor):
-    return {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": factor}}
+    return {"rope_parameters": family_cases.linear(factor)}
 
 
-# Of every family a size that GGUF has keys for: size, and changes to it.
-CASES = {
-    "llama": (1, {}),
-    "qwen2": (2, {}),
-    "qwen3": (2, {}),
-    "qwen3_moe": (0, {}),
-    "mistral": (1, {}),
-    "ministral": (1, {"rope_parameters": family_models.yarn(None, None)}),
-    "smollm3": (0, {}),
-    "granite": (2, linear(2.0)),
-    "granitemoehybrid": (1, {}),
-    "gemma3_text": (0, {}),
-    "deepseek_v2": (1, {}),
-    "deepseek_v3": (0, {}),
-    "glm4_moe_lite": (0, {}),
-    "youtu": (0, {"rope_interleave": False}),
-    "minicpm3": (0, {"dim_model_base": 256, "v_head_dim": 16, "rope_parameters": family_models.longrope(100)}),
-}
 # llama.cpp does not read Mistral's window; see docs/models.md for the others.
-IN_LLAMA_CPP = [family for family in CASES if family not in ("mistral", "ministral", "deepseek_v2", "minicpm3")]
+IN_LLAMA_CPP = [family for family, cases in CASES.items() if cases.read_alike]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     @cache
     def made(family):
-        size, changes = CASES[family]
+        size, changes = CASES[family].written
         model = family_models.model_of(family, size, **changes)
         return family_models.save(model, tmp_path_factory.mktemp(family))
 
@@ -76,7 +59,7 @@ def test_the_file_is_the_model(folder, tmp_path, family):
     target = quantised(source, tmp_path / "model.gguf")
     before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
     assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
-    assert (after.config.architecture, after.config.name) == (ARCHITECTURES[family], before.config.name)
+    assert (after.config.architecture, after.config.name) == (MODEL_TYPES[family].written_as.architecture, before.config.name)
     assert len(after.tokenizer) == before.config.vocab_size
     for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
         assert after.tokenizer.encode(text) == before.tokenizer.encode(text)
@@ -99,10 +82,11 @@ def test_llama_cpp_has_its_logits(folder, tmp_path, family):
 @pytest.mark.parametrize("family", CASES)
 def test_names_are_those_of_the_gguf_package(family):
     """Of each part the package's name for what transformers calls it, where its tables have it."""
-    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[family])
+    written_as = MODEL_TYPES[family].written_as.architecture
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written_as)
     known = gguf.get_tensor_name_map(architecture, 2)
     found = 0
-    for part, name in FOLDERS.get(family, FOLDER).items():
+    for part, name in MODEL_TYPES[family].tensor_names.items():
         theirs = known.get_name(name.format(i=1, e=0).replace("experts.0.", "experts."), (".weight", ".bias"))
         if theirs is not None and part in GGUF:
             assert GGUF[part].format(i=1) == theirs, part
@@ -143,12 +127,12 @@ EXPRESSED = {
     "Granite 4 that is rotated": ("granitemoehybrid", {}),
     "biases of a llama": ("llama", {"mlp_bias": True, "attention_bias": True, "hidden_size": 64, "intermediate_size": 96}),
     "biases of a granite": ("granite", {"mlp_bias": True, "attention_bias": True}),
-    "mscale of a llama": ("llama", {"rope_parameters": family_models.yarn(1.0, 1.0)}),
-    "two of them": ("qwen3", {"rope_parameters": family_models.yarn(1.0, 0.7)}),
-    "attention_factor": ("granite", {"rope_parameters": family_models.yarn(None, None, attention_factor=2.0)}),
+    "mscale of a llama": ("llama", {"rope_parameters": family_cases.yarn(1.0, 1.0)}),
+    "two of them": ("qwen3", {"rope_parameters": family_cases.yarn(1.0, 0.7)}),
+    "attention_factor": ("granite", {"rope_parameters": family_cases.yarn(None, None, attention_factor=2.0)}),
     # llama.cpp goes by the size of its context: of more tokens than these, as the text is.
-    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": family_models.longrope(32)}),
-    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": family_models.longrope(32, attention_factor=1.3)}),
+    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": family_cases.longrope(32)}),
+    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": family_cases.longrope(32, attention_factor=1.3)}),
 }
 
 
@@ -164,7 +148,7 @@ def test_what_llama_cpp_reads_from_one_form_alone(tmp_path, family, changes):
 
 def test_long_rope_whose_factors_are_the_same_for_all_texts(tmp_path):
     """It has one rotation, so that texts of all lengths share their pages, and a file can say it."""
-    rotation = family_models.longrope(32)
+    rotation = family_cases.longrope(32)
     rotation["long_factor"] = rotation["short_factor"]
     folder = family_models.save(family_models.model_of("llama", 0, head_dim=8, rope_parameters=rotation), tmp_path / "in")
     before, after = (ds.load(path, dtype="float32") for path in (folder, quantised(folder, tmp_path / "out.gguf")))
@@ -190,14 +174,14 @@ REFUSED = {
     "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),
     "heads that are all rotated": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
     "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
-    "yarn": ("youtu", {"rope_parameters": family_models.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "yarn": ("youtu", {"rope_parameters": family_cases.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
     "a bias that llama.cpp lacks": ("qwen3", {"attention_bias": True}, "does not load a file of qwen3 with a bias of"),
     "wide heads": ("qwen2", {"head_dim": 32}, "does not load a file of qwen2 with 4 heads of 32"),
     "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
     "no experts": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "does not load a file of qwen3moe with dense layers alone"),
     "long-rope": (
         "youtu",
-        {"rope_parameters": family_models.longrope(100)},
+        {"rope_parameters": family_cases.longrope(100)},
         "does not load a file of deepseek2 with long-rope",
     ),
     "scores that grow with a linear stretch": (
@@ -207,23 +191,26 @@ REFUSED = {
     ),
     "scores that grow with the sine": (
         "youtu",
-        {"rope_parameters": family_models.yarn(None, None)},
+        {"rope_parameters": family_cases.yarn(None, None)},
         "YaRN and no mscale_all_dim",
     ),
-    "scores that shrink": ("youtu", {"rope_parameters": family_models.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
+    "scores that shrink": ("youtu", {"rope_parameters": family_cases.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
+    "biases of an olmo": ("olmo2", {"attention_bias": True}, "does not load a file of olmo2 with biases of attention"),
+    "wide heads of an olmo": ("olmo2", {"head_dim": 32}, "does not load a file of olmo2 with 4 heads of 32"),
+    "a tied olmo": ("olmo2", {"tie_word_embeddings": True}, "olmo2 with an embedding that is the logits matrix"),
     "long-rope of a qwen3": (
         "qwen3",
-        {"head_dim": 8, "rope_parameters": family_models.longrope(32)},
+        {"head_dim": 8, "rope_parameters": family_cases.longrope(32)},
         "rope scaling 'longrope' is not supported",
     ),
     "divided frequencies of a qwen3": (
         "qwen3",
-        {"rope_parameters": family_models.SIZES["llama"][1]["rope_parameters"]},
+        {"rope_parameters": CASES["llama"].sizes[1]["rope_parameters"]},
         "cannot say its rotation",
     ),
     "yarn of a gemma": (
         "gemma3_text",
-        {"rope_parameters": {"full_attention": family_models.yarn(None, None, attention_factor=2.0)}},
+        {"rope_parameters": {"full_attention": family_cases.yarn(None, None, attention_factor=2.0)}},
         "cannot say its rotation",
     ),
 }
@@ -231,7 +218,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_a_file_cannot_say_is_refused_by_name(tmp_path, capsys, family, changes, message):
-    size, more = CASES[family]
+    size, more = CASES[family].written
     model = family_models.model_of(family, size, **{**more, **changes})
     folder = family_models.save(model, tmp_path / "in")
     assert cli.main(["quantize", str(folder), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
@@ -266,7 +253,7 @@ def test_the_name_of_a_pre_tokenizer_is_found(folder, tmp_path, name):
     data = json.loads((tmp_path / "tokenizer.json").read_text())
     data["model"]["ignore_merges"] = name in WHOLE_WORDS
     (tmp_path / "tokenizer.json").write_text(json.dumps(cut_as(name, data)))
-    found = tokenizer_fields(FolderTokenizer(ModelFolder(tmp_path), 300), 300, "llama", "here")["tokenizer.ggml.pre"]
+    found = tokenizer_fields(FolderTokenizer(ModelFolder(tmp_path), 300), 300, None, "here")["tokenizer.ggml.pre"]
     assert PRE_TOKENIZERS[found] == PRE_TOKENIZERS[name]
 
 
@@ -288,9 +275,9 @@ def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words
     tokenizer = FolderTokenizer(ModelFolder(source), size)
     if whole_words:
         with pytest.raises(ModelError, match="no tokenizer of the GGUF format gives texts the same ids"):
-            tokenizer_fields(tokenizer, size, "qwen2", "here")
+            tokenizer_fields(tokenizer, size, None, "here")
     else:
-        assert tokenizer_fields(tokenizer, size, "qwen2", "here")["tokenizer.ggml.pre"] == "qwen2"
+        assert tokenizer_fields(tokenizer, size, None, "here")["tokenizer.ggml.pre"] == "qwen2"
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])

@@ -17,6 +17,13 @@ CASES = {
     "biases": ({}, {"biases": True}),
     "norms of heads": ({"head_dim": 48, "heads": 3, "kv_heads": 1}, {"head_norms": True, "biases": True}),
     "norms after blocks": ({}, {"post_norms": True, "gelu": True}),
+    "norms of rows": ({"heads": 6, "kv_heads": 2, "head_dim": 48}, {"head_norms": True, "row_norms": True, "biases": True}),
+    "norms of rows of padded heads": (
+        {"head_dim": 32, "heads": 5, "kv_heads": 5},
+        {"head_values": 20, "head_norms": True, "row_norms": True},
+    ),
+    "norms after blocks alone": ({}, {"post_norms": True, "pre_norms": False}),
+    "no norms of blocks": ({}, {"pre_norms": False}),
     "padded heads": ({"head_dim": 32, "heads": 5, "kv_heads": 5}, {"head_values": 20, "head_norms": True}),
     "windows of 1 and 7": ({}, {"windows": (1, 7)}),
     "windows of 16 and 300": ({"heads": 6, "kv_heads": 1, "head_dim": 16}, {"windows": (16, 300)}),
@@ -45,7 +52,7 @@ def made(name, format_, rng, **changes):
         return made
 
     def attention(a, number):
-        has_biases, has_norms = more.get("biases", False), more.get("head_norms", False)
+        has_biases, has_norms, of_rows = (more.get(option, False) for option in ("biases", "head_norms", "row_norms"))
         values_keys, keys_apart = matrix_of_heads(a.values_keys, values, sizes.head_dim, format_), None
         if more.get("keys"):
             both = values_keys.rows().values().T
@@ -62,8 +69,9 @@ def made(name, format_, rng, **changes):
             query_bias=vector(queries, has_biases, 1),
             values_keys_bias=vector(keys, has_biases, 1),
             output_bias=vector(sizes.hidden, has_biases),
-            query_norm=norm(values, rng) if has_norms else None,
-            key_norm=norm(values, rng) if has_norms else None,
+            query_norm=norm(values * (sizes.heads if of_rows else 1), rng) if has_norms else None,
+            key_norm=norm(values * (sizes.kv_heads if of_rows else 1), rng) if has_norms else None,
+            norms_of_rows=of_rows,
             window=more.get("windows", (0, 0))[number],
             rope=more.get("ropes", (0, 0))[number],
         )
@@ -73,6 +81,8 @@ def made(name, format_, rng, **changes):
         replace(
             layer,
             attention=attention(layer.attention, number),
+            attention_norm=layer.attention_norm if more.get("pre_norms", True) else None,
+            ffn_norm=layer.ffn_norm if more.get("pre_norms", True) else None,
             attention_post_norm=after,
             ffn_post_norm=after,
             feed_forward=replace(layer.feed_forward, gelu=more.get("gelu", False)),
@@ -118,7 +128,7 @@ def forward(call, which):
 
 @pytest.mark.parametrize("name", CASES)
 def test_blocks_batches_and_threads_change_no_bit(name, rng):
-    odd = name in ("norms of heads", "padded heads")  # whose output has inputs that blocks of 32 do not fill
+    odd = "padded" in name or name == "norms of heads"  # whose output has inputs that blocks of 32 do not fill
     w, length = made(name, Format.BF16 if odd else Format.Q8_0, rng), 600 if "300" in name else 40
     call = call_of(w, [length], rng)
     with ds.use_threads(1):
@@ -168,6 +178,11 @@ def test_a_window_that_nothing_is_beyond_changes_no_bit(rng):
 REFUSED = {
     "a bias of another length": ({"query_bias": np.zeros(3, np.float32)}, r"query_bias must be float32 of shape 128"),
     "one norm of two": ({"query_norm": np.ones(32, np.float32)}, "key_norm must be given where query_norm is"),
+    "a norm of every head for rows": (
+        {"query_norm": np.ones(32, np.float32), "key_norm": np.ones(32, np.float32), "norms_of_rows": True},
+        "query_norm must be float32 of shape 128",
+    ),
+    "a flag that is none": ({"norms_of_rows": 1}, "norms_of_rows must be True or False; got 1"),
     "a negative window": ({"window": -1}, r"window must be an integer in \[0, 2\^24\)"),
 }
 

@@ -5,75 +5,50 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 
+from decodestep.families.common.registry import MODEL_TYPES
 from support.family_models import VOCABULARY
 from support.gguf_model_file import ModelFile
 
-ARCHITECTURES = {"mistral": "llama", "ministral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
 # Those whose rows of queries and keys the converter permutes, so that a pair lies side by side.
 _PERMUTED = ("llama", "smollm3", "granite")
-_PARTS = {
-    "input_layernorm": "attn_norm",
-    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate": "ffn_gate_inp",
-    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
-}
-_NORMS = {"post_attention_layernorm": "ffn_norm"}
-_GEMMA_NORMS = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 
 
 def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | None = None, **changes: Any) -> Path:
     """kind: of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the
     file shall say so. changes: of the metadata; None leaves a key out."""
     config, state = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
-    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
-    gemma = architecture == "gemma3"
+    architecture = MODEL_TYPES[config.model_type].written_as.architecture
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     file = ModelFile(path, architecture, _keys(config, architecture) | changes, kind, alignment)
-
-    def add(name: str, value: np.ndarray, *, exact: bool = False) -> None:
-        file.add(name, value + 1 if gemma and name.endswith("norm.weight") else value, exact=exact)
-
-    add("token_embd.weight", state["model.embed_tokens.weight"])
-    add("output_norm.weight", state["model.norm.weight"])
-    if not config.tie_word_embeddings:
-        add("output.weight", state["lm_head.weight"])
-    for i in range(config.num_hidden_layers):
-        theirs = f"model.layers.{i}."
-        layer = {name.removeprefix(theirs): value for name, value in state.items() if name.startswith(theirs)}
-        for name, value in (_layer_parts(config, architecture, layer) | _expert_parts(layer)).items():
-            add(f"blk.{i}.{name}", value, exact=name == "ffn_gate_inp.weight")
+    for their_name, value in state.items():
+        if their_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if ".experts." in their_name:
+            for name, part in _expert_parts(their_name, value).items():
+                file.add(name, part)
+            continue
+        name = names.get_name(their_name, (".weight", ".bias"))
+        part = name.split(".")[-2]
+        if part in heads and architecture in _PERMUTED:
+            value = value.reshape(heads[part], 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            value = value + 1
+        file.add(name, value, exact=part == "ffn_gate_inp")
     return file.write()
 
 
-def _layer_parts(config: Any, architecture: str, layer: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    parts = {}
-    for part, name in (_PARTS | (_GEMMA_NORMS if architecture == "gemma3" else _NORMS)).items():
-        for suffix in ("weight", "bias"):
-            value = layer.get(f"{part}.{suffix}")
-            if value is None:
-                continue
-            if name in heads and architecture in _PERMUTED:
-                value = value.reshape(heads[name], 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-            parts[f"{name}.{suffix}"] = value
-    return parts
-
-
-def _expert_parts(layer: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The experts of a layer that has some."""
-    if "mlp.experts.gate_up_proj" not in layer:
-        return {}
-    gate, up = np.split(layer["mlp.experts.gate_up_proj"], 2, axis=1)
-    down = layer["mlp.experts.down_proj"]
-    return {f"ffn_{name}_exps.weight": value for name, value in (("gate", gate), ("up", up), ("down", down))}
+def _expert_parts(their_name: str, value: np.ndarray) -> dict[str, np.ndarray]:
+    """gate_up_proj or down_proj of all experts of a layer."""
+    layer = their_name.split(".")[2]
+    if their_name.endswith("down_proj"):
+        return {f"blk.{layer}.ffn_down_exps.weight": value}
+    gate, up = np.split(value, 2, axis=1)
+    return {f"blk.{layer}.ffn_{name}_exps.weight": half for name, half in (("gate", gate), ("up", up))}
 
 
 def _keys(config: Any, architecture: str) -> dict[str, Any]:

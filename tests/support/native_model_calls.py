@@ -117,12 +117,14 @@ def decoder(s: Source) -> Arguments:
 
     def grouped() -> Arguments:
         queries, keys = heads * width, groups * width
-        norms = s.one_of([None, None], [s.array(values), s.array(values)])
+        rows = s.one_of(False, True)
+        sizes_of_norms = (values * heads, values * groups) if rows else (values, values)
+        norms = s.one_of([None, None], [s.array(size) for size in sizes_of_norms])
         apart = s.one_of(False, True)
         return {"query": panels_of(s, hidden, queries), "values_keys": panels_of(s, hidden, keys if apart else 2 * keys),
                 "keys": panels_of(s, hidden, keys) if apart else None, "output": panels_of(s, heads * values, hidden),
                 "query_bias": vector(queries), "values_keys_bias": vector(2 * keys), "output_bias": vector(hidden),
-                "query_norm": norms[0], "key_norm": norms[1], "window": s.one_of(0, 1, 5, 20),
+                "query_norm": norms[0], "key_norm": norms[1], "norms_of_rows": rows, "window": s.one_of(0, 1, 5, 20),
                 "rope": s.one_of(0, 0, 1)}  # fmt: skip
 
     def by_latents() -> Arguments:
@@ -146,7 +148,7 @@ def decoder(s: Source) -> Arguments:
     def layer() -> Arguments:
         mixed = s.one_of(False, True)
         block = {"mixture": mixture()} if mixed else {"mixture": None, "feed_forward": feed_forward(s, hidden, inner)}
-        return {"attention_norm": s.array(hidden), "ffn_norm": s.array(hidden), "attention_post_norm": vector(hidden),
+        return {"attention_norm": vector(hidden), "ffn_norm": vector(hidden), "attention_post_norm": vector(hidden),
                 "ffn_post_norm": None if mixed else vector(hidden),
                 "attention": (by_latents if sizes else grouped)(), **block}  # fmt: skip
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 import decodestep as ds
 from decodestep._base.byte_alphabet import BYTE_OF
+from decodestep.families.common.registry import TIKTOKEN_RULES
 from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
@@ -35,7 +36,7 @@ def write(path, lines=LINES, kind="kimi_k2", named=NAMED):
 def tokenizer(path):
     folder = ModelFolder.__new__(ModelFolder)  # without weights
     folder.path, folder.config = path, json.loads((path / "config.json").read_text())
-    return FolderTokenizer(folder, VOCABULARY)
+    return FolderTokenizer(folder, VOCABULARY, tiktoken_rules=TIKTOKEN_RULES)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from decodestep.ops.expert_router.arguments import RouterRule
+
+BlockNorms = Literal["before", "after", "both"]
+QueryKeyNorm = Literal["head", "row"]
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,14 @@ class GroupedConfig:
     """Options of grouped-query attention.
 
     scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
-    "attention_output". head_norms: whether every head of queries and keys is normalised before it is rotated. windows: for
-    every layer the number of positions that a token attends to, its own included, 0 for all; (): no windows. ropes: for every
-    layer the index of its rotation; (): one for all.
+    "attention_output". query_key_norm: what is normalised before it is rotated: every head of queries and keys, or all heads of
+    a token as one row; None: nothing. windows: for every layer the number of positions that a token attends to, its own
+    included, 0 for all; (): no windows. ropes: for every layer the index of its rotation; (): one for all.
     """
 
     scale: float | None = None
     biases: tuple[str, ...] = ()
-    head_norms: bool = False
+    query_key_norm: QueryKeyNorm | None = None
     windows: tuple[int, ...] = ()
     ropes: tuple[int, ...] = ()
 
@@ -71,13 +75,14 @@ class Experts:
 class Config:
     """Sizes and constants of a model.
 
-    hidden: He, the width of the hidden state. heads: query heads. kv_heads: key/value heads, each shared by heads / kv_heads
-    query heads. head_dim: the width of a head. context: the largest number of tokens of a sequence, prompt included.
+    architecture: its name in the checkpoint. hidden: He, the width of the hidden state. heads: query heads. kv_heads: key/value
+    heads, each shared by heads / kv_heads query heads. head_dim: the width of a head. context: the largest number of tokens of
+    a sequence, prompt included.
     latent_attention: None for grouped-query attention. experts: None if all layers are dense.
     grouped: the options of grouped-query attention.
     activation: of a dense feed-forward block: "swiglu", "gelu_gated" (tanh form) or "relu_squared", which has no gate. biases:
-    whether its products have biases. post_norms: whether the outputs of attention and feed-forward blocks are normalised.
-    norm_shift: added to the checkpoint's norm weights.
+    whether its products have biases. block_norms: whether what attention and feed-forward blocks read is normalised, or what
+    they add to the residual stream, or both. norm_shift: added to the checkpoint's norm weights.
     rope_half_split: whether the two columns of a rotated pair are half a head apart; otherwise they are adjacent.
     embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
     state is divided by. tied: whether the embedding is the logits weight. skipped_layers: multi-token-prediction layers left
@@ -86,6 +91,7 @@ class Config:
     (`models.latent_form`).
     """
 
+    architecture: str
     name: str
     vocab_size: int
     hidden: int
@@ -96,13 +102,12 @@ class Config:
     feed_forward: int
     context: int
     norm_eps: float
-    architecture: str = "llama"
     latent_attention: LatentConfig | None = None
     grouped: GroupedConfig = GroupedConfig()
     experts: Experts | None = None
     activation: str = "swiglu"
     biases: bool = False
-    post_norms: bool = False
+    block_norms: BlockNorms = "before"
     norm_shift: float = 0.0
     rope_half_split: bool = False
     embedding_scale: float = 1.0
@@ -129,7 +134,8 @@ class Config:
     def has_latent_form(self) -> bool:
         """Whether grouped-query attention can be converted to latent attention: it is only products and one rotation."""
         options = self.grouped
-        return not (options.biases or options.head_norms or any(options.windows) or any(options.ropes) or self.post_norms)
+        plain = self.block_norms == "before" and options.query_key_norm is None
+        return plain and not (options.biases or any(options.windows) or any(options.ropes))
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]

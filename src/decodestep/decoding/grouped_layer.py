@@ -27,18 +27,19 @@ def attend(
 ) -> np.ndarray:
     """The attention output of every token, (T, N * D); writes its keys and values.
 
-    h: float32 (T, He), normalised. cache: the layer's part of `LatentPages`: values, and rotated keys with the halves of all
-    heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope: sin and cos, float32
-    (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
+    h: float32 (T, He), what the block reads. cache: the layer's part of `LatentPages`: values, and rotated keys with the halves
+    of all heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope: sin and cos,
+    float32 (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
     """
     kv, kr = cache
     _, sequence, positions, page_table, *_ = batch
     tokens, groups, width = len(h), config.kv_heads, config.head_dim
-    queries = with_bias(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
+    queries = with_bias(linear(h, weights.query), weights.query_bias)
     both = np.concatenate([linear(h, part) for part in (weights.values_keys, weights.keys) if part is not None], axis=1)
     values, keys = np.split(with_bias(both, weights.values_keys_bias), 2, axis=1)
-    queries = _rotate(_normalise(queries, weights.query_norm, config.norm_eps), *rope)
-    keys = _rotate(_normalise(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), *rope)
+    queries = _normalise(queries, weights.query_norm, config.norm_eps).reshape(tokens, config.heads, width)
+    keys = _normalise(keys, weights.key_norm, config.norm_eps).reshape(tokens, groups, width)
+    queries, keys = _rotate(queries, *rope), _rotate(keys, *rope)
     kv.reshape(-1, kv.shape[-1])[slots] = values
     kr.reshape(-1, kr.shape[-1])[slots] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
     cut = positions >= window if window else np.zeros(tokens, bool)
@@ -90,7 +91,8 @@ def _rotate(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=2)
 
 
-def _normalise(heads: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
+def _normalise(rows: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
+    """Every row, or every head of one, as the width of the norm says."""
     if norm is None:
-        return heads
-    return rms_norm(np.ascontiguousarray(heads).reshape(-1, heads.shape[-1]), norm, eps=eps).reshape(heads.shape)
+        return rows
+    return rms_norm(np.ascontiguousarray(rows).reshape(-1, len(norm)), norm, eps=eps).reshape(rows.shape)

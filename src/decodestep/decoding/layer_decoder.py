@@ -53,7 +53,7 @@ class LayerDecoder(Decoder):
         slots = batch.page_table[batch.sequence, batch.positions // PAGE] * PAGE + batch.positions % PAGE
         x = _scale(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
         for i, layer in enumerate(self.weights.layers):
-            h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
+            h = self._normalise(x, layer.attention_norm)
             weights, cache, rope = layer.attention, (pages.kv[i], pages.kr[i]), ropes[config.grouped.rope_index(i)]
             if isinstance(weights, GroupedWeights):
                 attended = grouped_layer.attend(h, weights, config, cache, batch, slots, rope, window=config.grouped.window(i))
@@ -61,12 +61,12 @@ class LayerDecoder(Decoder):
                 attended = latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale)
             added = with_bias(linear(attended, weights.output), weights.output_bias)
             x += _scale(self._normalise(added, layer.attention_post_norm), config.residual_scale)
-            h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
+            h = self._normalise(x, layer.ffn_norm)
             x += _scale(self._normalise(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.residual_scale)
         return x
 
-    def _normalise(self, added: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
-        return added if norm is None else rms_norm(added, norm, eps=self.config.norm_eps)
+    def _normalise(self, rows: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
+        return rows if norm is None else rms_norm(rows, norm, eps=self.config.norm_eps)
 
     def _feed_forward(self, h: np.ndarray, weights: FeedForward | ExpertWeights) -> np.ndarray:
         if isinstance(weights, FeedForward):

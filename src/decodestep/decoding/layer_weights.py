@@ -28,6 +28,7 @@ class GroupedWeights:
     output_bias: np.ndarray | None
     query_norm: np.ndarray | None
     key_norm: np.ndarray | None
+    norms_of_rows: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +62,9 @@ class ExpertWeights:
 class Layer:
     """A layer: `LayerWeights`."""
 
-    attention_norm: np.ndarray
+    attention_norm: np.ndarray | None
     attention: GroupedWeights | LatentWeights
-    ffn_norm: np.ndarray
+    ffn_norm: np.ndarray | None
     feed_forward: FeedForward | ExpertWeights
     attention_post_norm: np.ndarray | None
     ffn_post_norm: np.ndarray | None

@@ -1,1 +1,1 @@
-"""Families: a model's sizes and the parts of its layers, from a checkpoint's keys and tensor names."""
+"""Families: a file for each, with all that is known of its checkpoints; `common` reads checkpoints by them."""

@@ -15,8 +15,9 @@ from gguf.constants import GGMLQuantizationType
 from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
-from decodestep.families import folder, folder_rope, gguf, names
-from decodestep.families.names import Part
+from decodestep.families.common import folder, gguf, names
+from decodestep.families.common.names import Part
+from decodestep.families.common.registry import TIKTOKEN_RULES, model_type_of
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.gguf_shards import open_gguf
 from decodestep.files.model_folder import ModelFolder
@@ -49,7 +50,7 @@ class Stored(NamedTuple):
 class Checkpoint:
     """A file or folder, its sizes and its tensors.
 
-    Methods name a tensor by its part, a key of `architectures.names`' tables, and its layer i; -1 for a part of no layer.
+    Methods name a tensor by its part, a key of `families.common.names`' tables, and its layer i; -1 for a part of no layer.
     Call `check` first: afterwards every tensor has the expected shape and a supported type.
     Raises ModelError for an architecture or sizes that are not supported or contradict each other.
     """
@@ -58,20 +59,21 @@ class Checkpoint:
         self.file, self.path = file, file.path
         self.config: Config = gguf.config_of(file) if isinstance(file, GgufFile) else folder.config_of(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
-        of_folder = names.FOLDERS.get(self.config.architecture, names.FOLDER)
-        self._table = names.GGUF if isinstance(file, GgufFile) else of_folder
+        self._table = names.GGUF if isinstance(file, GgufFile) else model_type_of(file).tensor_names
         self._parts: dict[tuple[str, int], list[Part]] = {}
 
     def tokenizer(self) -> Tokenizer:
         file = self.file
-        return GgufTokenizer(file.metadata) if isinstance(file, GgufFile) else FolderTokenizer(file, self.config.vocab_size)
+        if isinstance(file, GgufFile):
+            return GgufTokenizer(file.metadata)
+        return FolderTokenizer(file, self.config.vocab_size, tiktoken_rules=TIKTOKEN_RULES)
 
     def ropes(self) -> tuple[Rope, ...]:
         """The rotations; `GroupedConfig.ropes` says which a layer has."""
         file = self.file
         if isinstance(file, GgufFile):
             return gguf.ropes_of(file, self.config, lambda name, length: float32_of(self._tensor_of_shape(name, (length,))))
-        return folder_rope.ropes_of(file, self.config)
+        return folder.ropes_of(file, self.config)
 
     def check(self) -> None:
         """Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported type."""

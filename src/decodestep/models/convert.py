@@ -1,7 +1,7 @@
 """Converts checkpoints to a decoder's weights.
 
-Decoders rotate pairs of adjacent columns, as GGUF's llama and deepseek2 have them. If the columns of a pair are half a head
-apart, as in transformers' llama and minicpm3, the rows of the weights are reordered.
+Decoders rotate pairs of adjacent columns. If the columns of a pair are half a head apart (`Config.rope_half_split`), the rows
+of the weights are reordered.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ Attention = Callable[[_LayerParts], GroupedWeights | LatentWeights]
 
 def _layer(layer: _LayerParts, attention: Attention) -> Layer:
     return Layer(
-        attention_norm=layer.vector("attention_norm"),
+        attention_norm=layer.optional_vector("attention_norm"),
         attention=attention(layer),
-        ffn_norm=layer.vector("ffn_norm"),
+        ffn_norm=layer.optional_vector("ffn_norm"),
         feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer),
         attention_post_norm=layer.optional_vector("attention_post_norm"),
         ffn_post_norm=layer.optional_vector("ffn_post_norm"),
@@ -120,9 +120,6 @@ def _layer(layer: _LayerParts, attention: Attention) -> Layer:
 
 def _grouped_weights(layer: _LayerParts, head_dim: int) -> GroupedWeights:
     options = layer.config.grouped
-    query_norm, key_norm = (
-        _paired_vector(layer, f"{part}_head_norm", 1) if options.head_norms else None for part in ("query", "key")
-    )
     values, keys = (_head_weights(layer, part, head_dim) for part in ("value", "key"))
     apart = values.weight.format != keys.weight.format
     return GroupedWeights(
@@ -135,9 +132,16 @@ def _grouped_weights(layer: _LayerParts, head_dim: int) -> GroupedWeights:
         if {"key", "value"} & set(options.biases)
         else None,
         output_bias=layer.optional_vector("attention_output_bias"),
-        query_norm=query_norm,
-        key_norm=key_norm,
+        query_norm=_norm(layer, "query"),
+        key_norm=_norm(layer, "key"),
+        norms_of_rows=options.query_key_norm == "row",
     )
+
+
+def _norm(layer: _LayerParts, part: str) -> np.ndarray | None:
+    """Of queries or keys: of every head, or of all heads as one row."""
+    kind, name = layer.config.grouped.query_key_norm, {"query": "queries_norm", "key": "keys_norm"}[part]
+    return None if kind is None else _paired_vector(layer, name, 1 if kind == "head" else _head_count(layer.config, part))
 
 
 def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:

@@ -11,8 +11,9 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from decodestep.families.gguf_of_folder import header_of
-from decodestep.families.names import Part
+from decodestep.families.common.gguf_header import header_of
+from decodestep.families.common.names import Part
+from decodestep.families.common.registry import model_type_of
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import float32_of
@@ -80,7 +81,8 @@ def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
     assert isinstance(tokenizer, FolderTokenizer)
     config, path = checkpoint.config, checkpoint.path
     header = header_of(folder, config, checkpoint.ropes())
-    fields = header.metadata | tokenizer_fields(tokenizer, config.vocab_size, config.architecture, str(path))
+    usual = model_type_of(folder).pre_tokenizer
+    fields = header.metadata | tokenizer_fields(tokenizer, config.vocab_size, usual, str(path))
     templates = [{"name": name, "template": text} for name, text in folder.chat_templates().items() if isinstance(text, str)]
 
     def copy_fields(writer: GGUFWriter) -> None:

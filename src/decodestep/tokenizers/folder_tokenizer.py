@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import AddedToken
@@ -35,11 +36,13 @@ class FolderTokenizer(Tokenizer):
     gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
     An added token that the model has no row for is left out, as Gemma 3 1B's for images: its characters are ordinary text.
 
-    Without tokenizer.json, tiktoken.model is read.
+    Without tokenizer.json, tiktoken.model is read. tiktoken_rules: the names of its rules for cutting texts, by model_type.
     Raises ModelError for files that are missing, corrupt or do not fit together.
     """
 
-    def __init__(self, folder: ModelFolder, vocab_size: int) -> None:
+    def __init__(
+        self, folder: ModelFolder, vocab_size: int, *, tiktoken_rules: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         text, settings = folder.tokenizer(), folder.tokenizer_config
         where = f"{folder.path}/tokenizer.json" if text is not None else str(folder.tiktoken)
         data = {} if text is None else parse_object(where, text)
@@ -47,7 +50,7 @@ class FolderTokenizer(Tokenizer):
             text = json.dumps(data)
         if _growth(data.get("normalizer")) > _MAX_GROWTH:  # before the engine normalises its own tokens
             raise ModelError(f"{where}: its normalizer may make a text more than {_MAX_GROWTH} times as long")
-        engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
+        engine = tiktoken_file.engine_of(folder, vocab_size, tiktoken_rules) if text is None else _engine(where, text)
         roles = _roles(settings)
         _add_tokens(engine, settings, vocab_size)
         _make_special(engine, roles.values(), _more_special(settings))

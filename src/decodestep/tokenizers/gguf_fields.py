@@ -30,18 +30,11 @@ _TEXTS = (
 _RANDOM_TEXTS = 100
 # Flags of an added token that takes the spaces around it, or is found as a whole word alone.
 _BOUNDS = ("lstrip", "rstrip", "single_word")
-# The name that a family's files have, of several that cut alike.
-_USUAL = {
-    "glm4_moe_lite": "glm4",
-    "granite": "refact",
-    "granitemoehybrid": "dbrx",
-    "smollm3": "llama-bpe",
-    "gemma3_text": "default",
-}
 
 
-def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, where: str) -> dict[str, Any]:
-    """tokenizer.ggml's keys. vocab_size: the model's, up to which ids without a token get one. kind: model_type.
+def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, usual: str | None, where: str) -> dict[str, Any]:
+    """tokenizer.ggml's keys. vocab_size: the model's, up to which ids without a token get one. usual: the name that the
+    family's files have, of several that cut texts alike; None: any.
 
     Raises ModelError for a tokenizer that GGUF has no form for, and for one that would give a text other ids.
     """
@@ -75,7 +68,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     else:
         whole_words = bool(model.get("ignore_merges"))
         fields["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
-        names = _pre_tokenizers(tokenizer, kind, whole_words, "NFC" in str(definition.get("normalizer")))
+        names = _pre_tokenizers(tokenizer, usual, whole_words, "NFC" in str(definition.get("normalizer")))
     texts = [*_TEXTS, *_random_texts(tokens)]
     for name in names:
         named = fields | {"tokenizer.ggml.pre": name}
@@ -128,7 +121,7 @@ def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
     return [-float(order.get(token, len(order))) for token in tokens]
 
 
-def _pre_tokenizers(tokenizer: FolderTokenizer, kind: str, whole_words: bool, composed: bool) -> list[str]:
+def _pre_tokenizers(tokenizer: FolderTokenizer, usual: str | None, whole_words: bool, composed: bool) -> list[str]:
     """The names whose patterns cut the texts as the tokenizer does, the likeliest first."""
     theirs = [tokenizer.pieces(text) for text in _TEXTS]
     names = []
@@ -136,7 +129,7 @@ def _pre_tokenizers(tokenizer: FolderTokenizer, kind: str, whole_words: bool, co
         cut = byte_level_engine({}, [], name, whole_words=False).pre_tokenizer
         if (name in COMPOSED) == composed and [[p for p, _ in cut.pre_tokenize_str(text)] for text in _TEXTS] == theirs:
             names.append(name)
-    return sorted(names, key=lambda name: (name != _USUAL.get(kind), (name in WHOLE_WORDS) != whole_words))
+    return sorted(names, key=lambda name: (name != usual, (name in WHOLE_WORDS) != whole_words))
 
 
 def _random_texts(tokens: list[str]) -> Iterator[str]:

@@ -21,17 +21,19 @@ from decodestep.files.model_folder import ModelFolder
 from decodestep.tokenizers.engine import byte_level_engine, merges_of
 from decodestep.tokenizers.vocabulary import ids_of
 
-_FAMILIES = ("kimi_k2", "deepseek_v3")  # Moonlight is of the latter
-_PATTERNS = "kimi-k2"
 _RESERVED = 256
 _CHARACTERS = {byte: character for character, byte in BYTE_OF.items()}
 
 
-def engine_of(folder: ModelFolder, vocab_size: int) -> Engine:
-    """The tokenizer of a folder with tiktoken.model. Raises ModelError for a file that is corrupt or of another family."""
+def engine_of(folder: ModelFolder, vocab_size: int, rules: Mapping[str, str]) -> Engine:
+    """The tokenizer of a folder with tiktoken.model. rules: the names of those by which texts are cut, by model_type.
+
+    Raises ModelError for a file that is corrupt or of another model_type.
+    """
     path, kind = folder.tiktoken, folder.config.get("model_type")
-    if kind not in _FAMILIES:
-        raise ModelError(f"{path}: of model_type {kind!r} only tokenizer.json is supported; tiktoken.model is of {_FAMILIES}")
+    if not isinstance(kind, str) or kind not in rules:
+        known = f"tiktoken.model is of {tuple(rules)}"
+        raise ModelError(f"{path}: of model_type {kind!r} only tokenizer.json is supported; {known}")
     tokens = _tokens(str(path), read_text(path))
     if len(tokens) > vocab_size:
         raise ModelError(f"{path}: {len(tokens)} tokens, but the model has {vocab_size}")
@@ -39,7 +41,7 @@ def engine_of(folder: ModelFolder, vocab_size: int) -> Engine:
     missing = sorted(set(BYTE_OF) - set(ids), key=BYTE_OF.__getitem__)
     if missing:
         raise ModelError(f"{path}: corrupt: there is no token of the byte {BYTE_OF[missing[0]]}")
-    engine = byte_level_engine(ids, merges_of(tokens, ids), _PATTERNS, whole_words=True)
+    engine = byte_level_engine(ids, merges_of(tokens, ids), rules[kind], whole_words=True)
     named = folder.tokenizer_config.get("added_tokens_decoder")
     for i in range(len(tokens), min(len(tokens) + _RESERVED, vocab_size)):
         engine.add_tokens([_control_token(named.get(str(i)) if isinstance(named, dict) else None, i)])

@@ -41,10 +41,11 @@ def decoder_forward(
 
         grouped-query attention of h:
             q, v, k = h @ query, h @ values_keys (or v = h @ values_keys, k = h @ keys), and their biases
-            every head of q and k normalised, where there are norms
+            every head of q and k normalised, or with norms_of_rows q and k as one row each, where there are norms
             q, k rotated by positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
             cache[sequence[t], positions[t]] = k, v
             attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions
+        rms_norm(x, attention_norm) and rms_norm(x, ffn_norm) are x where the layer has no such norm
         post(y) = y, or rms_norm(y, post norm) where the layer has one; the bias of output is added before it
 
         latent attention of h:

@@ -20,7 +20,8 @@ class GroupedAttention:
     # alone, if the keys have a weight of their own, in another format
     values_keys: LinearPanels
     output: LinearPanels  # (N * Dv, He)
-    # float32, or None without: biases of the outputs of these products; norms of every head of queries and of keys, (Dv,)
+    # float32, or None without: biases of the outputs of these products; norms of every head of queries and of keys, (Dv,), or
+    # with norms_of_rows of all heads of a token as one row, (N * Dv,) and (G * Dv,)
     query_bias: np.ndarray | None = None
     values_keys_bias: np.ndarray | None = None
     output_bias: np.ndarray | None = None
@@ -29,6 +30,7 @@ class GroupedAttention:
     window: int = 0  # the number of positions that a token attends to, its own included; 0: all up to its own
     rope: int = 0  # the index of its rotation, if sin and cos hold several
     keys: LinearPanels | None = None  # (He, G * D)
+    norms_of_rows: bool = False
 
     def products(self) -> tuple[LinearPanels, ...]:
         keys = () if self.keys is None else (self.keys,)
@@ -77,13 +79,14 @@ class Mixture:
 class LayerWeights:
     """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`.
 
+    attention_norm, ffn_norm: norms of what attention and the feed-forward block read; None: it is the residual stream itself.
     attention_post_norm, ffn_post_norm: norms of the outputs of attention and of the feed-forward block; None if there are none.
         A mixture has no post norm.
     """
 
-    attention_norm: np.ndarray
+    attention_norm: np.ndarray | None
     attention: GroupedAttention | LatentAttention
-    ffn_norm: np.ndarray
+    ffn_norm: np.ndarray | None
     feed_forward: FeedForward | Mixture
     attention_post_norm: np.ndarray | None = None
     ffn_post_norm: np.ndarray | None = None

@@ -8,6 +8,7 @@ from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward import group_cache
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture
+from decodestep.ops.decoder_forward.weights import DecoderWeights
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear, with_bias
 from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture
@@ -24,10 +25,10 @@ def forward(call: Call) -> np.ndarray:
     x = _rows(w.embedding, call.token_ids).values().astype(dtype)
     x, scale = x * dtype.type(w.embedding_scale), dtype.type(w.residual_scale)
     for number, layer in enumerate(w.layers):
-        h = rms_norm(x, layer.attention_norm.astype(dtype), w.norm_eps)
+        h = _normalise(x, layer.attention_norm, w.norm_eps)
         added = _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number])
         x = x + _normalise(added, layer.attention_post_norm, w.norm_eps) * scale
-        h = rms_norm(x, layer.ffn_norm.astype(dtype), w.norm_eps)
+        h = _normalise(x, layer.ffn_norm, w.norm_eps)
         x = x + _normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
     logits = linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
     return logits * dtype.type(w.logits_scale)
@@ -50,12 +51,15 @@ def _attention(
 
 
 def _normalise(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
-    """rms_norm over the last axis, whose values beyond the norm's size are zero padding; x itself without a norm."""
-    if norm is None:
-        return x
-    rows = x.reshape(-1, x.shape[-1])[:, : len(norm)]
-    made = np.zeros_like(x)
-    made[..., : len(norm)] = rms_norm(np.ascontiguousarray(rows), norm.astype(x.dtype), eps).reshape(*x.shape[:-1], len(norm))
+    """rms_norm over the last axis; x itself without a norm."""
+    return x if norm is None else rms_norm(x, norm.astype(x.dtype), eps)
+
+
+def _normalise_heads(w: DecoderWeights, heads: np.ndarray, norm: np.ndarray | None, as_rows: bool) -> np.ndarray:
+    """Every head of (T, heads, D) normalised, or all heads of a token as one row, without the zeros that pad heads."""
+    values, made = heads[..., : w.value_dim], np.zeros_like(heads)
+    rows = values.reshape(len(heads), -1) if as_rows else np.ascontiguousarray(values)
+    made[..., : w.value_dim] = _normalise(rows, norm, w.norm_eps).reshape(values.shape)
     return made
 
 
@@ -150,11 +154,11 @@ def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarra
     """The queries (T, N, D), in bfloat16 if the cache is; writes keys and values to the layer's cache."""
     w, tokens = call.weights, len(h)
     queries = with_bias(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
-    queries = _rotate(call, _normalise(queries, layer.query_norm, w.norm_eps), layer.rope)
+    queries = _rotate(call, _normalise_heads(w, queries, layer.query_norm, layer.norms_of_rows), layer.rope)
     both = np.concatenate([linear(h, part) for part in (layer.values_keys, layer.keys) if part is not None], axis=1)
     both = with_bias(both, layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
-    rotated = _rotate(call, _normalise(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
+    rotated = _rotate(call, _normalise_heads(w, both[:, 1], layer.key_norm, layer.norms_of_rows), layer.rope)
     group_cache.store(keys, values, (slab, page, call.positions % PAGE), rotated, both[:, 0])
     return queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
 

@@ -84,9 +84,7 @@ class DecoderWeights:
             self._check_layer(f"layers[{number}]", layer)
 
     def _check_layer(self, name: str, layer: LayerWeights) -> None:
-        _require_vector(f"{name}.attention_norm", layer.attention_norm, self.hidden)
-        _require_vector(f"{name}.ffn_norm", layer.ffn_norm, self.hidden)
-        for norm in ("attention_post_norm", "ffn_post_norm"):
+        for norm in ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm"):
             if getattr(layer, norm) is not None:
                 _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
         self._check_attention(f"{name}.attention", layer.attention)
@@ -120,8 +118,11 @@ class DecoderWeights:
 
     def _check_options(self, name: str, a: GroupedAttention) -> None:
         both = 2 * self.kv_heads * self.head_dim
+        require(isinstance(a.norms_of_rows, bool), _CLASS, f"{name}.norms_of_rows", "True or False", a.norms_of_rows)
+        queries, keys = (self.heads, self.kv_heads) if a.norms_of_rows else (1, 1)
         lengths = {"query_bias": a.query.outputs, "values_keys_bias": both, "output_bias": self.hidden}
-        for vector, length in (lengths | {"query_norm": self.value_dim, "key_norm": self.value_dim}).items():
+        lengths |= {"query_norm": queries * self.value_dim, "key_norm": keys * self.value_dim}
+        for vector, length in lengths.items():
             if getattr(a, vector) is not None:
                 _require_vector(f"{name}.{vector}", getattr(a, vector), length)
         alike = (a.query_norm is None) == (a.key_norm is None)

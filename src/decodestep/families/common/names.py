@@ -6,13 +6,14 @@ inputs).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
 from decodestep.decoding.config import Config, LatentConfig
 
 Shape = tuple[int, ...]
 FEED_FORWARD = ("gate", "up", "down")
+_NORMS, _POST_NORMS = ("attention_norm", "ffn_norm"), ("attention_post_norm", "ffn_post_norm")
 _GGUF_LAYER = {
     "attention_norm": "attn_norm.weight",
     "query": "attn_q.weight",
@@ -29,8 +30,8 @@ _GGUF_LAYER = {
     "attention_output": "attn_output.weight",
     **{f"{part}_bias": f"attn_{name}.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
     "attention_output_bias": "attn_output.bias",
-    "query_head_norm": "attn_q_norm.weight",
-    "key_head_norm": "attn_k_norm.weight",
+    "queries_norm": "attn_q_norm.weight",
+    "keys_norm": "attn_k_norm.weight",
     "attention_post_norm": "post_attention_norm.weight",
     "ffn_norm": "ffn_norm.weight",
     "ffn_post_norm": "post_ffw_norm.weight",
@@ -54,6 +55,13 @@ GGUF = {
     "output": "output.weight",
     **{part: f"blk.{{i}}.{name}" for part, name in _GGUF_LAYER.items()},
 }
+
+
+def has_bias(tensors: Container[str], part: str) -> bool:
+    """Whether a GGUF file has a bias of the part, in its first layer."""
+    return GGUF[f"{part}_bias"].format(i=0) in tensors
+
+
 # GGUF's tensors that divide the frequencies of the rotation: of all texts; of those up to the original context and longer ones.
 ROPE_DIVISORS = "rope_freqs.weight"
 ROPE_FACTORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
@@ -73,8 +81,8 @@ _FOLDER_LAYER = {
     "attention_output": "self_attn.o_proj.weight",
     "attention_output_bias": "self_attn.o_proj.bias",
     **{f"{part}_bias": f"self_attn.{name}_proj.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
-    "query_head_norm": "self_attn.q_norm.weight",
-    "key_head_norm": "self_attn.k_norm.weight",
+    "queries_norm": "self_attn.q_norm.weight",
+    "keys_norm": "self_attn.k_norm.weight",
     "ffn_norm": "post_attention_layernorm.weight",
     "router": "mlp.gate.weight",
     "correction": "mlp.gate.e_score_correction_bias",
@@ -84,26 +92,18 @@ _FOLDER_LAYER = {
     **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in FEED_FORWARD},
 }
+
+
+def of_layers(names: Mapping[str, str]) -> dict[str, str]:
+    """The names of a folder's tensors, by part, of the names within a layer."""
+    return {part: f"model.layers.{{i}}.{name}" for part, name in names.items()}
+
+
 FOLDER = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "output": "lm_head.weight",
-    **{part: f"model.layers.{{i}}.{name}" for part, name in _FOLDER_LAYER.items()},
-}
-# The tables of families with other names, by model_type.
-FOLDERS = {
-    # The name of the norm before the feed-forward block stands for another.
-    "gemma3_text": FOLDER
-    | {
-        "attention_post_norm": "model.layers.{i}.post_attention_layernorm.weight",
-        "ffn_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
-        "ffn_post_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
-    },
-    "granitemoehybrid": FOLDER
-    | {
-        "gate_up": "model.layers.{i}.shared_mlp.input_linear.weight",
-        "down": "model.layers.{i}.shared_mlp.output_linear.weight",
-    },
+    **of_layers(_FOLDER_LAYER),
 }
 
 
@@ -130,7 +130,7 @@ def parts_of(config: Config, table: dict[str, str], has: Callable[[str], bool]) 
 
 def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[Part]:
     latent = config.latent_attention
-    norms = ("attention_norm", "ffn_norm", *(("attention_post_norm", "ffn_post_norm") if config.post_norms else ()))
+    norms = (() if config.block_norms == "after" else _NORMS) + (() if config.block_norms == "before" else _POST_NORMS)
     shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
     shapes |= _grouped_shapes(config) if latent is None else _latent_shapes(config, latent, table, has, i)
     if config.has_experts(i):
@@ -154,8 +154,10 @@ def _grouped_shapes(config: Config) -> dict[str, Shape]:
         "attention_output": (config.hidden, queries),
     }
     shapes |= {f"{part}_bias": shapes[part][:1] for part in config.grouped.biases}
-    if config.grouped.head_norms:
-        shapes |= {f"{part}_head_norm": (config.head_dim,) for part in ("query", "key")}
+    if config.grouped.query_key_norm is not None:
+        as_rows = config.grouped.query_key_norm == "row"
+        shapes |= {"queries_norm": (queries if as_rows else config.head_dim,)}
+        shapes |= {"keys_norm": (keys if as_rows else config.head_dim,)}
     return shapes
 
 

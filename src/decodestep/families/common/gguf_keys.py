@@ -10,13 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from decodestep.errors import ModelError
-from decodestep.families import names
-from decodestep.families.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
-from decodestep.families.router import checked
+from decodestep.families.common import names
+from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MOST_FACTOR
 from decodestep.files import metadata as md
-from decodestep.ops.expert_router.arguments import RouterRule
-
-_ROUTER = {"used": "expert_used_count", "groups": "expert_group_count", "kept_groups": "expert_group_used_count"}
 
 
 class Described(Protocol):
@@ -32,48 +28,49 @@ class Described(Protocol):
 
 @dataclass
 class GgufKeys:
-    """A file's metadata under the prefix of its architecture; a key is read as `models.metadata` reads it."""
+    """A file's metadata under the prefix of its architecture; a key is read as `files.metadata` reads it."""
 
     file: Described
     architecture: str
 
     def __contains__(self, key: str) -> bool:
-        return self._key(key) in self.file.metadata
+        return self.key(key) in self.file.metadata
 
-    def _key(self, key: str) -> str:
+    def key(self, key: str) -> str:
+        """The key with its prefix."""
         return f"{self.architecture}.{key}"
 
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
-        return md.integer(self.file.metadata, self._key(key), default, least=least, most=most)
+        return md.integer(self.file.metadata, self.key(key), default, least=least, most=most)
 
     def size_of_layers(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> int:
         """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
-        if not isinstance(self.file.metadata.get(self._key(key)), np.ndarray):
+        if not isinstance(self.file.metadata.get(self.key(key)), np.ndarray):
             return self.size(key, default, most=most)
-        sizes = md.numbers(self.file.metadata, self._key(key), self.size("block_count", most=MAX_LAYERS), integers=True)
+        sizes = md.numbers(self.file.metadata, self.key(key), self.size("block_count", most=MAX_LAYERS), integers=True)
         assert sizes is not None
         if (sizes != sizes[0]).any():
-            raise self.refusal(f"{self._key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
-        return md.integer({self._key(key): sizes[0]}, self._key(key), most=most)
+            raise self.refusal(f"{self.key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
+        return md.integer({self.key(key): sizes[0]}, self.key(key), most=most)
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
-        return md.number(self.file.metadata, self._key(key), default, least=least, most=most)
+        return md.number(self.file.metadata, self.key(key), default, least=least, most=most)
 
     def text(self, key: str, default: str) -> str:
-        return md.text(self.file.metadata, self._key(key), default)
+        return md.text(self.file.metadata, self.key(key), default)
 
     def flag(self, key: str, default: bool = False) -> bool:
-        return md.flag(self.file.metadata, self._key(key), default)
+        return md.flag(self.file.metadata, self.key(key), default)
 
     def common(self) -> dict[str, Any]:
         """The sizes that all architectures have."""
         data = self.file.metadata
         if not self.flag("attention.causal", True):
-            raise self.refusal(f"{self._key('attention.causal')} false, bidirectional attention, is not supported")
+            raise self.refusal(f"{self.key('attention.causal')} false, bidirectional attention, is not supported")
         skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
         layers = self.size("block_count", most=MAX_LAYERS) - skipped
         if layers < 1:
-            raise self.refusal(f"{self._key('nextn_predict_layers')} {skipped} leaves no layers")
+            raise self.refusal(f"{self.key('nextn_predict_layers')} {skipped} leaves no layers")
         return {
             "architecture": self.architecture,
             "name": md.text(data, "general.name", self.file.path.stem),
@@ -87,10 +84,10 @@ class GgufKeys:
             "tied": names.GGUF["output"] not in self.file.tensors,
         }
 
-    def router(self, rule: RouterRule, experts: int) -> RouterRule:
-        """The rule, if it is valid for this number of experts."""
-        spelled = {field: f"metadata {self._key(key)}" for field, key in _ROUTER.items()}
-        return checked(rule, experts, str(self.file.path), spelled)
+    def rope_factor(self) -> float:
+        """By how much positions are stretched. The second name is that of files from before August 2023."""
+        old = self.number("rope.scale_linear", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
+        return self.number("rope.scaling.factor", old, least=LEAST_FACTOR, most=MOST_FACTOR)
 
     def refusal(self, what: str) -> ModelError:
         """The error to raise."""

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from decodestep.errors import ModelError
-from decodestep.families.defaults import DEFAULTS
-from decodestep.families.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WIDTH, MOST_FACTOR
-from decodestep.families.router import checked
+from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WIDTH, MOST_FACTOR
 from decodestep.files import metadata as md
 from decodestep.files.model_folder import ModelFolder
-from decodestep.ops.expert_router.arguments import RouterRule
-
-_ROUTER = {"used": "num_experts_per_tok", "groups": "n_group", "kept_groups": "topk_group"}
-_V3 = {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"}
-# Keys that transformers' classes read as another one, which they replace, by family.
-_SYNONYMS = {
-    "deepseek_v2": {"num_experts": "n_routed_experts"},
-    "deepseek_v3": _V3,
-    "kimi_k2": _V3,
-    "glm4_moe_lite": {"num_local_experts": "n_routed_experts", "head_dim": "qk_rope_head_dim"},
-    "qwen3_moe": {"num_local_experts": "num_experts"},  # which is what it saves
-    "granitemoehybrid": {"layers_block_type": "layer_types"},
-}
 
 
 class Keys:
-    """config.json combined with the defaults of its family; a key is read as `models.metadata` reads it."""
+    """config.json combined with the defaults of its family; a key is read as `files.metadata` reads it.
 
-    def __init__(self, folder: ModelFolder) -> None:
-        self.path = folder.path
-        kind = folder.config.get("model_type")
-        if not isinstance(kind, str) or kind not in DEFAULTS:
-            supported = ", ".join(map(repr, DEFAULTS))
-            raise ModelError(f"{folder.path}: config.json: model_type {kind!r} is not supported ({supported} are)")
-        if kind == "mistral" and "layer_types" in folder.config:
-            kind = "ministral"  # as transformers' AutoConfig takes it: Mistral's own class does not read the key
-        self.kind: str = kind
-        found = {key: folder.config.get(name) for name, key in _SYNONYMS.get(kind, {}).items()}
-        data = DEFAULTS[kind] | folder.config | {key: value for key, value in found.items() if value is not None}
+    kind: the model_type. aliases: keys that count as another one, which they replace.
+    """
+
+    def __init__(self, folder: ModelFolder, kind: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        self.path, self.kind = folder.path, kind
+        found = {key: folder.config.get(name) for name, key in aliases.items()}
+        data = {**defaults, **folder.config, **{key: value for key, value in found.items() if value is not None}}
         self._data = {f"config.json: {key}": value for key, value in data.items()}
 
     def get(self, key: str) -> Any:
@@ -59,10 +41,6 @@ class Keys:
     def flag(self, key: str, default: bool = False) -> bool:
         """The default for a key that is missing or null."""
         return default if self.get(key) is None else md.flag(self._data, f"config.json: {key}", default)
-
-    def router(self, rule: RouterRule, experts: int) -> RouterRule:
-        """The rule, if it is valid for this number of experts."""
-        return checked(rule, experts, f"{self.path}: config.json", _ROUTER)
 
     def refusal(self, what: str) -> ModelError:
         """The error to raise."""

@@ -1,0 +1,1 @@
+"""What the descriptions of families are made of, and how checkpoints are read by them."""

@@ -1,0 +1,165 @@
+"""What the file of a model family says: how its checkpoints are read, and what is written of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from decodestep.decoding import rope
+from decodestep.decoding.config import BlockNorms, Config, Experts, QueryKeyNorm
+from decodestep.decoding.rope import Rope
+from decodestep.families.common import names
+from decodestep.families.common.config_json import Keys
+from decodestep.families.common.gguf_keys import GgufKeys
+
+Fields = dict[str, Any]  # of `Config`, by name; or keys of a GGUF file without their prefix
+
+
+def nothing(*_: Any) -> Fields:
+    return {}
+
+
+def no_objection(*_: Any) -> None:
+    return None
+
+
+def unrotated(keys: GgufKeys, width: int) -> Rope:
+    return rope.none(width)
+
+
+class FileAttention(Protocol):
+    """Attention in a GGUF file: `GroupedFile` or `LatentFile`."""
+
+    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+        """The fields of attention. common: those that all models have."""
+
+    def written(self, config: Config) -> Fields:
+        """The keys that say the same."""
+
+
+class FolderAttention(Protocol):
+    """Attention in config.json: `GroupedKeys` or `LatentKeys`."""
+
+    def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
+        """The fields of attention. common: those that all models have."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What the layers of all checkpoints have, as `Config` and `GroupedConfig` describe it."""
+
+    query_key_norm: QueryKeyNorm | None = None
+    block_norms: BlockNorms = "before"
+    activation: str = "swiglu"
+
+
+@dataclass(frozen=True)
+class GgufForm:
+    """A family as a GGUF file of llama.cpp's.
+
+    architecture: its name in the file. layers: what all its layers have. rope_half_split: as in `Config`.
+    experts: the mixture of experts of a file; None: files with experts are refused.
+    more: further fields of `Config`, by the file's keys and the fields that all models have.
+    check: raises for keys of what is not supported.
+    rotation_flag: the key that says whether positions are rotated; None: they are. second_rope: rotation 1 of `GroupedConfig`,
+        for heads of a width.
+    yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
+        does not read that key.
+
+    Of what is written:
+    feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of
+        the attention's output. rope_divisors: whether it reads the tensor that divides the rotation's frequencies.
+    split_up_projections: whether those of latent keys and values are two tensors.
+    written: further keys. refused: what else llama.cpp refuses, by the model and the rotation's tensors, or None.
+    scaled_scores: by which of the rotation's keys llama.cpp scales scores as transformers does not, or None.
+    """
+
+    architecture: str
+    attention: FileAttention
+    layers: Layers = Layers()
+    rope_half_split: bool = False
+    experts: Callable[[GgufKeys, Fields], Experts | None] | None = None
+    more: Callable[[GgufKeys, Fields], Fields] = nothing
+    check: Callable[[GgufKeys, Fields], None] = no_objection
+    rotation_flag: str | None = None
+    second_rope: Callable[[GgufKeys, int], Rope] = unrotated
+    yarn_multiplier: float | None = None
+    feed_forward_biases: bool = False
+    output_bias: bool = True
+    rope_divisors: bool = False
+    split_up_projections: bool = False
+    written: Callable[[Config], Fields] = nothing
+    refused: Callable[[Config, Mapping[str, np.ndarray]], str | None] = no_objection
+    scaled_scores: Callable[[Fields], str | None] = no_objection
+
+    def yarn_strength(self, keys: GgufKeys) -> float:
+        """transformers' mscale_all_dim; 0 if the file has none."""
+        if self.yarn_multiplier is None:
+            return 0.0
+        return keys.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=100.0) / self.yarn_multiplier
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The activation of a folder's feed-forward blocks: the key, and the values that it may have."""
+
+    key: str = "hidden_act"
+    names: tuple[str, ...] = ("silu", "swish")
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """A family as a folder with one model_type in config.json.
+
+    name: that model_type. written_as: the form of a GGUF file of it. layers: what all its layers have.
+    defaults: of transformers' class, for missing keys. aliases: keys that the class reads as another one, which they replace.
+    taken_for: keys with which transformers takes the folder for another model_type.
+    activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: whether the class reads
+        that key.
+    experts: the mixture of experts; None: it has none. next_token_layers: whether as many layers for multi-token prediction
+        may follow as num_nextn_predict_layers says.
+    more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
+    rotates: whether positions are rotated. ropes_by_layer_type: whether rope_parameters has a rotation for "full_attention" and
+        one for "sliding_attention"; otherwise a layer whose rotation is another one has none.
+    tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. norm_shift: as in `Config`.
+    pre_tokenizer: the name that its GGUF files have, of several that cut texts alike. tiktoken: the name of the rules for
+        tiktoken.model; None: its folders have tokenizer.json alone.
+    """
+
+    name: str
+    written_as: GgufForm
+    attention: FolderAttention
+    defaults: Mapping[str, Any]
+    layers: Layers = Layers()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    taken_for: Mapping[str, ModelType] = field(default_factory=dict)
+    activation: Activation = Activation()
+    feed_forward: str = "intermediate_size"
+    mlp_bias: bool = False
+    experts: Callable[[Keys, int], Experts | None] | None = None
+    next_token_layers: bool = False
+    more: Callable[[Keys, Fields], Fields] = nothing
+    check: Callable[[Keys, Fields], None] = no_objection
+    rotates: Callable[[Keys], bool] = lambda keys: True
+    ropes_by_layer_type: bool = False
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    norm_shift: float = 0.0
+    pre_tokenizer: str | None = None
+    tiktoken: str | None = None
+
+    @property
+    def tensor_names(self) -> dict[str, str]:
+        """The tensor names of its parts; one that its family gives to another part is no longer that of the usual one."""
+        own = names.of_layers(self.tensors)
+        return {part: name for part, name in names.FOLDER.items() if name not in own.values()} | own
+
+
+@dataclass(frozen=True)
+class Family:
+    """`FAMILY` of the family's file. types: as folders. gguf: as a GGUF file; None: it is written as another family's."""
+
+    types: tuple[ModelType, ...] = ()
+    gguf: GgufForm | None = None

@@ -1,0 +1,54 @@
+"""A model's sizes and rotations from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from decodestep.decoding.config import Config
+from decodestep.decoding.rope import Rope
+from decodestep.errors import ModelError
+from decodestep.families.common import names
+from decodestep.families.common.gguf_keys import Described, GgufKeys
+from decodestep.families.common.gguf_rope import first_rope
+from decodestep.families.common.registry import FORMS
+
+
+def config_of(file: Described) -> Config:
+    """A model's sizes from a file's metadata. Raises ModelError for an unsupported architecture or size."""
+    purpose = file.metadata.get("general.type", "model")
+    if purpose != "model":  # "adapter", "mmproj", "imatrix"
+        raise ModelError(f"{file.path}: general.type is {purpose!r}: the file is no model, but made for one")
+    architecture = file.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in FORMS:
+        supported = ", ".join(map(repr, FORMS))
+        raise ModelError(f"{file.path}: architecture {architecture!r} is not supported ({supported} are)")
+    form, keys = FORMS[architecture], GgufKeys(file, architecture)
+    common = keys.common()
+    form.check(keys, common)
+    attention = form.attention.read(keys, common, form)
+    if form.experts is None and keys.size("expert_count", 0, least=0):
+        raise keys.refusal("experts are not supported")
+    experts = None if form.experts is None else form.experts(keys, common)
+    dense_width = None if experts is None or not all(experts.layers) else experts.width  # which no layer has
+    biased = form.feed_forward_biases and any(names.has_bias(file.tensors, part) for part in names.FEED_FORWARD)
+    return Config(
+        **common,
+        **attention,
+        **form.more(keys, common),
+        feed_forward=keys.size_of_layers("feed_forward_length", dense_width),
+        rope_half_split=form.rope_half_split,
+        experts=experts,
+        biases=biased,
+        activation=form.layers.activation,
+        block_norms=form.layers.block_norms,
+    )
+
+
+def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
+    """The rotary embedding, and a second one if `config.grouped.ropes` refers to it. vector: reads a tensor of the file by its
+    name and length."""
+    keys, form = GgufKeys(file, config.architecture), FORMS[config.architecture]
+    first = first_rope(keys, form, config, vector)
+    return (first, form.second_rope(keys, config.head_dim)) if any(config.grouped.ropes) else (first,)

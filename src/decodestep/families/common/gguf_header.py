@@ -1,0 +1,213 @@
+"""Converts a folder's config.json to GGUF metadata with llama.cpp's names; refuses what these cannot express."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decodestep.decoding import rope
+from decodestep.decoding.config import Config, Experts
+from decodestep.decoding.rope import Rope
+from decodestep.families.common import gguf, names
+from decodestep.families.common.config_json import Keys, RopeParameters
+from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.experts import written_experts
+from decodestep.families.common.folder import keys_of
+from decodestep.families.common.names import Part
+from decodestep.files.model_folder import ModelFolder
+
+# Fields of Config that a GGUF file expresses in another way, or not at all.
+_UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_attention.scale")
+
+
+@dataclass(frozen=True)
+class Header:
+    """A GGUF file that is not written yet. metadata: without the tokenizer. config: as read from that metadata. parts: its
+    tensors, each with its layer or -1, except `vectors`, which belong to the rotation."""
+
+    path: Path
+    metadata: dict[str, Any]
+    config: Config
+    parts: list[tuple[int, Part]]
+    vectors: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Unwritten:
+    """What `gguf.config_of` reads of a file."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Any]
+
+
+def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> Header:
+    """config, ropes: the folder's.
+
+    Raises ModelError for a model that would differ when the file is read back, and for one whose file llama.cpp would not load.
+    """
+    model_type, keys = keys_of(folder)
+    form = model_type.written_as
+    config = replace(config, experts=_with_groups_that_count(config.experts))
+    rotation, vectors = _rope_keys(model_type, keys, config, ropes)
+    refused = _refused_by_llama_cpp(form, config, vectors)
+    if refused is not None:
+        raise keys.refusal(f"llama.cpp does not load a file of {form.architecture} with {refused}")
+    data = {f"{form.architecture}.{key}": value for key, value in (_size_keys(form, config) | rotation).items()}
+    data = {"general.architecture": form.architecture, "general.name": config.name, **data}
+    expected = replace(
+        config, architecture=form.architecture, rope_half_split=form.rope_half_split, norm_shift=0.0, skipped_layers=0
+    )
+    parts = _parts(form, keys, expected)
+    file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
+    read = gguf.config_of(file)
+    _check_config(keys, expected, read)
+    for ours, again in zip(ropes, gguf.ropes_of(file, read, lambda name, _: vectors[name]), strict=True):
+        if not _same_rope(ours, again):
+            raise keys.refusal(f"a GGUF file of {form.architecture} cannot say its rotation")
+    if (stretched := form.scaled_scores(rotation)) is not None:
+        raise keys.refusal(
+            f"llama.cpp scales the scores of a file of {form.architecture} with {stretched}, unlike transformers"
+        )
+    return Header(folder.path, data, read, parts, vectors)
+
+
+def _parts(form: GgufForm, keys: Keys, config: Config) -> list[tuple[int, Part]]:
+    """The tensors of the file, each with its layer or -1."""
+
+    def has(name: str) -> bool:
+        """Of the two forms that a part may have."""
+        return "attn_kv_b" in name and not form.split_up_projections
+
+    try:
+        parts = list(names.parts_of(config, names.GGUF, has))
+    except KeyError as error:
+        raise keys.refusal(f"a GGUF file has no name for {error}") from error
+    empty = next((part.name for _, part in parts if 0 in part.shape), None)
+    if empty is not None:
+        raise keys.refusal(f"a GGUF file cannot have a tensor without values, as {empty} would be")
+    return parts
+
+
+def _check_config(keys: Keys, expected: Config, read: Config) -> None:
+    """Refuses a model that the file's keys turn into another one."""
+    theirs = _facts(read)
+    for name, value in _facts(expected).items():
+        if not _same(value, theirs.get(name)):
+            raise keys.refusal(
+                f"a GGUF file of {expected.architecture} would be read with {name} {theirs.get(name)}, not {value}"
+            )
+
+
+def _refused_by_llama_cpp(form: GgufForm, config: Config, vectors: dict[str, np.ndarray]) -> str | None:
+    """What llama.cpp refuses of a family, or None."""
+    if "attention_output" in config.grouped.biases and not form.output_bias:
+        return "a bias of the attention's output"
+    if config.biases and not form.feed_forward_biases:
+        return "biases of feed-forward blocks"
+    return form.refused(config, vectors)
+
+
+def _size_keys(form: GgufForm, config: Config) -> Fields:
+    made: Fields = {
+        "block_count": config.layers,
+        "context_length": config.context,
+        "embedding_length": config.hidden,
+        "feed_forward_length": config.feed_forward,
+        "vocab_size": config.vocab_size,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+    }
+    return made | form.attention.written(config) | form.written(config) | written_experts(config)
+
+
+def _with_groups_that_count(experts: Experts | None) -> Experts | None:
+    """Groups that are all kept exclude no expert, and llama.cpp ends the process that loads a file with such groups."""
+    if experts is None or experts.rule.kept_groups < experts.rule.groups:
+        return experts
+    return replace(experts, rule=replace(experts.rule, groups=1, kept_groups=1, group_score="maximum"))
+
+
+def _rope_keys(
+    model_type: ModelType, keys: Keys, config: Config, ropes: tuple[Rope, ...]
+) -> tuple[Fields, dict[str, np.ndarray]]:
+    """The keys of the rotation, and its tensors by name."""
+    form = model_type.written_as
+    if form.rotation_flag is not None and not ropes[0].inverse_frequencies.any():
+        return {form.rotation_flag: False}, {}
+    p = RopeParameters(keys, "full_attention" if model_type.ropes_by_layer_type else None)
+    made: Fields = {"rope.freq_base": p.theta}
+    if model_type.ropes_by_layer_type:
+        made["rope.freq_base_swa"] = RopeParameters(keys, "sliding_attention").theta
+    if p.kind in ("linear", "yarn"):
+        original = p.original(config.context)
+        stretch = p.number("factor", config.context / original, least=0.0, most=math.inf)
+        made |= {"rope.scaling.type": p.kind, "rope.scaling.factor": stretch}
+    if p.kind == "yarn":
+        made |= _yarn_keys(p, form, config, original, ropes[0].factor / rope.yarn_growth(stretch))
+    if p.kind == "llama3" and form.rope_divisors:
+        return made, {names.ROPE_DIVISORS: rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
+    if p.kind == "longrope":
+        made |= {"rope.scaling.type": p.kind, "rope.scaling.original_context_length": p.original(config.context)}
+        made |= {"rope.scaling.attn_factor": ropes[0].factor}
+        return made, _longrope_factors(p, len(ropes[0].inverse_frequencies))
+    return made, {}
+
+
+def _yarn_keys(p: RopeParameters, form: GgufForm, config: Config, original: int, more: float) -> Fields:
+    """more: the factor of sine and cosine beside the one that llama.cpp computes."""
+    numbers = ("beta_fast", "beta_slow", "mscale_all_dim")
+    fast, slow, strength = (p.number(name, 0.0, least=0.0, most=1e6) for name in numbers)
+    made = {
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.yarn_beta_fast": fast or rope.YARN_FAST,
+        "rope.scaling.yarn_beta_slow": slow or rope.YARN_SLOW,
+    }
+    if form.yarn_multiplier is not None:
+        return made | ({"rope.scaling.yarn_log_multiplier": form.yarn_multiplier * strength} if strength else {})
+    if config.latent_attention is None and not _same(more, 1.0):
+        made["rope.scaling.attn_factor"] = more
+    return made
+
+
+def _longrope_factors(p: RopeParameters, count: int) -> dict[str, np.ndarray]:
+    factors = {names.ROPE_FACTORS[name]: p.divisors(f"{name}_factor", count) for name in ("long", "short")}
+    return {name: np.asarray(values, np.float32) for name, values in factors.items()}
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """What has to be the same, flat."""
+    return dict(_flat("", asdict(config) | {"score scale": config.scale}))
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else key, item)
+    elif prefix in _UNSAID:
+        return
+    elif isinstance(value, tuple) and not any(value):  # of all layers, that they have none
+        yield prefix, ()
+    else:
+        yield prefix, value
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal up to rounding to float32."""
+    return math.isclose(a, b, rel_tol=1e-6) if isinstance(a, float) and isinstance(b, float) else bool(a == b)
+
+
+def _same_rope(a: Rope, b: Rope) -> bool:
+    if (a.long_frequencies is None) != (b.long_frequencies is None) or not _same(a.factor, b.factor):
+        return False
+    pairs = [(a.inverse_frequencies, b.inverse_frequencies)]
+    if a.long_frequencies is not None and b.long_frequencies is not None:
+        pairs += [(a.long_frequencies, b.long_frequencies)]
+    same_place = a.long_frequencies is None or a.original == b.original
+    return same_place and all(np.allclose(mine, theirs, rtol=1e-6, atol=0) for mine, theirs in pairs)

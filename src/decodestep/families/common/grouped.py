@@ -1,0 +1,169 @@
+"""Grouped-query attention, from config.json or from a GGUF file's metadata, and the keys of one that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodestep.decoding import rope
+from decodestep.decoding.config import Config, GroupedConfig
+from decodestep.decoding.rope import Rope
+from decodestep.families.common import names
+from decodestep.families.common.config_json import Keys
+from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.gguf_keys import GgufKeys
+from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
+
+FACTOR = {"least": -1e6, "most": 1e6}  # of what is multiplied by a key's value
+QKV = ("query", "key", "value")
+ATTENTION_PRODUCTS = (*QKV, "attention_output")
+
+
+def sliding_rope(keys: GgufKeys, width: int) -> Rope:
+    """The rotation of layers with windows, where it has a base of its own and no scaling."""
+    factor = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
+    return Rope(rope.plain(keys.number("rope.freq_base_swa", 10000.0, least=1.0, most=1e30), width), factor)
+
+
+def file_window(keys: GgufKeys) -> int:
+    """The number of positions of a sliding window; 0: none."""
+    return keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT)
+
+
+def same_file_windows(keys: GgufKeys, layers: int) -> tuple[int, ...]:
+    """The same window for all layers."""
+    size = file_window(keys)
+    return (size,) * layers if size else ()
+
+
+def patterned_file_windows(period: int) -> Callable[[GgufKeys, int], tuple[int, ...]]:
+    """Windows of the layers that attention.sliding_window_pattern lists, or of all except every n-th. period: n of a file
+    without the key."""
+
+    def windows(keys: GgufKeys, layers: int) -> tuple[int, ...]:
+        size = file_window(keys)
+        slides = _slides(keys, layers, period) if size else (False,) * layers
+        return tuple(size if slide else 0 for slide in slides)
+
+    return windows
+
+
+def _slides(keys: GgufKeys, layers: int, period: int) -> tuple[bool, ...]:
+    found = keys.file.metadata.get(keys.key("attention.sliding_window_pattern"))
+    if isinstance(found, np.ndarray):
+        if found.dtype.kind not in "iub" or len(found) != layers:
+            raise keys.refusal(f"attention.sliding_window_pattern must be a number, or one for each of {layers} layers")
+        return tuple(map(bool, found))
+    period = keys.size("attention.sliding_window_pattern", period)
+    return tuple(i % period < period - 1 for i in range(layers))
+
+
+@dataclass(frozen=True)
+class GroupedFile:
+    """In a GGUF file.
+
+    windows: the window of every layer, as in `GroupedConfig`. ropes: the index of its rotation, by the windows and the number
+    of layers; None: one for all. scale: of the scores, by the fields that all models have and the width of a head; None: the
+    usual one. long_rope: whether llama.cpp reads the tensors of long-rope.
+    """
+
+    windows: Callable[[GgufKeys, int], tuple[int, ...]] = same_file_windows
+    ropes: Callable[[tuple[int, ...], int], tuple[int, ...]] | None = None
+    scale: Callable[[GgufKeys, Fields, int], float | None] | None = None
+    long_rope: bool = False
+
+    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+        hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
+        kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS)
+        head_dim = keys.size("attention.key_length", hidden // heads)
+        values = keys.size("attention.value_length", head_dim)
+        rotated = keys.size("rope.dimension_count", head_dim)
+        if heads % kv_heads or head_dim % 2 or not head_dim == values == rotated:
+            raise keys.refusal(
+                f"{heads} query heads on {kv_heads} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
+                "not supported"
+            )
+        scaling = keys.text("rope.scaling.type", "none")
+        if scaling not in ("none", "linear", "yarn", *(("longrope",) if self.long_rope else ())):
+            raise keys.refusal(f"rope scaling {scaling!r} is not supported")
+        for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+            if keys.number(key, 0.0, **FACTOR):
+                raise keys.refusal(f"{key} is not supported")
+        windows = self.windows(keys, layers)
+        grouped = GroupedConfig(
+            scale=None if self.scale is None else self.scale(keys, common, head_dim),
+            biases=tuple(part for part in ATTENTION_PRODUCTS if names.has_bias(keys.file.tensors, part)),
+            query_key_norm=form.layers.query_key_norm,
+            windows=windows,
+            ropes=() if self.ropes is None else self.ropes(windows, layers),
+        )
+        return {"kv_heads": kv_heads, "head_dim": head_dim, "grouped": grouped}
+
+    def written(self, config: Config) -> Fields:
+        made = dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), config.head_dim)
+        return made | ({"attention.sliding_window": max(config.grouped.windows)} if any(config.grouped.windows) else {})
+
+
+def no_windows(keys: Keys, layers: int) -> tuple[int, ...]:
+    return ()
+
+
+def same_windows(keys: Keys, layers: int) -> tuple[int, ...]:
+    """The same window for all layers, whatever layer_types says."""
+    size = _window_size(keys)
+    return () if size is None else (size,) * layers
+
+
+def windows_by_type(keys: Keys, layers: int, slides: Callable[[int], bool]) -> tuple[int, ...]:
+    """Each layer's window by layer_types, or by a rule for the layer's index if config.json has none."""
+    size = _window_size(keys)
+    if size is None:
+        return ()
+    kinds = layer_types(keys, layers, slides)
+    return tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _window_size(keys: Keys) -> int | None:
+    return None if keys.get("sliding_window") is None else keys.size("sliding_window", most=MAX_CONTEXT)
+
+
+def layer_types(keys: Keys, layers: int, slides: Callable[[int], bool]) -> list[str]:
+    kinds = keys.get("layer_types")
+    if kinds is None:
+        return ["sliding_attention" if slides(i) else "full_attention" for i in range(layers)]
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+        raise keys.refusal(f"layer_types must have 'full_attention' or 'sliding_attention' for each of {layers} layers")
+    return kinds
+
+
+@dataclass(frozen=True)
+class GroupedKeys:
+    """In config.json.
+
+    biases: the products of attention that have one in every checkpoint. optional_biases: in those whose attention_bias is true.
+    windows, ropes: of so many layers, as in `GroupedConfig`. scale: of the scores; None: the usual one.
+    """
+
+    biases: tuple[str, ...] = ()
+    optional_biases: tuple[str, ...] = ()
+    windows: Callable[[Keys, int], tuple[int, ...]] = no_windows
+    ropes: Callable[[Keys, int], tuple[int, ...]] | None = None
+    scale: Callable[[Keys], float] | None = None
+
+    def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
+        heads, layers = common["heads"], common["layers"]
+        kv_heads = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
+        head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
+        if heads % kv_heads or head_dim % 2 or not head_dim:
+            raise keys.refusal(f"{heads} query heads on {kv_heads} key heads of {head_dim} values: not supported")
+        grouped = GroupedConfig(
+            scale=None if self.scale is None else self.scale(keys),
+            biases=self.biases or (self.optional_biases if keys.flag("attention_bias") else ()),
+            query_key_norm=model_type.layers.query_key_norm,
+            windows=self.windows(keys, layers),
+            ropes=() if self.ropes is None else self.ropes(keys, layers),
+        )
+        return {"kv_heads": kv_heads, "head_dim": head_dim, "grouped": grouped, "rope_half_split": True}

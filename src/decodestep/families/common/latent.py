@@ -1,0 +1,90 @@
+"""Multi-head latent attention, from config.json or from a GGUF file's metadata, and the keys of one that is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from decodestep.decoding import rope
+from decodestep.decoding.config import Config, LatentConfig
+from decodestep.families.common import names
+from decodestep.families.common.config_json import Keys, RopeParameters
+from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.gguf_keys import GgufKeys
+from decodestep.families.common.limits import LEAST_FACTOR, MOST_FACTOR
+
+
+@dataclass(frozen=True)
+class LatentFile:
+    """In a GGUF file.
+
+    widths: of a head of keys and of one of values, by the fields that all models have. compressed: whether queries may have a
+    latent.
+    """
+
+    widths: Callable[[GgufKeys, Fields], tuple[int, int]]
+    compressed: bool = True
+
+    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+        (head, value), rotated = self.widths(keys, common), keys.size("rope.dimension_count")
+        if rotated > head or rotated % 2:
+            raise keys.refusal(f"rope.dimension_count {rotated} is odd, or more than a head's {head} values")
+        scaling = keys.text("rope.scaling.type", "linear")
+        if scaling not in ("none", "linear", "yarn", "longrope"):
+            raise keys.refusal(f"rope scaling {scaling!r} is not supported")
+        scale = head**-0.5
+        if scaling != "none" and (strength := form.yarn_strength(keys)):  # as in transformers, whatever stretches positions
+            scale *= rope.yarn_growth(keys.rope_factor(), strength) ** 2
+        # The tensors say whether queries have a latent; llama.cpp counts layers.
+        direct = not self.compressed or names.GGUF["query"].format(i=0) in keys.file.tensors
+        rank = None if direct else keys.size("attention.q_lora_rank")
+        attention = LatentConfig(rank, keys.size("attention.kv_lora_rank"), head - rotated, rotated, value, scale)
+        return {"kv_heads": common["heads"], "head_dim": head, "latent_attention": attention}
+
+    def written(self, config: Config) -> Fields:
+        latent = config.latent_attention
+        assert latent is not None
+        made = {
+            "attention.kv_lora_rank": latent.latent_dim,
+            "rope.dimension_count": latent.rope_dim,
+            "attention.key_length": latent.nope_dim + latent.rope_dim,
+        }
+        return made | ({} if latent.query_rank is None else {"attention.q_lora_rank": latent.query_rank})
+
+
+def half_split_by_key(keys: Keys) -> bool:
+    return not keys.flag("rope_interleave")
+
+
+@dataclass(frozen=True)
+class LatentKeys:
+    """In config.json. half_split: whether the columns of a rotated pair are half a head apart."""
+
+    half_split: Callable[[Keys], bool] = half_split_by_key
+
+    def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
+        heads, hidden = common["heads"], common["hidden"]
+        nope = keys.size("qk_nope_head_dim", least=0)
+        rotated, value = keys.size("qk_rope_head_dim"), keys.size_or_none("v_head_dim") or hidden // heads
+        if rotated % 2 or value < 1:
+            raise keys.refusal(f"qk_rope_head_dim {rotated} and v_head_dim {value}: not supported")
+        scale = (nope + rotated) ** -0.5
+        parameters = RopeParameters(keys)
+        strength = parameters.number("mscale_all_dim", 0.0, least=0.0, most=100.0)
+        if parameters.kind != "default" and strength:
+            scale *= rope.yarn_growth(parameters.number("factor", least=LEAST_FACTOR, most=MOST_FACTOR), strength) ** 2
+        attention = LatentConfig(
+            keys.size_or_none("q_lora_rank"),
+            keys.size("kv_lora_rank"),
+            nope,
+            rotated,
+            value,
+            scale,
+            biases=keys.flag("attention_bias"),
+        )
+        return {
+            "kv_heads": heads,
+            "head_dim": nope + rotated,
+            "latent_attention": attention,
+            "rope_half_split": self.half_split(keys),
+        }

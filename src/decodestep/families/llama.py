@@ -1,0 +1,35 @@
+"""Llama and its relatives, and the models of other names that have its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decodestep.families.common.description import Family, GgufForm, ModelType
+from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+GGUF = GgufForm("llama", GroupedFile(long_rope=True), feed_forward_biases=True, rope_divisors=True)
+FAMILY = Family(
+    types=(
+        ModelType(
+            "llama",
+            written_as=GGUF,
+            attention=GroupedKeys(optional_biases=ATTENTION_PRODUCTS),
+            defaults=DEFAULTS,
+            mlp_bias=True,
+        ),
+    ),
+    gguf=GGUF,
+)

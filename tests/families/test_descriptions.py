@@ -1,0 +1,103 @@
+"""The descriptions of families: each stands in one file, says all that is read, and has test cases."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+
+import pytest
+import safetensors.torch
+import torch
+
+from decodestep.families.common import folder
+from decodestep.families.common.names import FOLDER
+from decodestep.families.common.registry import FAMILIES, FORMS, MODEL_TYPES
+from decodestep.files.model_folder import ModelFolder
+from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
+from support.family_cases import CASES, FILES_ALONE, SAME_CLASSES
+from support.project import ROOT
+from test_families import NEEDED
+
+SOURCE = ROOT / "src" / "decodestep"
+# GGUF names kinds of tokenizers as some of the families.
+OF_TOKENIZERS = {"llama", *PRE_TOKENIZERS}
+
+
+def test_every_file_is_a_family():
+    files = {path.stem for path in (SOURCE / "families").glob("*.py")} - {"__init__"}
+    assert files == set(FAMILIES)
+    assert all(family.types or family.gguf for family in FAMILIES.values())
+
+
+def test_a_name_stands_for_one_family():
+    types = [each.name for family in FAMILIES.values() for each in family.types]
+    forms = [family.gguf.architecture for family in FAMILIES.values() if family.gguf]
+    assert sorted(types) == sorted(MODEL_TYPES) and sorted(forms) == sorted(FORMS)
+
+
+def constants(path):
+    """The strings of a file that are no docstrings."""
+    tree = ast.parse(path.read_text())
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return {node.value for node in strings if id(node) not in texts}
+
+
+def test_no_family_is_named_outside_its_file():
+    """Or one that is part of a longer name."""
+    names, found = {*MODEL_TYPES, *FORMS}, {}
+    own = {each.name: stem for stem, family in FAMILIES.items() for each in family.types}
+    own |= {family.gguf.architecture: stem for stem, family in FAMILIES.items() if family.gguf}
+    for path in sorted(SOURCE.rglob("*.py")):
+        room, *_ = path.relative_to(SOURCE).parts
+        allowed = OF_TOKENIZERS if room == "tokenizers" else set()
+        is_family = path.parent == SOURCE / "families"
+        named = {name for name in constants(path) & names - allowed if not (is_family and own[name] == path.stem)}
+        if named:
+            found[str(path.relative_to(SOURCE))] = named
+    assert not found
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_the_defaults_are_all_that_is_read(name, tmp_path):
+    """So that a config.json of model_type alone has the sizes of transformers' class."""
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": name, **NEEDED.get(name, {})}))
+    safetensors.torch.save_file({"lm_head.weight": torch.zeros(1)}, path / "model.safetensors")
+    config = folder.config_of(ModelFolder(path))
+    assert config.architecture == name and not config.tied
+    assert len(folder.ropes_of(ModelFolder(path), config)) == 1 + any(config.grouped.ropes)
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_a_model_type_names_what_there_is(name):
+    each = MODEL_TYPES[name]
+    assert each.written_as is FORMS[each.written_as.architecture] and each.written_as.layers == each.layers
+    assert set(each.tensors) <= {*FOLDER, "gate_up", "attention_post_norm", "ffn_post_norm"}
+    assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
+    assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS
+    assert all(other is MODEL_TYPES[other.name] for other in each.taken_for.values())
+
+
+def test_descriptions_cannot_be_changed():
+    for family in FAMILIES.values():
+        for part in (family, family.gguf, *family.types):
+            if part is not None:
+                with pytest.raises(dataclasses.FrozenInstanceError):
+                    setattr(part, dataclasses.fields(part)[0].name, None)
+
+
+def test_every_family_has_cases():
+    """Those of a type of the same class count for it; files of a family that transformers lacks are tested by themselves."""
+    assert set(MODEL_TYPES) == {*CASES, *SAME_CLASSES}
+    written = {each.written_as.architecture for each in MODEL_TYPES.values()}
+    assert set(FORMS) - written == set(FILES_ALONE)
+
+
+def test_the_package_has_the_families_of_the_documentation():
+    table = (ROOT / "docs" / "models.md").read_text().partition("|---|")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[1:]]
+    assert {name for files, _ in rows for name in files.split(", ") if name} == set(FORMS)
+    assert {name for _, types in rows for name in types.split(", ") if name} == set(MODEL_TYPES)
