@@ -20,6 +20,7 @@ from decodestep.cli.options import (
     load,
     name_model,
     params_of,
+    with_model_defaults,
     write_text,
 )
 from decodestep.cli.running import Cancelled
@@ -58,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     params = params_of(options, **_DEFAULTS)
     name_model(options)
-    chat = _Chat(load(options), params, options.system)
+    model = load(options)
+    chat = _Chat(model, with_model_defaults(params, options, model), options.system)
     interactive = sys.stdin.isatty()
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # a byte that is not UTF-8 must not end the conversation

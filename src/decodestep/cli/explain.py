@@ -19,6 +19,7 @@ from decodestep.cli.options import (
     prompt_of,
     require_writable,
     with_bans,
+    with_model_defaults,
     write_text,
 )
 from decodestep.explain.data import record_document
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         require_writable(options.html)
     model = load(options)
-    params = with_bans(params, options, model)
+    params = with_bans(with_model_defaults(params, options, model), options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)
     if prompt is None or options.html is None:
         return _show(model, params, ids, options)
@@ -95,7 +96,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
     (params,) = params.samples()
     if other is None:
         return [params]
-    beside = with_bans(params_of(other, **_DEFAULTS), other, model)
+    beside = with_bans(with_model_defaults(params_of(other, **_DEFAULTS), other, model), other, model)
     return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from decodestep import models
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Words, refuse, require, require_choice
 from decodestep.cli.running import progress_line
 from decodestep.generation.prompts import Prompt
-from decodestep.models import Model
+from decodestep.models import Model, sampling_defaults
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.sampling.params import DEFAULTS, SAMPLERS, SamplingParams
 
@@ -89,10 +89,16 @@ def add_params(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [none: a new one each time]")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     _add_numbers(group, _NUMBERS, defaults)
+    add_sampling_defaults(group)
     add("--json-schema", metavar="FILE", help="constrain the text to JSON of the schema in this file")
     add("--regex", metavar="EXPRESSION", help="constrain the text to match this regular expression")
     add("--grammar", metavar="FILE", help="constrain the text to the grammar in this file: Lark or GBNF")
     add("--samplers", metavar="NAME,NAME", help=f"run only these, in this order: {', '.join(SAMPLERS)}")
+
+
+def add_sampling_defaults(parser: argparse._ActionsContainer) -> None:
+    text = "what is left out of the model's sampling: the model's own values where it has some, or none of them [%(default)s]"
+    parser.add_argument("--sampling-defaults", default="model", metavar="KIND", help=f"model or none: {text}")
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +108,22 @@ def add_beams(parser: argparse.ArgumentParser) -> None:
 def _add_numbers(group: argparse._ArgumentGroup, numbers: dict[str, tuple[type, str, str]], defaults: dict[str, Any]) -> None:
     for name, (kind, metavar, text) in numbers.items():
         default = defaults.get(name, DEFAULTS[name])
-        shown = "none" if default is None else default
+        shown = "none" if default is None else f"the model's, else {default}" if name in sampling_defaults.FIELDS else default
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{shown}]")
+
+
+def check_sampling_defaults(options: argparse.Namespace) -> None:
+    require_choice(options.verb, "sampling-defaults", options.sampling_defaults, ("model", "none"))
+
+
+def with_model_defaults(params: SamplingParams, options: argparse.Namespace, model: Model) -> SamplingParams:
+    """The params with the model's own values for what the options leave out."""
+    if options.sampling_defaults == "none":
+        return params
+    given = {name for name in _NUMBERS if getattr(options, name) is not None}
+    if options.greedy or params.num_beams > 1:
+        given.add("do_sample")
+    return sampling_defaults.with_defaults(params, given, model.default_params)
 
 
 def add_ban(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +193,7 @@ def write_text(path: str, text: str) -> None:
 
 def params_of(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
     """defaults: as for `add_params`."""
+    check_sampling_defaults(options)
     numbers = {name: getattr(options, name, None) for name in (*_NUMBERS, *_BEAMS)}  # some verbs have no beams
     given = {name: value for name, value in numbers.items() if value is not None}
     return SamplingParams(

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
-from decodestep.cli.options import add_named_model, load, name_model, text_of
+from decodestep.cli.options import add_named_model, add_sampling_defaults, check_sampling_defaults, load, name_model, text_of
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.errors import ModelError, TemplateProcessError
+from decodestep.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     import uvicorn
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
+    add_sampling_defaults(parser)
     add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
     add("--log-prompts", action="store_true", help="write requests and answers to the log")
     add("--grace", type=float, default=_GRACE, metavar="SECONDS", help="time for rows to finish after SIGTERM [%(default)s]")
@@ -85,6 +87,7 @@ def run(options: argparse.Namespace) -> int:
         max_rows=options.max_rows,
         max_waiting=options.max_waiting,
         log_prompts=options.log_prompts,
+        default_params=model.default_params if options.sampling_defaults == "model" else SamplingParams(),
     )
     shown = f"[{host}]" if ":" in host else host
     with_keys = "with an API key" if keys else "without API keys"
@@ -98,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
+    check_sampling_defaults(options)
     require(0 <= options.port < 2**16, "serve", "port", "in [0, 65535]", options.port)
     require(options.max_rows >= 1, "serve", "max-rows", ">= 1", options.max_rows)
     require(options.max_waiting >= 0, "serve", "max-waiting", ">= 0", options.max_waiting)

@@ -113,8 +113,9 @@ def load(
         tokenizer = checkpoint.tokenizer()
         template.prepare()
         decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype, progress=progress)
-        generation_config = checkpoint.file.generation_config
-    return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config)
+        file = checkpoint.file
+        generation_config, sampling_defaults = file.generation_config, file.sampling_defaults
+    return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config, sampling_defaults)
 
 
 def _check(
