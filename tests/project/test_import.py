@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import get_args, get_origin
@@ -110,7 +110,7 @@ def test_type_checkers_see_the_names_that_there_are():
 
 def test_prompts_are_a_string_or_one_kind_of_sequence():
     """mypy has no type for a list of unlike prompts, as in the README, where a union holds several sequences."""
-    assert [get_origin(kind) or kind for kind in get_args(Prompts)] == [str, Sequence]
+    assert [get_origin(kind) or kind for kind in get_args(Prompts)] == [str, Mapping, Sequence]
     assert ds.generate.__annotations__["prompts"] == "Prompts"
 
 

@@ -40,7 +40,7 @@ class GenerateCall:
         processors: Processors,
         cancelled: Callable[[], bool] | None,
     ) -> None:
-        each = _params_of_each(params, len(prompts))
+        each = _params_of_each(params, len(prompts), model)
         ids = [prompt_ids(model, prompt) for prompt in prompts]
         each = [within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
         self._model = model
@@ -106,9 +106,11 @@ class GenerateCall:
         return [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
 
 
-def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int) -> list[SamplingParams]:
+def _params_of_each(
+    params: SamplingParams | Sequence[SamplingParams] | None, rows: int, model: Model
+) -> list[SamplingParams]:
     given: Any = params  # of any type, from users
-    each = list(given) if isinstance(given, Iterable) else [SamplingParams() if given is None else given] * rows
+    each = list(given) if isinstance(given, Iterable) else [model.default_params if given is None else given] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
     rule = f"a SamplingParams for all prompts, or {rows}, one for each"
