@@ -729,6 +729,6 @@ def test_the_tokens_of_a_prompt_that_did_not_run_are_counted(tiny):
     one_token = ds.SamplingParams(max_new_tokens=1)
     assert ds.generate(tiny, [prompt], one_token)[0].cached_tokens == 0
     assert ds.generate(tiny, [prompt], one_token)[0].cached_tokens == 3 * PAGE
-    assert ds.generate(tiny, [prompt[: 2 * PAGE] + [7, 8, 9]], one_token)[0].cached_tokens == 2 * PAGE
+    assert ds.generate(tiny, [[*prompt[: 2 * PAGE], 7, 8, 9]], one_token)[0].cached_tokens == 2 * PAGE
     with Engine(tiny) as engine:
         assert engine.submit(prompt, one_token).result()[0].cached_tokens == 3 * PAGE

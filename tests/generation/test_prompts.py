@@ -18,7 +18,9 @@ USER = {"role": "user", "content": "Which is the largest lake?"}
 BEGUN = {"role": "assistant", "content": "The largest"}
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
 SHORT = ds.SamplingParams(do_sample=False, max_new_tokens=4)
-VARIABLES = "{{ mood }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<go>{% endif %}"
+VARIABLES = (
+    "{{ mood }}{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<go>{% endif %}"
+)
 
 
 def test_a_mapping_is_one_prompt_and_a_list_of_them_a_batch(model):
@@ -70,8 +72,8 @@ def test_variables_and_the_end_of_the_text(tiny_file):
 @pytest.mark.parametrize(
     ("prompt", "wrong"),
     [
-        ({}, "prompt must be a mapping with \"messages\"; got an empty one"),
-        ({"role": "user"}, "prompt must be a mapping with \"messages\"; got role"),
+        ({}, 'prompt must be a mapping with "messages"; got an empty one'),
+        ({"role": "user"}, 'prompt must be a mapping with "messages"; got role'),
         ({"messages": [USER], "tool": []}, "prompt must be a mapping of messages, tools, .*; got tool"),
         ({"messages": [USER], "continue_final_message": "no"}, "continue_final_message must be a bool or None"),
         ({"messages": [USER], "chat_template_kwargs": [1]}, "chat_template_kwargs must be a mapping"),

@@ -20,12 +20,16 @@ MANY = ["x-Q4_K_M.gguf", "x-Q4_K_S.gguf", "x-IQ4_K.gguf", "x.Q8_0.gguf", "mmproj
 PARTS = [f"Q6_K/x-Q6_K-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("name", ["org/name", "org/name.v2", "o-r.g/na_me", "org/name:a.gguf", "org/name:sub/a.gguf", "a/b:Q4_K_M"])
+@pytest.mark.parametrize(
+    "name", ["org/name", "org/name.v2", "o-r.g/na_me", "org/name:a.gguf", "org/name:sub/a.gguf", "a/b:Q4_K_M"]
+)
 def test_names_of_the_hub(name):
     assert hub.is_name(name)
 
 
-@pytest.mark.parametrize("name", ["name", "org/name.gguf", "./name", "../name", "/org/name", "a/b/c", "a/b:", "a/b:c:d", "~/x", "a/", ""])
+@pytest.mark.parametrize(
+    "name", ["name", "org/name.gguf", "./name", "../name", "/org/name", "a/b/c", "a/b:", "a/b:c:d", "~/x", "a/", ""]
+)
 def test_what_is_a_path_and_no_name(name):
     assert not hub.is_name(name)
 
@@ -56,7 +60,11 @@ def test_which_file_is_meant(files, choice, found):
         (["README.md"], None, "^org/name: neither safetensors nor a GGUF file is there$"),
         (["a.gguf", "b.gguf"], None, "^org/name: no file fits; name one, org/name:FILE, of a.gguf, b.gguf$"),
         (MANY, "Q4_K", "^org/name: no file fits; name one"),
-        (["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0", "^org/name: several files fit; name one, org/name:FILE, of a-Q8_0.gguf, b-Q8_0.gguf$"),
+        (
+            ["a-Q8_0.gguf", "b-Q8_0.gguf"],
+            "Q8_0",
+            "^org/name: several files fit; name one, org/name:FILE, of a-Q8_0.gguf, b-Q8_0.gguf$",
+        ),
     ],
 )
 def test_what_is_none_of_the_files_or_several(files, choice, message):
@@ -138,7 +146,11 @@ def test_a_file_is_fetched_once_and_loaded(served, tiny_file):
 
 def test_of_a_folder_no_code_and_no_other_weights_are_fetched(served):
     files, asked, _ = served
-    files |= dict.fromkeys(FOLDER, b"{}") | {"chat_template.jinja": b"x", "onnx/model.onnx": b"x", "tokenizer_config.json": b"{}"}
+    files |= dict.fromkeys(FOLDER, b"{}") | {
+        "chat_template.jinja": b"x",
+        "onnx/model.onnx": b"x",
+        "tokenizer_config.json": b"{}",
+    }
     folder = fetch.path_of("org/name")
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert there == set(asked) == {*FOLDER[:3], "chat_template.jinja", "tokenizer_config.json"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     ids = [] if prompt is None else prompt_ids(model, prompt)
     if prompt is None or options.html is None:
         return _show(model, params, ids, options)
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # type: ignore[index]
+    text = prompt["messages"][-1]["content"] if isinstance(prompt, Mapping) else prompt
     return _write_page(model, str(text), ids, _params_of_runs(model, params, other), options)
 
 
@@ -86,7 +87,7 @@ def _require_in_use(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         require(value is None or options.html is not None, "explain", name, "given with --html", value)
     require(options.rows is None or options.html is None, "explain", "rows", "left out with --html", options.rows)
-    for name in ("html", "rows", "steps", "system", "raw"):
+    for name in ("html", "rows", "steps", "system", "raw", "enable_thinking", "chat_template_kwargs"):
         value = getattr(options, name)
         require(options.prompt is not None or value in (None, False), "explain", name, "given with a prompt", value)
 

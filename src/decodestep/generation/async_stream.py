@@ -110,7 +110,9 @@ class EngineRow:
 
     def __init__(self, model: Model | Engine, prompt: Prompt, params: SamplingParams | None) -> None:
         self._model, self._prompt, self._params = model, prompt, params
-        self._lock = threading.RLock()  # between the thread that submits and `close`, which the garbage collector may call there
+        self._lock = (
+            threading.RLock()
+        )  # between the thread that submits and `close`, which the garbage collector may call there
         self._lease: EngineLease | None = None
         self._request: EngineRequest | None = None
         self._begun: Future[None] | None = None
@@ -149,18 +151,21 @@ class EngineRow:
                 pass
 
     def _begin(self) -> None:
-        model = self._model.model if isinstance(self._model, Engine) else self._model
-        params = of_one(model, self._params)
-        lease = None if isinstance(self._model, Engine) else EngineLease(self._model)
-        engine = self._model if isinstance(self._model, Engine) else lease.engine
+        if isinstance(self._model, Engine):
+            self._submit(self._model)
+            return
+        of_one(self._model, self._params)  # what is wrong is refused before an engine is started
+        self._lease = EngineLease(self._model)
         try:
-            request = engine.submit(self._prompt, params)
+            self._submit(self._lease.engine)
         except BaseException:
-            if lease is not None:
-                lease.end()
+            self._lease.end()
             raise
+
+    def _submit(self, engine: Engine) -> None:
+        request = engine.submit(self._prompt, of_one(engine.model, self._params))
         with self._lock:
-            self._lease, self._request = lease, request
+            self._request = request
         if self._is_closed:
             self.close()
 

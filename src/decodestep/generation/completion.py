@@ -29,7 +29,7 @@ class Completion:
     error: the exception that ended the row: of its own code (a processor or token_bytes), or a CacheFullError where others
         keep the pages of the cache; None if there was none.
     prompt_index: the index of its prompt, which `row` is another name of. Ignored by comparisons.
-    reasoning, content, tool_calls: the text's parts, for a model that reasons or calls tools: what it thought, what it answered,
+    reasoning, content, tool_calls: the text's parts, for a model that reasons or calls tools: what it thought, what it answered
         and its calls, {"id", "type", "function": {"name", "arguments"}} each. Empty where the text has not been read for them.
     cached_tokens: how many of the prompt's tokens were in the cache already and did not run. drafted, accepted: how many tokens
         were drafted, and how many of these are in the text. The last three are about time, and ignored by comparisons.
@@ -56,8 +56,8 @@ class Completion:
         if isinstance(row, int):  # else the property below, which the class has by this name
             object.__setattr__(self, "prompt_index", row)
 
-    @property
-    def row(self) -> int:  # type: ignore[no-redef]  # noqa: F811
+    @property  # type: ignore[misc]  # of an argument's name
+    def row(self) -> int:  # noqa: F811
         """`prompt_index`, by the name that it also has as an argument."""
         return self.prompt_index
 

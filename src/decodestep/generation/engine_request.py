@@ -37,9 +37,9 @@ class EngineRequest:
 
     number: its index among the engine's requests. prompt_ids: its prompt. rows: its samples. listener: as given to `submit`.
 
-    Iterating, with ``for`` or ``async for``, yields the `Delta`s of all samples until each has ended. Each is yielded once: after
-    `break`, another loop goes on with the next. One thread or task at a time may read them; an engine with a `deliver` function
-    passes them to it instead. `result` waits for the completions, whether the deltas are read or not.
+    Iterating, with ``for`` or ``async for``, yields the `Delta`s of all samples until each has ended. Each is yielded once:
+    after `break`, another loop goes on with the next. One thread or task at a time may read them; an engine with a `deliver`
+    function passes them to it instead. `result` waits for the completions, whether the deltas are read or not.
     """
 
     def __init__(self, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:

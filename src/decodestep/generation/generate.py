@@ -45,7 +45,8 @@ def generate(
         variables in "chat_template_kwargs", and "continue_final_message", a bool, to go on with the last message in place of a
         new one. Control tokens spelled out in a string become those tokens; in a message they are text (see `Model.chat_ids`).
     params: a `SamplingParams` for all prompts, or one for each; None for the model's own, `Model.default_params`. What is given
-        replaces all of these. max_new_tokens is limited to the room in the context. A prompt has num_return_sequences completions: samples, of which sample k has the seed
+        replaces all of these. max_new_tokens is limited to the room in the context. A prompt has num_return_sequences
+        completions: samples, of which sample k has the seed
         `random.sample_seed(seed, k)`, or beams.
     processors: additional callables (input_ids, scores) -> scores for all rows, or a factory called with the index of the
         prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory, and are refused beside
@@ -71,8 +72,8 @@ def generate(
     whose processor calls, leave none.
 
     Returns a `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer
-    if the search found fewer; `Completion.prompt_index` is the index of the prompt. A row's tokens depend only on its prompt, params and
-    seed: the same seed gives the same text in any batch, on any number of threads.
+    if the search found fewer; `Completion.prompt_index` is the index of the prompt. A row's tokens depend only on its
+    prompt, params and seed: the same seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
     that do not fit the prompts; ModelError if the chat template cannot render a conversation, or the tokenizer has no
     token for a part of a text; CacheFullError if a row alone may need more pages than the cache has.

@@ -106,9 +106,7 @@ class GenerateCall:
         return [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
 
 
-def _params_of_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, rows: int, model: Model
-) -> list[SamplingParams]:
+def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int, model: Model) -> list[SamplingParams]:
     given: Any = params  # of any type, from users
     each = list(given) if isinstance(given, Iterable) else [model.default_params if given is None else given] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)

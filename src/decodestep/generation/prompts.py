@@ -66,7 +66,9 @@ def _is_conversation(prompt: Any) -> bool:
 
 def _ids_of_mapping(model: Model, prompt: Mapping[str, Any]) -> list[int]:
     """The token ids of a conversation with its tools and the template's variables."""
-    require("messages" in prompt, _OP, "prompt", 'a mapping with "messages"', Words(", ".join(map(str, prompt)) or "an empty one"))
+    require(
+        "messages" in prompt, _OP, "prompt", 'a mapping with "messages"', Words(", ".join(map(str, prompt)) or "an empty one")
+    )
     unknown = [str(key) for key in prompt if key not in _KEYS]
     require(not unknown, _OP, "prompt", f"a mapping of {', '.join(_KEYS)}", Words(", ".join(unknown)))
     continues, variables = prompt.get("continue_final_message"), prompt.get("chat_template_kwargs")

@@ -56,8 +56,8 @@ def astream(
 
     model: or an `Engine` of one. The streams of a model that are open at the same time share an engine, which runs them
     together in each forward pass and ends with the last of them; at most 512 run, and the others wait. So the event loop is
-    never blocked, and a row may be ahead of its reader. A stream with beams, or with processors, which may take their time, runs
-    alone in a thread of its own, with the context of the task; an engine that is given refuses these.
+    never blocked, and a row may be ahead of its reader. A stream with beams, or with processors, which may take their time,
+    runs alone in a thread of its own, with the context of the task; an engine that is given refuses these.
 
     A row ends with its stream: at its end, on an exception, and, after the current forward pass, when the task is cancelled or
     the loop is left. Exceptions of `stream` and `Engine.submit` are raised with the first piece.

@@ -68,7 +68,9 @@ def path_of(model: str | os.PathLike[str]) -> Path:
         if isinstance(model, str) and hub.is_name(model):
             return hub.fetch(model)
         if path.suffix != ".gguf":
-            text = f"{path}: no such file or folder; models that are fetched have the name {DEFAULT_MODEL} or one such as org/name"
+            text = (
+                f"{path}: no such file or folder; models that are fetched have the name {DEFAULT_MODEL} or one such as org/name"
+            )
             raise ModelError(text) from error
     except (OSError, ValueError):
         pass  # what opens it says why it cannot

@@ -13,8 +13,17 @@ _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _USUAL = "Q4_K_M"  # of a repository with several, as for llama.cpp and Ollama
 # What a folder is read from: data alone, and no weights of other kinds.
-_OF_FOLDER = ("config.json", "generation_config.json", "tokenizer*", "special_tokens_map.json", "tiktoken.model")
-_OF_FOLDER += ("chat_template.jinja", "additional_chat_templates/*", "model*.safetensors", "model.safetensors.index.json")
+_OF_FOLDER = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "tiktoken.model",
+    "chat_template.jinja",
+    "additional_chat_templates/*",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
 
 
 def is_name(text: str) -> bool:

@@ -100,8 +100,8 @@ def load(
 
     Returns a `Model`. Raises ValueError for an argument outside these rules; `ModelError` for a file that is missing,
     truncated, corrupt or not supported, and for a name whose model can be neither found nor fetched; MemoryError for
-    cache_bytes beyond the address space; MissingExtraError if a package of decodestep[generate] is missing, or for a name of the
-    hub one of decodestep[hub].
+    cache_bytes beyond the address space; MissingExtraError if a package of decodestep[generate] is missing, or for a name of
+    the hub one of decodestep[hub].
     """
     _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
     with extra("generate"):

@@ -115,9 +115,7 @@ class Model:
         Raises ModelError if the file has no template, or its template fails, refuses these messages, does not write the last
         content that is to be continued, or is stopped; ValueError for arguments of other types.
         """
-        return str.__str__(
-            self._rendered(messages, tools, documents, add_generation_prompt, continue_final_message, variables)
-        )
+        return str.__str__(self._rendered(messages, tools, documents, add_generation_prompt, continue_final_message, variables))
 
     def chat_ids(
         self,
