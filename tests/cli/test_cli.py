@@ -275,9 +275,14 @@ def test_the_defaults_are_those_of_sampling_params():
     params = params_of(options.parse_args([]))
     assert params == SamplingParams()
     shown = " ".join(call("generate", "--help").stdout.split())
-    for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
-        option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].split(" --")[0]
-        assert option.endswith(f"[{getattr(params, name)}]")
+    for name, before in (
+        ("min_new_tokens", ""),
+        ("typical_p", ""),
+        ("temperature", "the model's, else "),
+        ("top_k", "the model's, else "),
+    ):
+        option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].partition("]")[0]
+        assert option.endswith(f"[{before}{getattr(params, name)}")
 
 
 def test_python_s_own_lack_of_memory_is_said_without_more():
@@ -440,7 +445,7 @@ def test_the_template_gets_its_variables(tiny_file, tmp_path):
             "chat_template_kwargs must be without names that have a place of their own",
         ),
         (("--raw", "--enable-thinking"), "raw must be left out with variables of the chat template"),
-        (("--sampling-defaults", "some"), "sampling-defaults must be one of 'model', 'none'"),
+        (("--sampling-defaults", "some"), "--sampling-defaults: invalid choice: 'some'"),
     ],
 )
 def test_what_the_new_options_refuse(words, message, model):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decodestep import models
-from decodestep._base.checks import Words, refuse, require, require_choice
+from decodestep._base.checks import Words, refuse, require
 from decodestep.cli.running import progress_line
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model, sampling_defaults
@@ -137,7 +137,8 @@ def add_params(parser: argparse.ArgumentParser, **defaults: Any) -> None:
 
 def add_sampling_defaults(parser: argparse._ActionsContainer) -> None:
     text = "what is left out of the model's sampling: the model's own values where it has some, or none of them [%(default)s]"
-    parser.add_argument("--sampling-defaults", default="model", metavar="KIND", help=f"model or none: {text}")
+    kinds = ("model", "none")
+    parser.add_argument("--sampling-defaults", default="model", choices=kinds, metavar="KIND", help=f"model or none: {text}")
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
@@ -150,10 +151,6 @@ def _add_numbers(group: argparse._ArgumentGroup, numbers: dict[str, tuple[type, 
         shown = "none" if default is None else f"the model's, else {default}" if name in sampling_defaults.FIELDS else default
         names = f"--{name.replace('_', '-')}", *_ALIASES.get(name, ())
         group.add_argument(*names, type=kind, metavar=metavar, help=f"{text} [{shown}]")
-
-
-def check_sampling_defaults(options: argparse.Namespace) -> None:
-    require_choice(options.verb, "sampling-defaults", options.sampling_defaults, ("model", "none"))
 
 
 def with_model_defaults(params: SamplingParams, options: argparse.Namespace, model: Model) -> SamplingParams:
@@ -233,7 +230,6 @@ def write_text(path: str, text: str) -> None:
 
 def params_of(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
     """defaults: as for `add_params`."""
-    check_sampling_defaults(options)
     numbers = {name: getattr(options, name, None) for name in (*_NUMBERS, *_BEAMS)}  # some verbs have no beams
     given = {name: value for name, value in numbers.items() if value is not None}
     return SamplingParams(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
-from decodestep.cli.options import add_named_model, add_sampling_defaults, check_sampling_defaults, load, name_model, text_of
+from decodestep.cli.options import add_named_model, add_sampling_defaults, load, name_model, text_of
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.errors import ModelError, TemplateProcessError
 from decodestep.models import hub
@@ -107,7 +107,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    check_sampling_defaults(options)
     require(0 <= options.port < 2**16, "serve", "port", "in [0, 65535]", options.port)
     require(options.max_rows >= 1, "serve", "max-rows", ">= 1", options.max_rows)
     require(options.max_waiting >= 0, "serve", "max-waiting", ">= 0", options.max_waiting)
