@@ -19,7 +19,7 @@ from decodestep import SamplingParams, cli
 from decodestep.cli import bench
 from decodestep.cli.endings import failure
 from decodestep.cli.options import add_params, params_of
-from decodestep.models import DEFAULT_MODEL
+from decodestep.models import DEFAULT_MODEL, load
 from support import processes
 from support.command_line import COMMAND, call, code_of, run
 from support.core_builds import TIERS
@@ -275,9 +275,14 @@ def test_the_defaults_are_those_of_sampling_params():
     params = params_of(options.parse_args([]))
     assert params == SamplingParams()
     shown = " ".join(call("generate", "--help").stdout.split())
-    for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
-        option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].split(" --")[0]
-        assert option.endswith(f"[{getattr(params, name)}]")
+    for name, before in (
+        ("min_new_tokens", ""),
+        ("typical_p", ""),
+        ("temperature", "the model's, else "),
+        ("top_k", "the model's, else "),
+    ):
+        option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].partition("]")[0]
+        assert option.endswith(f"[{before}{getattr(params, name)}")
 
 
 def test_python_s_own_lack_of_memory_is_said_without_more():
@@ -411,3 +416,54 @@ def test_help_names_the_exit_codes(capsys):
     for arguments in ([], ["generate"], ["explain"], ["env"]):
         assert code_of(*arguments, "--help") == 0
         assert "exit codes" in capsys.readouterr().out
+
+
+def test_short_names_and_those_of_other_programs(model):
+    words = ("generate", "Hi", "--json", "--seed", 3)
+    ended = call(*words, "-n", 5, "--temp", 0.5, "--repeat-penalty", 1.2, model=model)
+    again = call(*words, "--max-tokens", 5, "--temperature", 0.5, "--repetition-penalty", 1.2, model=model)
+    assert json.loads(ended.stdout)["token_ids"] == json.loads(again.stdout)["token_ids"]
+    assert len(json.loads(ended.stdout)["token_ids"]) == 5
+
+
+def test_the_template_gets_its_variables(tiny_file, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages[0].content }}{{ mood }}{{ enable_thinking }}")
+    words = ("generate", "-m", tiny_file(), "--chat-template", template, "--json", "-n", 1, "--greedy", "Hi")
+    ended = call(*words, "--chat-template-kwargs", '{"mood": "calm"}', "--no-enable-thinking")
+    expected = load(tiny_file()).tokenizer.encode("HicalmFalse")
+    assert json.loads(ended.stdout)["prompt_token_ids"] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--chat-template-kwargs", "[1]"), "chat-template-kwargs must be a JSON object; got '[1]'"),
+        (("--chat-template-kwargs", "{"), "chat-template-kwargs must be a JSON object"),
+        (
+            ("--chat-template-kwargs", '{"tools": []}'),
+            "chat_template_kwargs must be without names that have a place of their own",
+        ),
+        (("--raw", "--enable-thinking"), "raw must be left out with variables of the chat template"),
+        (("--sampling-defaults", "some"), "--sampling-defaults: invalid choice: 'some'"),
+    ],
+)
+def test_what_the_new_options_refuse(words, message, model):
+    ended = call("generate", "Hi", *words, model=model)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert message in ended.stderr
+
+
+def test_what_the_options_leave_out_is_the_models(tiny_file):
+    path = tiny_file(**{"general.sampling.temp": 0.0})
+    words = ("generate", "-m", path, "--raw", "ab", "--json", "-n", 8)
+    seeds = [json.loads(call(*words, *more).stdout)["seed"] for more in ((), ("--temp", 1), ("--sampling-defaults", "none"))]
+    assert seeds[0] is None and None not in seeds[1:]  # greedy, and not
+
+
+def test_quantize_takes_its_source_by_option_too(tiny_file, tmp_path):
+    source, target = tiny_file(), tmp_path / "small.gguf"
+    assert call("quantize", "-m", source, target, "--type", "q8_0").returncode == 0
+    assert target.exists()
+    assert call("quantize", target, "--type", "q8_0").returncode == 2
+    assert call("quantize", "-m", source, source, target, "--type", "q8_0").returncode == 2

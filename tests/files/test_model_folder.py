@@ -384,6 +384,7 @@ def test_templates_and_ends_of_the_folder(copy):
     assert model.chat_prompt([{"role": "user", "content": "x"}]) == "<bos>x!"
     assert model.tokenizer.end_token_ids == {298, 5}
     assert ds.SamplingParams.from_generation_config(model.generation_config).temperature == 0.5
+    assert model.default_params == ds.SamplingParams(temperature=0.5)
     assert ModelFolder(copy).chat_templates() == {"default": "{{ bos_token }}{{ messages[0].content }}!"}
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [298, 10**6]}))
     with pytest.raises(ModelError, match="generation_config.json: eos_token_id"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import math
@@ -160,9 +161,9 @@ def test_a_prompt_that_is_only_scored_may_fill_the_cache(tiny):
     [expected] = ds.generate(tiny, [ids], replace(params, max_new_tokens=1))
     with Engine(model) as engine:
         for only_scored in (False, True):
-            with pytest.raises(ValueError, match=r"^serve: prompt must be (shorter|no longer) than the 48 tokens"):
+            with pytest.raises(ValueError, match=r"^Engine: prompt must be (shorter|no longer) than the 48 tokens"):
                 engine.submit([*ids, 1], params, only_scored=only_scored)
-        with pytest.raises(ValueError, match=r"^serve: prompt must be shorter than the 48 tokens"):
+        with pytest.raises(ValueError, match=r"^Engine: prompt must be shorter than the 48 tokens"):
             engine.submit(ids, params)
         request = engine.submit(ids, params, only_scored=True)
         list(request)
@@ -326,12 +327,12 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
     assert read_all(submitted[0])[0][2] == "cancelled"
     assert engine.submit([5], params).number == 3
     for wrong in (None, "1", True, -1, math.nan):
-        with pytest.raises(ValueError, match="^serve: seconds must be a number >= 0; got"):
+        with pytest.raises(ValueError, match="^Engine: seconds must be a number >= 0; got"):
             engine.close(wrong)
     for names in ("<eos>", [1], 1):
-        with pytest.raises(ValueError, match="^serve: spelled must be a collection of names; got"):
+        with pytest.raises(ValueError, match="^Engine: spelled must be a collection of names; got"):
             engine.submit([5], params, spelled=names)
-    with pytest.raises(ValueError, match="^serve: params must be a SamplingParams or None; got"):
+    with pytest.raises(ValueError, match="^Engine: params must be a SamplingParams or None; got"):
         engine.submit([5], {"seed": 1})
     engine.close(0.01)
     assert {request.rows[0].reason for request in submitted} == {"cancelled"}
@@ -344,7 +345,7 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
 )
 def test_an_engine_without_rows_or_with_half_a_row_is_refused(tiny, wrong):
     [name] = wrong
-    with pytest.raises(ValueError, match=f"^serve: {name} must be an integer >= {int(name == 'max_rows')}; got"):
+    with pytest.raises(ValueError, match=f"^Engine: {name} must be an integer >= {int(name == 'max_rows')}; got"):
         Engine(tiny, **wrong)
 
 
@@ -681,3 +682,54 @@ def test_freed_memory_goes_back_while_nothing_runs(tiny, monkeypatch):
             assert time.monotonic() < end
             time.sleep(0.01)
     assert len(above) == 1000
+
+
+def test_result_waits_and_is_what_generate_returns(tiny):
+    params = ds.SamplingParams(max_new_tokens=9, seed=4, num_return_sequences=2, **FREE)
+    expected = ds.generate(tiny, [[1, 2, 3]], params)
+    with Engine(tiny) as engine:
+        request = engine.submit([1, 2, 3], params)
+        assert request.result() == expected
+        assert len([delta for delta in request if delta.token is not None]) == 18  # still there to be read
+        assert request.result(0) == expected
+        endless = engine.submit([1, 2, 3], ds.SamplingParams(max_new_tokens=390, **FREE))
+        with pytest.raises(TimeoutError, match="^Engine: the request has not ended within 0 s"):
+            endless.result(0)
+        endless.cancel()
+        assert endless.result()[0].finish_reason == "cancelled"
+
+
+def test_a_task_reads_what_a_thread_would(tiny):
+    params = ds.SamplingParams(max_new_tokens=12, seed=4, num_return_sequences=2, **FREE)
+
+    async def read(request):
+        first = [await anext(request)]
+        return first + [delta async for delta in request]
+
+    with Engine(tiny) as engine:
+        by_thread = list(engine.submit([1, 2, 3], params))
+
+        async def main():
+            return await asyncio.gather(*(read(engine.submit([1, 2, 3], params)) for _ in range(3)))
+
+        assert asyncio.run(main()) == [by_thread] * 3
+
+
+def test_without_params_a_request_has_those_of_the_model(tiny_file):
+    keys = {"general.sampling.temp": 0.5, "general.sampling.top_k": 3}
+    model = ds.load(tiny_file(context=400, **keys))
+    with Engine(model) as engine:
+        request = engine.submit([1, 2, 3])
+        assert (request.rows[0].params.temperature, request.rows[0].params.top_k) == (0.5, 3)
+        request.cancel()
+
+
+def test_the_tokens_of_a_prompt_that_did_not_run_are_counted(tiny):
+    prompt = [i % 290 for i in range(3 * PAGE + 5)]
+    tiny.cache.clear()
+    one_token = ds.SamplingParams(max_new_tokens=1)
+    assert ds.generate(tiny, [prompt], one_token)[0].cached_tokens == 0
+    assert ds.generate(tiny, [prompt], one_token)[0].cached_tokens == 3 * PAGE
+    assert ds.generate(tiny, [[*prompt[: 2 * PAGE], 7, 8, 9]], one_token)[0].cached_tokens == 2 * PAGE
+    with Engine(tiny) as engine:
+        assert engine.submit(prompt, one_token).result()[0].cached_tokens == 3 * PAGE

@@ -9,6 +9,7 @@ import gc
 import os
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,14 @@ GREEDY = SamplingParams(do_sample=False, max_new_tokens=12)
 
 
 def workers():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("decodestep-stream")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("decodestep-stream", "decodestep-engine"))]
+
+
+def ended():
+    """Whether no thread of a stream or of an engine is left, at once or soon."""
+    for thread in workers():
+        thread.join(30)
+    return not workers()
 
 
 async def read(stream, stop_after=None):
@@ -59,7 +67,7 @@ def test_pieces_join_to_the_text_and_the_completion_is_that_of_generate(model, p
         assert stream.completion == whole
 
     asyncio.run(main())
-    assert not workers()
+    assert ended()
 
 
 def test_a_conversation_and_ids_stream_too(model):
@@ -152,7 +160,7 @@ def test_what_is_wrong_is_refused_at_once(model):
             _ = stream.completion
 
     asyncio.run(main())
-    assert not workers()
+    assert ended()
 
 
 def test_the_event_loop_goes_on_while_the_model_works(model, passes):
@@ -192,16 +200,14 @@ def test_leaving_an_async_loop_ends_the_thread(model, passes):
         assert len(pieces) == 3
         for thread in workers():
             await asyncio.to_thread(thread.join, 30)
-        assert passes.count == 3
+        assert passes.count < 12  # the row may be ahead of its reader
         async with ds.astream(model, STORY, GREEDY) as stream:
             await anext(stream)
         assert stream.completion.finish_reason == "cancelled"
         assert [piece async for piece in stream] == []
 
     asyncio.run(main())
-    for thread in workers():
-        thread.join(30)
-    assert not workers()
+    assert ended()
 
 
 def test_cancelling_the_task_ends_the_row_within_a_pass(model, passes):
@@ -225,9 +231,7 @@ def test_cancelling_the_task_ends_the_row_within_a_pass(model, passes):
         assert stream.completion.finish_reason == "cancelled"
 
     asyncio.run(main())
-    for thread in workers():
-        thread.join(30)
-    assert not workers()
+    assert ended()
 
 
 def test_streams_of_several_tasks_do_not_touch_each_other(model):
@@ -239,6 +243,104 @@ def test_streams_of_several_tasks_do_not_touch_each_other(model):
         return ["".join(pieces) for pieces in await asyncio.gather(*map(read, streams))]
 
     assert asyncio.run(main()) == alone
+
+
+async def gather_texts(streams):
+    return ["".join(pieces) for pieces in await asyncio.gather(*map(read, streams))]
+
+
+def test_twenty_async_streams_share_their_forward_passes(model, passes):
+    params = [SamplingParams(max_new_tokens=8, seed=seed, temperature=1.3, ignore_eos=True) for seed in range(20)]
+    alone = ds.generate(model, [STORY] * 20, params)
+    model.cache.clear()
+    before = passes.count
+    streams = [ds.astream(model, STORY, each) for each in params]
+    assert asyncio.run(gather_texts(streams)) == [completion.text for completion in alone]
+    assert [stream.completion for stream in streams] == alone
+    assert passes.count - before <= 40  # of 160 tokens: 8 passes, and some while the streams begin
+    assert ended()
+
+
+def test_a_shared_engine_lives_as_long_as_there_are_streams(model):
+    async def main():
+        async with ds.astream(model, STORY, replace(GREEDY, max_new_tokens=200, ignore_eos=True)) as long:
+            await anext(long)
+            [engine] = [thread for thread in workers() if "engine" in thread.name]
+            for _ in range(3):
+                assert len(await read(ds.astream(model, STORY, GREEDY))) == 12
+                assert engine in workers()
+
+    asyncio.run(main())
+    assert ended()
+
+
+def test_an_engine_in_place_of_the_model_runs_the_stream(model):
+    (whole,) = ds.generate(model, STORY, GREEDY)
+    with ds.Engine(model) as engine:
+
+        async def main():
+            stream = ds.astream(engine, STORY, GREEDY)
+            assert "".join(await read(stream)) == whole.text
+            assert stream.completion == whole
+            with pytest.raises(ValueError, match="^astream: processors must be left out with an Engine"):
+                ds.astream(engine, STORY, GREEDY, processors=[print])
+            with pytest.raises(ValueError, match="^Engine: num_beams must be 1"):
+                await read(ds.astream(engine, STORY, replace(GREEDY, num_beams=2)))
+
+        asyncio.run(main())
+        assert engine.live == 0
+        assert [thread for thread in workers() if "engine" in thread.name] == [engine._thread]
+
+
+def test_a_stream_that_is_cancelled_before_its_first_piece_leaves_nothing(model):
+    async def main():
+        task = asyncio.create_task(read(ds.astream(model, STORY, replace(GREEDY, max_new_tokens=None, ignore_eos=True))))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert ended()
+
+
+def test_a_row_that_fails_in_the_shared_engine_fails_its_own_stream(model, monkeypatch):
+    spelled = model.tokenizer.token_bytes
+
+    def token_bytes(token):
+        if threading.current_thread().name == "decodestep-engine":
+            raise LookupError("no text")
+        return spelled(token)
+
+    monkeypatch.setattr(model.tokenizer, "token_bytes", token_bytes)
+
+    async def main():
+        stream = ds.astream(model, STORY, GREEDY)
+        with pytest.raises(LookupError, match="no text"):
+            await read(stream)
+        assert stream.completion.finish_reason == "error"
+
+    asyncio.run(main())
+    assert ended()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+def test_a_forked_child_starts_an_engine_of_its_own(tiny_file):
+    model = ds.load(tiny_file())
+    alone = ds.generate(model, [[1, 2]], GREEDY)[0].text
+
+    async def main():
+        async with ds.astream(model, [1, 2], replace(GREEDY, max_new_tokens=40, ignore_eos=True)) as stream:
+            await anext(stream)
+            with ThreadPoolExecutor(1) as pool:  # a thread without an event loop
+                pool.submit(fork).result()
+
+    def fork():
+        with processes.forked_child(lambda: asyncio.run(gather_texts([ds.astream(model, [1, 2], GREEDY)])) == [alone]):
+            pass
+
+    asyncio.run(main())
 
 
 def test_a_stream_is_not_copied(tiny_file):

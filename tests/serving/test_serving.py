@@ -6,6 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import openai
 import pytest
 
 import decodestep as ds
@@ -254,7 +255,12 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context(server):
     ids = [token % 250 for token in range(server.model.config.context)]
     asked = {"prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 0}
     status, body = server.send_json("/v1/completions", asked)
-    assert status == 200 and body["usage"] == {"prompt_tokens": 400, "completion_tokens": 0, "total_tokens": 400}
+    assert status == 200 and {**body["usage"], "prompt_tokens_details": None} == {
+        "prompt_tokens": 400,
+        "completion_tokens": 0,
+        "total_tokens": 400,
+        "prompt_tokens_details": None,
+    }
     np.testing.assert_allclose(body["choices"][0]["logprobs"]["token_logprobs"][1:], score(server.model, ids)[0], rtol=1e-6)
     for more in ({"prompt": [*ids, 1]}, {"max_tokens": 1}):
         status, body = server.send_json("/v1/completions", {**asked, **more})
@@ -290,3 +296,36 @@ def test_offsets_after_a_prompt_that_ends_within_a_character(shared_server):
     asked = {"model": "", "prompt": [ids], "max_tokens": 3, "echo": True, "logprobs": 0, "extra_body": {"regex": "ab"}}
     [choice] = shared_server.client().completions.create(**asked).choices
     assert choice.text == "\ufffdab" and choice.logprobs.text_offset == [0, 0, 1, 2, 3]
+
+
+def test_usage_counts_the_tokens_of_a_prompt_that_did_not_run(server):
+    client = server.client()
+    prompt = [i % 290 for i in range(40)]
+    used = [client.completions.create(model="tiny", prompt=prompt, max_tokens=1).usage for _ in range(2)]
+    assert [one.prompt_tokens_details.cached_tokens for one in used] == [0, 32]  # two pages
+
+
+def test_what_a_request_leaves_out_is_the_models(tiny_file):
+    path = tiny_file(kind="Q8_0", context=400, **{"general.sampling.temp": 0.0})
+    body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 12, "seed": 3}
+    texts = []
+    for options in ({}, {"default_params": ds.SamplingParams()}):
+        with LocalServer(load(path), max_rows=8, max_waiting=4, **options) as server:
+            client = server.client()
+            texts.append([client.completions.create(**body, **more).choices[0].text for more in ({}, {"temperature": 1})])
+            greedy = client.completions.create(**body, temperature=0).choices[0].text
+    assert texts[0] == [greedy, texts[1][0]]
+    assert texts[1][0] == texts[1][1] != greedy
+
+
+def test_a_chat_goes_on_with_its_last_message(server):
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "bcd"}]
+    ids = server.model.chat_ids(talk, continue_final_message=True)
+    answer = server.client().chat.completions.create(
+        model="tiny", messages=talk, max_tokens=3, extra_body={"continue_final_message": True, "add_generation_prompt": False}
+    )
+    assert answer.usage.prompt_tokens == len(ids)
+    with pytest.raises(openai.BadRequestError, match="add_generation_prompt must be false or omitted"):
+        server.client().chat.completions.create(
+            model="tiny", messages=talk, extra_body={"continue_final_message": True, "add_generation_prompt": True}
+        )

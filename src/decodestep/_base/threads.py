@@ -48,7 +48,8 @@ def use_threads(count: int | None) -> Iterator[None]:
     Raises ValueError for anything else. Blocks nest; the inner one counts.
 
     The number belongs to the current context (a `contextvars.ContextVar`): asyncio tasks started in the block inherit it,
-    threads started in the block do not and use DECODESTEP_THREADS, else all CPUs of this process.
+    threads started in the block do not and use DECODESTEP_THREADS, else all CPUs of this process. A model with a number of its
+    own, `load(threads=...)`, keeps it. docs/contents.md has the whole order.
     """
     if count is None:
         yield

@@ -11,7 +11,7 @@ import numpy as np
 from decodestep._base.checks import Words, refuse
 from decodestep.chat import template_process
 from decodestep.chat.message_form import MessageForm, find_form
-from decodestep.chat.traced_text import TracedText
+from decodestep.chat.traced_text import TracedText, runs
 from decodestep.errors import ModelError
 
 
@@ -117,6 +117,24 @@ class ChatTemplate:
                 "the model file has no chat template: pass one, load(..., chat_template=...), or give the model plain text"
             )
         return name
+
+
+def until_content(text: str, content: object) -> str:
+    """The text of a conversation up to the end of its last message's content, which a template writes something after.
+
+    Raises ModelError if that content is not the last thing that the template has been given to write, or empty.
+    """
+    parts = content if isinstance(content, (list, tuple)) else [content]
+    last = parts[-1] if parts else None
+    given = last.get("text") if isinstance(last, Mapping) else last
+    written, end, at = "", 0, 0
+    for run, own in runs(text):
+        at += len(run)
+        if not own:
+            written, end = run.strip(), at
+    if not (isinstance(given, str) and written and given.rstrip().endswith(written)):
+        raise ModelError("the chat template's text does not end with the content of the last message, which is to be continued")
+    return text[:end]
 
 
 def _mappings(name: str, items: object) -> list[dict[str, Any]]:

@@ -155,6 +155,18 @@ def read(model: ChatModel, body: Mapping[str, Any], conversation: list[dict[str,
     )
 
 
+def for_template(
+    model: ChatModel, conversation: list[dict[str, Any]], format_: ToolFormat | None
+) -> tuple[list[dict[str, Any]], tuple[Any, ...] | None]:
+    """What the chat template is given: the conversation, and the tools if it describes them; else a message does.
+
+    format_: as `read` returns it.
+    """
+    if format_ is not None and format_.of_template:
+        return conversation, format_.definitions
+    return with_tools_as_text(model, conversation, format_), None
+
+
 def with_tools_as_text(
     model: ChatModel, conversation: list[dict[str, Any]], format_: ToolFormat | None
 ) -> list[dict[str, Any]]:

@@ -17,9 +17,12 @@ from decodestep.cli.options import (
     add_beams,
     add_named_model,
     add_params,
+    add_template_variables,
     load,
     name_model,
     params_of,
+    template_variables,
+    with_model_defaults,
     write_text,
 )
 from decodestep.cli.running import Cancelled
@@ -50,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = f"{parser.description}\n\n{_ABOUT}\n\n{_HELP}"
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
+    add_template_variables(parser)
     add_params(parser, **_DEFAULTS)
     add_beams(parser)
     add_named_model(parser)
@@ -57,8 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     params = params_of(options, **_DEFAULTS)
+    variables = template_variables(options)
     name_model(options)
-    chat = _Chat(load(options), params, options.system)
+    model = load(options)
+    chat = _Chat(model, with_model_defaults(params, options, model), options.system, variables)
     interactive = sys.stdin.isatty()
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # a byte that is not UTF-8 must not end the conversation
@@ -98,14 +104,17 @@ def _read_pipe() -> Iterator[str]:
 class _Chat:
     """A conversation: its messages so far, and how they are answered."""
 
-    def __init__(self, model: Model, params: SamplingParams, system: str | None) -> None:
-        self.model, self.params = model, params
+    def __init__(self, model: Model, params: SamplingParams, system: str | None, variables: dict[str, Any]) -> None:
+        self.model, self.params, self._variables = model, params, variables
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._system)
         # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
         # the first message.
-        ids = prompt_ids(model, [*self.messages, {"role": "user", "content": "Hello"}])
+        ids = self._ids([*self.messages, {"role": "user", "content": "Hello"}])
         RowFactory.of_model(model).row(params.without_beams(), ids)
+
+    def _ids(self, messages: list[dict[str, str]]) -> list[int]:
+        return prompt_ids(self.model, {"messages": messages, "chat_template_kwargs": self._variables})
 
     def take(self, line: str) -> bool:
         """Executes a command, or answers a message; False if the line ends the conversation."""
@@ -143,7 +152,7 @@ class _Chat:
             sys.stdout.flush()
 
         with Cancelled() as cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C ends the answer too
-            ids = prompt_ids(self.model, conversation)
+            ids = self._ids(conversation)
             # Where the prompt alone is more than the cache holds, `generate` says so.
             params = within_room(self.params, max(1, self.model.capacity(self.params.num_beams) - len(ids)))
             completion = generate(self.model, [ids], params, stream=stream, cancelled=cancelled.requested)[0]

@@ -19,6 +19,7 @@ from decodestep._base.checks import require
 from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
 from decodestep._base.threads import isa, threads
+from decodestep.cli.options import MODEL_HELP
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model, path_of
 
 _PACKAGES = (
@@ -39,7 +40,9 @@ _PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--model", metavar="NAME_OR_PATH", help="describe this GGUF file or folder, and how it would run")
+    parser.add_argument(
+        "-m", "--model", metavar="NAME_OR_PATH", help=f"describe this model, and how it would run: {MODEL_HELP}"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

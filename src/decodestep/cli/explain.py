@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from decodestep.cli.options import (
     prompt_of,
     require_writable,
     with_bans,
+    with_model_defaults,
     write_text,
 )
 from decodestep.explain.data import record_document
@@ -71,11 +73,11 @@ def run(options: argparse.Namespace) -> int:
     if options.html is not None:
         require_writable(options.html)
     model = load(options)
-    params = with_bans(params, options, model)
+    params = with_bans(with_model_defaults(params, options, model), options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)
     if prompt is None or options.html is None:
         return _show(model, params, ids, options)
-    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # type: ignore[index]
+    text = prompt["messages"][-1]["content"] if isinstance(prompt, Mapping) else prompt
     return _write_page(model, str(text), ids, _params_of_runs(model, params, other), options)
 
 
@@ -85,7 +87,7 @@ def _require_in_use(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         require(value is None or options.html is not None, "explain", name, "given with --html", value)
     require(options.rows is None or options.html is None, "explain", "rows", "left out with --html", options.rows)
-    for name in ("html", "rows", "steps", "system", "raw"):
+    for name in ("html", "rows", "steps", "system", "raw", "enable_thinking", "chat_template_kwargs"):
         value = getattr(options, name)
         require(options.prompt is not None or value in (None, False), "explain", name, "given with a prompt", value)
 
@@ -95,7 +97,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
     (params,) = params.samples()
     if other is None:
         return [params]
-    beside = with_bans(params_of(other, **_DEFAULTS), other, model)
+    beside = with_bans(with_model_defaults(params_of(other, **_DEFAULTS), other, model), other, model)
     return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
 
 

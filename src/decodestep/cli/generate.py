@@ -15,7 +15,18 @@ from decodestep._base.checks import require
 from decodestep._base.profiling import Cost, Profile, profile
 from decodestep._base.threads import isa, threads, use_threads
 from decodestep.cli.endings import early_end
-from decodestep.cli.options import add_ban, add_beams, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
+from decodestep.cli.options import (
+    add_ban,
+    add_beams,
+    add_model,
+    add_params,
+    add_prompt,
+    load,
+    params_of,
+    prompt_of,
+    with_bans,
+    with_model_defaults,
+)
 from decodestep.cli.running import Cancelled
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
@@ -53,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     require(alternatives is None or alternatives >= 1, "generate", "show-alternatives", "an integer >= 1", alternatives)
     prompt = prompt_of(options)
     model = load(options)
-    params = with_bans(params, options, model)
+    params = with_bans(with_model_defaults(params, options, model), options, model)
     if alternatives is not None:
         params = replace(params, logprobs=max(params.logprobs or 0, alternatives + 1))
     clock.loaded = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from dataclasses import replace
@@ -13,10 +14,11 @@ from decodestep import models
 from decodestep._base.checks import Words, refuse, require
 from decodestep.cli.running import progress_line
 from decodestep.generation.prompts import Prompt
-from decodestep.models import Model
+from decodestep.models import Model, sampling_defaults
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.sampling.params import DEFAULTS, SAMPLERS, SamplingParams
 
+MODEL_HELP = "a GGUF file, a folder of safetensors, or org/name of the Hugging Face Hub, org/name:Q4_K_M for a file there"
 BYTE_ORDER_MARK = "\ufeff"  # with which some editors begin a file; "utf-8-sig" reads files without it
 # Options for fields of SamplingParams, with its defaults: type, placeholder and help of each.
 _NUMBERS: dict[str, tuple[type, str, str]] = {
@@ -40,6 +42,12 @@ _NUMBERS: dict[str, tuple[type, str, str]] = {
     "no_repeat_ngram_size": (int, "N", "no sequence of N tokens occurs twice; 0 is off"),
     "max_time": (float, "SECONDS", "end after this many seconds"),
 }
+# By the names that other programs give them.
+_ALIASES = {
+    "max_new_tokens": ("-n", "--max-tokens"),
+    "temperature": ("--temp",),
+    "repetition_penalty": ("--repeat-penalty",),
+}
 _BEAMS: dict[str, tuple[type, str, str]] = {
     "num_beams": (int, "N", "beam search with N beams, without sampling; 1 is off"),
     "num_beam_groups": (int, "N", "diverse beam search with N groups of beams"),
@@ -50,13 +58,22 @@ _BEAMS: dict[str, tuple[type, str, str]] = {
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file, or a folder of safetensors [%(default)s]")
+    add("-m", "--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help=f"{MODEL_HELP} [%(default)s]")
     add("--threads", type=int, metavar="N", help="number of threads of the native kernels [DECODESTEP_THREADS, else all cores]")
     dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0, q2_k, q3_k or q4_k"
     add("--dtype", default="auto", metavar="DTYPE", help=f"type of the weights: {dtypes} [%(default)s]")
-    add("--form", default="auto", metavar="FORM", help="form of grouped-query attention: auto, or mla (latent) [%(default)s]")
+    add(
+        "--form",
+        "--attention",
+        default="auto",
+        metavar="FORM",
+        help="form of grouped-query attention: auto, or mla (latent) [%(default)s]",
+    )
     kept = "auto, bfloat16, float16 or int8"
-    add("--cache-dtype", default="auto", metavar="DTYPE", help=f"type of cached keys and values: {kept} [%(default)s]")
+    text = f"type of cached keys and values: {kept} [%(default)s]"
+    add("--cache-dtype", "--kv-cache-dtype", default="auto", metavar="DTYPE", help=text)
+    add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
+    add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
 
 
 def add_named_model(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +89,32 @@ def name_model(options: argparse.Namespace) -> None:
         options.model = options.name
 
 
+def add_template_variables(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "whether a model that can think before it answers does so, for templates that read this [the template's choice]"
+    add("--enable-thinking", action=argparse.BooleanOptionalAction, help=text)
+    text = 'variables of the chat template, as a JSON object: \'{"reasoning_effort": "low"}\''
+    add("--chat-template-kwargs", metavar="JSON", help=text)
+
+
+def template_variables(options: argparse.Namespace) -> dict[str, Any]:
+    """The variables that the options give the chat template; {} without any."""
+    text = options.chat_template_kwargs
+    given: Any = {}
+    try:
+        given = given if text is None else json.loads(text)
+    except ValueError:
+        given = None
+    require(isinstance(given, dict), options.verb, "chat-template-kwargs", "a JSON object", text)
+    thinking = options.enable_thinking
+    return {**given, **({} if thinking is None else {"enable_thinking": thinking})}
+
+
 def add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--system", metavar="TEXT", help="a system message before the prompt")
     add("--raw", action="store_true", help="pass the prompt to the model unchanged, without the chat template")
+    add_template_variables(parser)
 
 
 def add_params(parser: argparse.ArgumentParser, **defaults: Any) -> None:
@@ -89,10 +128,17 @@ def add_params(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [none: a new one each time]")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     _add_numbers(group, _NUMBERS, defaults)
+    add_sampling_defaults(group)
     add("--json-schema", metavar="FILE", help="constrain the text to JSON of the schema in this file")
     add("--regex", metavar="EXPRESSION", help="constrain the text to match this regular expression")
     add("--grammar", metavar="FILE", help="constrain the text to the grammar in this file: Lark or GBNF")
     add("--samplers", metavar="NAME,NAME", help=f"run only these, in this order: {', '.join(SAMPLERS)}")
+
+
+def add_sampling_defaults(parser: argparse._ActionsContainer) -> None:
+    text = "what is left out of the model's sampling: the model's own values where it has some, or none of them [%(default)s]"
+    kinds = ("model", "none")
+    parser.add_argument("--sampling-defaults", default="model", choices=kinds, metavar="KIND", help=f"model or none: {text}")
 
 
 def add_beams(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +148,19 @@ def add_beams(parser: argparse.ArgumentParser) -> None:
 def _add_numbers(group: argparse._ArgumentGroup, numbers: dict[str, tuple[type, str, str]], defaults: dict[str, Any]) -> None:
     for name, (kind, metavar, text) in numbers.items():
         default = defaults.get(name, DEFAULTS[name])
-        shown = "none" if default is None else default
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{shown}]")
+        shown = "none" if default is None else f"the model's, else {default}" if name in sampling_defaults.FIELDS else default
+        names = f"--{name.replace('_', '-')}", *_ALIASES.get(name, ())
+        group.add_argument(*names, type=kind, metavar=metavar, help=f"{text} [{shown}]")
+
+
+def with_model_defaults(params: SamplingParams, options: argparse.Namespace, model: Model) -> SamplingParams:
+    """The params with the model's own values for what the options leave out."""
+    if options.sampling_defaults == "none":
+        return params
+    given = {name for name in _NUMBERS if getattr(options, name) is not None}
+    if options.greedy or params.num_beams > 1:
+        given.add("do_sample")
+    return sampling_defaults.with_defaults(params, given, model.default_params)
 
 
 def add_ban(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +191,7 @@ def load(options: argparse.Namespace) -> Model:
             form=options.form,
             cache_dtype=options.cache_dtype,
             threads=options.threads,
-            cache_bytes=getattr(options, "cache_bytes", None),
+            cache_bytes=options.cache_bytes,
             chat_template=text_of(options, "chat-template"),
             progress=lambda done, layers: show(f"loading: {done} of {layers} layers"),
         )
@@ -196,6 +253,9 @@ def prompt_of(options: argparse.Namespace) -> Prompt:
         refuse(options.verb, "prompt", "at least one token long", Words("an empty prompt"))
     if options.raw:
         require(options.system is None, options.verb, "system", "left out with --raw", options.system)
+        ok = options.enable_thinking is None and options.chat_template_kwargs is None
+        require(ok, options.verb, "raw", "left out with variables of the chat template", Words("both"))
         return text
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
-    return [*system, {"role": "user", "content": text}]
+    messages = [*system, {"role": "user", "content": text}]
+    return {"messages": messages, "chat_template_kwargs": template_variables(options)}

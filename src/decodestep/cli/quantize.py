@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from decodestep._base.checks import require
+from decodestep._base.checks import Words, require
 from decodestep.cli.running import progress_line
 from decodestep.models.fetch import path_of
 
@@ -18,8 +18,9 @@ _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k_m, q4_k_m, q5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    source = "a GGUF file, best one of F32, F16 or BF16, a folder of safetensors, or the default model's name"
-    parser.add_argument("source", metavar="IN", help=source)
+    source = "a GGUF file, best one of F32, F16 or BF16, a folder of safetensors, or a name: the default model's, or org/name"
+    parser.add_argument("source", nargs="?", metavar="IN", help=source)
+    parser.add_argument("-m", "--model", metavar="NAME_OR_PATH", help="the same as IN")
     parser.add_argument("target", metavar="OUT", help="the GGUF file to write; it appears only when complete")
     parser.add_argument("--type", required=True, metavar="TYPE", help=_KINDS)
 
@@ -27,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from decodestep.models.requantise import requantise
 
-    require(options.source != "", "quantize", "IN", "a name or a path", options.source)
+    named = [name for name in (options.source, options.model) if name is not None]
+    require(len(named) == 1, "quantize", "IN", "named once, as IN or with --model", Words(" and ".join(named) or "none"))
+    require(named[0] != "", "quantize", "IN", "a name or a path", named[0])
     began = time.monotonic()
-    source, target = path_of(options.source), Path(options.target)
+    source, target = path_of(named[0]), Path(options.target)
     with _unwinding(), progress_line(after=0.0) as show:
         before = requantise(source, target, options.type.lower(), lambda done, count, name: show(f"{done}/{count} {name}"))
     after = target.stat().st_size

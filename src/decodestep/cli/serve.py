@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
-from decodestep.cli.options import add_named_model, load, name_model, text_of
+from decodestep.cli.options import add_named_model, add_sampling_defaults, load, name_model, text_of
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.errors import ModelError, TemplateProcessError
+from decodestep.models import hub
+from decodestep.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     import uvicorn
@@ -42,16 +44,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_named_model(parser)
     add("--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0 for all networks [%(default)s]")
     add("--port", type=int, default=8080, help="0 for a free one [%(default)s]")
-    add("--max-rows", type=int, default=64, metavar="N", help="completions that run together [%(default)s]")
-    add("--max-waiting", type=int, default=256, metavar="N", help="completions that may wait; others get 429 [%(default)s]")
-    add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
+    add("--max-rows", "--parallel", type=int, default=64, metavar="N", help="completions that run together [%(default)s]")
+    add(
+        "--max-waiting",
+        "--max-queue",
+        type=int,
+        default=256,
+        metavar="N",
+        help="completions that may wait; others get 429 [%(default)s]",
+    )
     add("--api-key-file", metavar="FILE", help="file of keys, one per line; requests must send one of them")
     text = (
         "name by which requests may call the server, as a proxy does; * for any [those without a dot, on loopback without keys]"
     )
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
-    add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
+    add_sampling_defaults(parser)
     add("--log-prompts", action="store_true", help="write requests and answers to the log")
     add("--grace", type=float, default=_GRACE, metavar="SECONDS", help="time for rows to finish after SIGTERM [%(default)s]")
 
@@ -85,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
         max_rows=options.max_rows,
         max_waiting=options.max_waiting,
         log_prompts=options.log_prompts,
+        default_params=model.default_params if options.sampling_defaults == "model" else SamplingParams(),
     )
     shown = f"[{host}]" if ":" in host else host
     with_keys = "with an API key" if keys else "without API keys"
@@ -239,7 +248,9 @@ def _hosts(options: argparse.Namespace, address: str, keys: list[str]) -> list[s
 
 
 def _name_of(model: str) -> str:
-    """What requests may call the model: the last part of its path, also where that is "."."""
+    """What requests may call the model: its name on the hub, or the last part of its path, also where that is "."."""
+    if hub.is_name(model) and not os.path.exists(model):
+        return model
     return Path(os.path.abspath(model)).name.removesuffix(".gguf")
 
 

@@ -37,6 +37,7 @@ class CachedSequence:
         ok = capacity is None or (is_int(capacity) and capacity >= 0)
         require(ok, _OP, "capacity", "a number of tokens or None", capacity)
         self.tokens: list[int] = []
+        self.reused = 0  # how many tokens `reuse` has appended
         self.admitted = admitted
         self.reserved = 0
         self.thread = threading.get_ident()
@@ -73,6 +74,7 @@ class CachedSequence:
             self._reuse_pages_locked(tokens)
             if len(self.tokens) % PAGE == 0:
                 self._reuse_part_locked(tokens[len(self.tokens) - start :])
+        self.reused += len(self.tokens) - start
         return len(self.tokens) - start
 
     def expect(self, length: int) -> None:

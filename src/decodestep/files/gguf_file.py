@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from decodestep.errors import ModelError
@@ -22,6 +23,16 @@ from decodestep.files.gguf_header import GgufHeader
 _LOG = logging.getLogger(__name__)
 _MAX_RANK = 4  # of tensors, as in ggml
 _MAX_TENSORS = 1 << 17  # of a header: real ones have thousands, each a Python object
+
+
+# The keys of sampling, after general.sampling., by the names of generation_config.json.
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class GgufFile:
     larger than any model's: 256 MiB, 4 million strings or 128 thousand tensors.
     """
 
-    generation_config: Mapping[str, Any] = {}  # a file has none
+    generation_config: Mapping[str, Any] = {}  # a file has no more of it than `sampling_defaults`
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,6 +66,12 @@ class GgufFile:
         tensors, pairs = header.number("<Q"), header.number("<Q")
         self.metadata = self._read_metadata(header, pairs)
         self.tensors = self._read_tensors(header, tensors)
+
+    @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """What the keys general.sampling.* say, by the names of generation_config.json."""
+        found = {name: self.metadata.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
+        return {name: _shortest(value) for name, value in found.items() if value is not None}
 
     def chat_templates(self) -> dict[str, Any]:
         """Chat templates by name; "default" is the one for all conversations."""
@@ -127,3 +144,8 @@ class GgufFile:
 
 def _padded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
+
+
+def _shortest(value: Any) -> Any:
+    """A float, which the file holds as float32, as the shortest decimal that rounds to it: 0.95 and not 0.949999988."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value

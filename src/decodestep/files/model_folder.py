@@ -33,6 +33,11 @@ class ModelFolder:
         return read_object_if_there(self.path / "generation_config.json")
 
     @property
+    def sampling_defaults(self) -> dict[str, Any]:
+        """generation_config.json, which says how the model is sampled."""
+        return self.generation_config
+
+    @property
     def tokenizer_config(self) -> dict[str, Any]:
         """tokenizer_config.json; {} if there is none. As in transformers, the special tokens of an older one, without
         added_tokens_decoder, are those of special_tokens_map.json."""

@@ -4,6 +4,7 @@
 - `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs;
 - `generate_call`: one call, driven by `generate` and `stream`;
 - `engine` (`engine_request`): rows join and leave between passes, and each gets the tokens that it would get alone;
+- `stream`, `async_stream`: iterators over a completion's text; `shared_engine`: that of a model's asynchronous streams;
 - `prompt_logprobs`: the log-probabilities of a prompt's own tokens;
 - `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.
 """

@@ -258,9 +258,12 @@ class Batch:
         A row of which only a part has been read has its last tokens run by the next pass.
         """
         for key, logits in ready.items():
-            self._sampler.resume(self._rows[key])
+            row = self._rows[key]
+            if len(row.history) == row.history.prompt_length:  # else it was preempted, and read its own tokens too
+                row.cached_tokens = self._sequences[key].reused
+            self._sampler.resume(row)
             self._sampled.append(key)
-            if len(self._sequences[key]) == len(self._rows[key].history):
+            if len(self._sequences[key]) == len(row.history):
                 self._logits[key] = logits
 
     def _preempt_last(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass, field
 from html import escape
+from typing import Any
 
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.row import Row
@@ -26,7 +28,11 @@ class Completion:
         a greedy row without a given seed.
     error: the exception that ended the row: of its own code (a processor or token_bytes), or a CacheFullError where others
         keep the pages of the cache; None if there was none.
-    row: the index of its prompt. Ignored by comparisons.
+    prompt_index: the index of its prompt, which `row` is another name of. Ignored by comparisons.
+    reasoning, content, tool_calls: the text's parts, for a model that reasons or calls tools: what it thought, what it answered
+        and its calls, {"id", "type", "function": {"name", "arguments"}} each. Empty where the text has not been read for them.
+    cached_tokens: how many of the prompt's tokens were in the cache already and did not run. drafted, accepted: how many tokens
+        were drafted, and how many of these are in the text. The last three are about time, and ignored by comparisons.
     """
 
     text: str
@@ -35,9 +41,25 @@ class Completion:
     finish_reason: str
     logprobs: list[TokenLogprobs] | None = None
     seed: int | None = None
-    row: int = field(default=0, compare=False)
+    prompt_index: int = field(default=0, compare=False)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: BaseException | None = field(default=None, compare=False)
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    cached_tokens: int = field(default=0, compare=False)
+    drafted: int = field(default=0, compare=False)
+    accepted: int = field(default=0, compare=False)
+    row: InitVar[int | None] = None
+
+    def __post_init__(self, row: int | None) -> None:
+        if isinstance(row, int):  # else the property below, which the class has by this name
+            object.__setattr__(self, "prompt_index", row)
+
+    @property  # type: ignore[misc]  # of an argument's name
+    def row(self) -> int:  # noqa: F811
+        """`prompt_index`, by the name that it also has as an argument."""
+        return self.prompt_index
 
     def _repr_html_(self) -> str:
         facts = [f"{len(self.token_ids)} tokens after {len(self.prompt_token_ids)}"]
@@ -70,7 +92,8 @@ def completion_of(row: Row, prompt: list[int], prompt_index: int) -> Completion:
         finish_reason=row.reason,
         logprobs=list(row.logprobs) if asked.logprobs is not None else None,
         seed=row.seed,
-        row=prompt_index,
+        prompt_index=prompt_index,
         prompt_logprobs=row.prompt_logprobs if asked.prompt_logprobs is not None else None,
         error=row.error,
+        cached_tokens=row.cached_tokens,
     )

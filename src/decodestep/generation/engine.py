@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from decodestep.models import Model
 
-_OP = "serve"
+_OP = "Engine"
 _LOG = logging.getLogger("decodestep.serving")
 
 _IDLE_SLABS = 16  # of the cache, 16 MB each, allocated ahead while the engine is idle
@@ -50,7 +50,7 @@ class Engine:
     model: made by `load`. Its cache is shared with all other users of the model.
     max_rows: the largest number of rows that run together, >= 1. max_waiting: how many more may wait, >= 0.
     deliver: called on the engine's thread after each pass with the pass's deltas; it must not block. None: the deltas are read
-        by iterating over each `EngineRequest`.
+        by iterating over each `EngineRequest`, or its completions with `EngineRequest.result`.
 
     A prompt runs in chunks, each of which lengthens a pass by about half at most (see `ChunkedPrefill`); a prefix that is in
     the cache is not run again. When the cache is full, the rows that were admitted last release their pages and resume later
@@ -107,7 +107,8 @@ class Engine:
         spelled: Collection[str] = (),
         only_scored: bool = False,
     ) -> EngineRequest:
-        """Submits a request: a prompt, as for `generate`, and params with any number of samples but without beams.
+        """Submits a request: a prompt, as for `generate`, and params with any number of samples but without beams; None for the
+        model's own.
 
         listener: stored as `EngineRequest.listener` for the engine's `deliver`; the engine itself does not call it.
         spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names that
@@ -120,7 +121,7 @@ class Engine:
         Raises ValueError as `generate` does, and for beams, a prompt that does not fit the cache, more samples than can be
         compiled in time with their constraint, or `spelled` that are no names; QueueFullError; EngineClosedError.
         """
-        params = SamplingParams() if params is None else params
+        params = self.model.default_params if params is None else params
         require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams or None", params)
         several = isinstance(spelled, Collection) and not isinstance(spelled, str)
         require(several and all(isinstance(name, str) for name in spelled), _OP, "spelled", "a collection of names", spelled)
@@ -141,17 +142,16 @@ class Engine:
             self._wake.notify()
         return request
 
-    def close(self, seconds: float = 0.0) -> None:
+    def close(self, seconds: float = 0.0, *, wait: bool = True) -> None:
         """Accepts no more requests and ends the thread once all rows have ended; rows still running after `seconds`, >= 0, are
-        cancelled. May be called again."""
+        cancelled. wait: until the thread has ended. May be called again."""
         require(is_real(seconds) and seconds >= 0, _OP, "seconds", "a number >= 0", seconds)
         with self._wake:
             self._closing = True
             self._deadline = time.monotonic() + seconds
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
+        if wait and threading.current_thread() is not self._thread:
             self._thread.join()
-            atexit.unregister(self.close)
 
     def __enter__(self) -> Engine:
         return self
@@ -204,6 +204,8 @@ class Engine:
             _fail_rows(self._requests, error)
             self._report({})
             self._batch.close()
+        finally:
+            atexit.unregister(self.close)
 
     def _run(self) -> None:
         """Runs passes until the engine has closed."""
@@ -296,4 +298,4 @@ def _fail_rows(requests: Sequence[EngineRequest], error: BaseException) -> None:
 
 def _to_requests(deltas: list[tuple[EngineRequest, Delta]]) -> None:
     for request, delta in deltas:
-        request.deltas.put(delta)
+        request.put(delta)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from decodestep.generation.completion import Completion, completion_of
@@ -35,8 +37,9 @@ class EngineRequest:
 
     number: its index among the engine's requests. prompt_ids: its prompt. rows: its samples. listener: as given to `submit`.
 
-    Iterating yields the `Delta`s of all samples until each has ended. Each is yielded once: after `break`, another loop goes on
-    with the next. One thread at a time may read them; an engine with a `deliver` function passes them to it instead.
+    Iterating, with ``for`` or ``async for``, yields the `Delta`s of all samples until each has ended. Each is yielded once:
+    after `break`, another loop goes on with the next. One thread or task at a time may read them; an engine with a `deliver`
+    function passes them to it instead. `result` waits for the completions, whether the deltas are read or not.
     """
 
     def __init__(self, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:
@@ -46,7 +49,9 @@ class EngineRequest:
         self.listener = listener
         self.keys = [-1] * len(rows)  # of its rows in the engine's batch; -1 before they are there
         self.cancelled = threading.Event()
-        self.deltas: SimpleQueue[Delta] = SimpleQueue()
+        self._deltas: SimpleQueue[Delta] = SimpleQueue()
+        self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # of a task that waits for a delta
+        self._ended = threading.Event()  # the end of every sample has been reported
         # How many tokens of its row have been reported, of each sample whose end has not been.
         self._reported = dict.fromkeys(range(len(rows)), len(prompt_ids))
         self._read = 0  # how many of the ends have been read
@@ -62,9 +67,45 @@ class EngineRequest:
 
     def __iter__(self) -> Iterator[Delta]:
         while self._read < len(self.rows):
-            delta = self.deltas.get()
-            self._read += bool(delta.reason)
-            yield delta
+            yield self._counted(self._deltas.get())
+
+    def __aiter__(self) -> EngineRequest:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._read == len(self.rows):
+            raise StopAsyncIteration
+        loop, more = asyncio.get_running_loop(), asyncio.Event()
+        while True:
+            more.clear()
+            self._reader = loop, more  # before looking: what comes after that is announced
+            try:
+                return self._counted(self._deltas.get_nowait())
+            except Empty:
+                await more.wait()
+
+    def put(self, delta: Delta) -> None:
+        """Adds a delta for the reader, for the engine's thread."""
+        self._deltas.put(delta)
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            loop, more = reader
+            with suppress(RuntimeError):  # the loop is closed: nobody reads on
+                loop.call_soon_threadsafe(more.set)
+
+    def result(self, timeout: float | None = None) -> list[Completion]:
+        """The completions of all samples, as `generate` returns them, once each has ended.
+
+        timeout: the seconds to wait at most; None for no limit. Raises TimeoutError after that. The engine's own thread, and an
+        event loop, would wait in vain or be blocked: there, iterate, and call `completions`.
+        """
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"Engine: the request has not ended within {timeout} s")
+        return self.completions()
+
+    def _counted(self, delta: Delta) -> Delta:
+        self._read += bool(delta.reason)
+        return delta
 
     def completions(self) -> list[Completion]:
         """What `generate` returns for the same prompt and params; while a sample is running, what it has so far.
@@ -83,6 +124,8 @@ class EngineRequest:
             self._reported[sample] += len(tokens)
             if row.reason:
                 del self._reported[sample]
+        if self.done:
+            self._ended.set()
         return deltas
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -25,7 +25,7 @@ StreamCallback = Callable[[int, str], bool | None]
 @overload
 def generate(
     model: Model,
-    prompts: str | Conversation,
+    prompts: str | Conversation | Mapping[str, Any],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
     processors: Processors = (),
@@ -62,10 +62,12 @@ def generate(
     model: made by `load`.
     prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized unchanged, a
         sequence of ints is token ids, a conversation, a sequence of {"role", "content"} mappings, is rendered with the model's
-        chat template. Control tokens spelled out in a string become those tokens; in a message they are text (see
-        `Model.chat_ids`).
-    params: a `SamplingParams` for all prompts, or one for each; None for `SamplingParams()`. max_new_tokens is limited to the
-        room in the context. A prompt has num_return_sequences completions: samples, of which sample k has the seed
+        chat template. A mapping with "messages" is a conversation with more for the template: "tools", "documents", other
+        variables in "chat_template_kwargs", and "continue_final_message", a bool, to go on with the last message in place of a
+        new one. Control tokens spelled out in a string become those tokens; in a message they are text (see `Model.chat_ids`).
+    params: a `SamplingParams` for all prompts, or one for each; None for the model's own, `Model.default_params`. What is given
+        replaces all of these. max_new_tokens is limited to the room in the context. A prompt has num_return_sequences
+        completions: samples, of which sample k has the seed
         `random.sample_seed(seed, k)`, or beams.
     processors: additional callables (input_ids, scores) -> scores for all rows, or a factory called with the index of the
         prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory, and are refused beside
@@ -91,8 +93,8 @@ def generate(
     whose processor calls, leave none.
 
     Returns a `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer
-    if the search found fewer; `Completion.row` is the index of the prompt. A row's tokens depend only on its prompt, params and
-    seed: the same seed gives the same text in any batch, on any number of threads.
+    if the search found fewer; `Completion.prompt_index` is the index of the prompt. A row's tokens depend only on its
+    prompt, params and seed: the same seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
     that do not fit the prompts; ModelError if the chat template cannot render a conversation, or the tokenizer has no
     token for a part of a text; CacheFullError if a row alone may need more pages than the cache has.

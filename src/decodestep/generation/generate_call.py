@@ -41,7 +41,7 @@ class GenerateCall:
         processors: Processors,
         cancelled: Callable[[], bool] | None,
     ) -> None:
-        each = _params_of_each(params, len(prompts))
+        each = _params_of_each(params, len(prompts), model)
         ids = [prompt_ids(model, prompt) for prompt in prompts]
         each = [within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
         self._model = model
@@ -107,8 +107,8 @@ class GenerateCall:
         return [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
 
 
-def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int) -> list[SamplingParams]:
-    params = SamplingParams() if params is None else params
+def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int, model: Model) -> list[SamplingParams]:
+    params = model.default_params if params is None else params
     each = list(params) if isinstance(params, Iterable) else [params] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)

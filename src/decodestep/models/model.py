@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,16 @@ import numpy as np
 
 from decodestep._base.checks import require, require_choice, require_ids
 from decodestep._base.threads import use_threads
-from decodestep.chat.traced_text import TracedText, runs
+from decodestep.chat.template import until_content
+from decodestep.chat.traced_text import runs
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder
 from decodestep.decoding.forward import forward
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.page_pool import PagePool, new_pool
 from decodestep.decoding.sequence import CachedSequence
+from decodestep.models.sampling_defaults import default_params
+from decodestep.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from decodestep.chat.template import ChatTemplate, Conversation
@@ -34,6 +38,7 @@ class Model:
     cache: the paged cache of keys and values: `cache.pages` and `cache.page_bytes`, the number and size of its pages;
         `cache.held`, pages held by sequences; `cache.kept`, pages kept for reuse, which `cache.clear()` drops.
     generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
+    default_params: what `generate`, the streams and `Engine` take where no params are given.
     template: the chat template; `template.text()` is its source.
     threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
 
@@ -49,6 +54,7 @@ class Model:
         threads: int | None,
         cache_bytes: int | None = None,
         generation_config: Mapping[str, Any] | None = None,
+        sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = path
         self.tokenizer = tokenizer
@@ -58,6 +64,16 @@ class Model:
         self.threads = threads
         self.generation_config: dict[str, Any] = dict(generation_config or {})
         self.template = template
+        self._sampling_defaults = dict(sampling_defaults or {})
+
+    @cached_property
+    def default_params(self) -> SamplingParams:
+        """`SamplingParams()` with the temperature, top_k, top_p, min_p and repetition_penalty that the checkpoint gives, in a
+        folder's generation_config.json or a GGUF file's general.sampling.*; greedy only where do_sample is false there.
+
+        Params that are given replace all of it. Raises ModelError if one of the checkpoint's values is outside its rule.
+        """
+        return default_params(self.path, self._sampling_defaults)
 
     def capacity(self, sequences: int = 1) -> int:
         """The largest number of tokens of each of so many sequences, prompt included, that context and cache hold.
@@ -73,6 +89,7 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The text of a conversation, rendered with the model's chat template.
@@ -89,14 +106,16 @@ class Model:
         tools: a JSON schema for each function that the model may call. documents: texts to answer from, {"title", "text"}
             each. Templates that do not support them ignore both.
         add_generation_prompt: whether the text ends with the start of the assistant's answer.
+        continue_final_message: whether the text ends with the content of the last message, for the model to go on with it, in
+            place of the start of an answer. White space at its end may be dropped, as by the template.
         variables: further variables of the template, in addition to bos_token, eos_token, unk_token and pad_token.
 
         The template runs in a separate process, limited to 1 second of processor time and 128 MiB of memory; in this one
         without limits if DECODESTEP_PYTHON is "in-process".
-        Raises ModelError if the file has no template, or its template fails, refuses these messages or is stopped; ValueError
-        for arguments of other types.
+        Raises ModelError if the file has no template, or its template fails, refuses these messages, does not write the last
+        content that is to be continued, or is stopped; ValueError for arguments of other types.
         """
-        return str.__str__(self._rendered(messages, tools, documents, add_generation_prompt, variables))
+        return str.__str__(self._rendered(messages, tools, documents, add_generation_prompt, continue_final_message, variables))
 
     def chat_ids(
         self,
@@ -106,6 +125,7 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
         """The token ids of `chat_prompt` with the same arguments, as `generate` uses them for a conversation.
@@ -118,7 +138,7 @@ class Model:
         Raises as `chat_prompt`; UnicodeEncodeError for a lone surrogate.
         """
         require_choice("chat_ids", "control_tokens", control_tokens, ("text", "parse"))
-        prompt = self._rendered(messages, tools, documents, add_generation_prompt, variables)
+        prompt = self._rendered(messages, tools, documents, add_generation_prompt, continue_final_message, variables)
         if control_tokens == "parse":
             return self.tokenizer.encode_rendered(str.__str__(prompt))
         return self.tokenizer.encode_pieces(self.tokenizer.control_tokens.split(runs(prompt)))
@@ -129,12 +149,14 @@ class Model:
         tools: Sequence[Mapping[str, Any]] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
+        continue_final_message: bool,
         variables: Mapping[str, Any],
-    ) -> TracedText:
+    ) -> str:
         special = {f"{name}_token": self.tokenizer.token(i) for name, i in self.tokenizer.named_ids.items()}
-        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        given = {"add_generation_prompt": add_generation_prompt and not continue_final_message, **variables}
         form = self.template.form(special, tools=tools is not None)
-        return self.template.render(messages, tools, documents, given, special, form)
+        text = self.template.render(messages, tools, documents, given, special, form)
+        return until_content(text, messages[-1].get("content")) if continue_final_message else text
 
     def logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Teacher-forced logits: float32 (T, V), row t from tokens [0, t].

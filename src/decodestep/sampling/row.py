@@ -43,7 +43,7 @@ class Row:
     params: those given, with the row's actual seed, and max_length merged into max_new_tokens. native: the core's row object.
     text: None without token_bytes. ends: the tokens that end the row with "eos". started: time.monotonic() when it was added.
     constraint: of the row's text, or None.
-    prompt_logprobs: filled by the code that runs the prompt, if params.prompt_logprobs is set.
+    prompt_logprobs, cached_tokens: filled by the code that runs the prompt, the first if params.prompt_logprobs is set.
     logprobs: of every token so far, if params.logprobs is set. error: the exception of the reason "error".
     """
 
@@ -59,6 +59,7 @@ class Row:
     error: BaseException | None = None
     logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    cached_tokens: int = 0  # of the prompt, which did not run
 
     @property
     def seed(self) -> int | None:

@@ -151,7 +151,7 @@ class Answer:
     def _chunks(self, deltas: list[tuple[int, Delta]]) -> bytes:
         return b"".join(self._event([choice]) for index, delta in deltas for choice in self._choices[index].chunk(delta))
 
-    def _event(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
         chunk = self._envelope.chunk(choices)
         if not self._job.usage:
             return _event(chunk)
@@ -159,8 +159,10 @@ class Answer:
             used = self._usage()
         return _event({**chunk, "usage": used})  # else null in all but the last, as in OpenAI's API
 
-    def _usage(self) -> dict[str, int]:
-        return usage(sum(len(request.prompt_ids) for request in self._requests), sum(choice.tokens for choice in self._choices))
+    def _usage(self) -> dict[str, Any]:
+        prompts = sum(len(request.prompt_ids) for request in self._requests)
+        cached = sum(request.rows[0].cached_tokens for request in self._requests)  # the other samples have its pages
+        return usage(prompts, sum(choice.tokens for choice in self._choices), cached)
 
     def _raise_failure(self) -> None:
         rows = [row for request in self._requests for row in request.rows]

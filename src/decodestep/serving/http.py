@@ -26,6 +26,7 @@ from starlette.routing import Route
 from decodestep._base.checks import ids_below
 from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import Delta, EngineRequest
+from decodestep.sampling.params import SamplingParams
 from decodestep.serving.answer import Answer
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
@@ -59,6 +60,8 @@ class Server:
     name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. hosts: the
     names by which requests may call the server, besides addresses and names without a dot; None for any. origins: of other web
     pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
+    default_params: of temperature, top_k, top_p, min_p, repetition_penalty and do_sample, for what a request leaves out of
+    them; None for the model's own.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Server:
         max_waiting: int = 256,
         max_body: int = MAX_BODY,
         log_prompts: bool = False,
+        default_params: SamplingParams | None = None,
     ) -> None:
         self.model, self.name = model, name
         self.engine = Engine(model, max_rows=max_rows, max_waiting=max_waiting, deliver=self._deliver)
@@ -86,10 +90,12 @@ class Server:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers = ThreadPoolExecutor(8, "decodestep-requests")  # templates, tokenizers, constraints: some take seconds
         cors = Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+        defaults = model.default_params if default_params is None else default_params
+        chats, completions = partial(chat_job, model, defaults=defaults), partial(completion_job, defaults=defaults)
         self.app = Starlette(
             routes=[
-                *self._routes("/v1/chat/completions", partial(self._complete, partial(chat_job, model)), "POST"),
-                *self._routes("/v1/completions", partial(self._complete, completion_job), "POST"),
+                *self._routes("/v1/chat/completions", partial(self._complete, chats), "POST"),
+                *self._routes("/v1/completions", partial(self._complete, completions), "POST"),
                 *self._routes("/v1/models", self._models, "GET"),
                 *self._routes("/v1/models/{id:path}", self._one_model, "GET"),
                 *self._routes("/tokenize", self._tokenize, "POST"),

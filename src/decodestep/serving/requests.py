@@ -11,6 +11,8 @@ from decodestep._base.checks import RequestError, Words, is_int, require
 from decodestep.chat import tools
 from decodestep.chat.tool_json import UnreadableError, read_arguments
 from decodestep.chat.tools import ToolFormat
+from decodestep.generation.prompts import RESERVED
+from decodestep.models.sampling_defaults import with_defaults
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.request_formats import schema_of_format
 from decodestep.sampling.spellings import SAME
@@ -30,11 +32,13 @@ _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; the
 # The time and memory for a token grow with each of these fields, and with keys times the vocabulary.
 _MOST_WATERMARKED = 1024  # tokens
 _MAX_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
+_NONE = SamplingParams()  # the defaults of a model that says nothing of them
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _OBJECTS = ("metadata", "prompt_cache_options", "prediction")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
-_OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
+_TEMPLATE = {"chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
+_OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", *_TEMPLATE}
 # Where a constraint comes from that is not given as such.
 _SOURCES = {"json_schema": "response_format", "grammar": "tools"}
 # Fields of SamplingParams that need `generate`, or whose results do not fit in a response: only their defaults are accepted.
@@ -100,9 +104,10 @@ def max_characters(model: Model) -> int:
     return 2 * model.config.context * max(len(tokenizer.token_bytes(i)) for i in range(len(tokenizer)))
 
 
-def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job:
+def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, *, defaults: SamplingParams = _NONE) -> Job:
     """The job of a chat completion. Renders and tokenizes the conversation, which may be slow.
 
+    defaults: of the sampling fields that a request leaves out.
     most_characters: of all that the messages, the tools or the template's variables say; what is longer is refused before it
     is tokenized.
     """
@@ -112,24 +117,24 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job
     for name in ("messages", "tools", "chat_template_kwargs"):
         require_short([*texts(body.get(name))], most_characters, name)
     format_ = tools.read(model, body, conversation)
-    asked = format_.definitions if format_ and format_.of_template else None
-    if asked is None:
-        conversation = tools.with_tools_as_text(model, conversation, format_)
+    conversation, asked = tools.for_template(model, conversation, format_)
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
     if format_ is None:
-        return _job(body, [ids], chat_form(None), None, _response_format(body))
+        return _job(body, [ids], chat_form(None), None, _response_format(body), defaults)
     if not (format_.required or _response_format(body) or _has_language(body)):  # else the text is bound from its first token
         begun = format_.reasoning.begun_by(text_of(model.tokenizer, ids[-_TAIL:]))
         format_ = replace(format_, in_reasoning=begun)
-    job = _job(body, [ids], chat_form(format_), None, _constraint(model, body, format_), format_.spelled)
+    constraint = _constraint(model, body, format_)
+    job = _job(body, [ids], chat_form(format_), None, constraint, defaults, format_.spelled)
     return replace(job, tools=format_)
 
 
-def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
-    """The job of a completion: one or more prompts, as strings or token ids. most_characters: of each prompt."""
+def completion_job(body: Mapping[str, Any], most_characters: int, *, defaults: SamplingParams = _NONE) -> Job:
+    """The job of a completion: one or more prompts, as strings or token ids. most_characters: of each prompt. defaults: as for
+    `chat_job`."""
     prompt = body.get("prompt")
     prompts = [prompt] if isinstance(prompt, str) or (prompt and _are_ids(prompt)) else prompt
     if not isinstance(prompts, list) or not prompts or not all(isinstance(item, str) or _are_ids(item) for item in prompts):
@@ -140,14 +145,16 @@ def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
     echo = body.get("echo")
     if not isinstance(echo, bool | None):
         raise refusal("echo", "a bool")
-    return _echo_job(body, prompts) if echo else _job(body, prompts, TEXT, _COMPLETION_TOKENS, _response_format(body))
+    if echo:
+        return _echo_job(body, prompts, defaults)
+    return _job(body, prompts, TEXT, _COMPLETION_TOKENS, _response_format(body), defaults)
 
 
-def _echo_job(body: Mapping[str, Any], prompts: list[Any]) -> Job:
+def _echo_job(body: Mapping[str, Any], prompts: list[Any], defaults: SamplingParams) -> Job:
     """The job of completions that begin with their prompts, or with max_tokens 0 are these alone."""
     completes = not (is_int(body.get("max_tokens")) and body["max_tokens"] == 0)
     asked = body if completes else {**body, "max_tokens": 1}
-    job = _job({**asked, "echo": None}, prompts, TEXT, _COMPLETION_TOKENS, _response_format(body))
+    job = _job({**asked, "echo": None}, prompts, TEXT, _COMPLETION_TOKENS, _response_format(body), defaults)
     params, count, logprobs = job.params, job.params.num_return_sequences, job.params.logprobs
     if (logprobs or 0) > _MAX_ECHO_LOGPROBS:
         raise refusal("logprobs", f"at most {_MAX_ECHO_LOGPROBS} with echo")
@@ -168,6 +175,7 @@ def _job(
     form: Form,
     default_tokens: int | None,
     constraint: dict[str, Any],
+    defaults: SamplingParams,
     spelled: Collection[str] = (),
 ) -> Job:
     """The job of these prompts.
@@ -183,7 +191,7 @@ def _job(
     given = {name: value for name, value in body.items() if name not in _OURS and value is not None}
     field_of = _fields_of(given)
     try:
-        params = SamplingParams.from_openai(given)
+        params = with_defaults(SamplingParams.from_openai(given), given, defaults)
         _require_affordable(params)
     except RequestError as error:
         raise http_error(error, field_of) from None
@@ -262,14 +270,21 @@ def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
 
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables that a request passes to the chat template besides the conversation."""
+    """The variables that a request passes to the chat template besides the conversation, and how its text is to end."""
     given, effort = object_field(body, "chat_template_kwargs"), body.get("reasoning_effort")
-    reserved = {"tools", "messages", "documents", "control_tokens", "add_generation_prompt", "self"} & set(given)
+    reserved = RESERVED & set(given)
     if reserved:
         raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
     if not isinstance(effort, str | None):
         raise refusal("reasoning_effort", "a string")
-    return given if effort is None else {"reasoning_effort": effort, **given}
+    begins, continues = body.get("add_generation_prompt"), body.get("continue_final_message")
+    for name, value in (("add_generation_prompt", begins), ("continue_final_message", continues)):
+        if not isinstance(value, bool | None):
+            raise refusal(name, "a bool")
+    if begins and continues:
+        raise refusal("add_generation_prompt", "false or omitted with continue_final_message")
+    ending = {"add_generation_prompt": begins is not False, "continue_final_message": bool(continues)}
+    return {**({} if effort is None else {"reasoning_effort": effort}), **given, **ending}
 
 
 def _message(index: int, message: object) -> dict[str, Any]:

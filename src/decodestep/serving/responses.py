@@ -276,8 +276,10 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
 
 
-def usage(prompt: int, completion: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    """cached: how many tokens of the prompt did not run, as the cache had them."""
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
 def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:

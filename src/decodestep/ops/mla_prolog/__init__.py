@@ -108,7 +108,35 @@ def mla_prolog(
     bfloat16 dot products, subnormal products, sums and bfloat16 operands count as zeros.
     Source: Ascend MlaProlog V1 (CANN ops-transformer, November 2025).
     """
-    made = _run(Call(op="mla_prolog", **locals()))
+    made = _run(
+        Call(
+            op="mla_prolog",
+            token_x=token_x,
+            weight_dq=weight_dq,
+            weight_uq_qr=weight_uq_qr,
+            weight_uk=weight_uk,
+            weight_dkv_kr=weight_dkv_kr,
+            rmsnorm_gamma_cq=rmsnorm_gamma_cq,
+            rmsnorm_gamma_ckv=rmsnorm_gamma_ckv,
+            rope_sin=rope_sin,
+            rope_cos=rope_cos,
+            cache_index=cache_index,
+            kv_cache=kv_cache,
+            kr_cache=kr_cache,
+            dequant_scale_x=dequant_scale_x,
+            dequant_scale_w_dq=dequant_scale_w_dq,
+            dequant_scale_w_uq_qr=dequant_scale_w_uq_qr,
+            dequant_scale_w_dkv_kr=dequant_scale_w_dkv_kr,
+            quant_scale_ckv=quant_scale_ckv,
+            quant_scale_ckr=quant_scale_ckr,
+            smooth_scales_cq=smooth_scales_cq,
+            rmsnorm_epsilon_cq=rmsnorm_epsilon_cq,
+            rmsnorm_epsilon_ckv=rmsnorm_epsilon_ckv,
+            cache_mode=cache_mode,
+            limits=limits,
+            backend=backend,
+        )
+    )
     return MlaPrologResult(_with_axes_of(made.query, token_x), _with_axes_of(made.query_rope, token_x), kv_cache, kr_cache)
 
 
@@ -163,7 +191,36 @@ def mla_prolog_v2(
     Notes: in FULL_KV a head of zeros has scale 0 and query 0; its query_rope is x / 0, or 0 where x is 0.
     Source: Ascend MlaProlog V2 (CANN ops-transformer, November 2025).
     """
-    made = _run(Call(op="mla_prolog_v2", **locals()))
+    made = _run(
+        Call(
+            op="mla_prolog_v2",
+            token_x=token_x,
+            weight_dq=weight_dq,
+            weight_uq_qr=weight_uq_qr,
+            weight_uk=weight_uk,
+            weight_dkv_kr=weight_dkv_kr,
+            rmsnorm_gamma_cq=rmsnorm_gamma_cq,
+            rmsnorm_gamma_ckv=rmsnorm_gamma_ckv,
+            rope_sin=rope_sin,
+            rope_cos=rope_cos,
+            cache_index=cache_index,
+            kv_cache=kv_cache,
+            kr_cache=kr_cache,
+            dequant_scale_x=dequant_scale_x,
+            dequant_scale_w_dq=dequant_scale_w_dq,
+            dequant_scale_w_uq_qr=dequant_scale_w_uq_qr,
+            dequant_scale_w_dkv_kr=dequant_scale_w_dkv_kr,
+            quant_scale_ckv=quant_scale_ckv,
+            quant_scale_ckr=quant_scale_ckr,
+            smooth_scales_cq=smooth_scales_cq,
+            rmsnorm_epsilon_cq=rmsnorm_epsilon_cq,
+            rmsnorm_epsilon_ckv=rmsnorm_epsilon_ckv,
+            cache_mode=cache_mode,
+            limits=limits,
+            rounding=rounding,
+            backend=backend,
+        )
+    )
     return MlaPrologV2Result(
         _with_axes_of(made.query, token_x),
         _with_axes_of(made.query_rope, token_x),
@@ -237,7 +294,47 @@ def mla_prolog_v3(
     Raises as `mla_prolog_v2` does; its other arguments and notes hold.
     Source: Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later).
     """
-    made = _run(Call(op="mla_prolog_v3", **locals()))
+    made = _run(
+        Call(
+            op="mla_prolog_v3",
+            token_x=token_x,
+            weight_dq=weight_dq,
+            weight_uq_qr=weight_uq_qr,
+            weight_uk=weight_uk,
+            weight_dkv_kr=weight_dkv_kr,
+            rmsnorm_gamma_cq=rmsnorm_gamma_cq,
+            rmsnorm_gamma_ckv=rmsnorm_gamma_ckv,
+            rope_sin=rope_sin,
+            rope_cos=rope_cos,
+            kv_cache=kv_cache,
+            kr_cache=kr_cache,
+            cache_index=cache_index,
+            dequant_scale_x=dequant_scale_x,
+            dequant_scale_w_dq=dequant_scale_w_dq,
+            dequant_scale_w_uq_qr=dequant_scale_w_uq_qr,
+            dequant_scale_w_dkv_kr=dequant_scale_w_dkv_kr,
+            quant_scale_ckv=quant_scale_ckv,
+            quant_scale_ckr=quant_scale_ckr,
+            smooth_scales_cq=smooth_scales_cq,
+            actual_seq_len=actual_seq_len,
+            k_nope_clip_alpha=k_nope_clip_alpha,
+            rmsnorm_epsilon_cq=rmsnorm_epsilon_cq,
+            rmsnorm_epsilon_ckv=rmsnorm_epsilon_ckv,
+            cache_mode=cache_mode,
+            query_norm_flag=query_norm_flag,
+            weight_quant_mode=weight_quant_mode,
+            kv_cache_quant_mode=kv_cache_quant_mode,
+            query_quant_mode=query_quant_mode,
+            ckvkr_repo_mode=ckvkr_repo_mode,
+            quant_scale_repo_mode=quant_scale_repo_mode,
+            tile_size=tile_size,
+            qc_qr_scale=qc_qr_scale,
+            kc_scale=kc_scale,
+            limits=limits,
+            rounding=rounding,
+            backend=backend,
+        )
+    )
     return MlaPrologV3Result(
         _with_axes_of(made.query, token_x),
         _with_axes_of(made.query_rope, token_x),

@@ -24,10 +24,7 @@ _ROUNDINGS = ("half_even", "half_away")
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """All arguments of `mla_prolog_v3` by name; V1 and V2 leave those that they lack at V3's defaults.
-
-    The public functions construct it from locals(), which at their first line are their arguments.
-    """
+    """All arguments of `mla_prolog_v3` by name; V1 and V2 leave those that they lack at V3's defaults."""
 
     op: str
     token_x: Array
