@@ -60,8 +60,8 @@ class Server:
     name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. hosts: the
     names by which requests may call the server, besides addresses and names without a dot; None for any. origins: of other web
     pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
-    default_params: of temperature, top_k, top_p, min_p, repetition_penalty and do_sample, what a request leaves out; None for the
-    model's own.
+    default_params: of temperature, top_k, top_p, min_p, repetition_penalty and do_sample, what a request leaves out; None for
+    the model's own.
     """
 
     def __init__(
