@@ -277,7 +277,7 @@ def test_the_defaults_are_those_of_sampling_params():
     shown = " ".join(call("generate", "--help").stdout.split())
     for name, before in (
         ("min_new_tokens", ""),
-        ("typical_p", ""),
+        ("presence_penalty", ""),
         ("temperature", "the model's, else "),
         ("top_k", "the model's, else "),
     ):

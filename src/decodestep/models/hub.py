@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from decodestep._base.extras import MissingExtraError
-from decodestep.errors import ModelError
+from decodestep.errors import MissingExtraError, ModelError
 
 _NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<choice>[^:]+))?")
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
