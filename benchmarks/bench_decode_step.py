@@ -65,7 +65,7 @@ def verified(case: Case, made: Mapping[str, Sampler], logits: Logits) -> None:
             raise AssertionError(f"{case.name}, {name}: {error}") from error
 
 
-def calls_of(made: Mapping[str, Sampler], turns: Iterator[Logits]) -> dict[str, Call | Prepared]:
+def build_calls(made: Mapping[str, Sampler], turns: Iterator[Logits]) -> dict[str, Call | Prepared]:
     """Each sampler on the next logits: all share one cycle of buffers, so none finds data that another has just read."""
 
     def on_next(function: Callable[[Logits], Any]) -> Call:
@@ -104,7 +104,7 @@ def measure(report: Report, case: Case, dtype: str, slots: Mapping[str, Sequence
         made |= {f"ours, all {part}": ours.DecodeStep(case.all_of(part)) for part in PARTS}
     for cache, turns in slots.items():
         title = f"{case.name} B={case.batch} V={case.vocab} {dtype} {cache}, backend {backend}"
-        calls, reads = calls_of(made, cycle(turns)), reads_of(slots, cache, chosen.threads)
+        calls, reads = build_calls(made, cycle(turns)), reads_of(slots, cache, chosen.threads)
         times = report.case(title, calls, chosen.rounds, reads=reads, budget=chosen.budget)
         if backend == "cpu":
             with ds.use_threads(report.threads):

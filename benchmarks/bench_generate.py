@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 import decodestep as ds
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep.decoding.step_decoder import PANEL_FORMATS, QUANTISED, StepDecoder
 from decodestep.models import DEFAULT_MODEL
 from measuring import random_models
@@ -251,7 +251,7 @@ def refuse_what_would_not_count(chosen: Any) -> None:
     op, of_shape = "options", any(chosen.model)
     require(not of_shape or not chosen.file, op, "--file", "left out with --model, which writes files of its own", chosen.file)
     trained = "without accuracy, which needs trained weights, for a --model"
-    require(not of_shape or "accuracy" not in chosen.cases, op, "--cases", trained, Words(" ".join(chosen.cases)))
+    require(not of_shape or "accuracy" not in chosen.cases, op, "--cases", trained, Phrase(" ".join(chosen.cases)))
     for name, default in (("kind", ("",)), ("layers", 0), ("experts", 0)):
         given = getattr(chosen, name)
         require(of_shape or given == default, op, f"--{name}", "left out without --model", given)

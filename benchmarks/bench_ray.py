@@ -60,13 +60,13 @@ def _busy() -> float:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def rows_of(count: int) -> list[dict[str, Any]]:
+def build_rows(count: int) -> list[dict[str, Any]]:
     return [{"key": i, "prompt": f"Number {i} is"} for i in range(count)]
 
 
 def plain(options: dict[str, Any], threads: int, count: int) -> list[dict[str, Any]]:
     generate = Timed(**options, threads=threads)
-    made = [generate({"key": np.array([row["key"]]), "prompt": np.array([row["prompt"]], object)}) for row in rows_of(count)]
+    made = [generate({"key": np.array([row["key"]]), "prompt": np.array([row["prompt"]], object)}) for row in build_rows(count)]
     return [{name: column[0] for name, column in row.items()} for row in made]
 
 
@@ -80,7 +80,7 @@ def in_ray(options: dict[str, Any], threads: int, count: int) -> list[dict[str, 
     try:
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # an actor cannot import this file
         ray.data.DataContext.get_current().enable_progress_bars = False
-        dataset = ray.data.from_items(rows_of(count), override_num_blocks=count)
+        dataset = ray.data.from_items(build_rows(count), override_num_blocks=count)
         compute = ray.data.ActorPoolStrategy(size=1)
         return dataset.map_batches(
             Timed, fn_constructor_kwargs=options, compute=compute, num_cpus=threads, batch_size=1

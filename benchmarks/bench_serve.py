@@ -80,7 +80,7 @@ async def ask(port: int, prompt: list[int], *, tokens: int = TOKENS, seed: int =
     return Answer("".join(pieces), sent, times)
 
 
-def prompt_of(number: int, length: int = PROMPT) -> list[int]:
+def build_prompt(number: int, length: int = PROMPT) -> list[int]:
     rng = random.Random(number)
     return [rng.randrange(1000, 40000) for _ in range(length)]
 
@@ -93,8 +93,8 @@ def percentiles(seconds: list[float]) -> str:
 
 
 async def verify(port: int) -> None:
-    alone = [(await ask(port, prompt_of(i), seed=i)).text for i in range(8)]
-    together = await asyncio.gather(*(ask(port, prompt_of(i % 8), seed=i % 8) for i in range(48)))
+    alone = [(await ask(port, build_prompt(i), seed=i)).text for i in range(8)]
+    together = await asyncio.gather(*(ask(port, build_prompt(i % 8), seed=i % 8) for i in range(48)))
     different = [i for i, answer in enumerate(together) if answer.text != alone[i % 8]]
     print(f"equality: {len(together) - len(different)} of {len(together)} seeded answers under load are those alone")
     if different:
@@ -120,7 +120,7 @@ async def poisson(port: int, rate: float, seconds: float) -> list[Answer]:
     rng, running = random.Random(1), []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        running.append(asyncio.ensure_future(ask(port, prompt_of(len(running)), seed=len(running))))
+        running.append(asyncio.ensure_future(ask(port, build_prompt(len(running)), seed=len(running))))
         await asyncio.sleep(rng.expovariate(rate))
     return await asyncio.gather(*running)
 
@@ -131,12 +131,12 @@ async def stall(port: int, clients: int) -> None:
     tokens = 1500 // max(1, clients // 8)
 
     def answers() -> list[asyncio.Future[Answer]]:
-        return [asyncio.ensure_future(ask(port, prompt_of(i), tokens=tokens, seed=1)) for i in range(clients)]
+        return [asyncio.ensure_future(ask(port, build_prompt(i), tokens=tokens, seed=1)) for i in range(clients)]
 
     idle = await asyncio.gather(*answers())
     running = answers()
     await asyncio.sleep(0.3)
-    long = await ask(port, prompt_of(random.randrange(10**9), 2000), tokens=1)
+    long = await ask(port, build_prompt(random.randrange(10**9), 2000), tokens=1)
     beside, alone = [], []
     for answer, same in zip(await asyncio.gather(*running), idle, strict=True):
         for before, gap, gap_alone in zip(answer.times, answer.gaps, same.gaps, strict=False):
@@ -151,12 +151,12 @@ async def stall(port: int, clients: int) -> None:
 
 
 async def prefix(port: int) -> None:
-    seen = prompt_of(5, 1000)
+    seen = build_prompt(5, 1000)
     await ask(port, seen, tokens=1)
     repeated, short = [], []
     for i in range(30):
-        repeated.append((await ask(port, [*seen, *prompt_of(100 + i, 10)], tokens=1)).first)
-        short.append((await ask(port, prompt_of(200 + i, 10), tokens=1)).first)
+        repeated.append((await ask(port, [*seen, *build_prompt(100 + i, 10)], tokens=1)).first)
+        short.append((await ask(port, build_prompt(200 + i, 10), tokens=1)).first)
     ratio = statistics.median(repeated) / statistics.median(short)
     print(f"prefix: 1000 seen tokens and 10 more {percentiles(repeated)}; 10 tokens {percentiles(short)}: {ratio:.2f} times")
 
@@ -167,7 +167,7 @@ def llama_decode(path: Path, sequences: int, threads: int, seconds: float) -> fl
 
     model = LlamaCpp(path, PROMPT + TOKENS + 8, threads, flash_attention=True, sequences=sequences)
     for sequence in range(sequences):
-        model.evaluate(np.array(prompt_of(sequence)), 0, sequence=sequence)
+        model.evaluate(np.array(build_prompt(sequence)), 0, sequence=sequence)
     done, position, started = 0, PROMPT, time.perf_counter()
     while time.perf_counter() - started < seconds:
         model.step([1000] * sequences, position)
@@ -197,7 +197,7 @@ async def throughput(options: argparse.Namespace, port: int, peer: Path | None) 
     ours: dict[int, list[float]] = {clients: [] for clients in options.clients}
     theirs: dict[int, list[float]] = {clients: [] for clients in options.clients}
     answers: dict[int, list[Answer]] = {clients: [] for clients in options.clients}
-    prompts = map(prompt_of, itertools.count(10**6))  # none twice: its tokens would be in the cache
+    prompts = map(build_prompt, itertools.count(10**6))  # none twice: its tokens would be in the cache
     for _ in range(options.rounds):
         for clients in options.clients:
             rate, more = await closed(port, clients, options.seconds, prompts)

@@ -37,7 +37,7 @@ VOCABULARY, HISTORY = 128256, 1024
 ACCELERATED = "decodestep"
 
 
-def model_of(layers: int, feed_forward: str, dtype: str) -> Any:
+def build_model(layers: int, feed_forward: str, dtype: str) -> Any:
     config = DeepseekV2Config(
         vocab_size=1024,
         hidden_size=2048,
@@ -62,7 +62,7 @@ def model_of(layers: int, feed_forward: str, dtype: str) -> Any:
     return DeepseekV2ForCausalLM(config).eval().to(getattr(torch, dtype))
 
 
-def cache_of(model: Any, batch: int, context: int, grows: bool) -> DynamicCache:
+def build_cache(model: Any, batch: int, context: int, grows: bool) -> DynamicCache:
     """A cache with random latents."""
     cache, generator = DynamicCache(config=model.config), torch.Generator().manual_seed(1)
     for layer in range(model.config.num_hidden_layers):
@@ -73,7 +73,7 @@ def cache_of(model: Any, batch: int, context: int, grows: bool) -> DynamicCache:
     return cache
 
 
-def step_of(model: Any, attention: str, cache: DynamicCache, batch: int) -> Prepared:
+def build_step(model: Any, attention: str, cache: DynamicCache, batch: int) -> Prepared:
     ids, context = torch.full((batch, 1), 7), cache.get_seq_length()
 
     def prepare() -> None:
@@ -106,16 +106,16 @@ def share(name: str) -> float:
 def decode(report: Report, chosen: Any) -> None:
     for dtype in chosen.dtypes:
         for feed_forward in chosen.feed_forward:
-            stock = model_of(chosen.layers, feed_forward, dtype)
+            stock = build_model(chosen.layers, feed_forward, dtype)
             weights = sum(p.nbytes * share(name) for name, p in stock.model.layers.named_parameters())
             model = copy.deepcopy(stock)
             accelerate(model)
             models = {ACCELERATED: model, "sdpa": stock, "eager": stock}
             for batch in chosen.batches:
                 for context in chosen.contexts:
-                    caches = {name: cache_of(model, batch, context, name == ACCELERATED) for name in (ACCELERATED, "sdpa")}
+                    caches = {name: build_cache(model, batch, context, name == ACCELERATED) for name in (ACCELERATED, "sdpa")}
                     caches["eager"] = caches["sdpa"]
-                    steps = {name: step_of(models[name], name, cache, batch) for name, cache in caches.items()}
+                    steps = {name: build_step(models[name], name, cache, batch) for name, cache in caches.items()}
                     verify(logits_of(steps[ACCELERATED]), logits_of(steps["sdpa"]), dtype)
                     size = weights + chosen.layers * batch * context * 576 * model.dtype.itemsize
                     name = f"decode {feed_forward} {dtype} B={batch} context {context}, {chosen.layers} layers"
@@ -125,7 +125,7 @@ def decode(report: Report, chosen: Any) -> None:
 def prefill(report: Report, chosen: Any) -> None:
     ids = torch.arange(chosen.prompt)[None] % 1024
     for dtype in chosen.dtypes:
-        stock = model_of(chosen.layers, "dense", dtype)
+        stock = build_model(chosen.layers, "dense", dtype)
         model = copy.deepcopy(stock)
         accelerate(model)
 

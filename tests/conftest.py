@@ -200,9 +200,9 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def deepseek() -> Any:
     """A small DeepSeek-V3 of transformers."""
-    from support.latent_models import model_of
+    from support.latent_models import build_model
 
-    return model_of("deepseek_v3")
+    return build_model("deepseek_v3")
 
 
 @pytest.fixture

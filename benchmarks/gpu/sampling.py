@@ -17,7 +17,7 @@ from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.arguments import normalise_arguments
 from gpu.device import DeviceReport
 from measuring.harness import Call, torch
-from measuring.sampling import HISTORY, Case, Logits, case, logits_of
+from measuring.sampling import HISTORY, Case, Logits, case, random_logits
 from measuring.sampling_check import verify
 
 
@@ -56,7 +56,7 @@ def run(chosen: Namespace) -> None:
     for vocab in chosen.vocab:
         for batch in chosen.batch:
             for dtype in chosen.dtypes:
-                array = logits_of(np.random.default_rng(0), batch, vocab, dtype)
+                array = random_logits(np.random.default_rng(0), batch, vocab, dtype)
                 plain = torch.from_numpy(array.astype(np.float32)).to(getattr(torch, dtype)).to(report.device)
                 for name in chosen.cases:
                     measure(report, case(name, batch, vocab), array, plain, dtype, chosen.rounds)

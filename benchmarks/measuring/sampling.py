@@ -21,7 +21,7 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.decode_step import steps as s
-from decodestep.sampling.param_steps import processors_of
+from decodestep.sampling.param_steps import build_processors
 from decodestep.sampling.plan import plan
 from decodestep.sampling.token_history import TokenHistory
 from measuring.memory import cache_bytes
@@ -75,7 +75,9 @@ class Case:
     def steps(self) -> list[list[s.Step]]:
         """The typed steps of every row, as `ds.Sampler` makes them of parameters and history."""
         return [
-            plan(processors_of(params, prompt_length=len(ids), vocab_size=self.vocab), self.vocab).tail.steps(TokenHistory(ids))
+            plan(build_processors(params, prompt_length=len(ids), vocab_size=self.vocab), self.vocab).tail.steps(
+                TokenHistory(ids)
+            )
             for params, ids in zip(self.params, self.histories, strict=True)
         ]
 
@@ -106,7 +108,7 @@ def _histories(rng: np.random.Generator, batch: int, vocab: int) -> np.ndarray:
     return ids
 
 
-def logits_of(rng: np.random.Generator, batch: int, vocab: int, dtype: str) -> np.ndarray:
+def random_logits(rng: np.random.Generator, batch: int, vocab: int, dtype: str) -> np.ndarray:
     """Normal * 2.5, with five peaks near the maximum."""
     logits = rng.standard_normal((batch, vocab), np.float32) * np.float32(2.5)
     top = logits.max(axis=1, keepdims=True)
@@ -122,7 +124,7 @@ def buffers(batch: int, vocab: int, dtype: str, cold: bool, torch: Any) -> list[
     count = max(2, -(-4 * cache_bytes(3) // size)) if cold else 1
     whole = np.empty((count, batch, vocab), DTYPES[dtype])
     for block in whole:
-        block[:] = logits_of(rng, batch, vocab, dtype)
+        block[:] = random_logits(rng, batch, vocab, dtype)
     tensors = [None] * count if torch is None else [_tensor(torch, block) for block in whole]
     return [Logits(block, tensor) for block, tensor in zip(whole, tensors, strict=True)]
 

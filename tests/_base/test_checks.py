@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ from decodestep._base.checks import Words, refuse
         (np.array(3), "int64 scalar"),
         (np.float16, "<class 'numpy.float16'>"),
         ("x" * 100, "'" + "x" * 56 + "..."),
-        (Words("two of them"), "two of them"),
-        (Words("x" * 600), "x" * 497 + "..."),
+        (Phrase("two of them"), "two of them"),
+        (Phrase("x" * 600), "x" * 497 + "..."),
     ],
 )
 def test_an_error_quotes_values_and_writes_words_as_they_are(got, shown):

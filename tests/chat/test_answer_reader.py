@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep.chat import tool_formats as formats
-from decodestep.chat.reasoning import reasoning_of
+from decodestep.chat.reasoning import find_reasoning
 from decodestep.chat.tools import ToolFormat
 from test_tool_formats import ARGUMENTS, CASES, FUNCTIONS, fill_in
 
 KINDS = list(dict.fromkeys(case[0] for case in CASES))
 MARKED = [kind for kind in KINDS if kind.always_marked]
 
-REASONING = [reasoning_of(closing) for closing in ("", "</seed:think>", "</mm:think>", "[/THINK]", "◁/think▷", "<channel|>")]
+REASONING = [find_reasoning(closing) for closing in ("", "</seed:think>", "</mm:think>", "[/THINK]", "◁/think▷", "<channel|>")]
 CALL = ("stay", ARGUMENTS)
 BREAKS = {  # what makes a call unreadable, and in place of what
     formats.GemmaCalls: ("2", "]"),

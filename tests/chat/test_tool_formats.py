@@ -106,7 +106,7 @@ CASES = [
 
 @pytest.mark.parametrize(("kind", "template", "text", "visible", "names"), CASES)
 def test_calls_are_read(kind, template, text, visible, names):
-    assert not template or formats.kind_of(template) is kind
+    assert not template or formats.find_call_format(template) is kind
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     found, calls = read(format_, text)
     given = {"stay": ARGUMENTS, "time": {}}
@@ -231,7 +231,7 @@ def test_one_call_alone_where_no_more_are_asked_for():
 def test_results_are_one_turn_of_a_template_without_tools():
     """Gemma 3's refuses two messages of a user in a row."""
     source = (CHAT_TEMPLATES / "formats" / "gemma3.jinja").read_text()
-    assert formats.kind_of(source) is None
+    assert formats.find_call_format(source) is None
     calls = [{"function": {"name": name, "arguments": {}}} for name in FUNCTIONS]
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": calls},
                 {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "noon"}]  # fmt: skip
@@ -250,7 +250,7 @@ PUBLISHED = {formats.MistralList: "mistral_v3.jinja", formats.KimiSection: "kimi
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_calls_come_back_with_ids_that_the_template_accepts(kind):
     source = (CHAT_TEMPLATES / "formats" / PUBLISHED[kind]).read_text()
-    assert formats.kind_of(source) is kind
+    assert formats.find_call_format(source) is kind
     [_, _, text, *_] = next(case for case in CASES if case[0] is kind)
     _, calls = read(ToolFormat(kind(FUNCTIONS), False, True, (), earlier=3), text)
     assert len({call["id"] for call in calls}) == 2

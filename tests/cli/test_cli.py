@@ -18,10 +18,10 @@ import pytest
 from decodestep import SamplingParams, cli
 from decodestep.cli import bench
 from decodestep.cli.endings import failure
-from decodestep.cli.options import add_params, params_of
+from decodestep.cli.options import add_params, build_params
 from decodestep.models import DEFAULT_MODEL, load
 from support import processes
-from support.command_line import COMMAND, call, code_of, run
+from support.command_line import COMMAND, call, exit_code, run
 from support.core_builds import TIERS
 from support.project import BENCHMARKS
 
@@ -159,7 +159,7 @@ def test_a_terminal_without_the_characters_shows_the_rest():
 
 @pytest.mark.parametrize("arguments", [["--rows", "0"], ["--top-p", "2"], ["--rows", "x"], [""]])
 def test_explain_refuses_what_is_wrong(arguments, capsys):
-    assert code_of("explain", *([] if arguments == [""] else ["Hi"]), *arguments) == 2
+    assert exit_code("explain", *([] if arguments == [""] else ["Hi"]), *arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "Traceback" not in printed.err
@@ -193,7 +193,7 @@ def test_a_stop_string_ends_the_text(model):
 )
 def test_a_wrong_request_exits_with_2(arguments, capsys):
     prompt = ["Hi"] if arguments else [""]
-    assert code_of("generate", *prompt, *arguments) == 2
+    assert exit_code("generate", *prompt, *arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "decodestep" in printed.err
@@ -204,10 +204,10 @@ def test_a_banned_text_never_comes_whatever_the_tokenizer_puts_first(tiny_file, 
     """In files of Llama 3, texts begin with a token of their own."""
     model = str(tiny_file(pre="llama-bpe"))
     words = ["generate", "A", "--raw", "--greedy", "--max-new-tokens", "20", "--json", "--model", model]
-    assert code_of(*words) == 0
+    assert exit_code(*words) == 0
     free = json.loads(capsys.readouterr().out)
     letter = next(token for token in free["token_ids"] if token < 127 and chr(token).isalpha())
-    assert code_of(*words, "--ban", chr(letter)) == 0
+    assert exit_code(*words, "--ban", chr(letter)) == 0
     banned = json.loads(capsys.readouterr().out)
     assert len(free["prompt_token_ids"]) == 2 and banned["text"] and letter not in banned["token_ids"]
 
@@ -217,7 +217,7 @@ def test_a_row_that_fails_exits_with_1_after_what_it_has(more, tiny_file, tmp_pa
     """The file's vocabulary has no space, which the schema asks for."""
     schema, model = tmp_path / "schema.json", str(tiny_file())
     schema.write_text(json.dumps({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}))
-    assert code_of("generate", "A", "--raw", "--seed", "1", "--model", model, "--json-schema", str(schema), *more) == 1
+    assert exit_code("generate", "A", "--raw", "--seed", "1", "--model", model, "--json-schema", str(schema), *more) == 1
     printed = capsys.readouterr()
     text = json.loads(printed.out)["text"] if more else printed.out
     assert text.startswith('{"a"') and printed.err.startswith("decodestep: json_schema: ") and printed.err.count("\n") == 1
@@ -237,18 +237,20 @@ def test_a_row_that_fails_exits_with_1_after_what_it_has(more, tiny_file, tmp_pa
 )
 def test_a_text_that_is_cut_says_so_where_nobody_asked_for_it(more, told, tiny_file, capsys):
     model = str(tiny_file(context=300))
-    assert code_of("generate", "A", "--raw", "--min-new-tokens", "9999", "--seed", "1", "--model", model, *more) == 0
+    assert exit_code("generate", "A", "--raw", "--min-new-tokens", "9999", "--seed", "1", "--model", model, *more) == 0
     assert capsys.readouterr().err == (told and f"decodestep: the text is cut{told}")
 
 
 def test_explain_shows_as_many_tokens_as_it_is_asked_for(tiny_file, tmp_path, capsys):
     words = ["explain", "A", "--raw", "--seed", "1", "--model", str(tiny_file(context=300)), "--min-new-tokens", "9999"]
-    assert code_of(*words, "--steps", "280", "--top", "1", "--html", str(tmp_path / "page.html"), "--compare", "--seed 2") == 0
+    assert (
+        exit_code(*words, "--steps", "280", "--top", "1", "--html", str(tmp_path / "page.html"), "--compare", "--seed 2") == 0
+    )
     assert capsys.readouterr().out.endswith(": 280 and 280 tokens\n")
 
 
 def test_a_row_without_a_token_left_says_so(tiny_file, capsys):
-    assert code_of("generate", "A", "--raw", "--model", str(tiny_file()), "--regex", "a+", "--ban", "a") == 0
+    assert exit_code("generate", "A", "--raw", "--model", str(tiny_file()), "--regex", "a+", "--ban", "a") == 0
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("\n", "decodestep: the text ends where every token is forbidden\n")
 
@@ -257,14 +259,14 @@ def test_a_terminal_shows_how_far_long_work_is(tiny_file, tmp_path, monkeypatch,
     """Loading from a second on, and quantising, in a line that is erased before an error too."""
     generate = ["generate", "A", "--raw", "--max-new-tokens", "1", "--model", str(tiny_file())]
     quantize = ["quantize", str(tiny_file()), str(tmp_path / "out.gguf"), "--type"]
-    assert code_of(*generate) == code_of(*quantize, "f16") == 0
+    assert exit_code(*generate) == exit_code(*quantize, "f16") == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr("decodestep.cli.running.time", SimpleNamespace(monotonic=count(step=0.5).__next__))
-    assert code_of(*generate) == 0
+    assert exit_code(*generate) == 0
     assert capsys.readouterr().err == f"{ERASE}loading: 1 of 2 layers{ERASE}loading: 2 of 2 layers{ERASE}"
     monkeypatch.setattr("decodestep.models.requantise.quantise", lambda *_: 1 / 0)
-    assert code_of(*quantize, "q4_0") == 1
+    assert exit_code(*quantize, "q4_0") == 1
     told = capsys.readouterr().err.split(ERASE)
     assert told[1].startswith("0/") and told[-1].startswith("decodestep: internal error")
 
@@ -272,7 +274,7 @@ def test_a_terminal_shows_how_far_long_work_is(tiny_file, tmp_path, monkeypatch,
 def test_the_defaults_are_those_of_sampling_params():
     options = ArgumentParser()
     add_params(options)
-    params = params_of(options.parse_args([]))
+    params = build_params(options.parse_args([]))
     assert params == SamplingParams()
     shown = " ".join(call("generate", "--help").stdout.split())
     for name, before in (
@@ -301,7 +303,7 @@ def test_an_internal_error_is_not_blamed_on_the_request(monkeypatch, capsys):
 
 def test_no_verb_exits_with_2():
     assert run().returncode == 2
-    assert code_of("dance") == 2
+    assert exit_code("dance") == 2
 
 
 @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ def test_no_verb_exits_with_2():
     ],
 )
 def test_arguments_that_cannot_be_read_are_one_line(arguments, line, capsys):
-    assert code_of(*arguments) == 2
+    assert exit_code(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith(line) and printed.err.count("\n") == 1 and printed.out == ""
 
@@ -414,7 +416,7 @@ def test_an_instruction_set_that_is_none_exits_with_1():
 
 def test_help_names_the_exit_codes(capsys):
     for arguments in ([], ["generate"], ["explain"], ["env"]):
-        assert code_of(*arguments, "--help") == 0
+        assert exit_code(*arguments, "--help") == 0
         assert "exit codes" in capsys.readouterr().out
 
 

@@ -127,7 +127,7 @@ def test_a_conversation_in_a_terminal_outlives_a_full_cache(tiny_file, monkeypat
 
 
 @contextmanager
-def terminal_of(*arguments):
+def open_terminal(*arguments):
     """The program on a pseudo-terminal."""
     import pty
 
@@ -168,7 +168,7 @@ class Terminal:
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_a_byte_that_is_not_utf_8_does_not_end_a_conversation(monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in most locales
-    with terminal_of("--greedy", "--max-new-tokens", 2) as terminal:
+    with open_terminal("--greedy", "--max-new-tokens", 2) as terminal:
         terminal.wait_for("> ")
         terminal.type("\udcff caf\n")
         terminal.wait_for("> ")
@@ -179,7 +179,7 @@ def test_a_byte_that_is_not_utf_8_does_not_end_a_conversation(monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path):
     saved = tmp_path / "saved.json"
-    with terminal_of("--greedy", "--min-new-tokens", 1500) as terminal:
+    with open_terminal("--greedy", "--min-new-tokens", 1500) as terminal:
         terminal.wait_for("/help lists the commands")
         terminal.wait_for("> ")
         terminal.type("Tell me a story.\n")

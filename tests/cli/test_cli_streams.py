@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from decodestep.cli.options import text_of
+from decodestep.cli.options import read_option_file
 from support import processes
-from support.command_line import COMMAND, code_of
+from support.command_line import COMMAND, exit_code
 
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
@@ -63,7 +63,7 @@ def test_an_interrupt_while_the_process_ends_has_no_traceback(arguments, code, i
 def test_a_file_that_is_not_utf_8_is_refused(arguments, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_bytes(b"\xff{")
-    assert code_of(*arguments, str(file)) == 2
+    assert exit_code(*arguments, str(file)) == 2
     option = arguments[-1].removeprefix("--")
     error = f"decodestep: {arguments[0]}: {option} must be a file of UTF-8; got {file}, invalid start byte at byte 0\n"
     assert capsys.readouterr().err == error
@@ -72,7 +72,7 @@ def test_a_file_that_is_not_utf_8_is_refused(arguments, tmp_path, capsys):
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
     for text, read in (("{}", "{}"), ("alpha\r\n\r\n beta \r\n", "alpha\n\n beta \n")):
         (tmp_path / "file").write_bytes(b"\xef\xbb\xbf" + text.encode())
-        assert text_of(argparse.Namespace(chat_template=str(tmp_path / "file")), "chat-template") == read
+        assert read_option_file(argparse.Namespace(chat_template=str(tmp_path / "file")), "chat-template") == read
 
 
 def test_a_piped_prompt_that_is_not_utf_8_is_refused(model, tmp_path):
@@ -89,12 +89,12 @@ def test_a_piped_prompt_that_is_not_utf_8_is_refused(model, tmp_path):
 )
 def test_output_that_cannot_be_written_is_found_before_the_work(arguments, tmp_path, capsys):
     missing, new, old, pipe = (tmp_path / name for name in ("none/x.html", "new.html", "old.html", "pipe.html"))
-    assert code_of(*arguments, str(missing)) == code_of(*arguments, str(tmp_path / "old.html/x.html")) == 1
+    assert exit_code(*arguments, str(missing)) == exit_code(*arguments, str(tmp_path / "old.html/x.html")) == 1
     assert str(missing) in capsys.readouterr().err
     old.write_text("old")
     os.mkfifo(pipe)
     for name in (new, old, pipe):  # what is wrong besides is found, and nothing has changed
-        code_of(*arguments, str(name))
+        exit_code(*arguments, str(name))
         assert "html" not in capsys.readouterr().err
     assert old.read_text() == "old" and not new.exists()
 
@@ -104,7 +104,7 @@ def test_a_file_for_which_the_disk_is_full_is_named(tiny_file, tmp_path, capsys)
     full, model = tmp_path / "full.html", tiny_file(**{"tokenizer.chat_template": "{{ messages[-1].content }}"})
     full.symlink_to("/dev/full")
     for arguments in [("explain", "A", "--model", str(model), "--html"), ("schedule", "--tokens", "1", "--out")]:
-        assert code_of(*arguments, str(full)) == 1
+        assert exit_code(*arguments, str(full)) == 1
         assert capsys.readouterr().err == f"decodestep: {full}: No space left on device\n"
     run = processes.run([*COMMAND, "chat", str(model)], input=f"/save {full}\n")
     assert (run.returncode, run.stderr) == (1, f"decodestep: {full}: No space left on device\n")
@@ -137,7 +137,7 @@ def test_a_file_for_which_the_disk_is_full_is_named(tiny_file, tmp_path, capsys)
     ],
 )
 def test_what_is_wrong_is_refused_and_no_internal_error(arguments, model, capsys):
-    assert code_of(*arguments) == 2
+    assert exit_code(*arguments) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and "internal error" not in printed.err
     assert "loading" not in printed.err  # a model that takes minutes

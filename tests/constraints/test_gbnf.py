@@ -8,10 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from decodestep.constraints.gbnf.lark import lark_of
+from decodestep.constraints.gbnf.lark import gbnf_to_lark
 from decodestep.constraints.gbnf.nodes import Characters, Choice, Name, Sequence
 from decodestep.constraints.gbnf.syntax import read_gbnf
-from decodestep.constraints.vocabulary import tokenizer_of
+from decodestep.constraints.vocabulary import build_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
 
@@ -20,17 +20,17 @@ LONGEST = 4
 END = 256
 
 
-TOKENIZER = tokenizer_of(lambda token: bytes([token]) if token < END else b"", END + 1, frozenset({END}))
+TOKENIZER = build_tokenizer(lambda token: bytes([token]) if token < END else b"", END + 1, frozenset({END}))
 
 
-def matcher_of(lark):
+def build_matcher(lark):
     return llguidance.LLMatcher(TOKENIZER, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0)
 
 
 def accepted(lark):
     """The texts of the letters up to the longest that llguidance lets end."""
     texts = set()
-    todo = [("", matcher_of(lark))]
+    todo = [("", build_matcher(lark))]
     while todo:
         text, matcher = todo.pop()
         assume("panic" not in matcher.get_error())  # llguidance fails for some nested choices of names
@@ -99,10 +99,10 @@ def test_texts_are_those_of_the_grammar(root, one, two):
     grammar = f'root ::= {root} | "bb" root one\none ::= {one}\ntwo ::= {two}'
     texts = texts_of(read_gbnf(grammar))
     if texts:
-        assert accepted(lark_of(grammar)) == texts
+        assert accepted(gbnf_to_lark(grammar)) == texts
     else:
         with contextlib.suppress(ValueError):  # there may be longer ones
-            assert not accepted(lark_of(grammar))
+            assert not accepted(gbnf_to_lark(grammar))
 
 
 PARENTHESES = "[(] root [)]"  # make a choice with a rule one that is no lexeme itself
@@ -133,21 +133,21 @@ PARENTHESES = "[(] root [)]"  # make a choice with a rule one that is no lexeme 
     ],
 )
 def test_a_rule_is_one_lexeme_if_nothing_that_follows_can_belong_to_it(root, one, lexeme):
-    assert ("\nR1: " in lark_of(f"root ::= {root}\none ::= {one}")) == lexeme
+    assert ("\nR1: " in gbnf_to_lark(f"root ::= {root}\none ::= {one}")) == lexeme
 
 
 @pytest.mark.slow
 def test_a_grammar_that_takes_too_much_work_is_read_character_by_character():
     for count, whole in ((30, True), (3000, False)):
         words = " | ".join(f'"w{number:04}"' for number in range(count))
-        assert ("\nP" in lark_of(f"root ::= root | {words}")) == whole
+        assert ("\nP" in gbnf_to_lark(f"root ::= root | {words}")) == whole
 
 
 def test_only_parentheses_are_limited_in_depth():
     deep = "(" * 50 + '"a"' + '"b"*+? | "c")*+?' * 50
     for grammar in ("root ::= root | " + deep, "root ::= " + deep):
-        assert matcher_of(lark_of(grammar)).get_error() == ""
+        assert build_matcher(gbnf_to_lark(grammar)).get_error() == ""
     with pytest.raises(ValueError, match="at most 50 parentheses"):
-        lark_of("root ::= (" + deep + ")")
+        gbnf_to_lark("root ::= (" + deep + ")")
     chain = "\n".join(f"r{number} ::= r{number + 1}" for number in range(5000))
-    assert lark_of(f'root ::= r0 | root\n{chain}\nr5000 ::= "a"')
+    assert gbnf_to_lark(f'root ::= r0 | root\n{chain}\nr5000 ::= "a"')

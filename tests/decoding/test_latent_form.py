@@ -41,10 +41,10 @@ def test_the_form_is_exact(tiny_file, kind, heads, groups, head_dim):
 @pytest.mark.parametrize(("family", "size"), [("llama", 1), ("granite", 0)])
 def test_a_folder_whose_pairs_lie_half_a_head_apart(family, size, tmp_path):
     """Granite's scores have a scale of their own."""
-    model = family_models.model_of(family, size)
+    model = family_models.build_model(family, size)
     ids = np.random.default_rng(1).integers(0, 297, 30)
     ours = logits_in_float32(open_checkpoint(family_models.save(model, tmp_path)), ids)
-    assert family_models.relative(ours, family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(ours, family_models.model_logits(model, ids)) < LOGITS
 
 
 def log_shares(logits):

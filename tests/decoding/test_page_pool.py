@@ -59,7 +59,7 @@ def seen(logits):
     return [int(token) for token in logits if token >= 0]
 
 
-def pool_of(pages, max_kept=10**6, long_after=None):
+def build_pool(pages, max_kept=10**6, long_after=None):
     return PagePool(TokenPages(pages), max_kept, long_after)
 
 
@@ -88,7 +88,7 @@ class Sequences(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pool = pool_of(12, max_kept=5, long_after=self.long_after)
+        self.pool = build_pool(12, max_kept=5, long_after=self.long_after)
         self.open = {}
         self.expected = {}
         self.grown = set()  # those that have only grown
@@ -218,7 +218,7 @@ TestLongRope = LongRope.TestCase
 
 
 def test_pages_that_a_truncation_drops_are_forgotten_from_the_end():
-    pool = pool_of(20)
+    pool = build_pool(20)
     with started(pool, [0] * 48) as sequence:
         sequence.truncate(1)
         kept = list(pool._kept)
@@ -226,7 +226,7 @@ def test_pages_that_a_truncation_drops_are_forgotten_from_the_end():
 
 
 def test_a_kept_page_is_not_copied_where_the_copy_would_take_a_page_of_another():
-    pool = pool_of(2)
+    pool = build_pool(2)
     started(pool, [0] * PAGE).close()
     with CachedSequence(pool, 1), CachedSequence(pool, 1) as sequence:
         assert sequence.reuse([0, 0]) == 0
@@ -235,7 +235,7 @@ def test_a_kept_page_is_not_copied_where_the_copy_would_take_a_page_of_another()
 
 
 def test_a_prompt_is_found_again_but_for_its_last_token():
-    pool = pool_of(20)
+    pool = build_pool(20)
     tokens = [1, 0] * 24
     started(pool, tokens).close()
     assert (pool.held, pool.kept) == (0, 3)
@@ -254,7 +254,7 @@ def test_a_prompt_is_found_again_but_for_its_last_token():
 
 
 def test_a_prompt_that_waits_takes_the_page_that_another_fills_in_place_of_its_own():
-    pool = pool_of(20)
+    pool = build_pool(20)
     started(pool, [1] * 16).close()
     with CachedSequence(pool) as one, CachedSequence(pool) as two:
         prompt = [1] * 8 + [0] * 32
@@ -270,7 +270,7 @@ def test_after_a_pass_that_failed_nothing_is_reused():
         def logits(self, *arguments):
             raise MemoryError
 
-    pool = pool_of(20)
+    pool = build_pool(20)
     started(pool, [1] * 40).close()
     with CachedSequence(pool) as sequence:
         with pytest.raises(MemoryError):
@@ -279,10 +279,10 @@ def test_after_a_pass_that_failed_nothing_is_reused():
         assert run(pool, (sequence, [1] * 40)) == [[1] * 40]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(PagePool, "take_locked"), (CachedSequence, "end_pass")])
+@pytest.mark.parametrize(("kind", "name"), [(PagePool, "take_locked"), (CachedSequence, "end_forward")])
 def test_an_interrupt_at_the_edge_of_a_pass_leaves_sequences_idle(monkeypatch, kind, name):
     """Where it begins and takes pages, or where it ends; after it a caller closes them."""
-    pool = pool_of(20)
+    pool = build_pool(20)
     first, second = CachedSequence(pool), CachedSequence(pool)
     called, function = [], getattr(kind, name)
 
@@ -330,9 +330,9 @@ def test_an_interrupt_at_any_call_loses_no_reservation():
             sys.settrace(None)
         return False
 
-    pools, call = [pool_of(20)], 1
+    pools, call = [build_pool(20)], 1
     while interrupted_at(call, pools[-1]):
-        pools.append(pool_of(20))
+        pools.append(build_pool(20))
         call += 1
     gc.collect()
     assert len(pools) > 100
@@ -342,7 +342,7 @@ def test_an_interrupt_at_any_call_loses_no_reservation():
 
 
 def test_a_truncated_sequence_fills_its_pages_again():
-    pool = pool_of(20)
+    pool = build_pool(20)
     sequence = started(pool, [1] * 40)
     for length, more in ((10, 6), (10, 30), (20, 3)):
         sequence.truncate(length)
@@ -353,21 +353,21 @@ def test_a_truncated_sequence_fills_its_pages_again():
 
 
 def test_a_truncated_text_is_as_short_as_it_is():
-    pool = pool_of(20, long_after=30)
+    pool = build_pool(20, long_after=30)
     sequence = started(pool, [1] * 40)
     sequence.truncate(10)
     assert run(pool, (sequence, [0])) == [[1 + LONG] * 10 + [0]]
 
 
 def test_of_a_page_that_is_partly_filled_nothing_else_is_continued():
-    pool = pool_of(20)
+    pool = build_pool(20)
     started(pool, [0] * 40)
     sequence = started(pool, [1, 0])
     assert sequence.reuse([0] * 20) == 0 and run(pool, (sequence, [0] * 20)) == [[1] + [0] * 21]
 
 
 def test_what_is_read_in_another_way_is_not_reused():
-    pool = pool_of(20, long_after=40)
+    pool = build_pool(20, long_after=40)
     started(pool, [1] * 33)
     short, long = started(pool, [1] * 16), started(pool, [1] * 16)
     long.expect(50)
@@ -385,7 +385,7 @@ def test_what_is_read_in_another_way_is_not_reused():
     ],
 )
 def test_reuse_takes_no_page_that_is_promised_to_another(pages, closed, own, promised, tokens, reused):
-    pool = pool_of(pages)
+    pool = build_pool(pages)
     first = started(pool, [1] * 33)
     if closed:
         first.close()
@@ -396,13 +396,13 @@ def test_reuse_takes_no_page_that_is_promised_to_another(pages, closed, own, pro
 
 
 def test_a_page_that_is_replaced_makes_room_for_what_replaces_it():
-    pool = pool_of(3)
+    pool = build_pool(3)
     started(pool, [1] * 17).close()
     sequence = CachedSequence(pool)
     run(pool, (sequence, [1] * 5))
     other = CachedSequence(pool, 32)
     assert sequence.reuse([1] * 12) == 11 and pool._reserved == other.reserved == 2
-    pool = pool_of(5)
+    pool = build_pool(5)
     started(pool, [1] * 17).close()
     with CachedSequence(pool, 48) as promised:
         run(pool, (promised, [1] * 5))
@@ -410,7 +410,7 @@ def test_a_page_that_is_replaced_makes_room_for_what_replaces_it():
 
 
 def test_a_truncation_takes_the_page_that_is_promised_to_it():
-    pool = pool_of(4)
+    pool = build_pool(4)
     sequence = started(pool, [1] * 32, 48)
     fork, other = sequence.fork(), CachedSequence(pool, 16)
     sequence.truncate(20)
@@ -418,7 +418,7 @@ def test_a_truncation_takes_the_page_that_is_promised_to_it():
 
 
 def test_sequences_that_begin_alike_share_pages():
-    pool = pool_of(20)
+    pool = build_pool(20)
     first = started(pool, [1] * 40)
     second = started(pool, [1] * 36 + [0])
     assert pool.held == 4 and [p.number for p in first._pages[:2]] == [p.number for p in second._pages[:2]]
@@ -426,14 +426,14 @@ def test_sequences_that_begin_alike_share_pages():
 
 
 def test_equal_pages_of_two_callers_become_one():
-    pool = pool_of(20)
+    pool = build_pool(20)
     first, second = CachedSequence(pool), CachedSequence(pool)
     run(pool, (first, [1] * 20), (second, [1] * 20))
     assert pool.held == 3 and first._pages[0] is second._pages[0]
 
 
 def test_the_least_recently_used_goes_first():
-    pool = pool_of(6)
+    pool = build_pool(6)
     for token in (0, 1):
         started(pool, [token] * 33).close()  # two full pages each, and one that is free again
     started(pool, [0] * 33).close()
@@ -443,7 +443,7 @@ def test_the_least_recently_used_goes_first():
 
 
 def test_no_more_is_kept_than_the_bound():
-    pool = pool_of(100, max_kept=3)
+    pool = build_pool(100, max_kept=3)
     for token in range(3):
         started(pool, [token] * 70).close()
         assert pool.kept == 3 and pool.held == 0
@@ -451,7 +451,7 @@ def test_no_more_is_kept_than_the_bound():
 
 
 def test_a_full_cache_says_so_and_changes_nothing():
-    pool = pool_of(4)
+    pool = build_pool(4)
     first = started(pool, [0] * 40)
     second = started(pool, [1] * 10)
     words = "has 0 of its 4 pages of 16 tokens free, and 1 are needed: load the model with more cache_bytes "
@@ -463,7 +463,7 @@ def test_a_full_cache_says_so_and_changes_nothing():
 
 
 def test_a_promise_is_kept():
-    pool = pool_of(4)
+    pool = build_pool(4)
     first = CachedSequence(pool, 48)
     with pytest.raises(CacheFullError):
         CachedSequence(pool, 17)
@@ -482,7 +482,7 @@ def test_a_promise_is_kept():
 
 def test_a_promise_outlives_a_truncation():
     """What it frees stays reserved: the sequence can grow again to its capacity, whatever others want."""
-    pool = pool_of(3)
+    pool = build_pool(3)
     sequence = started(pool, [0] * 48, capacity=48)
     for length in (47, 33, 32, 31, 16, 5, 0):
         sequence.truncate(length)
@@ -492,18 +492,18 @@ def test_a_promise_outlives_a_truncation():
         assert run(pool, (sequence, [1] * (48 - length))) == [[0] * length + [1] * (48 - length)]
         sequence.truncate(length)
         run(pool, (sequence, [0] * (48 - length)))
-    with CachedSequence(pool_of(3), 48) as other:
+    with CachedSequence(build_pool(3), 48) as other:
         run(other._pool, (other, [0] * 40))
         other.assign(CachedSequence(other._pool))
         assert other.reserved == 3
 
 
 def test_a_page_of_a_sequence_alone_is_truncated_where_there_is_no_other():
-    pool = pool_of(1)
+    pool = build_pool(1)
     sequence = started(pool, [0] * 16)
     sequence.truncate(15)
     assert run(pool, (sequence, [1])) == [[0] * 15 + [1]]
-    with CachedSequence(pool_of(2)) as first:
+    with CachedSequence(build_pool(2)) as first:
         run(first._pool, (first, [0] * 16))
         with first.fork() as second:
             run(first._pool, (second, [0]))
@@ -513,17 +513,17 @@ def test_a_page_of_a_sequence_alone_is_truncated_where_there_is_no_other():
 
 
 def test_a_copy_takes_what_is_reserved_for_it_or_changes_nothing():
-    pool = pool_of(4)
+    pool = build_pool(4)
     source = started(pool, [0] * 20)
     with source.fork(20) as copied, CachedSequence(pool) as other:
         run(pool, (other, [1]))
         with CachedSequence(pool) as empty, pytest.raises(CacheFullError):
             empty.assign(source)
         assert empty.tokens == [] and run(pool, (copied, [1])) == [[0] * 20 + [1]]
-    pool = pool_of(2)
+    pool = build_pool(2)
     with started(pool, [0] * 10) as source, source.fork(10) as copied:
         assert run(pool, (copied, [1])) == [[0] * 10 + [1]]
-    pool = pool_of(9)
+    pool = build_pool(9)
     source, ones = started(pool, [0] * 20), started(pool, [1] * 48)
     with CachedSequence(pool, 64) as shared:
         assert shared.reuse([*ones.tokens, 2]) == 48 and shared.reserved == 1
@@ -533,7 +533,7 @@ def test_a_copy_takes_what_is_reserved_for_it_or_changes_nothing():
 
 
 def test_a_copy_that_needs_no_page_leaves_what_is_reserved():
-    pool = pool_of(4)
+    pool = build_pool(4)
     with CachedSequence(pool, 32) as copied:
         copied.assign(started(pool, [0] * 16))
         copied.assign(started(pool, [1] * 16))
@@ -541,7 +541,7 @@ def test_a_copy_that_needs_no_page_leaves_what_is_reserved():
 
 
 def test_a_copy_is_rotated_as_its_source_and_not_as_what_it_was():
-    pool = pool_of(20, long_after=30)
+    pool = build_pool(20, long_after=30)
     sequence = started(pool, [1] * 40)
     sequence.assign(started(pool, [0] * 16))
     assert run(pool, (sequence, [0] * 20)) == [[0] * 16 + [LONG] * 20]
@@ -550,7 +550,7 @@ def test_a_copy_is_rotated_as_its_source_and_not_as_what_it_was():
 
 
 def test_memory_is_prepared_beyond_the_pages_in_use(monkeypatch):
-    pool, asked = pool_of(4), []
+    pool, asked = build_pool(4), []
     monkeypatch.setattr(pool.storage, "prepare", lambda *given: asked.append(given))
     pool.prepare()
     started(pool, [0] * 20)
@@ -559,7 +559,7 @@ def test_memory_is_prepared_beyond_the_pages_in_use(monkeypatch):
 
 
 def test_what_is_garbage_collected_comes_back():
-    pool = pool_of(4)
+    pool = build_pool(4)
     sequence = started(pool, [0] * 40, capacity=64)
     sequence.cycle = sequence
     del sequence
@@ -572,7 +572,7 @@ def test_an_interrupt_while_pages_are_released_leaves_none_in_two_places(change,
     def interrupt(count):
         raise KeyboardInterrupt
 
-    pool = pool_of(12)
+    pool = build_pool(12)
     source, sequence = started(pool, [0] * 20), started(pool, [1] * 40)
     with monkeypatch.context() as patched:
         patched.setattr(pool, "_keep_at_most_locked", interrupt)
@@ -587,7 +587,7 @@ def test_an_interrupt_while_pages_are_released_leaves_none_in_two_places(change,
 
 def test_waiting_for_pages(monkeypatch):
     monkeypatch.setattr(threading, "active_count", lambda: 2)
-    pool = pool_of(4)
+    pool = build_pool(4)
     with pytest.raises(CacheFullError):
         pool.wait_for(5)  # nobody could give any back
     [first], [second] = admit(pool, 1, 32), admit(pool, 1, 32)
@@ -616,7 +616,7 @@ def test_waiting_for_pages(monkeypatch):
 
 def test_nothing_waits_for_pages_that_are_free(monkeypatch):
     monkeypatch.setattr(threading, "active_count", lambda: 2)
-    pool = pool_of(4)
+    pool = build_pool(4)
     admitted = admit(pool, 1, 32)
     monkeypatch.setattr(pool, "_freed", None)
     pool.wait_for(2)
@@ -624,14 +624,14 @@ def test_nothing_waits_for_pages_that_are_free(monkeypatch):
 
 
 def test_a_request_may_need_all_pages_and_no_more():
-    pool = pool_of(4)
+    pool = build_pool(4)
     pool.require_total(4, "a row")
     with pytest.raises(CacheFullError, match="a row may need 5 pages, and the cache has 4: load the model"):
         pool.require_total(5, "a row")
 
 
 def test_a_thread_that_is_alone_does_not_wait_for_itself(monkeypatch):
-    pool = pool_of(4)
+    pool = build_pool(4)
     admitted = admit(pool, 1, 32)
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     pool.wait_for(2)
@@ -641,7 +641,7 @@ def test_a_thread_that_is_alone_does_not_wait_for_itself(monkeypatch):
 
 
 def test_all_or_none_are_admitted():
-    pool = pool_of(5)
+    pool = build_pool(5)
     with pytest.raises(CacheFullError):
         admit(pool, 3, 32)
     assert pool._reserved == 0 and len(admit(pool, 2, 32)) == 2
@@ -681,7 +681,7 @@ def test_all_or_none_are_admitted():
     ],
 )
 def test_refusals(call, message):
-    sequence, other = started(pool_of(20), [0, 1, 2]), started(pool_of(20), [0])
+    sequence, other = started(build_pool(20), [0, 1, 2]), started(build_pool(20), [0])
     with pytest.raises(ValueError, match=message):
         call(sequence, other)
     assert other.tokens == [0] and sequence.tokens == [0, 1, 2]
@@ -689,7 +689,7 @@ def test_refusals(call, message):
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_pages_have_one_owner(copied):
-    sequence = started(pool_of(20), [0, 1, 2])
+    sequence = started(build_pool(20), [0, 1, 2])
     with pytest.raises(TypeError, match="CachedSequence cannot be copied"):
         copied(sequence)
     with pytest.raises(TypeError, match="load the model in each process"):

@@ -15,12 +15,12 @@ from rich.console import Console
 import decodestep as ds
 from decodestep import cli, explain
 from decodestep.explain import data, terminal
+from decodestep.explain.descriptions import DESCRIPTIONS, describe_processor
 from decodestep.explain.page import page
 from decodestep.explain.record import record
 from decodestep.explain.terminal import DrawnToken
-from decodestep.explain.tokens import pieces, spell
-from decodestep.explain.words import WORDS, words_of
-from decodestep.sampling.param_steps import processors_of
+from decodestep.explain.tokens import pieces, token_to_text
+from decodestep.sampling.param_steps import build_processors
 from decodestep.sampling.plan import plan
 from support import core_builds, processes
 from support.project import ROOT
@@ -145,13 +145,13 @@ def test_two_runs_of_two_hundred_tokens_stay_small(document):
 def test_every_processor_that_a_request_can_build_is_explained():
     source = Path(plan.__code__.co_filename).with_name("param_steps.py").read_text()
     named = set(re.findall(r"\bp\.(\w+)", source))
-    assert named <= set(WORDS)
+    assert named <= set(DESCRIPTIONS)
     for name in named:
-        assert getattr(ds.processors, name) and len(re.findall(r"[.!](?:\s|$)", WORDS[name].text)) == 2, name
+        assert getattr(ds.processors, name) and len(re.findall(r"[.!](?:\s|$)", DESCRIPTIONS[name].text)) == 2, name
     headings = re.findall(r"^## (.+)$", (ROOT / "docs/processors.md").read_text(), re.M)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert {words.section for words in WORDS.values()} <= anchors
-    assert words_of("ConstraintLogitsProcessor").name == "constraint" and words_of("Mine").name == "Mine"
+    assert {words.section for words in DESCRIPTIONS.values()} <= anchors
+    assert describe_processor("ConstraintLogitsProcessor").name == "constraint" and describe_processor("Mine").name == "Mine"
 
 
 def settings_and_traces(rng, logits, history, *, seed, ids):
@@ -163,7 +163,9 @@ def settings_and_traces(rng, logits, history, *, seed, ids):
             "top_p": float(rng.choice([1.0, 0.0, 0.3, 0.8, 0.97])),
             "min_p": float(rng.choice([0.0, 0.01, 0.2, 1.0])),
         }
-        chain = processors_of(ds.SamplingParams(**chosen), prompt_length=len(history), vocab_size=len(logits), eos_token_ids=())
+        chain = build_processors(
+            ds.SamplingParams(**chosen), prompt_length=len(history), vocab_size=len(logits), eos_token_ids=()
+        )
         traced = plan(chain, len(logits)).trace(logits, history, seed=seed)
         p = traced.steps[-1].probabilities if traced.steps else None
         yield (
@@ -236,9 +238,9 @@ def test_characters_of_several_tokens(model):
     ids = model.tokenizer.encode("春天")
     found = pieces(model.tokenizer, ids)
     assert "".join(found) == "春天" and (len(ids) == 2 or "" in found)
-    assert all("�" not in spell(model.tokenizer, i) for i in ids)
+    assert all("�" not in token_to_text(model.tokenizer, i) for i in ids)
     end = next(iter(model.tokenizer.end_token_ids))
-    assert spell(model.tokenizer, end) == model.tokenizer.token(end) == pieces(model.tokenizer, [end])[0]
+    assert token_to_text(model.tokenizer, end) == model.tokenizer.token(end) == pieces(model.tokenizer, [end])[0]
 
 
 def test_a_bar_is_its_share_in_eighths_and_never_vanishes():

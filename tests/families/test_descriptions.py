@@ -66,9 +66,9 @@ def test_the_defaults_are_all_that_is_read(name, tmp_path):
     path.mkdir()
     (path / "config.json").write_text(json.dumps({"model_type": name, **NEEDED.get(name, {})}))
     safetensors.torch.save_file({"lm_head.weight": torch.zeros(1)}, path / "model.safetensors")
-    config = folder.config_of(ModelFolder(path))
+    config = folder.read_config(ModelFolder(path))
     assert config.architecture == name and not config.tied
-    assert len(folder.ropes_of(ModelFolder(path), config)) == 1 + any(config.grouped.ropes)
+    assert len(folder.read_ropes(ModelFolder(path), config)) == 1 + any(config.grouped.ropes)
 
 
 @pytest.mark.parametrize("name", MODEL_TYPES)

@@ -26,7 +26,7 @@ from decodestep.files.gguf_file import GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.generation import model_search
 from decodestep.generation.batch import Batch
-from decodestep.generation.schedule import ChunkedPrefill
+from decodestep.generation.scheduler import ChunkedPrefill
 from decodestep.models import ModelError
 from decodestep.ops.decoder_forward import Mixture
 from decodestep.sampling.row_factory import RowFactory
@@ -48,7 +48,7 @@ def folder(tmp_path_factory):
 
     @cache
     def make(family, size, shards=False):
-        model = family_models.model_of(family, size)
+        model = family_models.build_model(family, size)
         path = tmp_path_factory.mktemp(f"{family}-{size}")
         return model, family_models.save(model, path, **({"max_shard_size": "30KB"} if shards else {}))
 
@@ -82,7 +82,7 @@ def test_logits_tokens_and_experts_equal_transformers(folder, ids, monkeypatch, 
     model, path = folder(family, size)
     mine = ds.load(path, dtype="float32")
     theirs, ours = routes(model, monkeypatch)
-    expected = family_models.logits_of(model, ids)
+    expected = family_models.model_logits(model, ids)
     assert family_models.relative(mine.logits(ids), expected) < LOGITS
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
@@ -90,14 +90,14 @@ def test_logits_tokens_and_experts_equal_transformers(folder, ids, monkeypatch, 
     prompt = ids[:30].tolist()
     params = ds.SamplingParams(do_sample=False, max_new_tokens=64, ignore_eos=True)
     (done,) = ds.generate(mine, [prompt], params)
-    rows = family_models.logits_of(model, np.array(prompt + done.token_ids))[len(prompt) - 1 : -1]
+    rows = family_models.model_logits(model, np.array(prompt + done.token_ids))[len(prompt) - 1 : -1]
     assert rows.argmax(axis=1).tolist() == done.token_ids
 
 
 @pytest.mark.parametrize(("family", "size"), IN_GGUF)
 def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_path, family, size):
     model, _ = folder(family, size)
-    expected = family_models.logits_of(model, ids)
+    expected = family_models.model_logits(model, ids)
     for options in ({}, {"whole": True, "fused": True}):
         path = latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", **options)
         assert family_models.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
@@ -115,10 +115,10 @@ _STRETCHED = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0, "msca
     ],
 )
 def test_a_linear_stretch_in_a_gguf_file_grows_the_scores_by_its_multiplier(tmp_path, ids, kind, rotation):
-    model = family_models.model_of("deepseek_v3", 0, rope_parameters=rotation)
+    model = family_models.build_model("deepseek_v3", 0, rope_parameters=rotation)
     keys = {"rope.scaling.factor": 4.0, "rope.scaling.yarn_log_multiplier": 0.1} | kind
     path = latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", **keys)
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(model, ids)) < LOGITS
 
 
 @pytest.mark.parametrize(("kind", "stretch"), [({}, 4.0), ({"rope.scaling.type": "none"}, 1.0)])
@@ -127,25 +127,25 @@ def test_a_factor_stretches_the_rotation_of_long_rope_in_a_gguf_file(tmp_path, i
     rotation = family_cases.longrope(512)
     stretched = rotation | {"short_factor": [stretch * factor for factor in rotation["short_factor"]]}
     sizes = {"dim_model_base": 256, "v_head_dim": 16}
-    model, expected = (family_models.model_of("minicpm3", 0, **sizes, rope_parameters=p) for p in (rotation, stretched))
+    model, expected = (family_models.build_model("minicpm3", 0, **sizes, rope_parameters=p) for p in (rotation, stretched))
     path = latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", **{"rope.scaling.factor": 4.0} | kind)
     mine = ds.load(path, dtype="float32").logits(ids)
-    assert family_models.relative(mine, family_models.logits_of(expected, ids)) < LOGITS
+    assert family_models.relative(mine, family_models.model_logits(expected, ids)) < LOGITS
     pytest.importorskip("llama_cpp")
-    assert family_models.relative(mine, family_models.llama_cpp_logits_of(path, ids)) < 0.02
+    assert family_models.relative(mine, family_models.llama_cpp_logits(path, ids)) < 0.02
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("short", 0.0), ("long", 1e9)])
 def test_factors_of_long_rope_in_a_gguf_file_have_bounds(tmp_path, name, wrong):
     rotation = family_cases.longrope(512, **{f"{name}_factor": [1.0, 1.0, wrong, 1.0]})
-    model = family_models.model_of("minicpm3", 0, rope_parameters=rotation)
+    model = family_models.build_model("minicpm3", 0, rope_parameters=rotation)
     with pytest.raises(ModelError, match=f"tensor rope_factors_{name}.weight must hold 4 numbers in"):
         ds.load(latent_gguf_files.write_gguf(model, tmp_path / "model.gguf"))
 
 
 def test_long_rope_of_which_one_position_is_short(tmp_path):
     """Its factor divides by the logarithm of that number, which is 0; transformers fails."""
-    model = family_models.model_of("minicpm3", 0, rope_parameters=family_cases.longrope(512))
+    model = family_models.build_model("minicpm3", 0, rope_parameters=family_cases.longrope(512))
     saved, path = family_models.save(model, tmp_path / "saved"), tmp_path / "changed"
     path.mkdir()
     for place in (
@@ -167,7 +167,7 @@ def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids, wide):
     """No class of transformers': DeepSeek-V2's with relu2, and an up projection that is 1 for every token."""
     dense = {"first_k_dense_replace": 3, "q_lora_rank": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     sizes = family_models.ALIGNED["deepseek_v2"] if wide else {}
-    model = family_models.model_of("deepseek_v2", 2, **{**sizes, **dense}, hidden_act="relu2", attention_bias=False)
+    model = family_models.build_model("deepseek_v2", 2, **{**sizes, **dense}, hidden_act="relu2", attention_bias=False)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.mlp.up_proj.weight.zero_()
@@ -175,7 +175,7 @@ def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids, wide):
             layer.mlp.gate_proj.bias.zero_()
             layer.mlp.down_proj.bias.zero_()
     path = latent_gguf_files.write_gguf(model, tmp_path / "plm.gguf", plm=True)
-    expected, mine = family_models.logits_of(model, ids), ds.load(path)
+    expected, mine = family_models.model_logits(model, ids), ds.load(path)
     assert family_models.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
     assert mine.decoder.description.startswith("one native call a step" if wide else "layer by layer")
     assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
@@ -186,7 +186,7 @@ def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids, wide):
 )
 def test_the_native_step_is_as_near_as_its_rounding(tmp_path, ids, family, kind):
     """Sizes that fill its vectors. A token near a tie of two experts takes the other one: few may be far off."""
-    model = family_models.model_of(family, 0, **family_models.ALIGNED[family])
+    model = family_models.build_model(family, 0, **family_models.ALIGNED[family])
     path = (
         family_models.save(model, tmp_path)
         if kind == "folder"
@@ -211,26 +211,28 @@ def test_the_native_step_has_biases(tmp_path, ids, family):
     """Of attention, of dense blocks and of those beside the experts; all of them large."""
     size = {"deepseek_v2": 2}.get(family, 0)
     changes = {"attention_bias": True, **family_models.ALIGNED[family], **BIASED[family]}
-    path = family_models.save(family_models.model_of(family, size, **changes), tmp_path)
+    path = family_models.save(family_models.build_model(family, size, **changes), tmp_path)
     mine, exact = ds.load(path), ds.load(path, dtype="float32")
     assert mine.decoder.description == "one native call a step"
     apart = np.abs(mine.logits(ids) - exact.logits(ids)).max(axis=1) / np.abs(exact.logits(ids)).max(axis=1)
     assert np.median(apart) < 0.01
     assert (
-        family_models.relative(exact.logits(ids), family_models.logits_of(family_models.model_of(family, size, **changes), ids))
+        family_models.relative(
+            exact.logits(ids), family_models.model_logits(family_models.build_model(family, size, **changes), ids)
+        )
         < LOGITS
     )
 
 
 def test_latent_attention_is_its_own_latent_form(tmp_path, ids):
-    path = family_models.save(family_models.model_of("deepseek_v3", 0, **family_models.ALIGNED["deepseek_v3"]), tmp_path)
+    path = family_models.save(family_models.build_model("deepseek_v3", 0, **family_models.ALIGNED["deepseek_v3"]), tmp_path)
     plain, mine = (ds.load(path, form=form) for form in ("auto", "mla"))
     assert mine.decoder.description == "one native call a step"
     np.testing.assert_array_equal(mine.logits(ids[:10]), plain.logits(ids[:10]))
 
 
 def test_latents_as_int8(tmp_path, ids):
-    path = family_models.save(family_models.model_of("deepseek_v3", 0, **family_models.ALIGNED["deepseek_v3"]), tmp_path)
+    path = family_models.save(family_models.build_model("deepseek_v3", 0, **family_models.ALIGNED["deepseek_v3"]), tmp_path)
     wide, narrow = ds.load(path), ds.load(path, cache_dtype="int8")
     assert narrow.decoder.description == "one native call a step, latents as int8"
     latent = wide.config.latent_attention
@@ -253,12 +255,12 @@ def test_latents_as_int8(tmp_path, ids):
 @pytest.mark.parametrize("size", [0, 1])
 def test_heads_that_are_all_rotated(tmp_path, ids, size):
     """Of a query nothing reads the latent."""
-    model = family_models.model_of("deepseek_v3", size, qk_nope_head_dim=0)
+    model = family_models.build_model("deepseek_v3", size, qk_nope_head_dim=0)
     mine = ds.load(family_models.save(model, tmp_path))
-    assert family_models.relative(mine.logits(ids), family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(mine.logits(ids), family_models.model_logits(model, ids)) < LOGITS
     if size == 1:
         whole = latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", whole=True)
-        assert family_models.relative(ds.load(whole).logits(ids), family_models.logits_of(model, ids)) < LOGITS
+        assert family_models.relative(ds.load(whole).logits(ids), family_models.model_logits(model, ids)) < LOGITS
 
 
 def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
@@ -267,7 +269,7 @@ def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
     prompt = list(range(95))
     params = ds.SamplingParams(do_sample=False, max_new_tokens=8, ignore_eos=True)
     (done,) = ds.generate(ds.load(path), [prompt], params)
-    assert done.token_ids == family_models.greedy_of(model, prompt, 8)
+    assert done.token_ids == family_models.greedy_tokens(model, prompt, 8)
 
 
 @pytest.fixture(params=["layers", "native"])
@@ -277,7 +279,7 @@ def long_rope(request, tmp_path):
     if request.param == "native":
         factors = {"short_factor": np.linspace(1, 1.3, 8).tolist(), "long_factor": np.linspace(1, 4, 8).tolist()}
         sizes = family_models.ALIGNED["minicpm3"] | sizes | {"rope_parameters": {**family_cases.longrope(100), **factors}}
-    model = family_models.model_of("minicpm3", 0, **sizes)
+    model = family_models.build_model("minicpm3", 0, **sizes)
     path = family_models.save(model, tmp_path)
     used, fresh = ds.load(path), ds.load(path)
     assert used.decoder.description.startswith({"layers": "layer by layer", "native": "one native"}[request.param])
@@ -317,7 +319,7 @@ def test_long_rope_in_batches_and_pieces(long_rope):
     """Prompts of more tokens than a pass takes, beside each other, and announced ones in pieces."""
     model, used, fresh = long_rope
     text = np.random.default_rng(4).integers(0, 297, 700)
-    expected = family_models.logits_of(model, text)
+    expected = family_models.model_logits(model, text)
     exact = fresh.decoder.cache_dtype == "float32"
     whole = fresh.logits(text)
     assert family_models.relative(whole, expected) < (LOGITS if exact else 0.05)
@@ -333,7 +335,7 @@ def test_long_rope_in_batches_and_pieces(long_rope):
         for prompt, tokens in zip(prompts, together, strict=True):
             fresh.cache.clear()
             assert tokens == ds.generate(fresh, [prompt], params)[0].token_ids
-            assert not exact or tokens == family_models.greedy_of(model, prompt, 14)
+            assert not exact or tokens == family_models.greedy_tokens(model, prompt, 14)
     with used.sequence() as sequence:
         sequence.expect(700)
         pieces = [used.forward([(sequence, text[at : at + 70])], every=True) for at in range(0, 700, 70)]
@@ -372,7 +374,7 @@ def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
     params = ds.SamplingParams(seed=1, temperature=40.0, max_new_tokens=100, ignore_eos=True)
     alone = [ds.generate(fresh, [prompt], params)[0].token_ids for prompt in prompts]
     model = ds.load(used.path, cache_bytes=17 * used.cache.page_bytes)
-    factory = RowFactory.of_model(model)
+    factory = RowFactory.from_model(model)
     rows = [factory.row(params, prompt) for prompt in prompts]
     batch = Batch(model, ChunkedPrefill(2))
     for row in rows:
@@ -388,8 +390,8 @@ def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
 def test_the_latent_form_of_grouped_attention_has_both_tables_of_long_rope(tmp_path, ids):
     factors = {"short_factor": np.linspace(1, 1.3, 16).tolist(), "long_factor": np.linspace(1, 4, 16).tolist()}
     wide = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
-    model = family_models.model_of("llama", 0, **wide, rope_parameters={**family_cases.longrope(100), **factors})
-    mine, expected = ds.load(family_models.save(model, tmp_path), form="mla"), family_models.logits_of(model, ids)
+    model = family_models.build_model("llama", 0, **wide, rope_parameters={**family_cases.longrope(100), **factors})
+    mine, expected = ds.load(family_models.save(model, tmp_path), form="mla"), family_models.model_logits(model, ids)
     assert mine.decoder.description == "one native call a step"
     assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
 
@@ -398,7 +400,7 @@ def test_the_native_step_has_both_tables_of_long_rope(tmp_path):
     """Long and short sequences side by side in one pass; one that grows beyond the short factors."""
     factors = {"short_factor": np.linspace(1, 1.3, 8).tolist(), "long_factor": np.linspace(1, 4, 8).tolist()}
     changes = family_models.ALIGNED["minicpm3"] | {"rope_parameters": {**family_cases.longrope(32), **factors}}
-    path = family_models.save(family_models.model_of("minicpm3", 0, **changes), tmp_path)
+    path = family_models.save(family_models.build_model("minicpm3", 0, **changes), tmp_path)
     native, exact = ds.load(path), ds.load(path, dtype="float32")
     assert native.decoder.description == "one native call a step"
     ids = np.random.default_rng(3).integers(0, 297, (4, 40))
@@ -418,16 +420,16 @@ def test_the_native_step_has_both_tables_of_long_rope(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_narrow_weights_are_multiplied_as_they_are(tmp_path, ids, dtype):
-    narrow, model = (family_models.model_of("deepseek_v3", 0, dtype=kind) for kind in (dtype, torch.float32))
+    narrow, model = (family_models.build_model("deepseek_v3", 0, dtype=kind) for kind in (dtype, torch.float32))
     path = family_models.save(narrow, tmp_path)
     model.load_state_dict(narrow.state_dict())  # the same numbers, but frequencies that are not rounded
-    assert family_models.relative(ds.load(path).logits(ids), family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(ds.load(path).logits(ids), family_models.model_logits(model, ids)) < LOGITS
 
 
 def test_a_folder_in_shards_is_one_model(folder, ids):
     model, path = folder("deepseek_v2", 0, True)
     assert len(list(path.glob("*.safetensors"))) > 2
-    assert family_models.relative(ds.load(path).logits(ids), family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(ds.load(path).logits(ids), family_models.model_logits(model, ids)) < LOGITS
 
 
 def float8(model, path):
@@ -451,14 +453,14 @@ def float8(model, path):
 
 def test_float8_with_scales_of_blocks(tmp_path, ids):
     wide = {"hidden_size": 160, "intermediate_size": 144, "num_hidden_layers": 1, "first_k_dense_replace": 1}
-    model = family_models.model_of("deepseek_v3", 0, **wide)
+    model = family_models.build_model("deepseek_v3", 0, **wide)
     tensors = float8(model, tmp_path)
     state = model.state_dict()
     for name, value in tensors.items():
         if value.dtype == torch.float8_e4m3fn:
             scale = tensors[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
             state[name].copy_(value.float() * scale[: value.shape[0], : value.shape[1]])
-    assert family_models.relative(ds.load(tmp_path).logits(ids), family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(ds.load(tmp_path).logits(ids), family_models.model_logits(model, ids)) < LOGITS
 
 
 def formats_of(part):
@@ -479,7 +481,7 @@ def formats_of(part):
 )
 def test_what_has_no_kernel_becomes_blocks_however_its_rows_are_arranged(tmp_path, family, changes, form):
     """Pairs side by side, heads padded, keys and values apart, gate and up apart, another form, which has two of its own."""
-    float8(family_models.model_of(family, 0, **changes), tmp_path)
+    float8(family_models.build_model(family, 0, **changes), tmp_path)
     for layer in ds.load(tmp_path, form=form).decoder.native_weights.layers:
         assert formats_of(layer.attention) == ({"Q8_0"} if form == "auto" else {"Q8_0", "BF16"})
         assert formats_of(layer.feed_forward) == {"Q8_0"}
@@ -503,11 +505,11 @@ def test_prediction_layers_are_left_out_and_said_so(folder, ids, tmp_path, key, 
 
 
 def test_the_last_layers_of_a_gguf_file_may_be_for_prediction(ids, tmp_path):
-    model = family_models.model_of("deepseek_v3", 0)
+    model = family_models.build_model("deepseek_v3", 0)
     mine = ds.load(latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", nextn_predict_layers=1), dtype="float32")
     model.model.layers = model.model.layers[:2]
     assert (mine.config.layers, mine.config.skipped_layers) == (2, 1)
-    assert family_models.relative(mine.logits(ids), family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(mine.logits(ids), family_models.model_logits(model, ids)) < LOGITS
 
 
 def test_batches_beams_and_reuse(folder):
@@ -702,9 +704,9 @@ OVERLOOKED = {
 def test_what_config_json_says_is_what_transformers_reads(ids, tmp_path, family, size, changes, said):
     saved, path = tmp_path / "saved", tmp_path / "changed"
     path.mkdir()
-    changed(family_models.save(family_models.model_of(family, size, **changes), saved), path, **said)
+    changed(family_models.save(family_models.build_model(family, size, **changes), saved), path, **said)
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(theirs, ids)) < LOGITS
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
 # What a family's config.json has to say, since the values of its class without it are not supported.
@@ -724,8 +726,8 @@ def test_a_key_that_is_missing_has_the_value_of_transformers(tmp_path, family):
         (path / "config.json").write_text(json.dumps(said))
         safetensors.torch.save_file({}, path / "model.safetensors")
         file = ModelFolder(path)
-        sizes = folder_sizes.config_of(file)
-        ropes = folder_sizes.ropes_of(file, sizes)
+        sizes = folder_sizes.read_config(file)
+        ropes = folder_sizes.read_ropes(file, sizes)
         found.append((sizes, [(rope.inverse_frequencies.tolist(), rope.factor) for rope in ropes]))
     assert found[0] == found[1]
 
@@ -762,7 +764,7 @@ SCALES = {
 @pytest.mark.parametrize(("part", "change", "message"), SCALES.values(), ids=SCALES)
 @pytest.mark.usefixtures("no_weight_is_read")
 def test_scales_and_corrections_that_are_no_numbers_or_not_there_are_refused(tmp_path, part, change, message):
-    tensors, name = float8(family_models.model_of("deepseek_v3", 0), tmp_path), f"model.layers.{part}"
+    tensors, name = float8(family_models.build_model("deepseek_v3", 0), tmp_path), f"model.layers.{part}"
     changed = change(tensors.pop(name))
     safetensors.torch.save_file(tensors if changed is None else tensors | {name: changed}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=f"{name} {message}"):
@@ -772,7 +774,7 @@ def test_scales_and_corrections_that_are_no_numbers_or_not_there_are_refused(tmp
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("suffix", ["", "_scale_inv"])
 def test_float8_values_that_are_not_finite_are_refused_by_name(tmp_path, dtype, suffix):
-    tensors, name = float8(family_models.model_of("deepseek_v3", 0), tmp_path), "model.layers.1.mlp.experts.3.up_proj.weight"
+    tensors, name = float8(family_models.build_model("deepseek_v3", 0), tmp_path), "model.layers.1.mlp.experts.3.up_proj.weight"
     broken = torch.full_like(tensors[name].float(), torch.nan).to(torch.float8_e4m3fn)
     tensors[name + suffix] = torch.full_like(tensors[name + suffix], 3e38) if suffix else broken
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
@@ -820,9 +822,9 @@ def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, 
 @pytest.mark.parametrize("scale", [0.0, None])
 def test_a_scale_of_expert_weights_that_is_zero_or_missing_is_one(tmp_path, ids, scale):
     """As in llama.cpp."""
-    model = family_models.model_of("deepseek_v3", 1, routed_scaling_factor=1.0, q_lora_rank=20)
+    model = family_models.build_model("deepseek_v3", 1, routed_scaling_factor=1.0, q_lora_rank=20)
     path = latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", expert_weights_scale=scale)
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(model, ids)) < LOGITS
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(model, ids)) < LOGITS
 
 
 @pytest.mark.parametrize("layer", [1, 2])
@@ -842,7 +844,7 @@ def test_a_file_without_a_gating_function_is_told_by_its_sizes(folder, tmp_path,
     model, _ = folder("glm4_moe_lite", 0)
     file = GgufFile(latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", expert_gating_func=None))
     file.metadata |= {"deepseek2.block_count": layers, "tokenizer.ggml.tokens": [], "deepseek2.vocab_size": 154880, **stored}
-    experts = gguf.config_of(file).experts
+    experts = gguf.read_config(file).experts
     assert experts is not None and experts.rule.scores == scores
 
 
@@ -953,7 +955,7 @@ def test_keys_and_values_of_two_types_stay_in_them(tiny_file, tmp_path):
 )
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_dense_types_that_make_one_weight_are_not_quantised(tmp_path, capsys, ids, family, part, changes, dtype):
-    plain = family_models.save(family_models.model_of(family, 0, **changes), tmp_path / "plain")
+    plain = family_models.save(family_models.build_model(family, 0, **changes), tmp_path / "plain")
     tensors = safetensors.torch.load_file(plain / "model.safetensors")
     tensors |= {name: value.bfloat16().float() for name, value in tensors.items() if part in name}
     safetensors.torch.save_file(tensors, plain / "model.safetensors")

@@ -27,7 +27,7 @@ IN_GGUF = family_models.in_gguf(latent=False)
 
 @pytest.fixture(scope="module")
 def model():
-    return cache(family_models.model_of)
+    return cache(family_models.build_model)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_the_native_step_is_as_near_as_its_rounding(model, ids, tmp_path, family
     theirs = model(family, size)
     mine = ds.load(family_models.save(theirs, tmp_path))
     assert mine.decoder.description == "one native call a step"
-    expected = family_models.logits_of(theirs, ids)
+    expected = family_models.model_logits(theirs, ids)
     apart = np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)
     assert np.median(apart) < 0.02
     prompts = [ids[:20].tolist(), ids[:3].tolist()]
@@ -53,7 +53,7 @@ def test_the_native_step_is_as_near_as_its_rounding(model, ids, tmp_path, family
 def test_a_gguf_file_of_the_same_weights_has_the_same_logits(model, ids, tmp_path, family, size):
     theirs = model(family, size)
     path = write_gguf(theirs, tmp_path / "model.gguf")
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(theirs, ids)) < LOGITS
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
 @pytest.mark.parametrize(("family", "size"), [case for case in IN_GGUF if case != ("mistral", 1)])
@@ -62,7 +62,7 @@ def test_llama_cpp_has_the_same_logits(model, ids, tmp_path, family, size):
     pytest.importorskip("llama_cpp")
     path = write_gguf(model(family, size), tmp_path / "model.gguf")
     assert (
-        family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.llama_cpp_logits_of(path, ids))
+        family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.llama_cpp_logits(path, ids))
         < LLAMA_CPP
     )
 
@@ -95,18 +95,16 @@ STRETCHED = {
 def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, keys):
     pytest.importorskip("llama_cpp")
     path = write_gguf(model("llama", 0), tmp_path / "model.gguf", **keys)
-    assert (
-        family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.llama_cpp_logits_of(path, ids)) < 0.02
-    )
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.llama_cpp_logits(path, ids)) < 0.02
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_the_attention_factor_of_a_file_is_that_of_transformers(ids, tmp_path, factor):
     """Where llama.cpp's converter writes it; llama.cpp does not read it for these architectures."""
-    theirs = family_models.model_of("llama", 0, rope_parameters=family_cases.yarn(None, None, attention_factor=factor))
+    theirs = family_models.build_model("llama", 0, rope_parameters=family_cases.yarn(None, None, attention_factor=factor))
     scaling = {"type": "yarn", "factor": 8.0, "original_context_length": 64, "yarn_attn_factor": factor}
     path = write_gguf(theirs, tmp_path / "a.gguf", **{f"rope.scaling.{name}": value for name, value in scaling.items()})
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(theirs, ids)) < LOGITS
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
 def test_yarn_without_the_context_before_it_stretches_the_whole_context(model, ids, tmp_path):
@@ -122,15 +120,15 @@ def test_the_router_of_qwen3moe_is_that_of_the_architecture(model, ids, tmp_path
     values = {"expert_weights_scale": 2.0, "expert_gating_func": 2, "expert_weights_norm": False}
     path = write_gguf(model("qwen3_moe", 0), tmp_path / "model.gguf", **{key: values[key]})
     mine = ds.load(path, dtype="float32").logits(ids)
-    assert family_models.relative(mine, family_models.logits_of(model("qwen3_moe", 0), ids)) < 1e-4
+    assert family_models.relative(mine, family_models.model_logits(model("qwen3_moe", 0), ids)) < 1e-4
     pytest.importorskip("llama_cpp")
-    assert family_models.relative(mine, family_models.llama_cpp_logits_of(path, ids)) < 0.01
+    assert family_models.relative(mine, family_models.llama_cpp_logits(path, ids)) < 0.01
 
 
 def test_a_qwen3moe_of_experts_alone_needs_no_width_of_dense_blocks(model, ids, tmp_path):
     path = write_gguf(model("qwen3_moe", 0), tmp_path / "model.gguf", feed_forward_length=None)
     mine = ds.load(path, dtype="float32").logits(ids)
-    assert family_models.relative(mine, family_models.logits_of(model("qwen3_moe", 0), ids)) < LOGITS
+    assert family_models.relative(mine, family_models.model_logits(model("qwen3_moe", 0), ids)) < LOGITS
 
 
 HEADS_BY_THE_HIDDEN_SIZE = [("llama", {}), ("qwen3", {}), ("qwen3_moe", {}), ("granite", {})]
@@ -140,36 +138,36 @@ HEADS_BY_THE_HIDDEN_SIZE += [("gemma3_text", {"query_pre_attn_scalar": 8})]
 @pytest.mark.parametrize(("family", "changes"), HEADS_BY_THE_HIDDEN_SIZE)
 def test_a_file_without_the_width_of_a_head(ids, tmp_path, family, changes):
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    theirs = family_models.model_of(family, 0, **sizes, **changes)
+    theirs = family_models.build_model(family, 0, **sizes, **changes)
     keys = dict.fromkeys(["attention.key_length", "attention.value_length", "rope.dimension_count"])
     path = write_gguf(theirs, tmp_path / "model.gguf", **keys)
     mine = ds.load(path, dtype="float32").logits(ids)
-    assert family_models.relative(mine, family_models.logits_of(theirs, ids)) < 1e-4
+    assert family_models.relative(mine, family_models.model_logits(theirs, ids)) < 1e-4
     pytest.importorskip("llama_cpp")
-    assert family_models.relative(mine, family_models.llama_cpp_logits_of(path, ids)) < 0.01
+    assert family_models.relative(mine, family_models.llama_cpp_logits(path, ids)) < 0.01
 
 
 def test_a_file_without_the_number_of_key_heads_has_one_for_each_query_head(ids, tmp_path):
-    theirs = family_models.model_of("llama", 0, num_key_value_heads=4)
+    theirs = family_models.build_model("llama", 0, num_key_value_heads=4)
     path = write_gguf(theirs, tmp_path / "model.gguf", **{"attention.head_count_kv": None})
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(theirs, ids)) < LOGITS
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
 @pytest.mark.parametrize("biased", "qkvo")
 def test_a_file_with_one_bias_of_attention(ids, tmp_path, biased):
-    theirs = family_models.model_of("llama", 0, attention_bias=True)
+    theirs = family_models.build_model("llama", 0, attention_bias=True)
     for layer in theirs.model.layers:
         for part in set("qkvo") - {biased}:
             getattr(layer.self_attn, f"{part}_proj").bias = None
     path = write_gguf(theirs, tmp_path / "model.gguf")
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(theirs, ids)) < LOGITS
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
 def test_a_size_may_be_an_array_of_those_of_all_layers(model, ids, tmp_path):
     """Files of Granite 4 have one of key heads."""
     path = write_gguf(model("granite", 2), tmp_path / "model.gguf", **{"attention.head_count_kv": [2, 2, 2]})
     mine = ds.load(path, dtype="float32").logits(ids)
-    assert family_models.relative(mine, family_models.logits_of(model("granite", 2), ids)) < LOGITS
+    assert family_models.relative(mine, family_models.model_logits(model("granite", 2), ids)) < LOGITS
 
 
 @pytest.mark.parametrize(
@@ -190,7 +188,7 @@ def test_an_array_has_one_size_for_each_layer_and_all_are_equal(model, tmp_path,
 def test_layers_with_windows_have_heads_of_the_same_width(model, ids, tmp_path, key):
     whole = model("gemma3_text", 0)
     path = write_gguf(whole, tmp_path / "model.gguf", **{key: whole.config.head_dim})
-    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.logits_of(whole, ids)) < 1e-4
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(whole, ids)) < 1e-4
     with pytest.raises(ModelError, match=f"{key}, another width of the heads of layers with windows, is not supported"):
         ds.load(write_gguf(whole, tmp_path / "other.gguf", **{key: 8}))
 
@@ -200,7 +198,7 @@ def test_a_granite_whose_file_says_that_positions_are_not_rotated(model, ids, tm
     pytest.importorskip("llama_cpp")
     path = write_gguf(model("granite", 2), tmp_path / "model.gguf", **{"rope.scaling.finetuned": rotates})
     assert (
-        family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.llama_cpp_logits_of(path, ids))
+        family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.llama_cpp_logits(path, ids))
         < LLAMA_CPP
     )
 
@@ -208,14 +206,14 @@ def test_a_granite_whose_file_says_that_positions_are_not_rotated(model, ids, tm
 @pytest.mark.parametrize("value", [0.0, None])
 def test_factors_of_a_granite_that_are_zero_or_missing_are_the_usual_ones(ids, tmp_path, value):
     """As in llama.cpp."""
-    theirs = family_models.model_of("granite", 2, attention_multiplier=24**-0.5)
+    theirs = family_models.build_model("granite", 2, attention_multiplier=24**-0.5)
     path = write_gguf(
         theirs, tmp_path / "model.gguf", **dict.fromkeys(("attention.scale", "embedding_scale", "residual_scale"), value)
     )
     mine = ds.load(path, dtype="float32").logits(ids)
-    assert family_models.relative(mine, family_models.logits_of(theirs, ids)) < LOGITS
+    assert family_models.relative(mine, family_models.model_logits(theirs, ids)) < LOGITS
     pytest.importorskip("llama_cpp")
-    assert family_models.relative(mine, family_models.llama_cpp_logits_of(path, ids)) < LLAMA_CPP
+    assert family_models.relative(mine, family_models.llama_cpp_logits(path, ids)) < LLAMA_CPP
 
 
 def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):
@@ -227,17 +225,17 @@ def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(2, 40), (4, 20), (8, 72), (4, 100)])
 def test_heads_of_any_even_size_run_natively(ids, tmp_path, heads, head_dim):
-    theirs = family_models.model_of(
+    theirs = family_models.build_model(
         "llama", 0, hidden_size=64, intermediate_size=96, num_attention_heads=heads, num_key_value_heads=1, head_dim=head_dim
     )
     mine = ds.load(family_models.save(theirs, tmp_path))
     assert mine.decoder.description == "one native call a step"
-    expected = family_models.logits_of(theirs, ids)
+    expected = family_models.model_logits(theirs, ids)
     assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
 
 
 def test_env_counts_padded_heads(tmp_path, capsys):
-    theirs = family_models.model_of("llama", 0, hidden_size=64, intermediate_size=96, head_dim=20)
+    theirs = family_models.build_model("llama", 0, hidden_size=64, intermediate_size=96, head_dim=20)
     path = family_models.save(theirs, tmp_path)
     assert cli.main(["env", "--model", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["cache_bytes"] == ds.load(path).cache.page_bytes // 16
@@ -323,7 +321,7 @@ def test_a_gguf_file_that_is_not_supported_is_refused_by_name(model, tmp_path, k
 def test_a_gemma_of_62_layers_scales_its_scores_by_the_share_of_a_head(model, tmp_path, layers, width):
     """Gemma 3 27B, whose query_pre_attn_scalar no key of a file has: 168 of heads of 128."""
     path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", block_count=layers)
-    assert gguf.config_of(GgufFile(path)).scale == width**-0.5
+    assert gguf.read_config(GgufFile(path)).scale == width**-0.5
 
 
 def test_a_file_of_olmo_3_is_not_taken_for_one_of_olmo_2(model, tmp_path):
@@ -333,7 +331,7 @@ def test_a_file_of_olmo_3_is_not_taken_for_one_of_olmo_2(model, tmp_path):
 
 
 def test_norms_of_heads_are_not_taken_for_norms_of_rows(tmp_path):
-    theirs = family_models.model_of("olmo2", 2)
+    theirs = family_models.build_model("olmo2", 2)
     theirs.model.layers[1].self_attn.q_norm.weight = torch.nn.Parameter(torch.ones(24))
     with pytest.raises(ModelError, match=r"blk.1.attn_q_norm.weight has shape \(24,\), not \(96,\)"):
         ds.load(write_gguf(theirs, tmp_path / "model.gguf"))

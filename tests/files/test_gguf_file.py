@@ -299,7 +299,7 @@ def length(number):
     return number.to_bytes(8, "little")
 
 
-def file_of(*pairs, tensors=0):
+def write_file(*pairs, tensors=0):
     """A file of nothing but metadata, (key, type, value's bytes) each."""
     header = b"GGUF" + (3).to_bytes(4, "little") + length(tensors) + length(len(pairs))
     return header + b"".join(length(len(key)) + key + type_.to_bytes(4, "little") + value for key, type_, value in pairs)
@@ -310,15 +310,18 @@ def array_of(type_, count, items):
 
 
 LARGE = {  # 32 to 64 MB each
-    "bytes": (lambda: file_of(array_of(UINT8, 1 << 26, bytes(1 << 26))), "architecture None"),
-    "empty strings": (lambda: file_of(array_of(STRING, 1 << 23, bytes(1 << 26))), "more than 4194304 items"),
-    "short strings": (lambda: file_of(array_of(STRING, 4_000_000, (length(2) + b"ab") * 4_000_000)), "architecture None"),
-    "empty arrays": (lambda: file_of(array_of(ARRAY, 5_000_000, bytes(60_000_000))), "more than 4194304 items"),
-    "pairs": (lambda: file_of(*((b"%08d" % i, UINT8, b"0") for i in range(1_000_000))), "architecture None"),
-    "tensors": (lambda: file_of(tensors=2_000_000) + bytes(48_000_000), "2000000 tensors"),
-    "axes": (lambda: file_of(tensors=1) + length(1) + b"a" + (4_000_000).to_bytes(4, "little") + b"\xff" * 32_000_012, "axes"),
-    "a long string": (lambda: file_of((b"a", STRING, length(1 << 26) + bytes(1 << 26))), "architecture None"),
-    "a long key": (lambda: file_of((b"k" * (1 << 26), UINT8, b"0")), "architecture None"),
+    "bytes": (lambda: write_file(array_of(UINT8, 1 << 26, bytes(1 << 26))), "architecture None"),
+    "empty strings": (lambda: write_file(array_of(STRING, 1 << 23, bytes(1 << 26))), "more than 4194304 items"),
+    "short strings": (lambda: write_file(array_of(STRING, 4_000_000, (length(2) + b"ab") * 4_000_000)), "architecture None"),
+    "empty arrays": (lambda: write_file(array_of(ARRAY, 5_000_000, bytes(60_000_000))), "more than 4194304 items"),
+    "pairs": (lambda: write_file(*((b"%08d" % i, UINT8, b"0") for i in range(1_000_000))), "architecture None"),
+    "tensors": (lambda: write_file(tensors=2_000_000) + bytes(48_000_000), "2000000 tensors"),
+    "axes": (
+        lambda: write_file(tensors=1) + length(1) + b"a" + (4_000_000).to_bytes(4, "little") + b"\xff" * 32_000_012,
+        "axes",
+    ),
+    "a long string": (lambda: write_file((b"a", STRING, length(1 << 26) + bytes(1 << 26))), "architecture None"),
+    "a long key": (lambda: write_file((b"k" * (1 << 26), UINT8, b"0")), "architecture None"),
 }
 
 

@@ -19,7 +19,9 @@ PARTS = [FIRST, "model-00002-of-00003.gguf", "model-00003-of-00003.gguf"]
 
 @pytest.fixture
 def whole(tmp_path):
-    return latent_gguf_files.write_gguf(family_models.model_of("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "whole.gguf")
+    return latent_gguf_files.write_gguf(
+        family_models.build_model("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "whole.gguf"
+    )
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def parts(tmp_path, whole, monkeypatch):
     """The folder with the same model in three parts."""
     writer = gguf.GGUFWriter
     monkeypatch.setattr(gguf, "GGUFWriter", lambda path, name: writer(path, name, split_max_tensors=14))
-    latent_gguf_files.write_gguf(family_models.model_of("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "model.gguf")
+    latent_gguf_files.write_gguf(family_models.build_model("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "model.gguf")
     monkeypatch.undo()
     assert {path.name for path in tmp_path.glob("model-*")} == set(PARTS)
     return tmp_path

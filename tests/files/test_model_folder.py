@@ -30,7 +30,7 @@ from support import family_models
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("v3")
-    return family_models.save(family_models.model_of("deepseek_v3", 0, num_hidden_layers=2), path)
+    return family_models.save(family_models.build_model("deepseek_v3", 0, num_hidden_layers=2), path)
 
 
 @pytest.fixture
@@ -338,7 +338,7 @@ def test_many_keys_and_tokens_cost_no_square_of_time(tmp_path):
     with pytest.raises(ModelError, match="'k199999' occurs twice"):
         parse_object("x", text)
     assert time.process_time() - began < 5
-    path = family_models.save(family_models.model_of("llama", 0, vocab_size=20_300), tmp_path)
+    path = family_models.save(family_models.build_model("llama", 0, vocab_size=20_300), tmp_path)
     settings = json.loads((path / "tokenizer_config.json").read_text())
     settings["added_tokens_decoder"] = {str(300 + i): {"content": f"<x{i}>"} for i in range(20_000)} | {"9" * 5000: {}}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))

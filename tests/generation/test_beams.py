@@ -15,7 +15,7 @@ import decodestep as ds
 from decodestep import processors
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import Beam, SearchInterrupt, beam_search
-from decodestep.sampling.param_steps import processors_of
+from decodestep.sampling.param_steps import build_processors
 
 EARLY = (True, False, "never")
 
@@ -363,7 +363,7 @@ def test_filters_of_drawn_beams_keep_as_many_as_those_of_transformers(llama, tin
     config._eos_token_tensor = torch.tensor(ends) if ends else None
     theirs = llama._get_logits_processor(config, 1, torch.tensor([[1]]), logits_processor=[], device="cpu")
     params = ds.SamplingParams.from_generation_config(config, seed=1)
-    ours = processors_of(params, prompt_length=1, vocab_size=23, eos_token_ids=ends, num_beams=5)
+    ours = build_processors(params, prompt_length=1, vocab_size=23, eos_token_ids=ends, num_beams=5)
     assert [(type(p).__name__, p.min_tokens_to_keep) for p in ours] == [
         (type(p).__name__, p.min_tokens_to_keep) for p in theirs
     ]

@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.prefill import Budget, keys_of
+from decodestep.decoding.prefill import Budget, count_keys
 from decodestep.generation import engine as engine_module
 from decodestep.generation.batch import Batch
-from decodestep.generation.completion import completion_of
-from decodestep.generation.pass_cost import Work
-from decodestep.generation.schedule import ChunkedPrefill
+from decodestep.generation.completion import build_completion
+from decodestep.generation.forward_cost import Work
+from decodestep.generation.scheduler import ChunkedPrefill
 from decodestep.sampling.row_factory import RowFactory
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 from support import processes
@@ -129,10 +129,10 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
 @pytest.mark.parametrize("passes", range(1, 7))
 def test_a_scored_row_is_the_same_whenever_it_is_preempted(tiny, passes, monkeypatch):
     """Its prompt takes four passes, and three more tokens one each."""
-    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(3))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda scheduler, work: Budget(3))
     prompt, params = list(range(10)), ds.SamplingParams(max_new_tokens=4, seed=1, logprobs=1, prompt_logprobs=1, **FREE)
     [alone] = ds.generate(tiny, [prompt], params)
-    factory = RowFactory.of_model(tiny)
+    factory = RowFactory.from_model(tiny)
     batch = Batch(tiny, ChunkedPrefill(1))
     row = factory.row(params, prompt)
     batch.add(row)
@@ -141,7 +141,7 @@ def test_a_scored_row_is_the_same_whenever_it_is_preempted(tiny, passes, monkeyp
     batch._preempt_last()
     while batch.running:
         batch.advance()
-    assert completion_of(row, prompt, 0) == alone and tiny.cache.held == 0
+    assert build_completion(row, prompt, 0) == alone and tiny.cache.held == 0
 
 
 def test_no_more_than_max_rows_run_together(tiny, hold_passes):
@@ -171,7 +171,7 @@ def test_a_prompt_that_is_only_scored_may_fill_the_cache(tiny):
 
 
 def test_a_prompt_does_not_wait_for_one_that_is_scored(tiny, monkeypatch, hold_passes):
-    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(4))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda scheduler, work: Budget(4))
     both_here, done = hold_passes(tiny), []
     engine = Engine(tiny, deliver=lambda deltas: done.extend(request.number for request, delta in deltas if delta.reason))
     with engine:
@@ -215,7 +215,7 @@ def test_a_row_for_which_open_sequences_leave_no_pages_ends_alone(tiny):
 
 @pytest.mark.parametrize("scored", [None, 1])
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch, scored):
-    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(3))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda scheduler, work: Budget(3))
     order, came = [], threading.Event()
 
     def deliver(deltas):
@@ -234,7 +234,7 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch, score
 
 @pytest.mark.parametrize("scored", [None, 1])
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch, scored):
-    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(4))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda scheduler, work: Budget(4))
     done = []
     engine = Engine(tiny, deliver=lambda deltas: done.extend(request.number for request, delta in deltas if delta.reason))
     with engine:
@@ -246,16 +246,16 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tin
     assert done[0] != 0 and 0 in done[:90] and len(done) == 91
 
 
-@pytest.mark.parametrize("schedule", [None, ChunkedPrefill(64)])
-def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tiny, schedule, monkeypatch):
-    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(64))
+@pytest.mark.parametrize("scheduler", [None, ChunkedPrefill(64)])
+def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tiny, scheduler, monkeypatch):
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda scheduler, work: Budget(64))
     made = [(prompt, replace(params, num_return_sequences=1)) for prompt, params in requests(7, 12)]
     made[3] = ([5] * 300, replace(made[3][1], prompt_logprobs=2))
     expected = fresh_answers(tiny, made)
     ran, logits = [], tiny.decoder.logits
     monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: (ran.append(1), logits(*arguments))[1])
-    factory = RowFactory.of_model(tiny)
-    batch = Batch(tiny, schedule)
+    factory = RowFactory.from_model(tiny)
+    batch = Batch(tiny, scheduler)
     rows = [factory.row(params, prompt) for prompt, params in made]
     for row in rows:
         batch.add(row)
@@ -263,7 +263,7 @@ def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tin
     while batch.running:
         drew.append(bool(batch.advance()))
         assert len(ran) == len(drew) - 1
-    assert schedule is None or all(map(max, pairwise(drew)))
+    assert scheduler is None or all(map(max, pairwise(drew)))
     for row, [alone] in zip(rows, expected, strict=True):
         assert row.history.tokens[row.history.prompt_length :] == alone.token_ids
         assert alone.prompt_logprobs in (None, row.prompt_logprobs)
@@ -290,7 +290,7 @@ def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):
 
 @pytest.mark.parametrize("scored", [None, 1])
 def test_a_prompt_that_is_cancelled_while_it_runs_leaves_the_others_alone(tiny, monkeypatch, scored):
-    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda schedule, work: Budget(3))
+    monkeypatch.setattr(ChunkedPrefill, "prompt_budget", lambda scheduler, work: Budget(3))
     params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
     [alone] = ds.generate(tiny, [[1, 2]], params)
     submitted, passes, cancelled = [], [], threading.Event()
@@ -556,16 +556,16 @@ class Machine:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        self.schedule = ChunkedPrefill(64)
-        monkeypatch.setattr("decodestep.generation.schedule.time.perf_counter", lambda: self.now)
+        self.scheduler = ChunkedPrefill(64)
+        monkeypatch.setattr("decodestep.generation.scheduler.time.perf_counter", lambda: self.now)
 
     def run(self, rows, keys=0, prompts=0, position=0):
         """(tokens of the piece, seconds without it, its seconds) of a pass beside this many rows of this many keys."""
         work = Work(rows, rows * keys, prompts)
-        budget = self.schedule.prompt_budget(work) if prompts else None
+        budget = self.scheduler.prompt_budget(work) if prompts else None
         tokens = max(1, budget.fitting(position)) if budget else 0
-        seconds, more = 0.01 + 1e-6 * work.keys, 1e-3 * tokens + 2e-6 * keys_of(position, tokens)
-        with self.schedule.measure(work._replace(tokens=tokens, token_keys=keys_of(position, tokens))):
+        seconds, more = 0.01 + 1e-6 * work.keys, 1e-3 * tokens + 2e-6 * count_keys(position, tokens)
+        with self.scheduler.measure(work._replace(tokens=tokens, token_keys=count_keys(position, tokens))):
             self.now += seconds + more
         return tokens, seconds, more
 
@@ -607,7 +607,7 @@ def test_rows_are_measured_alone_now_and_then_and_prompts_alone_never_wait_for_i
     assert without == [every - 1, 2 * every - 1, 3 * every - 1]
     for _ in range(every - 1):
         machine.run(1, prompts=1)
-    assert machine.schedule.prompt_budget(Work(1, 0, 1)) is None and machine.schedule.prompt_budget(Work(0, 0, 1)) is not None
+    assert machine.scheduler.prompt_budget(Work(1, 0, 1)) is None and machine.scheduler.prompt_budget(Work(0, 0, 1)) is not None
 
 
 @given(

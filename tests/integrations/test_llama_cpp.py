@@ -127,7 +127,7 @@ def test_rows_of_a_batch_draw_as_alone(llm: Any) -> None:
         llama_cpp.llama_free(ctx)
 
 
-def chain_of(*samplers: Any) -> Any:
+def build_chain(*samplers: Any) -> Any:
     chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
     for sampler in samplers:
         llama_cpp.llama_sampler_chain_add(chain, sampler)
@@ -147,7 +147,7 @@ def test_in_a_chain_it_draws_appends_resets_and_clones(llm: Any) -> None:
         sampler = Sampler(PARAMS[1], vocab_size=vocab, prompt_ids=[PROMPT])
         expected = [int(sampler.step(seen[None]).tokens[0]) for _ in range(5)]
         row = ours.RowSampler(PARAMS[1], vocab_size=vocab, prompt_ids=PROMPT)
-        chain = chain_of(*([first] if first else []), row.pointer())
+        chain = build_chain(*([first] if first else []), row.pointer())
         draws = [llama_cpp.llama_sampler_sample(chain, ctx, -1) for _ in range(3)]
         copy = llama_cpp.llama_sampler_clone(chain)
         for each in (chain, copy):

@@ -29,7 +29,7 @@ RNG = np.random.default_rng(0)
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-def model_of(name: str, arrays: dict[str, np.ndarray | None], results: Any = (), **attributes: Any) -> onnx.ModelProto:
+def build_model(name: str, arrays: dict[str, np.ndarray | None], results: Any = (), **attributes: Any) -> onnx.ModelProto:
     """One node; an input that is None is missing. results: arrays of the dtypes of outputs, None for the table's."""
     op = OPERATORS[name]
     names = [each.rstrip("?") for each in op.inputs]
@@ -86,7 +86,7 @@ def in_reference(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[
 
 
 def assert_everywhere(name: str, arrays: dict[str, np.ndarray | None], expected: list[Any], **attributes: Any) -> None:
-    model, given = model_of(name, arrays, expected, **attributes), {each: a for each, a in arrays.items() if a is not None}
+    model, given = build_model(name, arrays, expected, **attributes), {each: a for each, a in arrays.items() if a is not None}
     for run in (in_onnxruntime, in_reference):
         results = run(model, given)
         for result, wanted in zip(results, expected, strict=True):
@@ -179,16 +179,16 @@ def test_what_the_functions_refuse_is_an_error_of_the_session() -> None:
     logits, k = np.zeros((2, 5), np.float32), np.array([1, 2], np.int32)
     arrays = {"logits": logits.astype(np.float16), "top_k": k, "top_p": np.zeros(3, np.float16)}
     with pytest.raises(Exception, match="top_p must"):
-        in_onnxruntime(model_of("TopKTopPSample", arrays), arrays)
+        in_onnxruntime(build_model("TopKTopPSample", arrays), arrays)
     with pytest.raises(Exception, match="top_p must"):
-        in_reference(model_of("TopKTopPSample", arrays), arrays)
+        in_reference(build_model("TopKTopPSample", arrays), arrays)
     bad = {"past_cache": logits, "update": logits, "write_indices": np.array([0, 9])}
     for attributes in ({}, {"mode": "spiral"}, {"axis": 77}):
         with pytest.raises(Exception, match="tensor_scatter: "):
-            in_onnxruntime(model_of("TensorScatter", bad, **attributes), bad)
+            in_onnxruntime(build_model("TensorScatter", bad, **attributes), bad)
     for attributes in ({"mode": 1}, {"axis": 0.5}, {"axis": "x"}):
         with pytest.raises(Exception, match="mode|axis"):
-            in_onnxruntime(model_of("TensorScatter", bad, **attributes), bad)
+            in_onnxruntime(build_model("TensorScatter", bad, **attributes), bad)
 
 
 @pytest.mark.parametrize("run", [in_onnxruntime, in_reference])
@@ -197,10 +197,10 @@ def test_a_flag_is_0_or_1_and_a_string_is_read_whole(run: Any) -> None:
     arrays = {"logits": logits, "top_k": np.array([1], np.int32), "top_p": np.ones(1, np.float32)}
     for value in (2, -1):
         with pytest.raises(Exception, match=f"decodestep: is_need_logits must be 0 or 1; got {value}"):
-            run(model_of("TopKTopPSampleV2", arrays, is_need_logits=value), arrays)
+            run(build_model("TopKTopPSampleV2", arrays, is_need_logits=value), arrays)
     arrays = {"past_cache": logits, "update": logits}
     with pytest.raises(Exception, match="tensor_scatter: mode must be one of"):
-        run(model_of("TensorScatter", arrays, axis=1, mode="linear\0circular"), arrays)
+        run(build_model("TensorScatter", arrays, axis=1, mode="linear\0circular"), arrays)
 
 
 HANDED = np.arange(4, dtype=np.float32).reshape(2, 2)
@@ -215,7 +215,7 @@ def test_no_input_ends_the_process(name: str, handed: np.ndarray) -> None:
         arrays = {each.rstrip("?"): handed for each in names}
         refusal = ""
         try:
-            in_onnxruntime(model_of(name, arrays), arrays)
+            in_onnxruntime(build_model(name, arrays), arrays)
         except (Fail, InvalidGraph, RuntimeError) as error:
             refusal = str(error)
         assert not refusal or re.search(r"Type Error|INVALID_GRAPH|RequestError: \w+: .* must be ", refusal)

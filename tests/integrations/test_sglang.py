@@ -75,7 +75,7 @@ class Batch:
         self.alive.append(self)
 
 
-def info_of(*requests: Req) -> SamplingBatchInfo:
+def build_info(*requests: Req) -> SamplingBatchInfo:
     return SamplingBatchInfo.from_schedule_batch(Batch(list(requests)), V)
 
 
@@ -94,10 +94,10 @@ def test_batches_that_are_filtered_and_merged_do_not_change_a_text() -> None:
     other = request(99, SamplingParams(seed=1), None, [3])
     sampler = theirs.Sampler()
     batch = [*made[:3], other]
-    info = info_of(*batch)
+    info = build_info(*batch)
     step(info, batch, sampler)
     step(info, batch, sampler)
-    info.merge_batch(info_of(*made[3:]))
+    info.merge_batch(build_info(*made[3:]))
     batch += made[3:]
     step(info, batch, sampler)
     keep = [7, 1, 3, 4, 0]
@@ -117,12 +117,12 @@ def test_a_request_that_cannot_be_served_ends_alone_with_the_reason(config: Simp
     unknown = request(2, SamplingParams(seed=1), {"decodestep": {"temperature": 1}}, [1])
     deep = request(3, SamplingParams(seed=1), {"decodestep": "[" * 10**5}, [1])
     batch = [bad, fine, unknown, deep]
-    step(info_of(*batch), batch, theirs.Sampler())
+    step(build_info(*batch), batch, theirs.Sampler())
     assert list(fine.output_ids) == alone(OURS[0][0], [1], 1) and fine.to_finish is None
     assert isinstance(bad.to_finish, FINISH_ABORT) and "dry_multiplier must" in bad.to_finish.message
     assert "temperature" in unknown.to_finish.message and "JSON" in deep.to_finish.message
     config.schedule.disable_overlap_schedule = False
-    step(info_of(fine), [fine], theirs.Sampler())
+    step(build_info(fine), [fine], theirs.Sampler())
     assert "--disable-overlap-schedule" in fine.to_finish.message
 
 
@@ -141,13 +141,13 @@ def test_rows_without_params_or_a_request_are_left_as_they_are(params: Any) -> N
 def test_a_clients_own_value_in_the_place_of_the_row_changes_nothing() -> None:
     made = request(0, OURS[0][0], {**ours.custom_params(**OURS[0][1]), "__decodestep__": 1}, [1])
     for _ in range(3):
-        step(info_of(made), [made], theirs.Sampler())
+        step(build_info(made), [made], theirs.Sampler())
     assert list(made.output_ids) == alone(OURS[0][0], [1], 3)
 
 
 def test_rows_of_drafts_are_refused() -> None:
     made = request(0, OURS[0][0], ours.custom_params(**OURS[0][1]), [1])
-    theirs.apply_custom_logit_processor(torch.zeros(2, V), info_of(made), num_tokens_in_batch=2)
+    theirs.apply_custom_logit_processor(torch.zeros(2, V), build_info(made), num_tokens_in_batch=2)
     assert "speculation" in made.to_finish.message
 
 
@@ -162,7 +162,7 @@ def test_a_request_without_a_seed_has_the_seed_of_its_id() -> None:
     def tokens(name: int) -> list[int]:
         made = request(name, SamplingParams(), ours.custom_params(), [1])
         for _ in range(4):
-            step(info_of(made), [made], theirs.Sampler())
+            step(build_info(made), [made], theirs.Sampler())
         return list(made.output_ids)
 
     assert tokens(1) == tokens(1) != tokens(2)
@@ -186,7 +186,7 @@ def test_the_backend_draws_as_sampler_does_in_any_batch(config: SimpleNamespace)
     ]
     made = [request(i, each, None, [i]) for i, each in enumerate(params)]
     for batch in (made, made[1:4], [made[2], made[0]], made[4:]):
-        info = info_of(*batch)
+        info = build_info(*batch)
         for _ in range(3):
             step(info, batch, backend())
     for each, request_ in zip(params, made, strict=True):
@@ -200,7 +200,7 @@ def test_the_backend_keeps_what_sglangs_own_keeps(config: SimpleNamespace) -> No
     for k, p, m in ((5, 1.0, 0.0), (-1, 0.6, 0.0), (6, 0.7, 0.0), (-1, 1.0, 0.4), (8, 0.8, 0.3)):
         sampling = TheirParams(temperature=0.9, top_k=k, top_p=p, min_p=m)
         batch = [Req(str(i), "", array("q", [1]), sampling) for i in range(600)]
-        info = info_of(*batch)
+        info = build_info(*batch)
         drawn = [
             set(sampler(LogitsProcessorOutput(logits.repeat(600, 1)), info, False, [0], [None], torch.arange(600)).tolist())
             for sampler in (theirs.Sampler(), backend())
@@ -215,7 +215,7 @@ def test_the_backend_reports_the_log_probabilities_of_sglang() -> None:
     for sampler in (theirs.Sampler(), backend()):
         logits = torch.from_numpy(np.stack([logits_of([i], []) for i in range(3)]))
         output = LogitsProcessorOutput(logits)
-        tokens = sampler(output, info_of(*made), True, [2, 0, 0], [None] * 3, torch.zeros(3, dtype=torch.int64))
+        tokens = sampler(output, build_info(*made), True, [2, 0, 0], [None] * 3, torch.zeros(3, dtype=torch.int64))
         wanted = torch.log_softmax(torch.from_numpy(np.stack([logits_of([i], []) for i in range(3)])) / 1.5, -1)
         assert torch.allclose(output.next_token_logprobs, wanted[torch.arange(3), tokens.long()], atol=1e-5)
         outputs.append(output.next_token_top_logprobs_idx)
@@ -224,7 +224,7 @@ def test_the_backend_reports_the_log_probabilities_of_sglang() -> None:
 
 def test_the_backend_refuses_what_it_does_not_do(config: SimpleNamespace) -> None:
     sampler, made = backend(), request(0, SamplingParams(seed=1), None, [1])
-    info = info_of(made)
+    info = build_info(made)
     info.sampling_mask_batch_indices = torch.tensor([0])
     with pytest.raises(ValueError, match="return_sampling_mask"):
         sampler(LogitsProcessorOutput(torch.zeros(1, V)), info, False, [0], [None], torch.tensor([0]))

@@ -19,7 +19,7 @@ from decodestep.integrations.transformers import (
 )
 from decodestep.integrations.transformers.absorbed import attend_absorbed
 from support import processes
-from support.latent_models import FAMILIES, assert_close, decode, holes, model_of, prompt
+from support.latent_models import FAMILIES, assert_close, build_model, decode, holes, prompt
 from support.project import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_every_family(family, absorbed):
-    model, ids = model_of(family), prompt()
+    model, ids = build_model(family), prompt()
     mask = holes(ids)
     expected = decode(model, ids, mask, 9)
     with accelerate(model):
@@ -41,7 +41,7 @@ def test_logits_of_every_family(family, absorbed):
 def test_logits_of_layers_of_different_sizes(absorbed, sizes):
     """Every published Dots3-Note has layers with a window, whose latents are wider than those of the others."""
     small = {"swa_kv_lora_rank": 40, "swa_qk_nope_head_dim": 20, "swa_v_head_dim": 12, "swa_q_lora_rank": 28}
-    model, ids = model_of("dots3_note", num_hidden_layers=5, sliding_window_size=16, **small), prompt()
+    model, ids = build_model("dots3_note", num_hidden_layers=5, sliding_window_size=16, **small), prompt()
     assert {layer.self_attn.kv_lora_rank for layer in model.layers} == {24, 40}
     expected = decode(model, ids, holes(ids), 20, sizes=sizes)
     with accelerate(model):
@@ -51,7 +51,7 @@ def test_logits_of_layers_of_different_sizes(absorbed, sizes):
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v32"])
 def test_logits_of_every_family_in_bfloat16(family, absorbed):
-    model, ids = model_of(family, dtype=torch.bfloat16, index_topk=64), prompt()
+    model, ids = build_model(family, dtype=torch.bfloat16, index_topk=64), prompt()
     expected = decode(model, ids, holes(ids), 5)
     with accelerate(model):
         actual = decode(model, ids, holes(ids), 5)
@@ -61,7 +61,7 @@ def test_logits_of_every_family_in_bfloat16(family, absorbed):
 
 def test_the_choice_of_a_sparse_attention_matters():
     """What its test above proves: without the indices the logits are others."""
-    model, ids = model_of("deepseek_v32"), prompt()
+    model, ids = build_model("deepseek_v32"), prompt()
     narrow = decode(model, ids, torch.ones_like(ids), 3)
     for module in model.modules():
         if hasattr(module, "index_topk"):
@@ -175,7 +175,7 @@ def test_gradients_dropout_autocast_and_attentions_go_the_stock_way(deepseek, ab
 
 
 def test_compiled_models_go_the_stock_way(absorbed):
-    model, ids = model_of("deepseek_v2", num_hidden_layers=1), prompt()
+    model, ids = build_model("deepseek_v2", num_hidden_layers=1), prompt()
     expected = decode(model, ids, torch.ones_like(ids), 1)
     with accelerate(model):
         cache = DynamicCache(config=model.config)

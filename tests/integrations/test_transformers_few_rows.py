@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, few_experts, few_rows, huge_pages
 from decodestep.integrations.transformers.switch import Switch
-from support.latent_models import assert_close, decode, holes, model_of, prompt
+from support.latent_models import assert_close, build_model, decode, holes, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -39,7 +39,7 @@ def record_calls(monkeypatch, module, product):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_few_rows_of_plain_linears(few_rows_calls, dtype):
-    model, ids = model_of("deepseek_v3").to(dtype), prompt()
+    model, ids = build_model("deepseek_v3").to(dtype), prompt()
     expected = decode(model, ids, holes(ids), 3)
     with accelerate(model, attention=False, cache=False) as handle:
         assert_close(decode(model, ids, holes(ids), 3), expected)
@@ -116,7 +116,7 @@ def test_a_linear_of_few_rows_follows_its_weight(few_rows_calls):
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_every_storage_can_still_be_resized(few_rows_calls, few_experts_calls, dtype, size):
     """As by FSDP, which frees a weight between two calls: nothing that a call reads is shared with NumPy for good."""
-    model, ids = model_of("deepseek_v3").to(dtype), prompt(1)
+    model, ids = build_model("deepseek_v3").to(dtype), prompt(1)
     mask, cache = torch.ones(1, 1, size, 40 + size).tril(40).bool(), DynamicCache(config=model.config)
     with torch.no_grad(), accelerate(model):
         model(ids, past_key_values=cache)
@@ -164,7 +164,7 @@ def test_weights_move_into_huge_pages(monkeypatch):
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_experts_of_few_rows(few_experts_calls, family, dtype):
     """Logits beside stock with the same attention; then what goes the stock way."""
-    model, ids = model_of(family).to(dtype), prompt()
+    model, ids = build_model(family).to(dtype), prompt()
     expected = decode(model, ids, holes(ids), 3)
     with accelerate(model, attention=False, cache=False) as handle:
         assert_close(decode(model, ids, holes(ids), 3), expected)
@@ -182,7 +182,7 @@ def test_experts_of_few_rows(few_experts_calls, family, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_against_float64(few_experts_calls, dtype):
     """Rows that share experts, an expert twice in a row, more rows than are served, gradients."""
-    model = model_of("deepseek_v2").to(dtype)
+    model = build_model("deepseek_v2").to(dtype)
     module = next(m for m in model.modules() if type(m).__name__.endswith("Experts"))
     up, down = module.gate_up_proj.double(), module.down_proj.double()
     with accelerate(model):
@@ -203,7 +203,7 @@ def test_experts_against_float64(few_experts_calls, dtype):
 
 
 def test_experts_of_another_dtype_later_go_the_stock_way(few_experts_calls):
-    model, ids = model_of("deepseek_v3"), prompt(1, 4)
+    model, ids = build_model("deepseek_v3"), prompt(1, 4)
     with torch.no_grad():
         expected = copy.deepcopy(model).half()(ids).logits
         with accelerate(model):
@@ -213,7 +213,7 @@ def test_experts_of_another_dtype_later_go_the_stock_way(few_experts_calls):
 @pytest.mark.parametrize("name", ["gate_up_proj", "down_proj"])
 def test_parametrised_experts_go_the_stock_way(few_experts_calls, name):
     """As those to which PEFT adds LoRA; the module keeps its `forward`, but no longer has the parameter."""
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     module = next(m for m in model.modules() if type(m).__name__.endswith("Experts"))
     with accelerate(model) as handle:
         parametrize.register_parametrization(module, name, torch.nn.Tanh())
@@ -224,7 +224,7 @@ def test_parametrised_experts_go_the_stock_way(few_experts_calls, name):
 
 def test_what_others_have_wrapped_since_is_undone(few_rows_calls, few_experts_calls):
     """A wrapper of `forward`, such as the hooks of the library accelerate, keeps ours inside when the acceleration ends."""
-    model, ids = model_of("deepseek_v3"), prompt(1, 1)
+    model, ids = build_model("deepseek_v3"), prompt(1, 1)
     wrapped = [model.lm_head, next(m for m in model.modules() if type(m).__name__.endswith("Experts"))]
     with torch.no_grad():
         expected = model(ids).logits
@@ -248,7 +248,7 @@ def test_what_others_have_wrapped_since_is_undone(few_rows_calls, few_experts_ca
 
 def test_modules_whose_wrapper_was_removed_are_served(few_rows_calls, few_experts_calls):
     """The library accelerate removes a hook by setting `forward` to the class's method."""
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     expected = decode(model, ids, holes(ids), 3)
     with accelerate(copy.deepcopy(model)) as handle:
         report = handle.report()

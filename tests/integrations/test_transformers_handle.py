@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention, few_experts, few_rows
-from support.latent_models import assert_close, decode, holes, model_of, prompt
+from support.latent_models import assert_close, build_model, decode, holes, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -36,7 +36,7 @@ def test_the_users_own_choice_of_attention_goes_on_working(deepseek):
 
 def test_another_model_of_the_same_config_stays_right(deepseek):
     twin = type(deepseek)(deepseek.config).eval()
-    sparse = model_of("deepseek_v32")
+    sparse = build_model("deepseek_v32")
     sparse_twin = type(sparse)(sparse.config).eval()
     ids = prompt()
     for one, other in ((deepseek, twin), (sparse, sparse_twin)):
@@ -64,7 +64,7 @@ def test_one_handle_and_nothing_left_behind(deepseek, tmp_path):
 
 
 def test_nested_blocks_end_with_the_outermost(absorbed):
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     with accelerate(model) as handle:
         with accelerate(model) as inner:
             twin = copy.deepcopy(model)
@@ -87,7 +87,7 @@ def test_a_shallow_copy_has_no_handle(deepseek):
 
 
 def test_copies_are_accelerated_and_have_handles_of_their_own(absorbed):
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     with accelerate(model) as handle:
         saved = io.BytesIO()
         torch.save(model, saved)
@@ -112,7 +112,7 @@ def test_a_copy_of_a_part_is_stock(absorbed, monkeypatch):
     """In the model, as PEFT's modules_to_save, and outside of it, where no handle could undo it."""
     monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
     monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     expected = decode(model, ids, holes(ids), 3)
     hidden = decode(model.model, ids, holes(ids), 3)
     with accelerate(model) as handle:
@@ -145,7 +145,7 @@ class Halved(torch.nn.Linear):
 def test_another_class_is_seen(part, monkeypatch):
     monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
     monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     module = model.get_submodule(part)
     kind = type(module)
     with accelerate(model) as handle:
@@ -168,7 +168,7 @@ def test_another_method_of_the_class_is_seen(part, monkeypatch):
     """As profilers and quantisers put one into `nn.Linear`; a copy made meanwhile, too."""
     monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
     monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     kind = type(model.get_submodule(part))
     name = "expand_kv" if part.endswith("attn") else "forward"
     stock = getattr(kind, name)
@@ -194,7 +194,7 @@ def test_another_method_of_the_class_is_seen(part, monkeypatch):
 def test_another_forward_of_every_linear_is_kept(monkeypatch):
     """Put into the class before the acceleration: no Linear is served, and `kv_b_proj` is refused."""
     monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
-    model = model_of("deepseek_v3")
+    model = build_model("deepseek_v3")
     forward = torch.nn.Linear.forward
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: 1.5 * forward(self, x))
     assert not any(few_rows.is_served(module) for module in model.modules())
@@ -216,7 +216,7 @@ def test_an_expansion_that_is_wrapped_later_is_stock(deepseek):
 def test_a_switch_in_the_middle_of_a_pass(sizes, monkeypatch):
     """As of another thread, between the two places where a layer reads its attention implementation. With the second sizes sdpa
     would take latents for keys."""
-    model, ids = model_of("deepseek_v3", **sizes), prompt()
+    model, ids = build_model("deepseek_v3", **sizes), prompt()
     expected = decode(model, ids, holes(ids), 3)
 
     def after_the_third_call(owner, name, switch):
@@ -263,7 +263,7 @@ def test_a_part_of_a_model_is_accelerated_once(deepseek):
 
 
 def test_the_report_names_every_attention():
-    with accelerate(model_of("kimi_linear")) as handle:
+    with accelerate(build_model("kimi_linear")) as handle:
         lines = handle.report().splitlines()
     assert any("layers.0" in line and "kept, it caches no latents" in line for line in lines)
     assert any("layers.1.self_attn (KimiLinear" in line and "on the latents" in line for line in lines)
@@ -283,7 +283,7 @@ LARGE = {"hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 
     ids=["lora", "hook", "half"],
 )
 def test_the_report_tells_what_has_changed_since(change, lines):
-    with accelerate(model_of("deepseek_v3", **LARGE)) as handle:
+    with accelerate(build_model("deepseek_v3", **LARGE)) as handle:
         before = handle.report().splitlines()
         change(handle.model)
         after = handle.report().splitlines()
@@ -296,7 +296,7 @@ def test_the_report_tells_what_has_changed_since(change, lines):
 
 
 def test_the_report_counts_parametrised_linears_as_kept():
-    with accelerate(model_of("deepseek_v2", **LARGE)) as handle:
+    with accelerate(build_model("deepseek_v2", **LARGE)) as handle:
         torch.nn.utils.parametrizations.weight_norm(handle.model.model.layers[0].mlp.up_proj)
         assert "\n5 Linear layers: up to 8 rows" in handle.report()
 
@@ -323,7 +323,7 @@ def test_the_report_counts_the_linears_that_are_served(deepseek):
     with accelerate(deepseek) as handle:
         assert "Linear layers: kept" in handle.report().splitlines()
         assert not any("forward" in vars(linear) for linear in linears)
-    large = model_of("deepseek_v2", hidden_size=512, intermediate_size=512)  # three matrices of one megabyte, in one layer
+    large = build_model("deepseek_v2", hidden_size=512, intermediate_size=512)  # three matrices of one megabyte, in one layer
     with accelerate(large) as handle:
         assert "3 Linear layers: up to 8 rows" in handle.report()
 
@@ -379,7 +379,7 @@ def with_another_map(model):
 
 
 def with_no_key_but_the_rope(model):
-    model.model.layers[0].self_attn = model_of("deepseek_v3", qk_nope_head_dim=0).model.layers[0].self_attn
+    model.model.layers[0].self_attn = build_model("deepseek_v3", qk_nope_head_dim=0).model.layers[0].self_attn
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def with_no_key_but_the_rope(model):
     ],
 )
 def test_what_is_refused_when_it_is_switched_on(change, message):
-    model = model_of("deepseek_v3")
+    model = build_model("deepseek_v3")
     change(model)
     with pytest.raises(ValueError, match=message):
         accelerate(model)
@@ -410,7 +410,7 @@ def test_what_has_no_latent_attention_or_has_sinks_is_refused(deepseek):
     with pytest.raises(ValueError, match=r"accelerate: model must be a PreTrainedModel of transformers; got Linear"):
         accelerate(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match=r"an attention without sinks; got HYV4Attention"):
-        accelerate(model_of("hy_v4"))
+        accelerate(build_model("hy_v4"))
     with pytest.raises(ValueError, match=r"absorb_up_to must be an integer >= 0; got True"):
         accelerate(deepseek, absorb_up_to=True)
     with pytest.raises(ValueError, match=r"linears must be a bool; got 'no'"):
@@ -432,7 +432,7 @@ def test_a_switch_that_fails_half_way_leaves_nothing(deepseek, monkeypatch):
 
 
 def test_a_projection_that_changes_later_is_expanded(absorbed):
-    model, ids = model_of("deepseek_v3"), prompt()
+    model, ids = build_model("deepseek_v3"), prompt()
     with accelerate(model):
         with_lora(model)
         actual = decode(model, ids, holes(ids), 3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, visible_keys
-from support.latent_models import assert_close, holes, model_of, prompt
+from support.latent_models import assert_close, build_model, holes, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -131,7 +131,7 @@ def test_masks_of_a_dtype_that_sdpa_refuses_are_refused(deepseek, dtype):
 
 def test_a_twin_with_a_mask_of_its_own_stays_right():
     """GLM-5-Next's attention makes a mask of scores for any name but sdpa, for modules without latents too."""
-    model, ids = model_of("glm5_next"), prompt()
+    model, ids = build_model("glm5_next"), prompt()
     twin = type(model)(model.config).eval()
     with torch.no_grad():
         expected = twin(ids, attention_mask=holes(ids))[0]

@@ -30,14 +30,14 @@ from transformers.utils import generic
 
 import decodestep as ds
 from decodestep.integrations.transformers import accelerate, sampling
-from support.latent_models import VOCABULARY, model_of
+from support.latent_models import VOCABULARY, build_model
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture(scope="module")
 def model():
-    model = model_of("deepseek_v3", num_hidden_layers=1, first_k_dense_replace=1)
+    model = build_model("deepseek_v3", num_hidden_layers=1, first_k_dense_replace=1)
     model.generation_config = GenerationConfig(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     return model
 

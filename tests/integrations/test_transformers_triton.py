@@ -9,7 +9,7 @@ from transformers import StaticCache
 from decodestep.integrations.transformers import accelerate
 from decodestep.ops.mla_attention import triton
 from support import triton_interpreter as gpu
-from support.latent_models import assert_close, decode, holes, model_of, prompt
+from support.latent_models import assert_close, build_model, decode, holes, prompt
 from test_transformers import test_logits_of_every_family_in_bfloat16  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -43,7 +43,7 @@ def launched(monkeypatch):
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v32", "minicpm3"])
 def test_logits_with_holes_in_the_mask(family, launched):
-    model, ids = model_of(family), ids_there(length=20)
+    model, ids = build_model(family), ids_there(length=20)
     expected = decode(model, ids, holes(ids), 3)
     with there(model) as handle:
         actual = decode(model, ids, holes(ids), 3)
@@ -53,7 +53,7 @@ def test_logits_with_holes_in_the_mask(family, launched):
 
 
 def test_a_static_cache_and_rows_that_see_nothing(launched):
-    model, ids = model_of("deepseek_v3"), ids_there(length=20)
+    model, ids = build_model("deepseek_v3"), ids_there(length=20)
     mask = torch.ones_like(ids)
     mask[1] = 0
 
@@ -68,7 +68,7 @@ def test_a_static_cache_and_rows_that_see_nothing(launched):
 
 
 def test_the_cpus_own_backend_refuses_what_lies_elsewhere(monkeypatch):
-    model = model_of("deepseek_v3")
+    model = build_model("deepseek_v3")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(ValueError, match="accelerate: backend must be able to serve the call; got 'triton'"):
         accelerate(model.cpu(), backend="triton")

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, few_experts, few_rows
 from decodestep.integrations.transformers.switch import Replacement
-from support.latent_models import assert_close, model_of, prompt
+from support.latent_models import assert_close, build_model, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -139,7 +139,7 @@ class Pair:
     """A stock model, and one with the same weights and changes that is accelerated now and then."""
 
     def __init__(self):
-        self.stock = model_of("deepseek_v3")
+        self.stock = build_model("deepseek_v3")
         self.ours, self.handle = copy.deepcopy(self.stock), None
 
     def accelerate(self, _):

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, few_experts, few_rows
-from support.latent_models import assert_close, model_of, prompt
+from support.latent_models import assert_close, build_model, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -29,7 +29,7 @@ class Step(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.model = model_of("deepseek_v3", first_k_dense_replace=2).requires_grad_(False)
+        self.model = build_model("deepseek_v3", first_k_dense_replace=2).requires_grad_(False)
 
     def forward(self, embedded, *cached):
         cache = DynamicCache(list(zip(cached[::2], cached[1::2], strict=True)))
@@ -68,7 +68,7 @@ def test_a_trace_computes_with_the_numbers_that_it_is_given(trace, batch, linear
 def test_a_compiled_model_stays_one_graph(family, monkeypatch):
     """A graph break at each Linear would be slow, and an error with fullgraph=True."""
     monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
-    model, token = model_of(family, num_hidden_layers=1, first_k_dense_replace=0), torch.tensor([[5]])
+    model, token = build_model(family, num_hidden_layers=1, first_k_dense_replace=0), torch.tensor([[5]])
 
     def logits():
         torch.compiler.reset()
@@ -193,7 +193,7 @@ def test_weights_of_a_class_of_their_own(when):
 @pytest.mark.parametrize("crop", [0, 2])
 def test_gradients_of_kv_b_proj_alone_through_several_steps(crop):
     """The latents want none, but what a step reads of them is kept for the backward pass, whatever is cropped and written."""
-    model = model_of("deepseek_v3").requires_grad_(False)
+    model = build_model("deepseek_v3").requires_grad_(False)
     weight = model.model.layers[0].self_attn.kv_b_proj.weight.requires_grad_(True)
 
     def gradient():

@@ -42,7 +42,7 @@ OURS = [
 ]
 
 
-def request_of(params: SamplingParams, given: Any) -> Any:
+def build_request(params: SamplingParams, given: Any) -> Any:
     own = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
     return vllm.SamplingParams(**own, extra_args={"decodestep": given})
 
@@ -52,7 +52,7 @@ class Text:
 
     def __init__(self, number: int) -> None:
         self.kind, self.prompt, self.output = number % (len(OURS) + 1), [number, number + 1, number], list[int]()
-        params = request_of(*OURS[self.kind]) if self.ours else vllm.SamplingParams(temperature=0.7, seed=1)
+        params = build_request(*OURS[self.kind]) if self.ours else vllm.SamplingParams(temperature=0.7, seed=1)
         self.params = params
 
     @property

@@ -141,7 +141,7 @@ def test_a_file_is_fetched_once_and_loaded(served, tiny_file):
         assert ds.generate(ds.load(name), [[1, 2]], params) == expected
     assert set(asked) == {"x-Q4_K_M.gguf"}
     stop()  # the hub is out of reach, and its cache has the file
-    assert fetch.path_of("org/name:Q4_K_M").name == "x-Q4_K_M.gguf"
+    assert fetch.resolve_path("org/name:Q4_K_M").name == "x-Q4_K_M.gguf"
 
 
 def test_of_a_folder_no_code_and_no_other_weights_are_fetched(served):
@@ -151,7 +151,7 @@ def test_of_a_folder_no_code_and_no_other_weights_are_fetched(served):
         "onnx/model.onnx": b"x",
         "tokenizer_config.json": b"{}",
     }
-    folder = fetch.path_of("org/name")
+    folder = fetch.resolve_path("org/name")
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert there == set(asked) == {*FOLDER[:3], "chat_template.jinja", "tokenizer_config.json"}
 
@@ -166,7 +166,7 @@ def test_what_is_not_there_is_told_as_path_and_as_name(served, capsys):
 def test_a_path_comes_before_a_name(served, tmp_path, tiny_file):
     (tmp_path / "org").mkdir()
     (tmp_path / "org" / "name").write_bytes(tiny_file().read_bytes())
-    assert fetch.path_of("org/name") == Path("org/name")
+    assert fetch.resolve_path("org/name") == Path("org/name")
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch, tmp_path, capsys):

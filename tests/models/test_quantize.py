@@ -23,7 +23,7 @@ import decodestep as ds
 from decodestep import cli
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models import DEFAULT_MODEL, ModelError
-from decodestep.models.quantise import has_finite_scales, panels_of, quantise
+from decodestep.models.quantise import has_finite_scales, pack_panels, quantise
 from decodestep.models.requantise import RECIPES
 from decodestep.weights.packed import Format, PackedWeight
 from support import family_models, latent_gguf_files, processes
@@ -134,7 +134,7 @@ def test_scales_are_finite_where_the_values_can_be_read_back(kind, value, count,
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """A file whose rows fill blocks of 256, and some that fill those of 32 alone."""
-    model = family_models.model_of("qwen3", 2, hidden_size=256, intermediate_size=288, num_hidden_layers=8)
+    model = family_models.build_model("qwen3", 2, hidden_size=256, intermediate_size=288, num_hidden_layers=8)
     return write_gguf(model, tmp_path_factory.mktemp("quantize") / "model.gguf")
 
 
@@ -156,7 +156,7 @@ def test_a_file_in_other_types_is_read_and_near(source, tmp_path, kind, capsys):
 
 
 def test_the_alignment_of_the_source_is_its_own(tmp_path):
-    source = write_gguf(family_models.model_of("qwen3", 0), tmp_path / "model.gguf", alignment=128)
+    source = write_gguf(family_models.build_model("qwen3", 0), tmp_path / "model.gguf", alignment=128)
     assert GgufFile(source).metadata["general.alignment"] == 128
     assert cli.main(["quantize", str(source), str(tmp_path / "same.gguf"), "--type", "f32"]) == 0
     ids = np.arange(20)
@@ -197,7 +197,7 @@ def test_which_tensors_get_more_than_two_and_three_bits(source, tmp_path):
 
 def test_shared_experts_and_projections_of_latents_are_down_projections_and_values(tmp_path):
     sizes = {"moe_intermediate_size": 256, "kv_lora_rank": 256, "num_hidden_layers": 8, "first_k_dense_replace": 0}
-    model = family_models.model_of("deepseek_v3", 1, **sizes)
+    model = family_models.build_model("deepseek_v3", 1, **sizes)
     source, target = latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", whole=True), tmp_path / "small.gguf"
     assert cli.main(["quantize", str(source), str(target), "--type", "q4_k_m"]) == 0
     types = {name: tensor.type for name, tensor in GgufFile(target).tensors.items()}
@@ -227,10 +227,10 @@ def llama_cpp_file(source, target, kind):
 def test_types_are_those_of_llama_cpps_quantiser(tmp_path, family, kind):
     if family == "qwen3":
         sizes = {"intermediate_size": 256, "hidden_size": 288, "num_hidden_layers": 5, "tie_word_embeddings": False}
-        source = write_gguf(family_models.model_of(family, 2, **sizes), tmp_path / "model.gguf")
+        source = write_gguf(family_models.build_model(family, 2, **sizes), tmp_path / "model.gguf")
     else:
         sizes = {"intermediate_size": 256, "moe_intermediate_size": 256, "kv_lora_rank": 256, "num_hidden_layers": 8}
-        source = latent_gguf_files.write_gguf(family_models.model_of(family, 0, **sizes), tmp_path / "model.gguf")
+        source = latent_gguf_files.write_gguf(family_models.build_model(family, 0, **sizes), tmp_path / "model.gguf")
     assert cli.main(["quantize", str(source), str(tmp_path / "ours.gguf"), "--type", kind]) == 0
     ours, theirs = GgufFile(tmp_path / "ours.gguf"), llama_cpp_file(source, tmp_path / "theirs.gguf", kind)
     assert {name: tensor.type for name, tensor in ours.tensors.items()} == {
@@ -244,9 +244,9 @@ def test_types_are_those_of_llama_cpps_quantiser(tmp_path, family, kind):
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q2_k", "q3_k", "q4_k"])
 def test_folders_are_quantised_when_they_are_loaded(tmp_path, dtype):
-    model = family_models.model_of("qwen3", 2, hidden_size=256, intermediate_size=288)
+    model = family_models.build_model("qwen3", 2, hidden_size=256, intermediate_size=288)
     path, ids = family_models.save(model, tmp_path), np.random.default_rng(0).integers(0, 297, 40)
-    mine, exact = ds.load(path, dtype=dtype), family_models.logits_of(model, ids)
+    mine, exact = ds.load(path, dtype=dtype), family_models.model_logits(model, ids)
     assert mine.decoder.description == "one native call a step"
     apart = np.abs(mine.logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
     assert 0.001 < np.median(apart) < {"q8_0": 0.06, "q2_k": 0.8, "q3_k": 0.6, "q4_0": 0.4, "q4_k": 0.4}[dtype]
@@ -259,11 +259,11 @@ def test_a_weight_of_the_type_keeps_its_blocks_when_it_is_loaded(kind, rng):
     blocks = rows.reshape(40, -1, gguf.GGML_QUANT_SIZES[kind][1])[..., integers]
     blocks[...] = rng.integers(0, 100, blocks.shape)  # such as no quantiser chooses
     weight = PackedWeight(rows, Format[kind.name], 512)
-    np.testing.assert_array_equal(panels_of(weight, weight.format).rows().rows, rows)
+    np.testing.assert_array_equal(pack_panels(weight, weight.format).rows().rows, rows)
 
 
 def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):
-    folder = family_models.save(family_models.model_of("llama", 0), tmp_path)
+    folder = family_models.save(family_models.build_model("llama", 0), tmp_path)
     target, device = tmp_path / "out.gguf", tmp_path / "device"
     os.mkfifo(device)
     for arguments, code, message in (
@@ -294,7 +294,7 @@ def test_the_source_may_be_the_default_model_by_its_name_but_not_nothing(source,
 
 
 def test_the_source_and_other_files_stay(tmp_path, capsys):
-    model = family_models.model_of("llama", 0)
+    model = family_models.build_model("llama", 0)
     source = write_gguf(model, tmp_path / "a.gguf.part")
     before = source.read_bytes()
     assert cli.main(["quantize", str(source), str(tmp_path / "a.gguf"), "--type", "f16"]) == 0
@@ -343,7 +343,7 @@ def test_a_disk_that_is_full_is_said_with_the_name_of_the_file(source, tmp_path,
 
 def with_weight(value, **changes):
     """A model one of whose weights is `value`."""
-    model = family_models.model_of("llama", 0, **changes)
+    model = family_models.build_model("llama", 0, **changes)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight[0, 0] = value
     return model
@@ -383,7 +383,7 @@ def test_a_value_that_blocks_cannot_hold_is_refused_when_it_is_loaded(tmp_path, 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k", "int8"])
 @pytest.mark.parametrize(("value", "fault"), [(1e30, "too large for Q[48]_"), (np.nan, "that are not finite")])
 def test_of_many_experts_the_one_at_fault_is_named(tmp_path, dtype, value, fault):
-    model = family_models.model_of("deepseek_v3", 0, **family_models.ALIGNED["deepseek_v3"] | {"hidden_size": 256})
+    model = family_models.build_model("deepseek_v3", 0, **family_models.ALIGNED["deepseek_v3"] | {"hidden_size": 256})
     with torch.no_grad():
         model.model.layers[1].mlp.experts.gate_up_proj[3, 5, 7] = value
     path = family_models.save(model, tmp_path)
@@ -393,7 +393,7 @@ def test_of_many_experts_the_one_at_fault_is_named(tmp_path, dtype, value, fault
 
 def test_weights_without_a_file_of_their_own_are_refused_by_their_sizes(tmp_path):
     """Queries, whose rows are put in another order."""
-    model = family_models.model_of("llama", 0, hidden_size=64, intermediate_size=64)
+    model = family_models.build_model("llama", 0, hidden_size=64, intermediate_size=64)
     with torch.no_grad():
         model.model.layers[0].self_attn.q_proj.weight[0, 0] = -1e30
     with pytest.raises(ModelError, match="a weight of 64 inputs and 64 outputs has values too large for Q8_0"):
@@ -401,7 +401,7 @@ def test_weights_without_a_file_of_their_own_are_refused_by_their_sizes(tmp_path
 
 
 def test_an_empty_array_in_a_file_is_no_obstacle(tmp_path):
-    source = write_gguf(family_models.model_of("llama", 0), tmp_path / "b.gguf")
+    source = write_gguf(family_models.build_model("llama", 0), tmp_path / "b.gguf")
     data, reader = source.read_bytes(), gguf.GGUFReader(source)
     end = max(t.field.offset + sum(int(part.nbytes) for part in t.field.parts) for t in reader.tensors)
     key = b"general.tags"

@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
     @cache
     def made(family):
         size, changes = CASES[family].written
-        model = family_models.model_of(family, size, **changes)
+        model = family_models.build_model(family, size, **changes)
         return family_models.save(model, tmp_path_factory.mktemp(family))
 
     return made
@@ -74,7 +74,7 @@ def test_llama_cpp_has_its_logits(folder, tmp_path, family):
     pytest.importorskip("llama_cpp")
     target, ids = quantised(folder(family), tmp_path / "model.gguf"), np.random.default_rng(0).integers(0, 297, 60)
     assert (
-        family_models.relative(ds.load(target, dtype="float32").logits(ids), family_models.llama_cpp_logits_of(target, ids))
+        family_models.relative(ds.load(target, dtype="float32").logits(ids), family_models.llama_cpp_logits(target, ids))
         < LLAMA_CPP
     )
 
@@ -96,7 +96,7 @@ def test_names_are_those_of_the_gguf_package(family):
 
 def test_types_padding_and_facts(tmp_path):
     """A vocabulary that ends before the model's, two tokens that end a text, and a family whose rows fill blocks of 256."""
-    model = family_models.model_of(
+    model = family_models.build_model(
         "qwen3", 2, hidden_size=256, intermediate_size=512, vocab_size=310, torch_dtype=torch.bfloat16
     )
     folder = family_models.save(model.to(torch.bfloat16), tmp_path / "in")
@@ -139,18 +139,18 @@ EXPRESSED = {
 @pytest.mark.parametrize(("family", "changes"), EXPRESSED.values(), ids=EXPRESSED)
 def test_what_llama_cpp_reads_from_one_form_alone(tmp_path, family, changes):
     pytest.importorskip("llama_cpp")
-    folder, ids = family_models.save(family_models.model_of(family, 0, **changes), tmp_path / "in"), np.arange(60)
+    folder, ids = family_models.save(family_models.build_model(family, 0, **changes), tmp_path / "in"), np.arange(60)
     exact = ds.load(folder, dtype="float32").logits(ids)
     target = quantised(folder, tmp_path / "out.gguf")
     assert family_models.relative(ds.load(target, dtype="float32").logits(ids), exact) < REWRITTEN_LOGITS
-    assert family_models.relative(exact, family_models.llama_cpp_logits_of(target, ids)) < LLAMA_CPP
+    assert family_models.relative(exact, family_models.llama_cpp_logits(target, ids)) < LLAMA_CPP
 
 
 def test_long_rope_whose_factors_are_the_same_for_all_texts(tmp_path):
     """It has one rotation, so that texts of all lengths share their pages, and a file can say it."""
     rotation = family_cases.longrope(32)
     rotation["long_factor"] = rotation["short_factor"]
-    folder = family_models.save(family_models.model_of("llama", 0, head_dim=8, rope_parameters=rotation), tmp_path / "in")
+    folder = family_models.save(family_models.build_model("llama", 0, head_dim=8, rope_parameters=rotation), tmp_path / "in")
     before, after = (ds.load(path, dtype="float32") for path in (folder, quantised(folder, tmp_path / "out.gguf")))
     assert before.decoder.long_after is None and after.decoder.long_after is None
     assert family_models.relative(after.logits(np.arange(60)), before.logits(np.arange(60))) < REWRITTEN_LOGITS
@@ -160,7 +160,7 @@ def test_long_rope_whose_factors_are_the_same_for_all_texts(tmp_path):
 def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
     """Of its two rotations the file has the one that is used."""
     size = {"num_hidden_layers": 2, "layer_types": [kind] * 2}
-    folder, ids = family_models.save(family_models.model_of("gemma3_text", 0, **size), tmp_path / "in"), np.arange(60)
+    folder, ids = family_models.save(family_models.build_model("gemma3_text", 0, **size), tmp_path / "in"), np.arange(60)
     target = quantised(folder, tmp_path / "out.gguf")
     before, after = ds.load(folder, dtype="float32"), ds.load(target, dtype="float32")
     assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
@@ -219,7 +219,7 @@ REFUSED = {
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_a_file_cannot_say_is_refused_by_name(tmp_path, capsys, family, changes, message):
     size, more = CASES[family].written
-    model = family_models.model_of(family, size, **{**more, **changes})
+    model = family_models.build_model(family, size, **{**more, **changes})
     folder = family_models.save(model, tmp_path / "in")
     assert cli.main(["quantize", str(folder), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
     assert message in capsys.readouterr().err
@@ -227,7 +227,7 @@ def test_what_a_file_cannot_say_is_refused_by_name(tmp_path, capsys, family, cha
 
 
 def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
-    source = family_models.save(family_models.model_of("llama", 0), tmp_path / "in")
+    source = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
     data = json.loads((source / "tokenizer.json").read_text())
     vowels = {"type": "Split", "pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [vowels, data["pre_tokenizer"]]}
@@ -261,7 +261,7 @@ def test_the_name_of_a_pre_tokenizer_is_found(folder, tmp_path, name):
 def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words):
     """The pieces of Qwen, whose GGUF name says that words are merged: one of 18,000 tokens is a word that merges do not make,
     which is taken as it is or not."""
-    source = family_models.save(family_models.model_of("llama", 0), tmp_path)
+    source = family_models.save(family_models.build_model("llama", 0), tmp_path)
     letters = "abcdefghijklmnopqrstuvwxyz"
     pairs, triples = ([tuple(word) for word in itertools.product(letters, repeat=count)] for count in (2, 3))
     data = json.loads((source / "tokenizer.json").read_text())
@@ -283,7 +283,7 @@ def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
 def test_an_added_token_that_takes_more_than_its_characters_is_refused(tmp_path, capsys, flag):
     """As those of Phi-4, which take the spaces around them."""
-    source = family_models.save(family_models.model_of("llama", 0), tmp_path / "in")
+    source = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
     data = json.loads((source / "tokenizer.json").read_text())
     data["added_tokens"][-1][flag] = True
     (source / "tokenizer.json").write_text(json.dumps(data))
@@ -294,7 +294,7 @@ def test_an_added_token_that_takes_more_than_its_characters_is_refused(tmp_path,
 
 def test_a_token_with_a_zero_is_refused(tmp_path, capsys):
     """llama.cpp reads the characters before it, and ends the process if these are another token."""
-    source = family_models.save(family_models.model_of("llama", 0), tmp_path / "in")
+    source = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
     data = json.loads((source / "tokenizer.json").read_text())
     data["model"]["vocab"]["a\0b"] = data["model"]["vocab"].pop("<270>")
     (source / "tokenizer.json").write_text(json.dumps(data))
@@ -305,7 +305,7 @@ def test_a_token_with_a_zero_is_refused(tmp_path, capsys):
 
 def test_a_tokenizer_without_merges_is_refused(tmp_path, capsys):
     """llama.cpp: cannot find tokenizer merges in model file."""
-    source = family_models.save(family_models.model_of("deepseek_v3", 0), tmp_path / "in")
+    source = family_models.save(family_models.build_model("deepseek_v3", 0), tmp_path / "in")
     data = json.loads((source / "tokenizer.json").read_text())
     data["model"]["merges"] = []
     (source / "tokenizer.json").write_text(json.dumps(data))

@@ -25,9 +25,9 @@ from decodestep.npu_schedule import (
     simulate,
 )
 from decodestep.npu_schedule.extent import instructions
-from decodestep.npu_schedule.frame import frame_of
+from decodestep.npu_schedule.frame import build_frame
 from support.mla_prolog_cases import SCENARIOS, V2, legal
-from support.schedule_cases import SMALL, agrees, call_of, mutated, reference, same_bits, schedule_of
+from support.schedule_cases import SMALL, agrees, build_call, build_schedule, mutated, reference, same_bits
 from support.schedule_interleavings import truth
 
 SIZES = [(1, 1, 1), (7, 8, 3), (129, 1, 2), (130, 9, 5)]  # tokens, heads, cube cores
@@ -36,9 +36,9 @@ SIZES = [(1, 1, 1), (7, 8, 3), (129, 1, 2), (130, 9, 5)]  # tokens, heads, cube 
 @pytest.mark.parametrize("scenario", V2)
 @pytest.mark.parametrize(("tokens", "heads", "cubes"), SIZES)
 def test_results_are_the_references(scenario, tokens, heads, cubes):
-    call = call_of(scenario, "PA_BSND" if heads == 1 else "PA_NZ", tokens, heads)
+    call = build_call(scenario, "PA_BSND" if heads == 1 else "PA_NZ", tokens, heads)
     kept = call["kv_cache"].copy()
-    schedule = schedule_of(scenario, tokens, heads, cubes)
+    schedule = build_schedule(scenario, tokens, heads, cubes)
     agrees(simulate(schedule, call), reference(call))
     assert (call["kv_cache"] == kept).all()
     report = check(schedule)
@@ -51,13 +51,13 @@ def test_every_cache_mode(scenario, mode):
     if not legal(scenario, mode, merged=mode != "BSND"):
         pytest.skip("no such call")
     sizes = {"hckv": 256} if scenario.endswith("TILE") else {}
-    call = call_of(scenario, mode, 5, 2, **sizes)
-    agrees(simulate(schedule_of(scenario, 5, 2, 2, **sizes), call), reference(call), sizes.get("hckv", 64))
+    call = build_call(scenario, mode, 5, 2, **sizes)
+    agrees(simulate(build_schedule(scenario, 5, 2, 2, **sizes), call), reference(call), sizes.get("hckv", 64))
 
 
 @pytest.mark.parametrize("scenario", ["NO_QUANT", "FULL_KV"])
 def test_any_legal_order_computes_the_same_bits(scenario):
-    schedule, call = schedule_of(scenario, 130, 9, 3), call_of(scenario, "PA_BSND", 130, 9)
+    schedule, call = build_schedule(scenario, 130, 9, 3), build_call(scenario, "PA_BSND", 130, 9)
     graph = graph_of(schedule)
     rng = random.Random(4)
     one = simulate(schedule, call)
@@ -68,15 +68,15 @@ def test_any_legal_order_computes_the_same_bits(scenario):
 @pytest.mark.parametrize("group", [1, 2, 3])
 @pytest.mark.parametrize("scenario", ["PARTIAL", "FULL_KV"])
 def test_any_group_of_vector_cores_is_correct(scenario, group):
-    call = call_of(scenario, "PA_BSND", 5, 8)
-    schedule = schedule_of(scenario, 5, 8, 2, group)
+    call = build_call(scenario, "PA_BSND", 5, 8)
+    schedule = build_schedule(scenario, 5, 8, 2, group)
     assert check(schedule).ok
     agrees(simulate(schedule, call), reference(call))
 
 
 def test_empty_caches_and_no_tokens():
     plan = ds.mla_prolog_plan(3, 2, empty_cache=True, aic=2, aiv=4, **SMALL)
-    call = call_of("NO_QUANT", "PA_BSND", 3, 2)
+    call = build_call("NO_QUANT", "PA_BSND", 3, 2)
     call |= {"kv_cache": call["kv_cache"][:0], "kr_cache": call["kr_cache"][:0]}
     schedule = mla_prolog_schedule(plan)
     agrees(simulate(schedule, call), reference(call))
@@ -97,10 +97,10 @@ DESIGNS = [
 @pytest.mark.parametrize("scenario", ["NO_QUANT", "PARTIAL", "FULL_KV"])
 @pytest.mark.parametrize("design", DESIGNS, ids=str)
 def test_other_designs_compute_the_same(scenario, design):
-    schedule = schedule_of(scenario, 150, 8, 3, design=design)
+    schedule = build_schedule(scenario, 150, 8, 3, design=design)
     report = check(schedule)
     assert report.ok, str(report)
-    call = call_of(scenario, "PA_BSND", 150, 8)
+    call = build_call(scenario, "PA_BSND", 150, 8)
     agrees(simulate(schedule, call), reference(call))
 
 
@@ -113,12 +113,12 @@ def test_at_the_sizes_of_the_device(scenario):
 
 def test_the_published_design_races_between_steps():
     published = Design(join="none")
-    report = check(schedule_of("NO_QUANT", 129, 2, 3, design=published))
+    report = check(build_schedule("NO_QUANT", 129, 2, 3, design=published))
     assert report.races and not report.deadlocks
     assert {race.tile.buffer for race in report.races} == {"ckvkr"}
     assert "in order with CKVKR_DONE" in str(report)
-    assert check(schedule_of("NO_QUANT", 128, 2, 3, design=published)).ok
-    assert not check(schedule_of("FULL", 129, 8, 3, design=published)).ok
+    assert check(build_schedule("NO_QUANT", 128, 2, 3, design=published)).ok
+    assert not check(build_schedule("FULL", 129, 8, 3, design=published)).ok
 
 
 # Flags
@@ -126,8 +126,8 @@ def test_the_published_design_races_between_steps():
 
 @pytest.mark.parametrize(("scenario", "heads"), [("NO_QUANT", 3), ("PARTIAL", 3), ("FULL_KV", 3), ("FULL_KV", 8)])
 def test_without_any_flag_an_interleaving_computes_something_else_or_none_does(scenario, heads):
-    schedule = schedule_of(scenario, 129, heads, 3)
-    call = call_of(scenario, "PA_BSND", 129, heads)
+    schedule = build_schedule(scenario, 129, heads, 3)
+    call = build_call(scenario, "PA_BSND", 129, heads)
     right = simulate(schedule, call)
     needed = set()
     for verdict in audit(schedule):
@@ -145,7 +145,7 @@ def test_without_any_flag_an_interleaving_computes_something_else_or_none_does(s
 
 
 def test_what_is_redundant_on_one_core_of_each_kind():
-    verdicts = {v.flag: v for v in audit(schedule_of("NO_QUANT", 2, 2, 1, 1))}
+    verdicts = {v.flag: v for v in audit(build_schedule("NO_QUANT", 2, 2, 1, 1))}
     assert {flag for flag, v in verdicts.items() if not v.needed} == {
         "VEC_ALL_CQ",
         "VEC_ALL_NORM",
@@ -158,7 +158,7 @@ def test_what_is_redundant_on_one_core_of_each_kind():
 
 @pytest.mark.slow
 def test_every_single_set_and_wait_removed():
-    schedule = schedule_of("NO_QUANT", 2, 1, 2, 1)
+    schedule = build_schedule("NO_QUANT", 2, 1, 2, 1)
     right, outcomes = truth(graph_of(schedule)), set()
     assert not right.races and not right.stuck
     for core in schedule.cores:
@@ -201,8 +201,12 @@ def is_schedule(edited) -> bool:
 @pytest.mark.slow
 def test_mutations_against_every_interleaving():
     rng, outcomes = random.Random(11), []
-    bases = [schedule_of("NO_QUANT", 2, 1, 1, 1), schedule_of("PARTIAL", 2, 1, 1, 1), schedule_of("FULL_KV", 2, 1, 1, 1)]
-    bases.append(schedule_of("NO_QUANT", 129, 1, 1, 1))
+    bases = [
+        build_schedule("NO_QUANT", 2, 1, 1, 1),
+        build_schedule("PARTIAL", 2, 1, 1, 1),
+        build_schedule("FULL_KV", 2, 1, 1, 1),
+    ]
+    bases.append(build_schedule("NO_QUANT", 129, 1, 1, 1))
     while len(outcomes) < 100:
         edited = rng.choice(bases)
         for _ in range(rng.randrange(1, 3)):
@@ -214,7 +218,7 @@ def test_mutations_against_every_interleaving():
 
 def test_a_counter_with_two_sources_may_be_raised_by_either():
     """One wait for a counter that two cores' flags raise: neither is sure to have come. Two waits: both are."""
-    base = schedule_of("NO_QUANT", 2, 1, 2, 1)
+    base = build_schedule("NO_QUANT", 2, 1, 2, 1)
     flags = {"ONE": Flag(3, 2), "ALL": Flag(3, 0)}
     cube, first, other = Core("cube", 0), Core("vector", 0), Core("vector", 1)
     load, store = base.programs[first][0], None
@@ -236,7 +240,7 @@ def test_a_counter_with_two_sources_may_be_raised_by_either():
 
 
 def test_a_flag_set_by_the_wrong_pipe_tells_too_early():
-    schedule = schedule_of("NO_QUANT", 2, 1, 1, 1)
+    schedule = build_schedule("NO_QUANT", 2, 1, 1, 1)
     core = Core("cube", 0)
     at = next(n for n, i in enumerate(schedule.programs[core]) if isinstance(i, SetFlag))
     edited = schedule.edit(core, at, [SetFlag("MM_CQ", "MTE2")])
@@ -244,17 +248,17 @@ def test_a_flag_set_by_the_wrong_pipe_tells_too_early():
 
 
 def test_one_cache_row_for_two_tokens_is_a_race():
-    schedule = schedule_of("NO_QUANT", 4, 1, 2)
+    schedule = build_schedule("NO_QUANT", 4, 1, 2)
     assert check(schedule, np.array([3, 7, -1, -1])).ok
     report = check(schedule, np.array([3, 7, 3, -1]))
     assert {race.tile.buffer for race in report.races} == {"kv_cache", "kr_cache"} and report.races[0].tile.rows == (3, 4)
 
 
 def test_counters_that_rise_above_the_devices_limit():
-    report = check(schedule_of("PARTIAL", 2, 40, 1))
+    report = check(build_schedule("PARTIAL", 2, 40, 1))
     assert report.ok and len(report.overflows) == 3
     assert report.highest["QCQR_SPLIT_N"] == 16 and report.highest["DEQUANT_QC_SPLIT_N"] == 40
-    assert not check(schedule_of("PARTIAL", 2, 40, 1), flag_limit=40).overflows
+    assert not check(build_schedule("PARTIAL", 2, 40, 1), flag_limit=40).overflows
 
 
 # Refusals
@@ -314,14 +318,14 @@ def test_the_length_of_programs_is_known_before(scenario, tokens, heads, cubes):
     for design in (Design(), Design(preload=True, overlap=True, step=50)):
         schedule = mla_prolog_schedule(plan, design, group=3)
         length = sum(map(len, schedule.programs.values()))
-        assert length <= instructions(frame_of(plan, schedule.sizes, design)) <= 4 * length
+        assert length <= instructions(build_frame(plan, schedule.sizes, design)) <= 4 * length
 
 
 def test_schedules_that_are_none_are_refused():
-    schedule = schedule_of("NO_QUANT", 2, 1, 1, 1)
+    schedule = build_schedule("NO_QUANT", 2, 1, 1, 1)
     core = Core("cube", 0)
     last = len(schedule.programs[core])
-    call = call_of("NO_QUANT", "PA_BSND", 2, 1)
+    call = build_call("NO_QUANT", "PA_BSND", 2, 1)
     for instruction, words in (
         (WaitFlag("MM_KV"), "flag must be one of .*; got 'MM_KV'"),
         (SetFlag("MM_CQ", "MTE3"), "pipe must be one of MTE2, M, FIX; got 'MTE3'"),
@@ -340,7 +344,7 @@ def test_schedules_that_are_none_are_refused():
 
 
 def test_instructions_that_no_core_can_execute():
-    schedule, call = schedule_of("NO_QUANT", 2, 1, 1, 1), call_of("NO_QUANT", "PA_BSND", 2, 1)
+    schedule, call = build_schedule("NO_QUANT", 2, 1, 1, 1), build_call("NO_QUANT", "PA_BSND", 2, 1)
     core, at = Core("cube", 0), {}
     for position, instruction in enumerate(schedule.programs[core]):
         at.setdefault(type(instruction).__name__, position)
@@ -358,14 +362,14 @@ def test_instructions_that_no_core_can_execute():
 
 
 def test_calls_of_other_sizes_are_refused():
-    schedule = schedule_of("NO_QUANT", 2, 1, 1, 1)
+    schedule = build_schedule("NO_QUANT", 2, 1, 1, 1)
     for call in (
-        call_of("NO_QUANT", "PA_BSND", 3, 1),
-        call_of("PARTIAL", "PA_BSND", 2, 1),
-        call_of("NO_QUANT", "PA_BSND", 2, 2),
+        build_call("NO_QUANT", "PA_BSND", 3, 1),
+        build_call("PARTIAL", "PA_BSND", 2, 1),
+        build_call("NO_QUANT", "PA_BSND", 2, 2),
     ):
         with pytest.raises(ValueError, match="^simulate: .* as in the schedule|^simulate: scenario must be"):
             simulate(schedule, call)
-    call = call_of("NO_QUANT", "PA_BSND", 2, 1)
+    call = build_call("NO_QUANT", "PA_BSND", 2, 1)
     with pytest.raises(ValueError, match="^simulate: order must be"):
         simulate(schedule, call, order=execution(graph_of(schedule))[::-1])

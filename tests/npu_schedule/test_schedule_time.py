@@ -34,7 +34,7 @@ from decodestep.npu_schedule import (
     trace,
     utilisation,
 )
-from support.schedule_cases import SMALL, agrees, call_of, reference, schedule_of
+from support.schedule_cases import SMALL, agrees, build_call, build_schedule, reference
 
 CUBES = Core("cube", 0), Core("cube", 1)
 VECTORS = Core("vector", 0), Core("vector", 1)
@@ -48,7 +48,7 @@ SLOW = CostModel(
 
 def by_hand(programs, flags=None):
     """Programs of our own on two cube cores with a vector core each."""
-    base = schedule_of("NO_QUANT", 2, 1, 2, 1)
+    base = build_schedule("NO_QUANT", 2, 1, 2, 1)
     return replace(base, flags=flags or {}, programs={core: () for core in base.programs} | programs)
 
 
@@ -67,7 +67,7 @@ def test_a_move_a_product_and_a_move():
     assert t.end[:3] == pytest.approx([2.0, 5.0, 5.5]) and t.makespan == pytest.approx(5.5)
     assert utilisation(t)[CUBES[0]] == pytest.approx((3 / 5.5, 2.5 / 5.5, 0, 0))
     assert utilisation(t)[CUBES[1]] == (0, 0, 0, 1)
-    int8 = timeline(replace(schedule, sizes=schedule_of("FULL", 2, 1, 2, 1).sizes), SLOW)
+    int8 = timeline(replace(schedule, sizes=build_schedule("FULL", 2, 1, 2, 1).sizes), SLOW)
     assert int8.end[1] == pytest.approx(4.0)  # 33 values of 32 a fractal: 2 x 1 x 2
 
 
@@ -156,7 +156,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def shown():
-    return timeline(schedule_of("FULL_KV", 130, 8, 3))
+    return timeline(build_schedule("FULL_KV", 130, 8, 3))
 
 
 def test_the_page_needs_nothing_else(shown):
@@ -209,7 +209,7 @@ def test_what_the_search_finds_is_right_and_not_slower():
     assert found.best.makespan < found.design.makespan and 0 < found.saved < 1
     assert found.best.makespan == min(seconds for _, seconds in found.tried)
     assert dict(found.tried)[Design()] == found.design.makespan
-    call = call_of("NO_QUANT", "PA_BSND", 150, 8)
+    call = build_call("NO_QUANT", "PA_BSND", 150, 8)
     agrees(simulate(found.best.graph.schedule, call), reference(call))
 
 

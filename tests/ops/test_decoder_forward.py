@@ -21,11 +21,11 @@ from decodestep.ops.decoder_forward import cpu
 from decodestep.ops.decoder_forward.arguments import bind
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
 from decodestep.weights import DeviceRows
-from decodestep.weights.file_rows import FileRows
+from decodestep.weights.file_weight import FileWeight
 from support import native_model_calls
 from support.core_builds import FUSED, printed_under
 from support.decoder_forward_cases import Sizes, copied, matrix, step, weights
-from support.dense_decoder_oracle import dense_logits, values_of
+from support.dense_decoder_oracle import dense_logits, dense_values
 from support.native_call_arguments import Source, Vanishing
 from support.tolerances import assert_close
 
@@ -41,7 +41,7 @@ def product_as(dtype):
         rows, kind = tensor.read().reshape(tensor.shape[0], -1), tensor.type.name
         native = kind != "TQ2_0"
         if not native:
-            rows, kind = values_of(tensor).astype(np.float32).view(np.uint8).reshape(tensor.shape[0], -1), "F32"
+            rows, kind = dense_values(tensor).astype(np.float32).view(np.uint8).reshape(tensor.shape[0], -1), "F32"
         weight = PackedWeight(rows, Format[kind], tensor.shape[1])
         made = PANEL_FORMATS[dtype] if native or dtype != "auto" else Format.Q8_0
         return reference.linear(x, LinearPanels.pack(weight, made))
@@ -272,7 +272,7 @@ def test_an_embedding_that_is_the_logits_weight_is_held_once(tiny_file, kind, mo
     path = tiny_file(kind=kind, heads=8, head_dim=32, hidden=256)
     rows, ids = in_file(path), rng.integers(0, 300, 30)
     with monkeypatch.context() as forbidden:  # nothing is read whole before it is packed
-        forbidden.delattr(FileRows, "whole")
+        forbidden.delattr(FileWeight, "whole")
         model = ds.load(path)
     held = model.decoder.native_weights
     assert held.embedding is held.logits

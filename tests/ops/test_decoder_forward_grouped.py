@@ -101,7 +101,7 @@ def matrix_of_heads(panels, values, head_dim, format_):
     return type(panels).pack(PackedWeight.from_array(rows.reshape(-1, panels.inputs).T), format_)
 
 
-def call_of(w, lengths, rng, **options):
+def build_call(w, lengths, rng, **options):
     call = step(w, lengths, rng, **options)
     angle = np.arange(max(lengths))[:, None] * 0.4 ** np.arange(w.head_dim // 2)
     dtype = call["sin"].dtype
@@ -113,7 +113,7 @@ def call_of(w, lengths, rng, **options):
 def test_against_the_reference_in_float64(name, rng):
     """A rounding to bfloat16 that falls to the other side moves a few logits by as much."""
     w = made(name, Format.F32, rng)
-    call = call_of(w, [330 if "300" in name or "257" in name else 40, 3], rng)
+    call = build_call(w, [330 if "300" in name or "257" in name else 40, 3], rng)
     exact = {**copied(call), "sin": call["sin"].astype(np.float64), "cos": call["cos"].astype(np.float64)}
     expected = ds.decoder_forward(**exact, backend="reference")
     apart = np.abs(ds.decoder_forward(**copied(call), backend="cpu") - expected)
@@ -130,10 +130,10 @@ def forward(call, which):
 def test_blocks_batches_and_threads_change_no_bit(name, rng):
     odd = "padded" in name or name == "norms of heads"  # whose output has inputs that blocks of 32 do not fill
     w, length = made(name, Format.BF16 if odd else Format.Q8_0, rng), 600 if "300" in name else 40
-    call = call_of(w, [length], rng)
+    call = build_call(w, [length], rng)
     with ds.use_threads(1):
         whole = ds.decoder_forward(**copied(call)).view(np.uint32)
-    beside = call_of(w, [9, length, 17], rng)
+    beside = build_call(w, [9, length, 17], rng)
     own = beside["sequence"] == 1
     beside["token_ids"][own] = call["token_ids"]
     for threads in (1, 3):
@@ -154,7 +154,7 @@ def test_what_lies_before_the_window_is_not_looked_at(window, length, bad, rng):
     values = w.embedding.dense(np.float32)
     values[:, 0] = bad
     w = replace(w, layers=layers, embedding=PackedWeight.from_array(values))
-    call = call_of(w, [length], rng)
+    call = build_call(w, [length], rng)
     call["token_ids"] = 1 + call["token_ids"] % (w.vocab_size - 1)
     good = ds.decoder_forward(**copied(call))
     places = np.arange(length)
@@ -170,7 +170,7 @@ def test_what_lies_before_the_window_is_not_looked_at(window, length, bad, rng):
 def test_a_window_that_nothing_is_beyond_changes_no_bit(rng):
     w = made("biases", Format.BF16, rng)
     layers = tuple(replace(layer, attention=replace(layer.attention, window=300)) for layer in w.layers)
-    call = call_of(w, [300, 20], rng)
+    call = build_call(w, [300, 20], rng)
     wide = copied(call, weights=replace(w, layers=layers))
     np.testing.assert_array_equal(ds.decoder_forward(**wide), ds.decoder_forward(**copied(call)))
 

@@ -277,20 +277,20 @@ def test_refused_weights(message, arguments):
 def native_call(rng, routed):
     experts, weights = routes(rng, 3, 2)
     x, y = rng.normal(size=(3, HE)).astype(np.float32), np.empty((3, HE), np.float32)
-    shared = cpu.panels_of(None)
+    shared = cpu.native_panels(None)
     _native.mixture_of_experts(x=x, experts=experts, weights=weights, routed=routed, count=E, shared=shared, y=y, threads=1)
     return y, ds.mixture_of_experts(x, experts, weights, in_panels(blocks(np.random.default_rng(1))))
 
 
 def test_the_core_does_not_convert_weights(rng):
-    panels, gelu, biases = cpu.panels_of(in_panels(blocks(np.random.default_rng(1))))
+    panels, gelu, biases = cpu.native_panels(in_panels(blocks(np.random.default_rng(1))))
     wide = [(data.astype(np.int16), *sizes) for data, *sizes in panels]
     with pytest.raises(TypeError, match="routed has the wrong type"):
         native_call(rng, (wide, gelu, biases))
 
 
 def test_weights_that_vanish_while_they_are_read(rng):
-    panels, gelu, biases = cpu.panels_of(in_panels(blocks(np.random.default_rng(1))))
+    panels, gelu, biases = cpu.native_panels(in_panels(blocks(np.random.default_rng(1))))
     data, *sizes = panels[0]
     panels[0] = (Vanishing(data, panels), *sizes)
     np.testing.assert_array_equal(*native_call(rng, (panels, gelu, biases)))

@@ -32,7 +32,7 @@ def assert_same_bits(got: dict[str, Any], want: dict[str, Any]) -> None:
             np.testing.assert_array_equal(as_bits(got[name]), as_bits(value), err_msg=name)
 
 
-def random_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def random_array(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return rng.integers(-128, 128, shape).astype(dtype)
 
 
@@ -42,12 +42,12 @@ def random_of(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> n
 @given(st.integers(0, 2**32), st.integers(1, 150), st.integers(1, 150), st.sampled_from([np.float32, BF16, np.int8]))
 def test_weights_come_back(seed, K, N, dtype):
     rng = np.random.default_rng(seed)
-    w = random_of(rng, (K, N), dtype)
+    w = random_array(rng, (K, N), dtype)
     packed = ds.PanelWeight.from_array(w)
     assert packed.shape == (K, N) and packed.dtype == dtype and packed.data.ctypes.data % 64 == 0
     np.testing.assert_array_equal(packed.dense(), w)
     np.testing.assert_array_equal(ds.PanelWeight.from_array(ds.to_nz(w), (K, N)).data.view(np.uint8), as_bits(packed.data))
-    several = random_of(rng, (3, K, N), dtype)
+    several = random_array(rng, (3, K, N), dtype)
     np.testing.assert_array_equal(ds.PanelWeight.from_array(several).dense(), several)
     np.testing.assert_array_equal(ds.PanelWeight.from_array(np.asfortranarray(w)[::-1]).dense(), w[::-1])
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from decodestep import processors as ds
 from decodestep import random
-from support.processor_cases import both_kinds, call, cases, ids_of, make, numpy_and_torch, wide
+from support.processor_cases import both_kinds, call, cases, make, numpy_and_torch, random_ids, wide
 
 INF = math.inf
 
@@ -69,7 +69,7 @@ def test_dry_equals_a_plain_search(ids, breakers, allowed_length):
 def test_numpy_and_torch_give_the_same():
     for rng, scores in cases(71):
         batch, vocab = scores.shape
-        ids = ids_of(rng, batch, 9, vocab + 2)
+        ids = random_ids(rng, batch, 9, vocab + 2)
         builders = [
             lambda: ds.PresenceFrequencyPenaltyLogitsProcessor(0.7, -0.3, 2),
             lambda: ds.TopNSigmaLogitsWarper(1.1),

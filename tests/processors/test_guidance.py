@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decodestep import processors as ds
-from support.processor_cases import agree, both_kinds, call, cases, ids_of, in_numpy, make, numpy_and_torch
+from support.processor_cases import agree, both_kinds, call, cases, in_numpy, make, numpy_and_torch, random_ids
 
 INF = float("inf")
 
@@ -33,7 +33,7 @@ def test_batched_guidance_equals_transformers(top_k):
         batch, vocab = scores.shape
         if batch % 2 or vocab < 3:
             continue
-        scale, ids = float(rng.uniform(1.1, 4)), ids_of(rng, batch // 2, 2, vocab)
+        scale, ids = float(rng.uniform(1.1, 4)), random_ids(rng, batch // 2, 2, vocab)
         ours = both_kinds(lambda g=scale: ds.ClassifierFreeGuidanceLogitsProcessor(g), ids, scores)
         agree(ours, hf.ClassifierFreeGuidanceLogitsProcessor(scale)(ids, scores))
         guided = hf.DiaClassifierFreeGuidanceLogitsProcessor(scale)(ids, scores)
@@ -113,7 +113,7 @@ def test_unbatched_guidance_equals_transformers(name, use_cache, prompt, scale):
     ours = ds.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, models[1], prompt, None, use_cache)
     plain = ds.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, models[2], in_numpy(prompt), None, use_cache)
     for length in (3, 4, 5, 6):
-        ids, scores = ids_of(rng, 2, length, 5), torch.from_numpy(rng.standard_normal((2, 5)))
+        ids, scores = random_ids(rng, 2, length, 5), torch.from_numpy(rng.standard_normal((2, 5)))
         expected = theirs(ids, scores)
         agree(call(ours, ids, scores), expected)
         agree(call(plain, in_numpy(ids), in_numpy(scores)), expected)
@@ -172,7 +172,7 @@ def test_whisper_speech_detection_equals_transformers():
 def test_bark_equals_transformers():
     for rng, scores in cases(35):
         batch, vocab = scores.shape
-        ids = ids_of(rng, batch, int(rng.integers(1, 6)), vocab)
+        ids = random_ids(rng, batch, int(rng.integers(1, 6)), vocab)
         ends, p = rng.integers(0, vocab, 2).tolist(), float(10 ** rng.uniform(-3, 0))
         ours = both_kinds(lambda e=ends, p=p: ds.BarkEosPrioritizerLogitsProcessor(e, p), ids, scores)
         agree(ours, hf.BarkEosPrioritizerLogitsProcessor(ends, p)(ids, scores), units=1)

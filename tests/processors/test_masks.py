@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep import processors as ds
-from support.processor_cases import agree, both_kinds, call, cases, ids_of, in_numpy, make, numpy_and_torch, same_error
+from support.processor_cases import agree, both_kinds, call, cases, in_numpy, make, numpy_and_torch, random_ids, same_error
 
 INF = float("inf")
 
@@ -88,7 +88,10 @@ def divisor(rng: np.random.Generator, batch: int) -> int:
 # Name: the arguments for a generator, batch, length and vocabulary.
 BUILDERS: dict[str, Callable[[np.random.Generator, int, int, int], tuple[Any, ...]]] = {
     "NoRepeatNGramLogitsProcessor": lambda r, b, n, v: (int(r.integers(1, 4)),),
-    "EncoderNoRepeatNGramLogitsProcessor": lambda r, b, n, v: (int(r.integers(1, 4)), ids_of(r, divisor(r, b), 9, min(v, 3))),
+    "EncoderNoRepeatNGramLogitsProcessor": lambda r, b, n, v: (
+        int(r.integers(1, 4)),
+        random_ids(r, divisor(r, b), 9, min(v, 3)),
+    ),
     "NoBadWordsLogitsProcessor": lambda r, b, n, v: (sequences(r, v), None if r.random() < 0.3 else eos(r, min(v, 3))),
     "PrefixConstrainedLogitsProcessor": lambda r, b, n, v: (allowed(r, v), divisor(r, b)),
     "SuppressTokensLogitsProcessor": lambda r, b, n, v: (r.integers(0, v + 2, 5).tolist(),),
@@ -110,7 +113,7 @@ def test_masks_equal_transformers(name):
         length = int(rng.integers(1, 9))
         if name == "InfNanRemoveLogitsProcessor" and vocab > 2:
             scores[0, :2] = torch.tensor([float("nan"), INF])
-        ids = ids_of(rng, batch, length, min(vocab, 3))
+        ids = random_ids(rng, batch, length, min(vocab, 3))
         arguments = BUILDERS[name](rng, batch, length, vocab)
         ours = both_kinds(lambda a=arguments: getattr(ds, name)(*a), ids, scores)
         agree(ours, getattr(hf, name)(*arguments)(ids, scores), units=1)

@@ -18,12 +18,12 @@ from support.processor_cases import (
     both_kinds,
     call,
     cases,
-    ids_of,
     in_numpy,
     make,
     numpy_and_torch,
+    random_ids,
+    random_scores,
     same_error,
-    scores_of,
     wide,
 )
 
@@ -86,7 +86,7 @@ def test_hamming_diversity_by_hand(kind):
 def test_repetition_equals_transformers(as_columns):
     for rng, scores in cases(11, repeats=2):
         (batch, vocab), length = scores.shape, int(rng.integers(1, 12))
-        ids = ids_of(rng, batch, length, vocab + 3)  # some past the vocabulary
+        ids = random_ids(rng, batch, length, vocab + 3)  # some past the vocabulary
         penalty = float(rng.uniform(0.3, 3))
         skip = torch.from_numpy(rng.integers(0, length + 2, batch)) if as_columns else int(rng.integers(0, length + 2))
         skip = None if rng.random() < 0.3 else skip
@@ -96,12 +96,12 @@ def test_repetition_equals_transformers(as_columns):
 
 def test_repetition_equals_transformers_at_rank_3():
     rng = np.random.default_rng(12)
-    ids, scores = ids_of(rng, 3, 4, 7), torch.from_numpy(rng.standard_normal((3, 5, 7)))
+    ids, scores = random_ids(rng, 3, 4, 7), torch.from_numpy(rng.standard_normal((3, 5, 7)))
     agree(
         both_kinds(lambda: ds.RepetitionPenaltyLogitsProcessor(1.7), ids, scores),
         hf.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone()),
     )
-    packed, bounds = ids_of(rng, 1, 9, 7)[0], torch.tensor([0, 2, 6, 9])
+    packed, bounds = random_ids(rng, 1, 9, 7)[0], torch.tensor([0, 2, 6, 9])
     ours, theirs = ds.RepetitionPenaltyLogitsProcessor(1.7), hf.RepetitionPenaltyLogitsProcessor(1.7)
     for processor in (ours, theirs):
         processor.cu_seq_lens_q, processor.logits_indices = bounds, torch.tensor([1, 5, 8])
@@ -113,7 +113,7 @@ def test_encoder_repetition_equals_transformers():
     for rng, scores in cases(13, repeats=2):
         batch, vocab = scores.shape
         rows = int(rng.choice([r for r in range(1, batch + 1) if batch % r == 0]))
-        encoder, penalty = ids_of(rng, rows, int(rng.integers(1, 9)), vocab), float(rng.uniform(0.3, 3))
+        encoder, penalty = random_ids(rng, rows, int(rng.integers(1, 9)), vocab), float(rng.uniform(0.3, 3))
         ours = both_kinds(lambda p=penalty, e=encoder: ds.EncoderRepetitionPenaltyLogitsProcessor(p, e), None, scores)
         agree(ours, hf.EncoderRepetitionPenaltyLogitsProcessor(penalty, encoder)(None, scores), units=1)
 
@@ -131,7 +131,7 @@ def test_sequence_bias_equals_transformers(listed):
         given = [[list(s), bias] for s, bias in pairs.items()] if listed else pairs
         ours, theirs = ds.SequenceBiasLogitsProcessor(given), hf.SequenceBiasLogitsProcessor(given)
         for length in (1, 2, 3, 6):  # one object serves a whole generation
-            ids = ids_of(rng, batch, length, min(vocab, 3))
+            ids = random_ids(rng, batch, length, min(vocab, 3))
             agree(call(ours, ids, scores), theirs(ids, scores), units=1)
             agree(call(ours, in_numpy(ids), np.array(in_numpy(scores))), theirs(ids, scores), units=2)
 
@@ -253,7 +253,7 @@ def test_hamming_refuses(given):
 
 def test_penalties_leave_what_they_do_not_name():
     rng = np.random.default_rng(15)
-    scores = scores_of("normal", (2, 30), torch.float32, rng)
+    scores = random_scores("normal", (2, 30), torch.float32, rng)
     scores[0, 5], scores[1, 6] = float("nan"), float("inf")
     ids = torch.tensor([[5, 1], [6, 2]])
     agree(ds.RepetitionPenaltyLogitsProcessor(1.3)(ids, scores), hf.RepetitionPenaltyLogitsProcessor(1.3)(ids, scores))

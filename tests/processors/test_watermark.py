@@ -12,7 +12,7 @@ import transformers.generation.logits_process as hf
 from transformers.generation import watermarking as hf_detectors
 
 from decodestep import processors as ds
-from support.processor_cases import agree, call, ids_of, in_numpy, wide
+from support.processor_cases import agree, call, in_numpy, random_ids, wide
 
 SCHEMES = [("lefthash", 1), ("lefthash", 3), ("selfhash", 1), ("selfhash", 3)]
 KEYS = [654, 400, 836, 123, 340, 443, 597, 160]
@@ -25,7 +25,7 @@ def test_watermark_equals_transformers(scheme, width, dtype):
     given: dict[str, Any] = {"vocab_size": 60, "device": "cpu", "bias": 1.7, "seeding_scheme": scheme, "context_width": width}
     ours, theirs = ds.WatermarkLogitsProcessor(**given), hf.WatermarkLogitsProcessor(**given)
     for length in (2, 3, 4, 7):
-        ids, scores = ids_of(rng, 2, length, 60), torch.from_numpy(rng.permutation(120).reshape(2, 60) / 8 - 7).to(dtype)
+        ids, scores = random_ids(rng, 2, length, 60), torch.from_numpy(rng.permutation(120).reshape(2, 60) / 8 - 7).to(dtype)
         expected = theirs(ids, scores)
         agree(call(ours, ids, scores), expected, units=1)
         agree(call(ours, in_numpy(ids), np.array(in_numpy(scores))), expected, units=1)
@@ -52,7 +52,7 @@ def test_watermark_detector_equals_transformers(scheme, width, once):
     ours = ds.WatermarkDetector(config, "cpu", marking, once)
     theirs = hf_detectors.WatermarkDetector(config, "cpu", marking, once)
     for first in (0, 1):
-        ids = ids_of(rng, 3, 15, 4) + 1
+        ids = random_ids(rng, 3, 15, 4) + 1
         ids[:, 0] = first
         for name, value in vars(theirs(ids, return_dict=True)).items():
             np.testing.assert_allclose(getattr(ours(ids, return_dict=True), name), value, rtol=1e-12)
@@ -88,7 +88,7 @@ def synthid(module: Any, **more: Any) -> Any:
 def test_synthid_equals_transformers(more, dtype):
     rng = np.random.default_rng(44)
     ours, plain, theirs = synthid(ds, **more), synthid(ds, **more), synthid(hf, **more)
-    ids = ids_of(rng, 3, 2, 20)
+    ids = random_ids(rng, 3, 2, 20)
     for step in range(14):
         scores = torch.from_numpy(rng.standard_normal((3, 20)) * 2).to(dtype)
         if dtype == torch.float64:
@@ -105,7 +105,7 @@ def test_synthid_equals_transformers(more, dtype):
 @pytest.mark.parametrize("in_kind", [lambda x: x, in_numpy], ids=["torch", "numpy"])
 def test_synthid_statistics_equal_transformers(in_kind):
     rng = np.random.default_rng(45)
-    ids = ids_of(rng, 3, 30, 3)
+    ids = random_ids(rng, 3, 30, 3)
     ours, theirs = synthid(ds), synthid(hf)
     assert in_kind(ours.compute_g_values(in_kind(ids))).tolist() == theirs.compute_g_values(ids).tolist()
     assert ours.compute_context_repetition_mask(in_kind(ids)).tolist() == theirs.compute_context_repetition_mask(ids).tolist()
@@ -131,7 +131,7 @@ def test_synthid_detector_equals_transformers():
     module = hf_detectors.BayesianDetectorModel(config)
     torch.nn.init.normal_(module.likelihood_model_watermarked.delta)
     rng, tokenizer = np.random.default_rng(46), SimpleNamespace(eos_token_id=9)
-    ids = ids_of(rng, 4, 25, 10)
+    ids = random_ids(rng, 4, 25, 10)
     with torch.no_grad():
         expected = hf_detectors.SynthIDTextWatermarkDetector(module, synthid(hf), tokenizer)(ids)[0]
         agree(ds.SynthIDTextWatermarkDetector(module, synthid(ds), tokenizer)(ids)[0], expected)

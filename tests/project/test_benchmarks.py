@@ -149,7 +149,7 @@ def test_files_of_random_weights_are_what_llama_cpp_reads(tmp_path, monkeypatch,
     monkeypatch.setitem(random_models.SHAPES, "tiny", random_models.GroupedShape(2, 256, 4, 2, 64, 512, 300, 1e4))
     assert random_models.write(tmp_path / "a.gguf", "tiny", kind) == f"tiny, {kind}, random weights, 2 of 2 layers"
     ids = np.random.default_rng(0).integers(0, 299, 20)
-    mine, theirs = ds.load(tmp_path / "a.gguf").logits(ids), family_models.llama_cpp_logits_of(tmp_path / "a.gguf", ids)
+    mine, theirs = ds.load(tmp_path / "a.gguf").logits(ids), family_models.llama_cpp_logits(tmp_path / "a.gguf", ids)
     assert 0.01 < mine.std() < 100 and family_models.relative(mine, theirs) < 0.1
 
 
@@ -312,7 +312,7 @@ class Wrong:
 )
 def test_what_is_wrong_does_not_pass(change):
     case = sampling.case("full", 2, 500)
-    logits = sampling.Logits(sampling.logits_of(np.random.default_rng(0), 2, 500, "float32"), None)
+    logits = sampling.Logits(sampling.random_logits(np.random.default_rng(0), 2, 500, "float32"), None)
     verify(case, Wrong(ours.DecodeStep(case), {}), logits)
     with pytest.raises(AssertionError):
         verify(case, Wrong(ours.DecodeStep(case), change), logits)

@@ -56,7 +56,7 @@ def test_errors_are_copied_and_pickled_whole(error):
         ("models", "ModelError"),
         ("decoding.page_pool", "CacheFullError"),
         ("constraints.processor", "ConstraintError"),
-        ("sampling.spellings", "UnknownFieldError"),
+        ("sampling.field_aliases", "UnknownFieldError"),
         ("generation.engine", "QueueFullError"),
         ("generation.engine", "EngineClosedError"),
     ],

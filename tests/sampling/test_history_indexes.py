@@ -13,7 +13,7 @@ from decodestep.integrations.host_row import HostRow
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import new_row, step_rows
 from decodestep.sampling.fusion_rules import RULES
-from decodestep.sampling.parts import steps_of
+from decodestep.sampling.parts import build_steps
 from decodestep.sampling.token_history import TokenHistory
 from support.history_oracle import answers
 
@@ -38,7 +38,7 @@ def assert_as_the_class(processor, ids, prompt):
     while True:
         past = np.array([history.tokens], np.int64).reshape(1, -1)
         want = processor(past, scores)
-        got = ds.decode_step(scores, [steps_of(part, history, VOCAB)], position=len(history), need_processed=True)
+        got = ds.decode_step(scores, [build_steps(part, history, VOCAB)], position=len(history), need_processed=True)
         np.testing.assert_array_equal(got.processed, np.where(np.isnan(want), -np.inf, want))
         if len(history) >= len(ids):
             return

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep.cli import options
-from decodestep.explain.words import WORDS
+from decodestep.explain.descriptions import DESCRIPTIONS
 from decodestep.integrations import host_params
 from decodestep.ops.decode_step import arguments, reference
 from decodestep.ops.decode_step import steps as s
@@ -21,7 +21,7 @@ from decodestep.sampling import thresholds
 from decodestep.sampling.fusion_rules import RULES
 from decodestep.sampling.param_steps import BEFORE_OWN, LAST, SAMPLER_STEPS, Setting
 from decodestep.sampling.params import DEFAULTS, SAMPLERS
-from decodestep.sampling.parts import steps_of
+from decodestep.sampling.parts import build_steps
 from decodestep.sampling.token_history import TokenHistory
 
 VOCAB = 16
@@ -102,7 +102,7 @@ def test_the_part_of_a_step_is_that_of_its_processor(fields, tokens, prompt, end
         fused = rule.make_part(stage.processor, VOCAB)
         history = TokenHistory(tokens[:prompt])
         for token in [*tokens[prompt:], 0]:
-            want, got = steps_of(fused, history, VOCAB), steps_of(stage.part, history, VOCAB)
+            want, got = build_steps(fused, history, VOCAB), build_steps(stage.part, history, VOCAB)
             assert plain(got) == plain(want)
             history.append(token)
 
@@ -171,7 +171,7 @@ def test_a_step_of_params_has_all_that_it_must_have(step):
     assert (step.part is None) == (step.fields[0] in UNFUSED), "param_steps.py: its part"
     if step.part is not None:
         assert RULES[step.processor].make_part, "fusion_rules.py: the rule for lists of processors"
-        assert step.processor.__name__ in WORDS, "explain/words.py: what it does, in words"
+        assert step.processor.__name__ in DESCRIPTIONS, "explain/words.py: what it does, in words"
         assert step.processor.__doc__, "processors: its class, the oracle"
     for name in step.fields:
         shown = name in options._NUMBERS or name == "seed"

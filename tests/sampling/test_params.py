@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from decodestep import SamplingParams, random
+from decodestep.sampling.field_aliases import ALIASES
 from decodestep.sampling.params import DEFAULTS
 from decodestep.sampling.rules import RULES
-from decodestep.sampling.spellings import SAME
 from support.project import ROOT
 
 SYNTHID = {"keys": (1,), "ngram_len": 3, "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
@@ -249,7 +249,7 @@ def test_strings_and_mappings_are_no_lists_of_ids(ids):
 def test_signature_docstring_page_and_rules_say_the_same():
     page = (ROOT / "docs/sampling.md").read_text()
     parameters = dict(list(inspect.signature(SamplingParams).parameters.items()))
-    assert list(parameters) == list(described()) == [*DEFAULTS, *SAME]
+    assert list(parameters) == list(described()) == [*DEFAULTS, *ALIASES]
     assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     assert list(RULES) == list(DEFAULTS) == [field.name for field in fields(SamplingParams)]
     for name, default in DEFAULTS.items():
@@ -263,7 +263,7 @@ def test_signature_docstring_page_and_rules_say_the_same():
 
 def test_a_synonym_is_typed_and_explained_as_its_field():
     parameters = inspect.signature(SamplingParams).parameters
-    for name, field in SAME.items():
+    for name, field in ALIASES.items():
         assert (parameters[name].default, parameters[name].annotation) == (DEFAULTS[field], parameters[field].annotation)
         assert described()[name].startswith(f"{field} by the name")
 

@@ -15,7 +15,7 @@ def step(sampler):
     return sampler.step(np.zeros((len(sampler.rows), VOCAB), np.float32))
 
 
-def sampler_of(given, rows=3):
+def build_sampler(given, rows=3):
     return Sampler(SamplingParams(do_sample=False), vocab_size=VOCAB, prompt_ids=[[7]] * rows, processors=given)
 
 
@@ -43,24 +43,24 @@ STATEFUL = [
 
 @pytest.mark.parametrize("shared", STATEFUL, ids=lambda shared: type(shared).__name__)
 def test_a_shared_object_with_state_serves_one_row(shared):
-    sampler_of([shared], rows=1)
+    build_sampler([shared], rows=1)
     with pytest.raises(
         ValueError, match=rf"^Sampler: processors must be a factory .*got one {type(shared).__name__}, with state"
     ):
-        sampler_of([shared], rows=2)
+        build_sampler([shared], rows=2)
 
 
 @pytest.mark.parametrize("made", STATEFUL, ids=lambda made: type(made).__name__)
 def test_state_does_not_follow_beams(made):
     for given in ([made], lambda row: [made]):
-        sampler = sampler_of(given, rows=0)
+        sampler = build_sampler(given, rows=0)
         with pytest.raises(ValueError, match=f"^Sampler: processors must be without state .*got {type(made).__name__}"):
             sampler.new_row(SamplingParams(do_sample=False), [7], num_beams=2)
         assert sampler.new_row(SamplingParams(do_sample=False), [7])
 
 
 def test_a_refused_row_does_not_use_up_a_processor_with_state():
-    sampler = sampler_of([Counts()], rows=0)
+    sampler = build_sampler([Counts()], rows=0)
     with pytest.raises(ValueError, match="prompt_ids"):
         sampler.add(SamplingParams(), [VOCAB])
     sampler.add(SamplingParams(), [1])
@@ -73,7 +73,7 @@ def test_a_factory_makes_processors_for_each_row():
         numbers.append(row)
         return [Counts()]
 
-    sampler = sampler_of(factory)
+    sampler = build_sampler(factory)
     assert [step(sampler).tokens.tolist() for _ in range(2)] == [[1] * 3, [2] * 3]
     sampler.remove(0)
     sampler.add(SamplingParams(do_sample=False), [7])
@@ -99,7 +99,7 @@ def test_a_prefix_function_is_told_the_row(model):
         return [row + 10]
 
     shared = [processors.PrefixConstrainedLogitsProcessor(allowed, 1)]
-    assert step(sampler_of(shared)).tokens.tolist() == [10, 11, 12]
+    assert step(build_sampler(shared)).tokens.tolist() == [10, 11, 12]
     params = SamplingParams(max_new_tokens=1, do_sample=False)
     wide = SamplingParams(max_new_tokens=1, do_sample=False, num_beams=2)
     done = ds.generate(model, ["a", "b"], [wide, params], processors=shared)
@@ -126,7 +126,7 @@ def test_a_prefix_function_is_told_the_row_for_every_beam(model, num_beams, made
 
 def test_a_list_class_that_can_be_called_is_a_sequence():
     chain = processors.LogitsProcessorList([processors.AllowedTokenIdsLogitsProcessor([5])])
-    assert step(sampler_of(chain)).tokens.tolist() == [5] * 3
+    assert step(build_sampler(chain)).tokens.tolist() == [5] * 3
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,12 @@ def test_refuses_what_is_neither(given):
     with pytest.raises(
         ValueError, match="^Sampler: processors must be a sequence of processors, or a function of a row's number"
     ):
-        sampler_of(given)
+        build_sampler(given)
 
 
 def test_refuses_a_factory_that_makes_no_sequence():
     with pytest.raises(ValueError, match="^Sampler: processors must be a function that returns a sequence"):
-        sampler_of(lambda row: Counts())
+        build_sampler(lambda row: Counts())
 
 
 def test_encoder_rows_of_several_are_refused():
@@ -151,5 +151,5 @@ def test_encoder_rows_of_several_are_refused():
         return [processors.EncoderRepetitionPenaltyLogitsProcessor(2.0, np.arange(rows * 2).reshape(rows, 2))]
 
     with pytest.raises(ValueError, match="^plan: encoder_input_ids must be one row"):
-        sampler_of(shared(2))
-    assert sampler_of(shared(1)).rows[0].reason == ""
+        build_sampler(shared(2))
+    assert build_sampler(shared(1)).rows[0].reason == ""

@@ -17,7 +17,7 @@ import decodestep as ds
 from decodestep import _native
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import END_REASONS, new_row, step_rows
-from decodestep.sampling.parts import steps_of
+from decodestep.sampling.parts import build_steps
 from decodestep.sampling.token_history import SequenceEndings, TokenHistory
 from support import decode_step_cases as cases
 from support import processes
@@ -50,7 +50,7 @@ def random_continuations(rng):
     return s.AddContinuations(rng.normal(size=rng.integers(1, 5)), int(rng.integers(1, 4)), breakers, int(rng.integers(0, 20)))
 
 
-def row_of(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), stops=(), limit=None):
+def build_row(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), stops=(), limit=None):
     return new_row(
         VOCAB, history, parts, greedy=greedy, seed=seed, top_logprobs=top_logprobs, ends=ends, stops=stops, limit=limit
     )
@@ -70,13 +70,15 @@ def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
         "top_logprobs": [None if rng.random() < 0.7 else 2 for _ in range(batch)],
     }
     rows = [
-        row_of(*each, greedy=g, seed=v, top_logprobs=n)
+        build_row(*each, greedy=g, seed=v, top_logprobs=n)
         for *each, g, v, n in zip(histories, parts, *options.values(), strict=True)
     ]
     for _ in range(12):
         logits = cases.batch_of_logits(rng, batch, VOCAB)
         logits[:, 6:] -= logits.dtype.type(4)  # so that tokens come again
-        steps = [[step for part in own for step in steps_of(part, h, VOCAB)] for h, own in zip(histories, parts, strict=True)]
+        steps = [
+            [step for part in own for step in build_steps(part, h, VOCAB)] for h, own in zip(histories, parts, strict=True)
+        ]
         over = [row.ended for row in rows]
         want = ds.decode_step(logits, steps, position=[len(h) for h in histories], **options)
         tokens, ends, logprobs = step_rows(logits, rows)
@@ -91,7 +93,7 @@ def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
 
 @pytest.mark.parametrize(("token", "end"), [(3, "eos"), (4, "eos"), (5, "stop"), (6, ""), (7, "length")])
 def test_how_a_row_ends(token, end):
-    row = row_of(TokenHistory([1, 1]), [], greedy=True, ends=[4, 3], stops=[5, 3], limit=1 if end == "length" else 2)
+    row = build_row(TokenHistory([1, 1]), [], greedy=True, ends=[4, 3], stops=[5, 3], limit=1 if end == "length" else 2)
     tokens, ends, _ = step_rows(np.eye(VOCAB, dtype=np.float32)[[token]], [row])
     assert (tokens.tolist(), END_REASONS[0 if ends is None else ends[0]]) == ([token], end)
 
@@ -100,7 +102,7 @@ def test_rows_draw_from_the_places_that_they_are_given(rng):
     """As from a copy of those rows of the logits: any place, also one that several rows share."""
     logits = rng.standard_normal((5, VOCAB)).astype(np.float32)
     places = [4, 0, 4, 2]
-    make = lambda: [row_of(TokenHistory([1]), [], seed=seed, top_logprobs=2) for seed in range(4)]  # noqa: E731
+    make = lambda: [build_row(TokenHistory([1]), [], seed=seed, top_logprobs=2) for seed in range(4)]  # noqa: E731
     (tokens, ends, logprobs), want = step_rows(logits, make(), places), step_rows(logits[places], make())
     assert (tokens.tolist(), ends, logprobs) == (want[0].tolist(), want[1], want[2])
     assert step_rows(logits, [], [])[0].tolist() == []
@@ -110,9 +112,9 @@ def test_rows_draw_from_the_places_that_they_are_given(rng):
 def test_places_outside_the_logits_are_refused(places, rng):
     history = TokenHistory([1])
     with pytest.raises((ValueError, TypeError)):
-        step_rows(rng.standard_normal((5, VOCAB)).astype(np.float32), [row_of(history, [])], places)
+        step_rows(rng.standard_normal((5, VOCAB)).astype(np.float32), [build_row(history, [])], places)
     with pytest.raises(ValueError, match="places"):
-        step_rows(np.zeros((0, VOCAB), np.float32), [row_of(history, [])], [0])
+        step_rows(np.zeros((0, VOCAB), np.float32), [build_row(history, [])], [0])
     assert history.tokens == [1]
 
 
@@ -126,7 +128,7 @@ def test_a_history_cannot_change_under_a_step(change):
             change(h)
         return ()
 
-    row = row_of(history, [s.PenaliseSeen(0, 1.1), growing])
+    row = build_row(history, [s.PenaliseSeen(0, 1.1), growing])
     with pytest.raises(ValueError, match="must not grow|must not shrink"):
         step_rows(logits, [row])
     assert history.tokens == [1, 2]
@@ -153,7 +155,7 @@ def test_log_probabilities_are_of_their_own_step(rng, collections_at_every_objec
     first, second = rng.standard_normal((2, 1, VOCAB), np.float32)
     expected = ds.decode_step(first, [()], greedy=True, top_logprobs=3).logprobs[0]
     history = TokenHistory()
-    row = row_of(history, [], greedy=True, top_logprobs=3)
+    row = build_row(history, [], greedy=True, top_logprobs=3)
 
     def step_again():
         if len(history) == 1:
@@ -173,8 +175,8 @@ def test_a_row_that_ends_during_a_step_takes_no_token():
         return ()
 
     histories = [TokenHistory([1]) for _ in range(3)]
-    rows += [row_of(h, parts, top_logprobs=2) for h, parts in zip(histories, ([], [ends_both], []), strict=True)]
-    other = row_of(histories.pop(), [], top_logprobs=2)
+    rows += [build_row(h, parts, top_logprobs=2) for h, parts in zip(histories, ([], [ends_both], []), strict=True)]
+    other = build_row(histories.pop(), [], top_logprobs=2)
     tokens, ends, logprobs = step_rows(np.eye(3, VOCAB, dtype=np.float32), [*rows[:2], other])
     assert tokens[:2].tolist() == [-1, -1]
     assert ends == bytes(3)
@@ -191,7 +193,7 @@ def test_a_row_that_ends_while_results_are_made_takes_the_token_that_they_report
         row.ended |= bool(drawing)
 
     history = TokenHistory()
-    row = row_of(history, [lambda h: drawing.append(h) or ()], greedy=True, top_logprobs=VOCAB)
+    row = build_row(history, [lambda h: drawing.append(h) or ()], greedy=True, top_logprobs=VOCAB)
     collections_at_every_object.append(end)
     tokens, ends, logprobs = step_rows(np.eye(1, VOCAB, dtype=np.float32), [row])
     assert row.ended or sys.version_info >= (3, 12)  # which collects between instructions of Python, and so perhaps not here
@@ -202,21 +204,21 @@ def test_a_row_that_ends_while_results_are_made_takes_the_token_that_they_report
 
 def test_a_history_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match="outside the vocabulary"):
-        step_rows(np.zeros((1, VOCAB), np.float32), [row_of(TokenHistory([VOCAB]), [s.PenaliseSeen(0, 1.1)])])
+        step_rows(np.zeros((1, VOCAB), np.float32), [build_row(TokenHistory([VOCAB]), [s.PenaliseSeen(0, 1.1)])])
 
 
 def test_arrays_that_change_later_do_not_reach_a_row():
     ids, values = np.array([1, 2]), np.array([5.0, 9.0])
-    row = row_of(TokenHistory(), [(s.Add(ids, values),)], greedy=True)
+    row = build_row(TokenHistory(), [(s.Add(ids, values),)], greedy=True)
     ids[:], values[:] = 2**40, np.nan
     assert step_rows(np.zeros((1, VOCAB), np.float32), [row])[0] == 2
 
 
 def test_a_part_that_is_wrong_is_named():
     with pytest.raises(ValueError, match="^decode_step: TopK.k must be"):
-        row_of(TokenHistory(), [(s.TopK(0),)])
+        build_row(TokenHistory(), [(s.TopK(0),)])
     with pytest.raises(ValueError, match="outside the vocabulary|in \\[0, vocab\\)"):
-        row_of(TokenHistory(), [s.BanEndings(SequenceEndings({(1, VOCAB): 1.0}))])
+        build_row(TokenHistory(), [s.BanEndings(SequenceEndings({(1, VOCAB): 1.0}))])
     with pytest.raises(ValueError, match="part of a row"):
         _native.Row(VOCAB, TokenHistory(), [7], False, 0, None, [], [], None)
 
@@ -227,7 +229,7 @@ def test_a_row_that_its_own_part_holds_is_collected():
             return ()
 
     part = Part()
-    part.row = row_of(TokenHistory(), [part])
+    part.row = build_row(TokenHistory(), [part])
     alive = weakref.ref(part)
     del part
     gc.collect()
@@ -246,7 +248,7 @@ def test_a_forked_child_steps_rows_that_a_call_was_using():
         return ()
 
     logits, history = np.eye(1, VOCAB, dtype=np.float32), TokenHistory([1])
-    row = row_of(history, [wait], greedy=True)
+    row = build_row(history, [wait], greedy=True)
     call = threading.Thread(target=step_rows, args=(logits, [row]))
     call.start()
     inside.wait()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep import Sampler, SamplingParams
-from decodestep.sampling.param_steps import processors_of
+from decodestep.sampling.param_steps import build_processors
 from support.tolerances import assert_close, assert_same_chain
 
 VOCAB = 80
@@ -112,7 +112,7 @@ def test_processed_is_what_the_chain_of_classes_gives(seed):
     for b, (row, prompt) in enumerate(zip(params, prompts, strict=True)):
         scores = logits[b : b + 1]
         try:
-            for c in processors_of(row, prompt_length=len(prompt), vocab_size=VOCAB, eos_token_ids={EOS}):
+            for c in build_processors(row, prompt_length=len(prompt), vocab_size=VOCAB, eos_token_ids={EOS}):
                 scores = c(np.array([prompt]), scores)
         except ValueError:
             assert not np.isfinite(got[b]).any()
@@ -236,7 +236,7 @@ def test_the_default_order_is_that_of_transformers():
     theirs = chain_of_transformers(config, 4)
     # Of a config, min_new_tokens takes the place of min_length; this chain has both.
     params = SamplingParams.from_generation_config(GenerationConfig(**settings_), min_length=9)
-    ours = processors_of(params, prompt_length=4, vocab_size=VOCAB, eos_token_ids={2})
+    ours = build_processors(params, prompt_length=4, vocab_size=VOCAB, eos_token_ids={2})
     assert [type(c).__name__ for c in ours] == [type(c).__name__ for c in theirs]
     Sampler(params, vocab_size=VOCAB, eos_token_id=2, prompt_ids=[[1, 2, 3, 4]])
 
@@ -250,7 +250,7 @@ def test_tokens_that_are_not_drawn_first_after_a_forced_one(forced, rng):
     params, histories = SamplingParams(**settings_, do_sample=False), [[7], [7, 8], [4, 5, 6], [9]]
     sampler = Sampler(params, vocab_size=VOCAB, prompt_ids=histories)
     theirs = [chain_of_transformers(GenerationConfig(**settings_), len(ids)) for ids in histories]
-    classes = [processors_of(params, prompt_length=len(ids), vocab_size=VOCAB, eos_token_ids=set()) for ids in histories]
+    classes = [build_processors(params, prompt_length=len(ids), vocab_size=VOCAB, eos_token_ids=set()) for ids in histories]
     for _ in range(4):
         logits = logits_of(rng, len(histories))
         logits[:, 2:4] += 20

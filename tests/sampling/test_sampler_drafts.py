@@ -34,7 +34,7 @@ def logits_after(tokens: list[int]) -> np.ndarray:
     return made.astype(np.float32)
 
 
-def sampler_of(kinds: list[int], prompts: list[list[int]]) -> Sampler:
+def build_sampler(kinds: list[int], prompts: list[list[int]]) -> Sampler:
     params = [SamplingParams(seed=seed, max_new_tokens=12) for seed in range(len(kinds))]
     made = [
         SamplingParams(**{"seed": p.seed, "max_new_tokens": 12, **KINDS[kind]}) for p, kind in zip(params, kinds, strict=True)
@@ -48,7 +48,7 @@ def record(row: ds.sampling.row.Row) -> tuple[object, ...]:
 
 def run_alone(kind: int, number: int, prompt: list[int]) -> list[tuple[int, str, object]]:
     """What each token of a row adds, drawn one at a time."""
-    sampler = sampler_of([0] * number + [kind], [[1]] * number + [prompt])
+    sampler = build_sampler([0] * number + [kind], [[1]] * number + [prompt])
     for _ in range(number):
         sampler.remove(0)
     [row], taken = sampler.rows, []
@@ -64,7 +64,7 @@ def test_drafts_change_no_token_text_or_end(kinds, seed):
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(0, VOCAB, rng.integers(1, 5)).tolist() for _ in kinds]
     alone = [run_alone(kind, i, prompt) for i, (kind, prompt) in enumerate(zip(kinds, prompts, strict=True))]
-    sampler, taken = sampler_of(kinds, prompts), [[] for _ in kinds]
+    sampler, taken = build_sampler(kinds, prompts), [[] for _ in kinds]
     while not all(row.reason for row in sampler.rows):
         drafts = []
         for i, row in enumerate(sampler.rows):
@@ -90,7 +90,7 @@ def test_drafts_change_no_token_text_or_end(kinds, seed):
 def test_a_row_steps_alone_as_in_a_sampler(kind):
     prompt = [1, 2]
     want = run_alone(kind, 0, prompt)
-    [row], taken = sampler_of([kind], [prompt]).rows, []
+    [row], taken = build_sampler([kind], [prompt]).rows, []
     while not row.reason:
         draft = [token for token, _, _ in want[len(taken) : len(taken) + 3] if token >= 0]
         past = row.history.tokens.copy()

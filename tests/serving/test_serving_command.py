@@ -56,7 +56,7 @@ def test_the_command_listens_serves_and_stops(tiny_file, tmp_path, few_files):
     path = tiny_file(kind="Q8_0", context=400)
     with servers.command(path, "--chat-template", str(template), "--grace", "0.1") as (process, port):
         alone = ds.generate(servers.load(path), HELLO, ds.SamplingParams(seed=1, max_new_tokens=5))[0]
-        found = servers.client_of(port).chat.completions.create(model="", messages=HELLO, seed=1, max_tokens=5)
+        found = servers.connect(port).chat.completions.create(model="", messages=HELLO, seed=1, max_tokens=5)
         assert found.choices[0].message.content == alone.text
         if sys.platform == "linux":
             resource = sys.modules["resource"]
@@ -237,4 +237,4 @@ def test_names_by_which_the_command_may_be_called(words, address, keys, names):
 def test_a_model_in_the_current_folder_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     named = {".": tmp_path.name, "..": tmp_path.parent.name, "a/b.gguf": "b", "SmolLM2": "SmolLM2", "folder/": "folder"}
-    assert {path: serve._name_of(path) for path in named} == named
+    assert {path: serve._default_name(path) for path in named} == named

@@ -20,7 +20,7 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return processes.run([*COMMAND, *map(str, arguments)], **options)
 
 
-def code_of(*arguments: str) -> int:
+def exit_code(*arguments: str) -> int:
     """The exit code, for a test that reads what is printed itself."""
     try:
         return cli.main(list(arguments))
@@ -41,5 +41,5 @@ def call(
             patch.setenv(name, value)
         if model is not None:
             patch.setattr(models, "load", lambda *_, **__: model)
-        code = code_of(*words)
+        code = exit_code(*words)
     return subprocess.CompletedProcess(words, code, *(stream.getvalue() for stream in streams[1:]))

@@ -13,14 +13,14 @@ DOUBLE = np.dtype(np.float64)
 Product = Callable[[np.ndarray, Tensor], np.ndarray]
 
 
-def values_of(tensor: Tensor) -> np.ndarray:
+def dense_values(tensor: Tensor) -> np.ndarray:
     if tensor.type == gguf.GGMLQuantizationType.F32:
         return tensor.read().view(np.float32).reshape(tensor.shape).astype(np.float64)
     return gguf.quants.dequantize(tensor.read().reshape(tensor.shape[0], -1), tensor.type).astype(np.float64)
 
 
 def exact(x: np.ndarray, tensor: Tensor) -> np.ndarray:
-    return x @ values_of(tensor).T
+    return x @ dense_values(tensor).T
 
 
 def dense_logits(file: GgufFile, ids: np.ndarray, *, product: Product = exact, attention: np.dtype = DOUBLE) -> np.ndarray:
@@ -37,7 +37,7 @@ def dense_logits(file: GgufFile, ids: np.ndarray, *, product: Product = exact, a
     turn = np.exp(1j * angle)[:, None]
 
     def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * values_of(weight(name))
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * dense_values(weight(name))
 
     def rope(x: np.ndarray) -> np.ndarray:
         x = x.reshape(len(ids), -1, dim // 2, 2)
@@ -47,7 +47,7 @@ def dense_logits(file: GgufFile, ids: np.ndarray, *, product: Product = exact, a
     def rounded(x: np.ndarray) -> np.ndarray:
         return x.astype(attention).astype(np.float64)
 
-    x = values_of(weight("token_embd"))[ids]
+    x = dense_values(weight("token_embd"))[ids]
     for i in range(data["llama.block_count"]):
         h = norm(x, f"blk.{i}.attn_norm")
         q, k = rounded(rope(product(h, weight(f"blk.{i}.attn_q")))), rounded(rope(product(h, weight(f"blk.{i}.attn_k"))))

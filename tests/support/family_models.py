@@ -63,7 +63,7 @@ def config_class(family: str) -> Any:
     return getattr(import_module(f"transformers.models.{place}.configuration_{place}"), f"{CASES[family].class_name}{suffix}")
 
 
-def model_of(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+def build_model(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A model of transformers in evaluation mode whose weights are large enough for every part to matter."""
     place = CASES[family].place or family
     modelling = import_module(f"transformers.models.{place}.modeling_{place}")
@@ -110,12 +110,12 @@ def write_tokenizer(path: Path, template: str | None = "{{ messages[0].content }
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
+def model_logits(model: Any, ids: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         return model(torch.tensor(ids)[None]).logits[0].float().numpy()
 
 
-def llama_cpp_logits_of(path: Path, ids: np.ndarray) -> np.ndarray:
+def llama_cpp_logits(path: Path, ids: np.ndarray) -> np.ndarray:
     from peers.llama_cpp_model import LlamaCpp
 
     peer = LlamaCpp(path, 256, 1, flash_attention=False)
@@ -125,7 +125,7 @@ def llama_cpp_logits_of(path: Path, ids: np.ndarray) -> np.ndarray:
         peer.close()
 
 
-def greedy_of(model: Any, ids: list[int], count: int) -> list[int]:
+def greedy_tokens(model: Any, ids: list[int], count: int) -> list[int]:
     """The tokens that transformers' cached greedy search adds."""
     with torch.no_grad():
         out = model.generate(torch.tensor([ids]), max_new_tokens=count, do_sample=False, eos_token_id=None, use_cache=True)

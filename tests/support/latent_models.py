@@ -98,7 +98,7 @@ FAMILIES = {
 UNSERVED = {"hy_v4": Family("HYV4ForCausalLM", "HYV4Config", SPARSE)}
 
 
-def model_of(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Any:
+def build_model(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> Any:
     """A model in evaluation mode whose weights are large enough for every part to matter."""
     kind = {**FAMILIES, **UNSERVED}[family]
     modelling = import_module(f"transformers.models.{family}.modeling_{family}")

@@ -47,7 +47,7 @@ NATIVE_OWNERS = {
     "ops.decode_step.rows",  # the steps of a row
     "random.cpu",
     "sampling.token_history",
-    "weights.file_rows",
+    "weights.file_weight",
     "weights.native",
 }
 

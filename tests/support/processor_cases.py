@@ -20,7 +20,7 @@ SLACK = {torch.float64: 1e-9, torch.float32: 3e-5, torch.float16: 8e-3, torch.bf
 KINDS = ("normal", "ties", "forbidden", "steep", "flat")
 
 
-def scores_of(kind: str, shape: tuple[int, int], dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
+def random_scores(kind: str, shape: tuple[int, int], dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
     """Scores of one character; each row of every kind has a finite entry."""
     values = rng.standard_normal(shape) * 3
     if kind == "ties":
@@ -41,10 +41,10 @@ def cases(seed: int, repeats: int = 1) -> Iterator[tuple[np.random.Generator, to
         for dtype in DTYPES:
             for shape in SHAPES:
                 for kind in KINDS:
-                    yield rng, scores_of(kind, shape, dtype, rng)
+                    yield rng, random_scores(kind, shape, dtype, rng)
 
 
-def ids_of(rng: np.random.Generator, batch: int, length: int, vocab: int) -> torch.Tensor:
+def random_ids(rng: np.random.Generator, batch: int, length: int, vocab: int) -> torch.Tensor:
     return torch.from_numpy(rng.integers(0, vocab, (batch, length)))
 
 

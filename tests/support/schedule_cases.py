@@ -16,7 +16,7 @@ SMALL = {"hidden": 48, "hcq": 32, "hckv": 64, "nope": 16, "rope": 32}
 NAMES = ("query", "query_rope", "kv_cache", "kr_cache", "dequant_scale_q_nope")
 
 
-def call_of(scenario: str, mode: str, tokens: int, heads: int, seed: int = 0, **sizes: Any) -> dict[str, Any]:
+def build_call(scenario: str, mode: str, tokens: int, heads: int, seed: int = 0, **sizes: Any) -> dict[str, Any]:
     """Arguments of mla_prolog_v3 in which no two tokens share a cache row."""
     rng = np.random.default_rng(seed)
     made = SMALL | sizes
@@ -33,7 +33,7 @@ def call_of(scenario: str, mode: str, tokens: int, heads: int, seed: int = 0, **
     return call
 
 
-def schedule_of(
+def build_schedule(
     scenario: str, tokens: int, heads: int, cubes: int, group: int = 2, design: Design | None = None, **sizes: Any
 ) -> Schedule:
     known = scenario.removesuffix("_TILE")  # tiles change what the cache rows hold, not who computes them

@@ -42,7 +42,7 @@ class LocalServer:
         wait_until(lambda: self._uvicorn.started)
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return client_of(self.port, key)
+        return connect(self.port, key)
 
     def send(self, path: str, data: bytes | None, method: str = "POST", **headers: str) -> tuple[int, bytes, Any]:
         """(status, body, headers) of a request with a raw body."""
@@ -82,7 +82,7 @@ def command(path: Path, *options: str) -> Iterator[tuple[Popen[str], int]]:
         yield process, next(int(match[1]) for match in found if match)
 
 
-def client_of(port: int, key: str = "none") -> openai.OpenAI:
+def connect(port: int, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=key, max_retries=0)
 
 

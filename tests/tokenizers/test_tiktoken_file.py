@@ -82,7 +82,7 @@ def test_whole_texts_and_control_tokens(ours):
 
 def test_a_model_with_such_a_file_runs(tmp_path):
     changes = {"vocab_size": VOCABULARY, "num_hidden_layers": 1, "bos_token_id": None, "eos_token_id": END}
-    family_models.model_of("deepseek_v3", 0, **changes).save_pretrained(tmp_path)
+    family_models.build_model("deepseek_v3", 0, **changes).save_pretrained(tmp_path)
     kind = json.loads((tmp_path / "config.json").read_text())
     write(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(kind | {"model_type": "kimi_k2"}))

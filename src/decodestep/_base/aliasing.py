@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import Words, describe, refuse
+from decodestep._base.checks import Phrase, describe, refuse
 
 if TYPE_CHECKING:
     import torch
@@ -52,12 +52,12 @@ def require_apart(op: str, written: Mapping[str, np.ndarray], read: Mapping[str,
     for i, (name, array) in enumerate(written.items()):
         for other, value in zip(names[i + 1 :], others[i + 1 :], strict=True):
             if overlap(array, value):
-                refuse(op, name, f"apart from {other} in memory", Words("arrays that overlap"))
+                refuse(op, name, f"apart from {other} in memory", Phrase("arrays that overlap"))
 
 
-def strided(array: np.ndarray) -> Words:
+def strided(array: np.ndarray) -> Phrase:
     """What an error says of an array whose strides are wrong."""
-    return Words(f"{describe(array)} of strides {array.strides}")
+    return Phrase(f"{describe(array)} of strides {array.strides}")
 
 
 def footprint(tensor: torch.Tensor) -> np.ndarray:

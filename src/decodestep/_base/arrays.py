@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 import ml_dtypes
 import numpy as np
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +56,9 @@ def view(op: str, arg: str, value: object) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value if type(value) is np.ndarray else np.asarray(value)
     if not is_torch(value):
-        refuse(op, arg, "a NumPy array or a torch tensor", Words(type(value).__name__))
+        refuse(op, arg, "a NumPy array or a torch tensor", Phrase(type(value).__name__))
     if not value.is_cpu:
-        refuse(op, arg, "on the CPU for this backend", Words(f"a tensor on {value.device}"))
+        refuse(op, arg, "on the CPU for this backend", Phrase(f"a tensor on {value.device}"))
     tensor = value.detach() if value.requires_grad else value
     dtype, carrier = _CARRIED.get(str(tensor.dtype)[len("torch.") :], (None, ""))
     try:

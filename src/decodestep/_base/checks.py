@@ -36,18 +36,18 @@ def describe(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-class Words(str):
+class Phrase(str):
     """What an error says it got, in words of its own; a plain string is a value and is quoted."""
 
 
-def range_of(values: np.ndarray) -> Words:
+def describe_range(values: np.ndarray) -> Phrase:
     """What an error says of numbers of which some are out of bounds."""
-    return Words(f"{values.min()} to {values.max()}")
+    return Phrase(f"{values.min()} to {values.max()}")
 
 
 def refuse(op: str, arg: str, rule: str, got: object, code: str = "", sentence: str = "") -> NoReturn:
     """Raises RequestError. `got`: the value, which is passed to `describe`, or Words, which are used as they are."""
-    raise RequestError(op, arg, rule, got if isinstance(got, Words) else describe(got), code, sentence)
+    raise RequestError(op, arg, rule, got if isinstance(got, Phrase) else describe(got), code, sentence)
 
 
 def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
@@ -115,7 +115,7 @@ def ids_below(bound: int, values: object) -> list[int] | None:
 def require_within(op: str, arg: str, values: np.ndarray, end: int, kind: str = "") -> None:
     """An array of integers is in [0, end)."""
     if values.size and (values.min() < 0 or values.max() >= end):
-        refuse(op, arg, f"{kind} in [0, {end})".lstrip(), range_of(values))
+        refuse(op, arg, f"{kind} in [0, {end})".lstrip(), describe_range(values))
 
 
 def require_ids(op: str, arg: str, bound: int, values: object, kind: str = "token ids") -> list[int]:

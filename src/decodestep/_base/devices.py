@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import Result, run
 
@@ -67,9 +67,9 @@ def _has_triton() -> bool:
 def outline(op: str, arg: str, value: object, device: torch.device) -> np.ndarray:
     """An array of a tensor's shape and dtype, without its values; refused unless the tensor is on the device."""
     if not arrays.is_torch(value):
-        refuse(op, arg, f"a tensor on {device}", Words(type(value).__name__) if arrays.is_array(value) else value)
+        refuse(op, arg, f"a tensor on {device}", Phrase(type(value).__name__) if arrays.is_array(value) else value)
     if value.device != device:
-        refuse(op, arg, f"on {device}, as the other tensors", Words(f"a tensor on {value.device}"))
+        refuse(op, arg, f"on {device}, as the other tensors", Phrase(f"a tensor on {value.device}"))
     dtype = _dtype_in_numpy(op, arg, value.dtype)
     return np.ndarray(tuple(value.shape), dtype, bytearray(dtype.itemsize), strides=(0,) * value.ndim)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from decodestep._base.checks import Words, refuse, require_choice
+from decodestep._base.checks import Phrase, refuse, require_choice
 
 BACKENDS = ("cpu", "triton", "reference")
 
@@ -22,5 +22,5 @@ def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
     require_choice(op, "backend", backend, ("auto", *obstacles))
     obstacle = obstacles[backend]
     if obstacle is not None:
-        refuse(op, "backend", "able to serve the call", Words(f"{backend!r}, which {obstacle}"))
+        refuse(op, "backend", "able to serve the call", Phrase(f"{backend!r}, which {obstacle}"))
     return backend

@@ -26,7 +26,7 @@ def physical_cores(cpus: set[int], root: Path = Path("/")) -> int:
     """The number of cores of these logical CPUs; a CPU whose core is unknown counts as one."""
     cores = set()
     for cpu in cpus:
-        siblings = _text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = _read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings or str(cpu))
     return len(cores)
 
@@ -38,9 +38,9 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 def _quotas(root: Path) -> Iterator[float]:
     for group in _control_groups("cpu", root):
-        quota, _, period = _text_of(group / "cpu.max").partition(" ")  # version 2
+        quota, _, period = _read_text(group / "cpu.max").partition(" ")  # version 2
         if not quota:
-            quota, period = _text_of(group / "cpu.cfs_quota_us"), _text_of(group / "cpu.cfs_period_us")
+            quota, period = _read_text(group / "cpu.cfs_quota_us"), _read_text(group / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal():
             yield int(quota) / int(period)
 
@@ -49,12 +49,12 @@ def memory_limit(root: Path = Path("/")) -> int:
     """The machine's memory in bytes, or the lowest limit of this process's control groups if that is less."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
     files = (group / name for group in _control_groups("memory", root) for name in ("memory.max", "memory.limit_in_bytes"))
-    return min([machine, *(int(limit) for limit in map(_text_of, files) if limit.isdecimal())])
+    return min([machine, *(int(limit) for limit in map(_read_text, files) if limit.isdecimal())])
 
 
 def _control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
     """The folders of the control groups (version 1 or 2) that limit this process with a controller, such as "cpu"."""
-    for line in _text_of(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:  # version 2: one hierarchy, any ancestor may limit
             yield from _with_ancestors(root / "sys/fs/cgroup", path)
@@ -71,7 +71,7 @@ def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
         yield group
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     """The stripped contents of a small system file, or "" if it cannot be read."""
     try:
         return path.read_text().strip()

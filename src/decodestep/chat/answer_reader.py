@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from decodestep.chat.reasoning import Reasoning
 from decodestep.chat.text_feed import TextFeed
-from decodestep.chat.tool_call_format import Call, CallFormat, Event
+from decodestep.chat.tool_call_format import CallFormat, Event, ToolCall
 
 
 class AnswerReader:
@@ -21,7 +21,7 @@ class AnswerReader:
 
     def __init__(self, call_format: CallFormat, reasoning: Reasoning, *, in_reasoning: bool, several: bool) -> None:
         self.content = ""
-        self.calls: list[Call] = []
+        self.calls: list[ToolCall] = []
         self._format, self._several = call_format, several
         self._feed = TextFeed()
         self._space = ""  # at the end of the text so far: it is left out if a call follows
@@ -58,7 +58,7 @@ class AnswerReader:
         """What is held back with a call at its end, if the stop string completes one."""
         if not stop or self._reasons:
             return []
-        events = list(self._format.events(TextFeed(self._feed.held + stop, ended=True)))
+        events = list(self._format.events(TextFeed(self._feed.since_begin + stop, ended=True)))
         rest = ""  # of the text after the last call
         while events and isinstance(event := events[-1], str):
             rest = event + rest
@@ -66,7 +66,7 @@ class AnswerReader:
         return events if len(rest) < len(stop) else []
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Call):
+        if isinstance(event, ToolCall):
             if self._several or not self.calls:
                 self.calls.append(event)
             self._space, self._after_call = "", True

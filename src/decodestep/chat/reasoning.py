@@ -50,6 +50,6 @@ _KINDS = (
 )
 
 
-def reasoning_of(template: str) -> Reasoning:
+def find_reasoning(template: str) -> Reasoning:
     """The reasoning of a chat template: models of many write `<think>` too, though the template does not."""
     return next((kind for kind in _KINDS if kind.closing in template), THINK)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.chat import template_process
 from decodestep.chat.message_form import MessageForm, find_form
 from decodestep.chat.traced_text import TracedText, runs
@@ -142,7 +142,7 @@ def _mappings(name: str, items: object) -> list[dict[str, Any]]:
     if not isinstance(plain, list) or not all(isinstance(item, dict) for item in plain):
         refuse(_OP, name, "a sequence of mappings", items)
     if name == "messages" and not plain:
-        refuse(_OP, name, "at least one message", Words("none"))
+        refuse(_OP, name, "at least one message", Phrase("none"))
     return plain
 
 
@@ -159,7 +159,7 @@ def _plain(value: object) -> Any:
     try:
         return _plain_item(value)
     except RecursionError:
-        refuse(_OP, "messages", "less deeply nested", Words(type(value).__name__))
+        refuse(_OP, "messages", "less deeply nested", Phrase(type(value).__name__))
 
 
 def _plain_item(value: Any) -> Any:

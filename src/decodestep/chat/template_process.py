@@ -80,7 +80,7 @@ def _rendered_here(template: str, own: dict[str, str], variables: dict[str, Any]
     try:
         text = _renderer()(template, own, variables)
     except Exception as error:
-        return template_worker.words(error)
+        return template_worker.error_text(error)
     return TracedText(text, spans(text))
 
 

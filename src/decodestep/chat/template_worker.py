@@ -59,7 +59,7 @@ def main(memory: int, seconds: float, characters: int, *folders: str) -> None:
         except MemoryError:
             kind, reply = FATAL, b"memory"
         except Exception as error:
-            kind, reply = ERROR, words(error).encode("utf-8", "surrogatepass")
+            kind, reply = ERROR, error_text(error).encode("utf-8", "surrogatepass")
         _limit_time(0)
         write_frame(replies, kind, reply)
         if kind == FATAL:
@@ -74,7 +74,7 @@ def _name_packages() -> None:
         package.__path__ = [folder]
 
 
-def words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """The message of an error that the template or jinja2 raised; of any other, its type too. At most 500 characters."""
     text = str(error)[:500]
     module = type(error).__module__.split(".")[0]

@@ -50,7 +50,7 @@ class TextFeed:
         return self._text[self._begun : self.at]
 
     @property
-    def held(self) -> str:
+    def since_begin(self) -> str:
         """All that has come since `begin`."""
         return self._text[self._begun :]
 

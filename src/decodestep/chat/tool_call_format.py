@@ -18,7 +18,7 @@ Pieces = list[str | dict[str, Any] | re.Pattern[str]]
 ANY_TEXT = re.compile(r"(.|\n)*")
 
 
-class Call(NamedTuple):
+class ToolCall(NamedTuple):
     """A call as it was written. source: its own text if it was one of a list."""
 
     name: str
@@ -26,7 +26,7 @@ class Call(NamedTuple):
     source: str = ""
 
 
-Event = str | Call | None  # a part of an answer: text or a call; None where more text is needed
+Event = str | ToolCall | None  # a part of an answer: text or a call; None where more text is needed
 
 
 class CallFormat(ABC):
@@ -70,7 +70,7 @@ class CallFormat(ABC):
                 first = True
                 yield from self.readable(found, feed.begun)
 
-    def readable(self, found: Sequence[Call], source: str) -> Sequence[str | Call]:
+    def readable(self, found: Sequence[ToolCall], source: str) -> Sequence[str | ToolCall]:
         """Calls, those as text that are none. source: the text of all."""
         good = [call.name in self.functions and isinstance(call.arguments, dict) for call in found]
         if not any(good):
@@ -82,7 +82,7 @@ class CallFormat(ABC):
         return f"call_{secrets.token_hex(12)}"
 
     @abstractmethod
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         """The calls at a mark, which comes next, with all that belongs to them. Raises UnreadableError."""
 
     @abstractmethod

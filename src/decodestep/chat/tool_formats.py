@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from decodestep.chat.text_feed import WORD, Reading, TextFeed
-from decodestep.chat.tool_call_format import Call, CallFormat, Event, Pieces
+from decodestep.chat.tool_call_format import CallFormat, Event, Pieces, ToolCall
 from decodestep.chat.tool_json import UnreadableError, call_in, call_schema
 from decodestep.chat.tool_tags import GemmaCalls, TaggedArguments, TaggedFunctions
 
@@ -21,11 +21,11 @@ class TaggedJson(CallFormat):
 
     marks = ("<tool_call>",)
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         yield from feed.expect(*self.marks)
         found = yield from feed.json("{")
         yield from self._end(feed, "</tool_call>")
-        return [Call(*call_in(found))]
+        return [ToolCall(*call_in(found))]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return ["<tool_call>\n", call_schema(name, "arguments", schema), "\n</tool_call>"]
@@ -40,13 +40,13 @@ class BareJson(CallFormat):
     spelled = ("<|python_tag|>",)
     _SEPARATORS = re.compile(r"[;,\s]*")
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         yield from feed.optional(*self.marks)
         found = yield from feed.json("{")
         separators = yield from feed.run(self._SEPARATORS)
         if not separators.strip() and not (yield from feed.comes("{", *self.marks)) and not (yield from feed.done()):
             raise UnreadableError
-        return [Call(*call_in(found))]
+        return [ToolCall(*call_in(found))]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [call_schema(name, "parameters", schema)]
@@ -58,7 +58,7 @@ class MistralList(CallFormat):
     marks = ("[TOOL_CALLS]",)
     spelled = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         yield from feed.expect(*self.marks)
         yield from feed.space()
         name = yield from feed.run(WORD)
@@ -68,7 +68,7 @@ class MistralList(CallFormat):
             yield from feed.optional("[ARGS]")
         found = yield from feed.json("{", "[")
         yield from self._end(feed)
-        return [Call(name, found)] if name else _listed(found, call_in)
+        return [ToolCall(name, found)] if name else _listed(found, call_in)
 
     def new_id(self, name: str, number: int) -> str:
         return secrets.token_hex(5)[:9]  # templates refuse ids that are not of nine letters and digits
@@ -91,7 +91,7 @@ class DeepSeek(CallFormat):
     spelled = (*marks, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     _ENDS: tuple[str, ...] = ("```", *spelled[-2:])
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         section, begin = self.marks
         yield from feed.optional(section)
         yield from feed.space()
@@ -102,7 +102,7 @@ class DeepSeek(CallFormat):
         for end in self._ENDS:
             yield from feed.space()
             yield from feed.optional(end)
-        return [Call(name, arguments)]
+        return [ToolCall(name, arguments)]
 
     def _name(self, feed: TextFeed) -> Reading[str]:
         """The name of a function, with what stands between it and the arguments."""
@@ -157,7 +157,7 @@ class CohereActions(CallFormat):
     spelled: tuple[str, ...] = ("<|START_ACTION|>", "<|END_ACTION|>")
     _END = "<|END_ACTION|>"
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         yield from feed.expect(*self.marks)
         found = yield from feed.json("{", "[")
         yield from self._end(feed, self._END)
@@ -223,7 +223,7 @@ class Harmony(CallFormat):
                 yield piece if shown or piece is None else ""
             yield from feed.optional(*self._ENDS)
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         """The call of the message that comes next; of another message, reads what stands before its text."""
         head = yield from feed.until("<|message|>")
         yield from feed.expect("<|message|>")
@@ -234,7 +234,7 @@ class Harmony(CallFormat):
             return []
         arguments = yield from feed.json("{")
         yield from self._end(feed, *self._ENDS)
-        return [Call(called[1], arguments)]
+        return [ToolCall(called[1], arguments)]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema]
@@ -246,7 +246,7 @@ class Harmony(CallFormat):
 
 
 # A template has the first format all of whose words it contains.
-_KINDS: tuple[tuple[tuple[str, ...], type[CallFormat]], ...] = (
+_FORMATS: tuple[tuple[tuple[str, ...], type[CallFormat]], ...] = (
     (("<|channel|>", "functions."), Harmony),
     (("<｜tool▁sep｜>", "```json"), DeepSeekFenced),
     (("<｜tool▁sep｜>",), DeepSeek),
@@ -263,20 +263,20 @@ _KINDS: tuple[tuple[tuple[str, ...], type[CallFormat]], ...] = (
 )
 
 
-def kind_of(template: str) -> type[CallFormat] | None:
+def find_call_format(template: str) -> type[CallFormat] | None:
     """The format of calls in a chat template; None if it is unknown."""
-    return next((kind for words, kind in _KINDS if all(word in template for word in words)), None)
+    return next((kind for words, kind in _FORMATS if all(word in template for word in words)), None)
 
 
-def _listed(found: object, read: Callable[[Any], tuple[str, Any]]) -> list[Call]:
+def _listed(found: object, read: Callable[[Any], tuple[str, Any]]) -> list[ToolCall]:
     """The calls of a list, or the one that stands in its place. read: the name and the arguments of one."""
     calls = []
     for item in found if isinstance(found, list) else [found]:
         source = json.dumps(item, ensure_ascii=False)
         try:
-            calls.append(Call(*read(item), source))
+            calls.append(ToolCall(*read(item), source))
         except UnreadableError:
-            calls.append(Call("", None, source))
+            calls.append(ToolCall("", None, source))
     return calls
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from decodestep.chat.text_feed import WORD, Reading, TextFeed
-from decodestep.chat.tool_call_format import ANY_TEXT, Call, CallFormat, Pieces
+from decodestep.chat.tool_call_format import ANY_TEXT, CallFormat, Pieces, ToolCall
 from decodestep.chat.tool_json import UnreadableError
 from decodestep.chat.tool_values import constrained_arguments, properties, tagged_form, tagged_value
 
@@ -19,13 +19,13 @@ class TaggedArguments(CallFormat):
     _KEY, _VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
     _ENDS: tuple[str, ...] = ("</tool_call>",)
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         name = yield from self._name(feed)
         yield from feed.space()
         arguments = yield from self._arguments(feed, self.functions.get(name, {}))
         if not (yield from self._ended(feed)):  # cut off, or between two arguments is something else
             raise UnreadableError
-        return [Call(name, arguments)]
+        return [ToolCall(name, arguments)]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<tool_call>{name}\n"]
@@ -126,7 +126,7 @@ class GemmaCalls(CallFormat):
     _KEY = re.compile(r"[^:,{}\[\]]*")
     _BARE = re.compile(r"[^,{}\[\]]*")
 
-    def calls(self, feed: TextFeed) -> Reading[list[Call]]:
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         yield from feed.expect(*self.marks)
         yield from feed.space()
         yield from feed.expect("call:")
@@ -138,7 +138,7 @@ class GemmaCalls(CallFormat):
             raise UnreadableError from None
         yield from feed.space()
         yield from feed.optional("<tool_call|>")
-        return [Call(name, arguments)]
+        return [ToolCall(name, arguments)]
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<|tool_call>call:{name}{{"]

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import RequestError, Words, refuse
+from decodestep._base.checks import Phrase, RequestError, refuse
 from decodestep.chat.answer_reader import AnswerReader
-from decodestep.chat.reasoning import THINK, Reasoning, reasoning_of
-from decodestep.chat.tool_call_format import Call, CallFormat, Pieces
-from decodestep.chat.tool_formats import TaggedJson, kind_of
+from decodestep.chat.reasoning import THINK, Reasoning, find_reasoning
+from decodestep.chat.tool_call_format import CallFormat, Pieces, ToolCall
+from decodestep.chat.tool_formats import TaggedJson, find_call_format
 from decodestep.chat.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
 from decodestep.chat.tool_trial import takes_several_calls
 from decodestep.constraints.json_schema import check
@@ -72,7 +72,7 @@ class ToolFormat:
         """What reads one answer."""
         return AnswerReader(self.call_format, self.reasoning, in_reasoning=self.in_reasoning, several=self.several)
 
-    def response_call(self, call: Call, number: int) -> dict[str, Any]:
+    def response_call(self, call: ToolCall, number: int) -> dict[str, Any]:
         """A call in the response's form. number: of the calls before it in the answer."""
         given = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
         call_id = self.call_format.new_id(call.name, self.earlier + number)
@@ -138,7 +138,7 @@ def read(model: ChatModel, body: Mapping[str, Any], conversation: list[dict[str,
         return None
     chosen, required = _choice(choice, names)
     template = model.template.text(tools=True)
-    kind = kind_of(template)
+    kind = find_call_format(template)
     given = [_arguments(name, tool["function"]) for name, tool in zip(names, definitions, strict=True)]
     schemas = {name: schema for name, schema in zip(names, given, strict=True) if name in chosen}
     described = kind is not None and _DESCRIBES.search(template) is not None
@@ -151,7 +151,7 @@ def read(model: ChatModel, body: Mapping[str, Any], conversation: list[dict[str,
         definitions=tuple(map(_definition, definitions)),
         several=several,
         earlier=earlier,
-        reasoning=reasoning_of(template),
+        reasoning=find_reasoning(template),
     )
 
 
@@ -171,7 +171,7 @@ def with_tools_as_text(
     model: ChatModel, conversation: list[dict[str, Any]], format_: ToolFormat | None
 ) -> list[dict[str, Any]]:
     """The conversation for a chat template that is not given the tools. format_: as `read` returns it."""
-    readable = conversation if kind_of(model.template.text()) else in_turns(conversation)
+    readable = conversation if find_call_format(model.template.text()) else in_turns(conversation)
     return readable if format_ is None else format_.describe_tools(readable)
 
 
@@ -241,7 +241,7 @@ def _arguments(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
     schema = function.get("parameters") or _NO_PARAMETERS
     kinds = schema.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
-        refuse(_OP, "tools", f"such that the parameters of {name} are an object", Words(f"the type {kinds!r}"))
+        refuse(_OP, "tools", f"such that the parameters of {name} are an object", Phrase(f"the type {kinds!r}"))
     return {**schema, "type": "object"}
 
 

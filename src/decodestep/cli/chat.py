@@ -18,9 +18,9 @@ from decodestep.cli.options import (
     add_named_model,
     add_params,
     add_template_variables,
+    build_params,
     load,
     name_model,
-    params_of,
     template_variables,
     with_model_defaults,
     write_text,
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    params = params_of(options, **_DEFAULTS)
+    params = build_params(options, **_DEFAULTS)
     variables = template_variables(options)
     name_model(options)
     model = load(options)
@@ -111,7 +111,7 @@ class _Chat:
         # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
         # the first message.
         ids = self._ids([*self.messages, {"role": "user", "content": "Hello"}])
-        RowFactory.of_model(model).row(params.without_beams(), ids)
+        RowFactory.from_model(model).row(params.without_beams(), ids)
 
     def _ids(self, messages: list[dict[str, str]]) -> list[int]:
         return prompt_ids(self.model, {"messages": messages, "chat_template_kwargs": self._variables})

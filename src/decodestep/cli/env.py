@@ -20,7 +20,7 @@ from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
 from decodestep._base.threads import isa, threads
 from decodestep.cli.options import MODEL_HELP
-from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model, path_of
+from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model, resolve_path
 
 _PACKAGES = (
     "numpy",
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     require(options.model != "", "env", "model", "a name or a path", options.model)
     facts = environment()
     if options.model is not None:
-        facts["model"] = describe_model(path_of(options.model))
+        facts["model"] = describe_model(resolve_path(options.model))
     if options.json:
         print(json.dumps(facts))
         return 0

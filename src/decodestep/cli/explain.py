@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.cli.options import (
     add_ban,
     add_model,
     add_params,
     add_prompt,
+    build_params,
     load,
-    params_of,
-    prompt_of,
+    read_prompt,
     require_writable,
     with_bans,
     with_model_defaults,
@@ -26,7 +26,7 @@ from decodestep.cli.options import (
 from decodestep.explain.data import record_document
 from decodestep.explain.page import page
 from decodestep.explain.record import record
-from decodestep.explain.tokens import stages_of
+from decodestep.explain.tokens import tabulate_stages
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
@@ -63,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    params = params_of(options, **_DEFAULTS)
+    params = build_params(options, **_DEFAULTS)
     for name in ("rows", "steps", "top"):
         value = getattr(options, name)
         require(value is None or value >= 1, "explain", name, "an integer >= 1", value)
     other = None if options.compare is None else _second_options(options)
     _require_in_use(options)
-    prompt = None if options.prompt is None else prompt_of(options)
+    prompt = None if options.prompt is None else read_prompt(options)
     if options.html is not None:
         require_writable(options.html)
     model = load(options)
@@ -97,7 +97,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
     (params,) = params.samples()
     if other is None:
         return [params]
-    beside = with_bans(with_model_defaults(params_of(other, **_DEFAULTS), other, model), other, model)
+    beside = with_bans(with_model_defaults(build_params(other, **_DEFAULTS), other, model), other, model)
     return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
 
 
@@ -119,16 +119,18 @@ def _second_options(options: argparse.Namespace) -> argparse.Namespace:
         words = shlex.split(options.compare)
         found, unknown = parser.parse_known_args(words, argparse.Namespace(**vars(options)))
     except (argparse.ArgumentError, ValueError) as error:  # ValueError: a quotation that does not end
-        refuse("explain", "compare", "options of sampling", Words(str(error)))
+        refuse("explain", "compare", "options of sampling", Phrase(str(error)))
     require(not unknown and bool(words), "explain", "compare", "options of sampling", options.compare)
     return found
 
 
 def _show(model: Model, params: SamplingParams, ids: list[int], options: argparse.Namespace) -> int:
-    row = RowFactory.of_model(model).row(params, ids)
+    row = RowFactory.from_model(model).row(params, ids)
     found: list[dict[str, Any]] = []
     if ids:
-        recorded = record(model, ids, params, options.steps or 1, lambda trace: stages_of(model, trace, options.rows or _ROWS))
+        recorded = record(
+            model, ids, params, options.steps or 1, lambda trace: tabulate_stages(model, trace, options.rows or _ROWS)
+        )
         row, found = recorded.row, list(recorded.tokens)
     # The plan as it was before the first token: what a row shows of itself does not change.
     plan = row.explain().splitlines()

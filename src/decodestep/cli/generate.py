@@ -21,9 +21,9 @@ from decodestep.cli.options import (
     add_model,
     add_params,
     add_prompt,
+    build_params,
     load,
-    params_of,
-    prompt_of,
+    read_prompt,
     with_bans,
     with_model_defaults,
 )
@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     clock = _Clock()
-    params, alternatives = replace(params_of(options), logprobs=options.logprobs), options.show_alternatives
+    params, alternatives = replace(build_params(options), logprobs=options.logprobs), options.show_alternatives
     require(options.json or options.logprobs is None, "generate", "logprobs", "given with --json", options.logprobs)
     require(alternatives is None or alternatives >= 1, "generate", "show-alternatives", "an integer >= 1", alternatives)
-    prompt = prompt_of(options)
+    prompt = read_prompt(options)
     model = load(options)
     params = with_bans(with_model_defaults(params, options, model), options, model)
     if alternatives is not None:
@@ -103,7 +103,7 @@ def _report(completion: Completion, model: Model, stats: dict[str, Any], options
 
 
 def _plan_text(model: Model, params: SamplingParams) -> str:
-    plan = f"row 0\n{RowFactory.of_model(model).row(params.without_beams()).explain()}"
+    plan = f"row 0\n{RowFactory.from_model(model).row(params.without_beams()).explain()}"
     if params.num_beams == 1:
         return plan
     lines = plan.splitlines()[:-1]  # without the draw
@@ -156,13 +156,15 @@ def _print_alternatives(completion: Completion, model: Model, count: int) -> Non
     from rich.console import Console
 
     from decodestep.explain.terminal import DrawnToken, print_alternatives
-    from decodestep.explain.tokens import spell
+    from decodestep.explain.tokens import token_to_text
 
     def others(token: int, pairs: tuple[tuple[int, float], ...]) -> list[tuple[str, float]]:
-        return [(spell(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]
+        return [(token_to_text(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]
 
     drawn = [
-        DrawnToken(spell(model.tokenizer, i), math.exp(step.raw), math.exp(step.processed), others(i, step.top_processed))
+        DrawnToken(
+            token_to_text(model.tokenizer, i), math.exp(step.raw), math.exp(step.processed), others(i, step.top_processed)
+        )
         for i, step in zip(completion.token_ids, completion.logprobs or (), strict=False)
     ]
     print(flush=True)

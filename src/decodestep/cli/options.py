@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decodestep import models
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.cli.running import progress_line
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model, sampling_defaults
@@ -84,7 +84,7 @@ def add_named_model(parser: argparse.ArgumentParser) -> None:
 def name_model(options: argparse.Namespace) -> None:
     """Moves the model that was named without --model to where `load` looks for it."""
     if options.name is not None:
-        both = Words(f"{options.name} and --model {options.model}")
+        both = Phrase(f"{options.name} and --model {options.model}")
         require(options.model == DEFAULT_MODEL, options.verb, "model", "named once", both)
         options.model = options.name
 
@@ -118,7 +118,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def add_params(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """defaults: those of the verb, where they differ from SamplingParams'; `params_of` takes the same."""
+    """defaults: those of the verb, where they differ from SamplingParams'; `build_params` takes the same."""
     group = parser.add_argument_group(
         "sampling",
         "Fields of decodestep.SamplingParams, with their defaults in brackets.",
@@ -192,12 +192,12 @@ def load(options: argparse.Namespace) -> Model:
             cache_dtype=options.cache_dtype,
             threads=options.threads,
             cache_bytes=options.cache_bytes,
-            chat_template=text_of(options, "chat-template"),
+            chat_template=read_option_file(options, "chat-template"),
             progress=lambda done, layers: show(f"loading: {done} of {layers} layers"),
         )
 
 
-def text_of(options: argparse.Namespace, name: str) -> str | None:
+def read_option_file(options: argparse.Namespace, name: str) -> str | None:
     """The text of the file that option `name` names; None where it is not given, or the verb has none of that name."""
     path = getattr(options, name.replace("-", "_"), None)
     if path is None:
@@ -205,7 +205,7 @@ def text_of(options: argparse.Namespace, name: str) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        refuse(options.verb, name, "a file of UTF-8", Words(f"{path}, {error.reason} at byte {error.start}"))
+        refuse(options.verb, name, "a file of UTF-8", Phrase(f"{path}, {error.reason} at byte {error.start}"))
 
 
 def require_writable(path: str) -> None:
@@ -228,7 +228,7 @@ def write_text(path: str, text: str) -> None:
         raise
 
 
-def params_of(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
+def build_params(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
     """defaults: as for `add_params`."""
     numbers = {name: getattr(options, name, None) for name in (*_NUMBERS, *_BEAMS)}  # some verbs have no beams
     given = {name: value for name, value in numbers.items() if value is not None}
@@ -237,24 +237,24 @@ def params_of(options: argparse.Namespace, **defaults: Any) -> SamplingParams:
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
         seed=options.seed,
         stop_strings=tuple(options.stop),
-        json_schema=text_of(options, "json-schema"),
+        json_schema=read_option_file(options, "json-schema"),
         regex=options.regex,
-        grammar=text_of(options, "grammar"),
+        grammar=read_option_file(options, "grammar"),
         samplers=None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(",")),
     )
 
 
-def prompt_of(options: argparse.Namespace) -> Prompt:
+def read_prompt(options: argparse.Namespace) -> Prompt:
     """The prompt for `generate`: a conversation, or with --raw the text itself."""
     if options.prompt == "-" and hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: what is not UTF-8 is refused as a prompt
     text: str = sys.stdin.read().removeprefix(BYTE_ORDER_MARK) if options.prompt == "-" else options.prompt
     if not text.strip() and not (options.raw and text):
-        refuse(options.verb, "prompt", "at least one token long", Words("an empty prompt"))
+        refuse(options.verb, "prompt", "at least one token long", Phrase("an empty prompt"))
     if options.raw:
         require(options.system is None, options.verb, "system", "left out with --raw", options.system)
         ok = options.enable_thinking is None and options.chat_template_kwargs is None
-        require(ok, options.verb, "raw", "left out with variables of the chat template", Words("both"))
+        require(ok, options.verb, "raw", "left out with variables of the chat template", Phrase("both"))
         return text
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
     messages = [*system, {"role": "user", "content": text}]

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep.cli.running import progress_line
-from decodestep.models.fetch import path_of
+from decodestep.models.fetch import resolve_path
 
 _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k_m, q4_k_m, q5_k_m, q6_k"
 
@@ -29,10 +29,10 @@ def run(options: argparse.Namespace) -> int:
     from decodestep.models.requantise import requantise
 
     named = [name for name in (options.source, options.model) if name is not None]
-    require(len(named) == 1, "quantize", "IN", "named once, as IN or with --model", Words(" and ".join(named) or "none"))
+    require(len(named) == 1, "quantize", "IN", "named once, as IN or with --model", Phrase(" and ".join(named) or "none"))
     require(named[0] != "", "quantize", "IN", "a name or a path", named[0])
     began = time.monotonic()
-    source, target = path_of(named[0]), Path(options.target)
+    source, target = resolve_path(named[0]), Path(options.target)
     with _unwinding(), progress_line(after=0.0) as show:
         before = requantise(source, target, options.type.lower(), lambda done, count, name: show(f"{done}/{count} {name}"))
     after = target.stat().st_size

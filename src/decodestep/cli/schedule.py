@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.cli.options import require_writable, write_text
 from decodestep.npu_schedule import (
     CostModel,
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         require(Path(name).suffix in _DRAWN, "schedule", "out", f"a file name in {', '.join(_DRAWN)}", name)
         require_writable(name)
     cost = _cost(options.cost)
-    cores = Words(f"{options.cubes} and {options.group}")
+    cores = Phrase(f"{options.cubes} and {options.group}")
     require(options.cubes > 0 and options.group > 0, "schedule", "cubes and group", "> 0", cores)
     plan = mla_prolog_plan(
         options.tokens,
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     require(bool(plan.steps), "schedule", "tokens", "an integer >= 1", options.tokens)
     found: Found | None = None
     if options.search:
-        require(not options.published, "schedule", "published", "left out of a search", Words("--published"))
+        require(not options.published, "schedule", "published", "left out of a search", Phrase("--published"))
         found = search(plan, cost, group=options.group)
         shown = found.best
     else:

@@ -16,9 +16,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
-from decodestep.cli.options import add_named_model, add_sampling_defaults, load, name_model, text_of
+from decodestep.cli.options import add_named_model, add_sampling_defaults, load, name_model, read_option_file
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.errors import ModelError, TemplateProcessError
 from decodestep.models import hub
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     started = time.monotonic()
     _say(f"loading {options.model} ...")
     model = load(options)
-    name = _name_of(options.model)
+    name = _default_name(options.model)
     _check_template(options, model)
     _say(f"{name} ({model.config.name}): {model.decoder.description}, loaded in {time.monotonic() - started:.1f} s")
     _say(f"cache: {model.cache.pages * PAGE} tokens, of all completions together")
@@ -127,7 +127,7 @@ def _check_template(options: argparse.Namespace, model: Model) -> None:
         raise
     except ModelError as error:
         wrong = str(error)
-    require(not wrong, "serve", "chat-template", "a template of messages", Words(f"{options.chat_template}: {wrong}"))
+    require(not wrong, "serve", "chat-template", "a template of messages", Phrase(f"{options.chat_template}: {wrong}"))
 
 
 def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
@@ -247,7 +247,7 @@ def _hosts(options: argparse.Namespace, address: str, keys: list[str]) -> list[s
     return names if closed and "*" not in names else None
 
 
-def _name_of(model: str) -> str:
+def _default_name(model: str) -> str:
     """What requests may call the model: its name on the hub, or the last part of its path, also where that is "."."""
     if hub.is_name(model) and not os.path.exists(model):
         return model
@@ -265,7 +265,7 @@ def _is_origin(text: str) -> bool:
 
 
 def _keys(options: argparse.Namespace) -> list[str]:
-    text = text_of(options, "api-key-file")
+    text = read_option_file(options, "api-key-file")
     if text is None:
         return []
     keys = [line.strip() for line in text.splitlines()]

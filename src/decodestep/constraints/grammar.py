@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from decodestep._base.checks import Words, refuse
-from decodestep.constraints.gbnf.lark import lark_of
+from decodestep._base.checks import Phrase, refuse
+from decodestep.constraints.gbnf.lark import gbnf_to_lark
 from decodestep.constraints.gbnf.syntax import is_lark
 from decodestep.constraints.json_schema import check, check_embedded, enforceable, require_whole, short
 from decodestep.constraints.trial import try_out
@@ -16,7 +16,7 @@ _COSTLY = ("multipleOf", "allOf", "$ref", "pattern")
 
 
 @lru_cache(maxsize=8)
-def grammar_of(language: str, text: str) -> str:
+def compile_grammar(language: str, text: str) -> str:
     """The grammar of a constraint; cached for all samples of a request.
 
     Raises ValueError for one that is too long, wrong, not supported, or too expensive to compile.
@@ -46,6 +46,6 @@ def _to_lark(language: str, text: str) -> str:
             return str(LLMatcher.grammar_from_json_schema(text))
         if language == "regex":
             return str(LLMatcher.grammar_from_regex(text))
-        return str(LLMatcher.grammar_from_lark(text if is_lark(text) else lark_of(text)))
+        return str(LLMatcher.grammar_from_lark(text if is_lark(text) else gbnf_to_lark(text)))
     except Exception as error:  # the converter raises what it pleases
-        refuse("SamplingParams", language, "one that can be compiled", Words(short(str(error))))
+        refuse("SamplingParams", language, "one that can be compiled", Phrase(short(str(error))))

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from decodestep._base.checks import Words, is_finite, is_real, refuse, require
+from decodestep._base.checks import Phrase, is_finite, is_real, refuse, require
 from decodestep.constraints.json_form import JSON_FORM, OPTIONS
 from decodestep.constraints.property_names import write_out_patterns
 
@@ -57,7 +57,7 @@ def check(text: str) -> str:
         schema = json.loads(text)
         plain = json.dumps(schema)
     except (ValueError, RecursionError) as error:
-        refuse(_OP, "json_schema", "one that can be compiled", Words(short(str(error))))
+        refuse(_OP, "json_schema", "one that can be compiled", Phrase(short(str(error))))
     require(isinstance(schema, dict), _OP, "json_schema", "an object", schema)
     for each in _schemas(schema):
         require(OPTIONS not in each, _OP, "json_schema", f"without {OPTIONS}", each.get(OPTIONS))
@@ -91,7 +91,7 @@ def _check_least(schema: dict[str, Any]) -> None:
     closed = schema.get("additionalProperties") is False and not schema.get("patternProperties")
     if is_real(least) and least > max(names, 1) and not closed:  # a single one cannot be written twice
         rule = "without a minProperties above the number of required names, unless additionalProperties is false"
-        refuse(_OP, "json_schema", rule, Words(f"{least} with {names} required"))
+        refuse(_OP, "json_schema", rule, Phrase(f"{least} with {names} required"))
 
 
 def check_embedded(lark: str) -> None:
@@ -108,7 +108,7 @@ def check_embedded(lark: str) -> None:
 def require_whole(language: str, expression: object) -> None:
     """Refuses an expression that ends within an escape: llguidance leaves the backslash out."""
     if isinstance(expression, str) and (len(expression) - len(expression.rstrip("\\"))) % 2:
-        refuse(_OP, language, "one that can be compiled", Words("a backslash at the end of an expression"))
+        refuse(_OP, language, "one that can be compiled", Phrase("a backslash at the end of an expression"))
 
 
 def _check_value(value: object) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
-from decodestep.constraints.grammar import grammar_of
+from decodestep.constraints.grammar import compile_grammar
 from decodestep.constraints.json_schema import short
 from decodestep.constraints.trial import LIMITS
-from decodestep.constraints.vocabulary import Encode, TokenBytes, tokenizer_of
+from decodestep.constraints.vocabulary import Encode, TokenBytes, build_tokenizer
 from decodestep.errors import ConstraintError as ConstraintError
 from decodestep.ops.decode_step import steps as s
 
@@ -59,15 +59,15 @@ class ConstraintLogitsProcessor:
     ) -> None:
         self.language = language
         if not ends:
-            refuse("Sampler", language, "given to rows that have an end token", Words("none"))
+            refuse("Sampler", language, "given to rows that have an end token", Phrase("none"))
         written = [end for end in sorted(ends) if token_bytes(end)]  # which would follow the text of the language
         require(not written, "Sampler", "eos_token_id", f"of tokens without text beside {language}", written)
         with extra("generate"):
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**LIMITS)
-        grammar = grammar_of(language, text)
+        grammar = compile_grammar(language, text)
         # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
-        self._matcher = LLMatcher(tokenizer_of(token_bytes, vocab_size, ends, encode), grammar, log_level=0, limits=limits)
+        self._matcher = LLMatcher(build_tokenizer(token_bytes, vocab_size, ends, encode), grammar, log_level=0, limits=limits)
         texts = partial(ConstraintLogitsProcessor, token_bytes=token_bytes, encode=encode)
         self._anew = partial(texts, language, text, prompt_length, vocab_size=vocab_size, ends=ends)
         self._vocab = vocab_size
@@ -77,9 +77,9 @@ class ConstraintLogitsProcessor:
         self._steps = self._mask()  # of the row as it was then
         if self._steps is None or self._matcher.is_error():
             what = self._reason("one that no text satisfies")
-            refuse("SamplingParams", language, "one that can be compiled", Words(what))
+            refuse("SamplingParams", language, "one that can be compiled", Phrase(what))
         if time.thread_time() - began > _FIRST_SECONDS:
-            refuse("SamplingParams", language, "one that can be compiled", Words("one that costs too much"))
+            refuse("SamplingParams", language, "one that can be compiled", Phrase("one that costs too much"))
 
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
         """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.constraints.json_form import JSON_FORM, OPTIONS
 from decodestep.constraints.trial import first_names
 
@@ -50,7 +50,7 @@ def write_out_patterns(schema: dict[str, Any], parts: Iterable[dict[str, Any]]) 
     for piece in json.JSONEncoder().iterencode(schema):
         size += len(piece)
         if size > _MOST_CHARACTERS:
-            refuse("SamplingParams", "json_schema", "one that can be compiled", Words("one that costs too much"))
+            refuse("SamplingParams", "json_schema", "one that can be compiled", Phrase("one that costs too much"))
 
 
 def _write_out(schema: dict[str, Any], names: dict[str, list[str] | None], most: int) -> None:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep._base.worker_python import worker_python
 from decodestep.constraints import worker
 
@@ -56,11 +56,11 @@ def _run(language: str, task: dict[str, Any]) -> Any:
     try:
         ended = subprocess.run(command, input=data, capture_output=True, timeout=_TRIAL_WAIT, cwd=root, check=False)
     except subprocess.TimeoutExpired:
-        refuse("SamplingParams", language, "one that can be compiled", Words("one that takes too long"))
+        refuse("SamplingParams", language, "one that can be compiled", Phrase("one that takes too long"))
     _, ready, answer = ended.stdout.partition(worker.READY)
     if not ready:
         words = ended.stderr.decode(errors="replace")[-500:]
         raise RuntimeError(f"the process that tries out constraints did not start: {words}")
     if ended.returncode != 0:
-        refuse("SamplingParams", language, "one that can be compiled", Words("one that costs too much"))
+        refuse("SamplingParams", language, "one that can be compiled", Phrase("one that costs too much"))
     return json.loads(answer)

@@ -12,7 +12,7 @@ Encode = Callable[[str], list[int]]
 
 
 @lru_cache(maxsize=4)
-def tokenizer_of(token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int], encode: Encode | None = None) -> Any:
+def build_tokenizer(token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int], encode: Encode | None = None) -> Any:
     """The vocabulary in llguidance's form; takes a few tenths of a second, cached for all rows of a model."""
     from llguidance import LLTokenizer, TokenizerWrapper
 

@@ -17,7 +17,7 @@ class LatentConfig:
     """Sizes of multi-head latent attention.
 
     query_rank: the width of the queries' latent; None: queries come from the hidden state. latent_dim: of the cached latent.
-    nope_dim, rope_dim: of the parts of a head of queries and keys without and with rotation. value_dim: of a head's values.
+    nope_dim, rope_dim: of the parts of a head of queries and keys without and with rope. value_dim: of a head's values.
     scale: of the scores. norm_eps: of the latents' norms. biases: of the projections to the latents and of the output.
     """
 
@@ -38,7 +38,7 @@ class GroupedConfig:
     scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
     "attention_output". query_key_norm: what is normalised before it is rotated: every head of queries and keys, or all heads of
     a token as one row; None: nothing. windows: for every layer the number of positions that a token attends to, its own
-    included, 0 for all; (): no windows. ropes: for every layer the index of its rotation; (): one for all.
+    included, 0 for all; (): no windows. ropes: for every layer the index of its rope; (): one for all.
     """
 
     scale: float | None = None
@@ -132,7 +132,7 @@ class Config:
 
     @property
     def has_latent_form(self) -> bool:
-        """Whether grouped-query attention can be converted to latent attention: it is only products and one rotation."""
+        """Whether grouped-query attention can be converted to latent attention: it is only products and one rope."""
         options = self.grouped
         plain = self.block_norms == "before" and options.query_key_norm is None
         return plain and not (options.biases or any(options.windows) or any(options.ropes))

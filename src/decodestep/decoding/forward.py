@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from decodestep._base.checks import Words, ids_below, refuse, require
+from decodestep._base.checks import Phrase, ids_below, refuse, require
 from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.sequence import CachedSequence
@@ -31,7 +31,7 @@ def forward(
     require(isinstance(batch, Iterable), _OP, "batch", _PAIRS, batch)
     checked = [_check(decoder, pool, pair) for pair in batch]
     twice = len(checked) - len({id(sequence) for sequence, _ in checked})
-    require(not twice, _OP, "batch", "of different sequences", Words(f"one sequence {twice + 1} times"))
+    require(not twice, _OP, "batch", "of different sequences", Phrase(f"one sequence {twice + 1} times"))
     several = isinstance(every, Iterable)
     require(wanted is None or several or not every, _OP, "wanted", "None with `every`", wanted)
     whole = _flags("every", every, len(checked)) if several else [bool(every)] * len(checked)
@@ -46,7 +46,7 @@ def _check(decoder: Decoder, pool: PagePool, pair: object) -> tuple[CachedSequen
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         refuse(_OP, "batch", _PAIRS, pair)
     sequence, ids = pair
-    ok = isinstance(sequence, CachedSequence) and sequence.is_of(pool)
+    ok = isinstance(sequence, CachedSequence) and sequence.belongs_to(pool)
     require(ok, _OP, "batch", "of sequences of this model", sequence)
     tokens = ids_below(vocab, ids)
     if not tokens:
@@ -66,17 +66,17 @@ def _flags(name: str, given: object, count: int) -> list[bool]:
 @contextmanager
 def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
     """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
-    entered: list[CachedSequence] = []  # a pass may be interrupted before all have
+    entered: list[CachedSequence] = []  # a forward pass may be interrupted before all have
     try:
         with LOCK:
             pool.require_locked(sum([sequence.missing_pages(len(tokens)) for sequence, tokens in batch]))
             for sequence, tokens in batch:
                 entered.append(sequence)
-                sequence.begin_pass_locked(len(tokens))
+                sequence.begin_forward_locked(len(tokens))
         yield
     finally:
         for sequence in entered:
-            sequence.end_pass()
+            sequence.end_forward()
 
 
 def _blocks(batch: Batch, every: Sequence[bool], asked: Sequence[bool]) -> Iterator[tuple[Batch, list[int]]]:

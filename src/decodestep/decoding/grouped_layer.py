@@ -1,4 +1,4 @@
-"""Grouped-query attention of one layer in float32: `linear`, the rotation, and `mla_attention` where no window cuts it off."""
+"""Grouped-query attention of one layer in float32: `linear`, the rope, and `mla_attention` where no window cuts it off."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Pages(ABC):
         """Allocates a little of the memory that the unwritten pages from `fresh` on will need next; False if nothing is left.
 
         slabs: how far ahead, in slabs of pages.
-        Otherwise the pass that first writes there would wait for the system to clear all of it.
+        Otherwise the forward pass that first writes there would wait for the system to clear all of it.
         """
         return False
 

@@ -43,7 +43,7 @@ def latent_config(config: Config) -> Config:
 
 
 def latent_rope(rope: Rope, config: Config) -> Rope:
-    """The rotation of all key heads of the model, side by side. config: as the checkpoint has it."""
+    """The rope of all key heads of the model, side by side. config: as the checkpoint has it."""
     long = rope.long_frequencies
     return replace(
         rope,

@@ -72,7 +72,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """All weights of a model, its sizes, and its rotations. norm, output: of the logits.
+    """All weights of a model, its sizes, and its ropes. norm, output: of the logits.
 
     embedding: `output` itself where that has the same values, else rows in the file's format.
     """

@@ -26,7 +26,7 @@ class OpenSequence(Protocol):
 
     admitted: whether it will end by itself. reserved: how many pages the pool has reserved for it, of those that it does not
     have. thread: the thread that made it. close_locked: closes it; requires `LOCK`. begin_child: in a forked child, ends
-    the pass of another thread.
+    the forward pass of another thread.
     """
 
     admitted: bool

@@ -63,10 +63,10 @@ class Budget:
         self.cost -= self._cost(position, tokens)
 
     def _cost(self, position: int, tokens: int) -> float:
-        return self.token * tokens + self.key * keys_of(position, tokens)
+        return self.token * tokens + self.key * count_keys(position, tokens)
 
 
-def keys_of(position: int, tokens: int) -> int:
+def count_keys(position: int, tokens: int) -> int:
     """The total number of keys that these tokens, from this position on, attend to."""
     return tokens * position + tokens * (tokens + 1) // 2
 

@@ -17,7 +17,7 @@ YARN_FAST, YARN_SLOW = 32.0, 1.0
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """The rotation of positions.
+    """The rotary embedding of positions.
 
     inverse_frequencies: float32 (pairs,). factor: of sine and cosine.
     long_frequencies: used instead for texts of more than `original` tokens; None if there are none. As in transformers, the
@@ -93,7 +93,7 @@ def longrope(theta: float, width: int, divisors: np.ndarray) -> np.ndarray:
 
 
 def by_length(short: np.ndarray, long: np.ndarray, factor: float, *, original: int, context: int) -> Rope:
-    """Long-rope's rotation: by the short frequencies alone where no text is longer than `original`, or both are equal."""
+    """Long-rope: by the short frequencies alone where no text is longer than `original`, or both are equal."""
     switches = original < context and not np.array_equal(short, long)
     return Rope(short, factor, long if switches else None, original)
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.page_pool import LOCK, CacheFullError, Page, PagePool
 
@@ -29,8 +29,8 @@ class CachedSequence:
     With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
     way are shared.
 
-    The package's own: `forward` runs tokens between `begin_pass_locked` and `end_pass`; the pool calls `close_locked`. As in
-    `PagePool`, methods whose names end in `_locked` require `LOCK`.
+    The package's own: `forward` runs tokens between `begin_forward_locked` and `end_forward`; the pool calls `close_locked`. As
+    in `PagePool`, methods whose names end in `_locked` require `LOCK`.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
@@ -44,10 +44,10 @@ class CachedSequence:
         self._pool = pool
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
-        self._capacity_pages = pages_of(capacity or 0)  # how many pages it may have without running out
+        self._capacity_pages = count_pages(capacity or 0)  # how many pages it may have without running out
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
-        self._same_rotation = 0  # how many tokens, from the first on, were rotated as that one
+        self._same_rope = 0  # how many tokens, from the first on, were rotated as that one
         self._runner: int | None = None  # the thread whose pass runs tokens of it
         self._closed = False
         with LOCK:
@@ -68,8 +68,8 @@ class CachedSequence:
         self._require_idle()
         start = len(self.tokens)
         self.expect(start + len(tokens))
-        if len(self._pages) > pages_of(start) or not self._rotates_alike:
-            return 0  # a pass that failed had taken pages, or pages from here on are rotated in another way
+        if len(self._pages) > count_pages(start) or not self._rotates_alike:
+            return 0  # a forward pass that failed had taken pages, or pages from here on are rotated in another way
         with LOCK:
             self._reuse_pages_locked(tokens)
             if len(self.tokens) % PAGE == 0:
@@ -112,7 +112,7 @@ class CachedSequence:
 
         source: another sequence of the same model. Raises CacheFullError, with nothing changed, if there is no room.
         """
-        same = isinstance(source, CachedSequence) and source.is_of(self._pool)
+        same = isinstance(source, CachedSequence) and source.belongs_to(self._pool)
         require(same, _OP, "source", "one of the same model", source)
         source._require_idle()
         self._require_idle()
@@ -128,7 +128,7 @@ class CachedSequence:
             self._pages, self.tokens = [], []  # before the release: an interrupt in it leaves no page here that others may take
             pool.release_locked(old)
             self.tokens = list(source.tokens)
-            self._expected, self._long, self._same_rotation = source._expected, source._long, source._same_rotation
+            self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
             self._claim_locked(full + partial - len(old))
             self._list(*shared)
             if partial:
@@ -145,7 +145,7 @@ class CachedSequence:
         """
         require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", length)
         self._require_idle()
-        kept, pool = pages_of(length), self._pool
+        kept, pool = count_pages(length), self._pool
         with LOCK:
             dropped, last = self._pages[kept:], self._pages[kept - 1] if length % PAGE else None
             freed = sum(page.users == 1 for page in dropped)
@@ -165,7 +165,7 @@ class CachedSequence:
                 self._pages[-1], self._table[kept - 1] = page, page.number
                 pool.release_locked([last])
                 self._reserve_again_locked(alone)
-            self._expected, self._same_rotation = length, min(self._same_rotation, length)
+            self._expected, self._same_rope = length, min(self._same_rope, length)
 
     def close(self) -> None:
         """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
@@ -196,7 +196,7 @@ class CachedSequence:
         if not getattr(self, "_closed", True):
             self._pool.drop(self._pages, self.reserved)
 
-    def is_of(self, pool: PagePool) -> bool:
+    def belongs_to(self, pool: PagePool) -> bool:
         """Whether its pages are those of `pool`."""
         return self._pool is pool
 
@@ -214,44 +214,44 @@ class CachedSequence:
     def missing_pages(self, tokens: int) -> int:
         """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
         self._require_idle()
-        return max(0, pages_of(len(self.tokens) + tokens) - len(self._pages) - self.reserved)
+        return max(0, count_pages(len(self.tokens) + tokens) - len(self._pages) - self.reserved)
 
-    def begin_pass_locked(self, tokens: int) -> None:
-        """Takes the pages of this many more tokens, and keeps other threads out until `end_pass`."""
+    def begin_forward_locked(self, tokens: int) -> None:
+        """Takes the pages of this many more tokens, and keeps other threads out until `end_forward`."""
         self._runner = threading.get_ident()
         length = len(self.tokens) + tokens
         self.expect(length)
-        for _ in range(len(self._pages), pages_of(length)):
+        for _ in range(len(self._pages), count_pages(length)):
             self._claim_locked(1)
             self._list(self._pool.take_locked())
 
     def commit_locked(self, tokens: Sequence[int]) -> None:
-        """Appends tokens that the pass has run; pages that they fill can be reused from now on."""
+        """Appends tokens that the forward pass has run; pages that they fill can be reused from now on."""
         first = len(self.tokens) // PAGE
         self._append(tokens)
-        for i in range(first, self._same_rotation // PAGE):
+        for i in range(first, self._same_rope // PAGE):
             page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
             self._pages[i], self._table[i] = page, page.number
 
-    def end_pass(self) -> None:
-        """Also of a pass that failed: its pages stay, to be filled by the next."""
+    def end_forward(self) -> None:
+        """Also of a forward pass that failed: its pages stay, to be filled by the next."""
         self._runner = None
 
     def begin_child(self) -> None:
         """After a fork: another thread's pass goes on in the parent alone, and its tokens have not been appended here."""
         if self._runner != threading.get_ident():
-            self.end_pass()
+            self.end_forward()
 
     def _require_idle(self) -> None:
         # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
         if self._closed or self._runner not in (None, threading.get_ident()):
-            state = Words("a closed one" if self._closed else "a running one")
+            state = Phrase("a closed one" if self._closed else "a running one")
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
 
     @property
     def _rotates_alike(self) -> bool:
         """Whether what is read now is rotated as all tokens before it."""
-        return self._same_rotation == len(self.tokens) and self._long == self.is_long
+        return self._same_rope == len(self.tokens) and self._long == self.is_long
 
     def _page_before(self, page: int) -> Page:
         return self._pages[page - 1] if page else self._pool.roots[self._long]
@@ -297,7 +297,7 @@ class CachedSequence:
 
     def _append(self, tokens: Sequence[int]) -> None:
         if self._rotates_alike:
-            self._same_rotation += len(tokens)
+            self._same_rope += len(tokens)
         self.tokens += tokens
 
     def _claim_locked(self, pages: int) -> None:
@@ -333,6 +333,6 @@ def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
     return made
 
 
-def pages_of(tokens: int) -> int:
+def count_pages(tokens: int) -> int:
     """The number of pages for this many tokens."""
     return -(-tokens // PAGE)

@@ -65,7 +65,7 @@ class StepDecoder(Decoder):
         kept = "" if cache_dtype != "int8" else f", {'latents' if latent else 'keys and values'} as int8"
         self.description = f"one native call a step{kept}{left_out(config)}"
         self._head_dim = config.head_dim if latent else step_head_dim(config)
-        self._rotations = weights.ropes
+        self._layer_ropes = weights.ropes
         self.long_after = weights.ropes[0].long_after
         self._ropes = [self._table(1024, long) for long in (False, True)]
         self.native_weights = DecoderWeights(
@@ -118,7 +118,7 @@ class StepDecoder(Decoder):
 
     def _table(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
         """sin and cos (ropes, positions, pairs of a head); pairs that pad a head stay as they are."""
-        tables = [rope.table(np.arange(positions), np.full(positions, long)) for rope in self._rotations]
+        tables = [rope.table(np.arange(positions), np.full(positions, long)) for rope in self._layer_ropes]
         sin, cos = (np.stack(part) for part in zip(*tables, strict=True))
         latent = self.config.latent_attention
         pad = ((0, 0), (0, 0), (0, 0 if latent else self._head_dim // 2 - sin.shape[2]))
@@ -132,7 +132,7 @@ def page_layout(config: Config, cache_dtype: str) -> PageLayout:
     return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
 
 
-def cache_dtype_of(types: Set[str], dtype: str = "auto") -> str:
+def choose_cache_dtype(types: Set[str], dtype: str = "auto") -> str:
     """Resolves `cache_dtype` "auto". types: of the file's weights. In a step with more precise weights and float32 activations,
     rounding the cache to bfloat16 would be the largest error."""
     return "float16" if dtype == "auto" and types <= {"F16", "F32"} else "bfloat16"

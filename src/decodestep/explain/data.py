@@ -12,7 +12,7 @@ import numpy as np
 from decodestep import random
 from decodestep.explain.omitted import TEMPERATURES, entry_stage, summarise_omitted
 from decodestep.explain.record import Recording, record
-from decodestep.explain.tokens import pieces, spell
+from decodestep.explain.tokens import pieces, token_to_text
 from decodestep.models import Model
 from decodestep.ops.decode_step import reference
 from decodestep.sampling.distribution import likeliest
@@ -39,12 +39,12 @@ def record_document(
     runs = [_run(model, record(model, prompt_ids, params, steps, keep)) for params in each]
     words: dict[str, str] = {}
     for run in runs:
-        for token in _tokens_of(run):
-            words.setdefault(str(token), spell(model.tokenizer, token))
+        for token in _collect_tokens(run):
+            words.setdefault(str(token), token_to_text(model.tokenizer, token))
     return {"model": model.config.name, "prompt": prompt, "temperatures": temperatures, "words": words, "runs": runs}
 
 
-def settings_of(params: SamplingParams, spell: Callable[[int], str]) -> dict[str, str]:
+def list_settings(params: SamplingParams, spell: Callable[[int], str]) -> dict[str, str]:
     """The fields that differ from the defaults, as text, with banned tokens spelled out; without the seed."""
     shown = ((f.name, getattr(params, f.name), f.default) for f in fields(params))
     found = {name: str(value) for name, value, default in shown if value != default and name not in ("seed", "max_new_tokens")}
@@ -59,7 +59,7 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
     chosen = params.samplers or SAMPLERS
     order = [name for name in chosen if name in _WHAT_IF]
     return {
-        "settings": settings_of(params, partial(spell, model.tokenizer)),
+        "settings": list_settings(params, partial(token_to_text, model.tokenizer)),
         "seed": None if params.greedy or row.seed is None else str(row.seed),  # text: JavaScript's numbers have 53 bits
         "greedy": params.greedy,
         "plan": [
@@ -80,21 +80,21 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
 
 def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str, Any]:
     entry = entry_stage(trace)
-    held = _candidates(trace, entry, top)
+    included = _candidates(trace, entry, top)
     raw, processed = trace.logprobs(trace.token) if trace.token >= 0 else (None, None)
     return {
         "token": trace.token,
         "position": trace.draw.position,
         "raw": None if raw is None else _finite(raw),
         "processed": None if processed is None else _finite(processed),
-        "ids": held.tolist(),
-        "start": _stage(trace.logits, held),
-        "steps": [_step(step, before, held) for step, before in zip(trace.steps, trace.stages, strict=False)],
+        "ids": included.tolist(),
+        "start": _stage(trace.logits, included),
+        "steps": [_step(step, before, included) for step, before in zip(trace.steps, trace.stages, strict=False)],
         "entry": entry,
         "noise": None
         if trace.draw.seed is None
-        else _floats(np.asarray(random.gumbel(trace.draw.seed, trace.draw.position, held))),
-        "tail": summarise_omitted(trace, trace.stages[entry].copy(), held, temperatures),
+        else _floats(np.asarray(random.gumbel(trace.draw.seed, trace.draw.position, included))),
+        "tail": summarise_omitted(trace, trace.stages[entry].copy(), included, temperatures),
     }
 
 
@@ -109,28 +109,28 @@ def _candidates(trace: Trace, entry: int, top: int) -> np.ndarray:
     return np.array(sorted(found, key=lambda i: (-trace.logits[i], i)), np.int64)
 
 
-def _stage(scores: np.ndarray, held: np.ndarray) -> dict[str, Any]:
-    """scores: of the held tokens, None for -inf. norm: log of the sum of exp(score) over all candidates. others: the
-    probability of the candidates not held. left: the number of candidates."""
+def _stage(scores: np.ndarray, included: np.ndarray) -> dict[str, Any]:
+    """scores: of the included tokens, None for -inf. norm: log of the sum of exp(score) over all candidates. others: the
+    probability of the candidates not included. left: the number of candidates."""
     row = reference.candidates(scores, (), 0)
     if not len(row.ids):
-        return {"scores": [None] * len(held), "norm": 0.0, "others": 0.0, "left": 0}
+        return {"scores": [None] * len(included), "norm": 0.0, "others": 0.0, "left": 0}
     top = float(row.scores.max())
     weights = reference.weights(row.scores)
     total = float(weights.sum())
-    others = float(weights[~np.isin(row.ids, held)].sum())
+    others = float(weights[~np.isin(row.ids, included)].sum())
     norm = _finite(top) + float(np.log(total))
-    return {"scores": _floats(scores[held]), "norm": norm, "others": _short(others / total), "left": len(row.ids)}
+    return {"scores": _floats(scores[included]), "norm": norm, "others": _short(others / total), "left": len(row.ids)}
 
 
-def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, Any]:
-    stage = _stage(step.scores, held)
-    same = np.isneginf(step.scores[held]) | (step.scores[held] == before[held])
+def _step(step: StepTrace, before: np.ndarray, included: np.ndarray) -> dict[str, Any]:
+    stage = _stage(step.scores, included)
+    same = np.isneginf(step.scores[included]) | (step.scores[included] == before[included])
     if same.all():  # a filter: no score changes, so the dropped tokens suffice
-        stage["gone"] = np.flatnonzero(np.isneginf(step.scores[held]) & (before[held] > -np.inf)).tolist()
+        stage["gone"] = np.flatnonzero(np.isneginf(step.scores[included]) & (before[included] > -np.inf)).tolist()
         del stage["scores"]
     threshold = step.threshold
-    shown = set(held.tolist())
+    shown = set(included.tolist())
     return {
         **stage,
         "touched": len(step.touched),
@@ -161,7 +161,7 @@ def _short(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _tokens_of(run: dict[str, Any]) -> set[int]:
+def _collect_tokens(run: dict[str, Any]) -> set[int]:
     found: set[int] = set()
     for token in run["tokens"]:
         found |= {*token["ids"], *(i for best in token["tail"]["best"] if best for i in best[:1])}

@@ -18,15 +18,17 @@ def entry_stage(trace: Trace) -> int:
     return next((n for n, step in enumerate(trace.steps) if step.kind in ("scale", "filter")), len(trace.steps))
 
 
-def summarise_omitted(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple[float, ...]) -> dict[str, Any]:
-    """Summarises the candidates of `scores` (V,) that are not `held`: their number, their highest score, and for each
+def summarise_omitted(
+    trace: Trace, scores: np.ndarray, included: np.ndarray, temperatures: tuple[float, ...]
+) -> dict[str, Any]:
+    """Summarises the candidates of `scores` (V,) that are not `included`: their number, their highest score, and for each
     temperature the sum of exp(score / temperature - the maximum over all candidates), and the one that the draw prefers.
 
     The quotient is that of the temperature step. best: (id, score + noise), without noise for a greedy row; None if all are too
     low for float32.
     """
     mask = scores > -np.inf
-    mask[held] = False
+    mask[included] = False
     ids = np.flatnonzero(mask)
     rest, top = scores[ids].astype(np.float32), scores.max(initial=-np.inf)
     if not len(ids) or np.isinf(top):  # beside an infinite score all others have probability 0

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from decodestep.explain.words import words_of
+from decodestep.explain.descriptions import describe_processor
 
 _HERE = Path(__file__).parent
 _SCRIPTS = ("what_if.js", "panel.js", "page.js")
@@ -21,7 +21,7 @@ def page(document: Mapping[str, Any], docs: str = "") -> str:
     docs: the URL of the documentation, to which processors link; "" for links within the page only.
     """
     names = {step["name"] for run in document["runs"] for step in run["plan"]}
-    described = {name: words_of(name)._asdict() for name in sorted(names)}
+    described = {name: describe_processor(name)._asdict() for name in sorted(names)}
     for description in described.values():
         section = description.pop("section")
         description["link"] = f"{docs.rstrip('/')}/processors/#{section}" if docs and section else ""

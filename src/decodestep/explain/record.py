@@ -42,7 +42,7 @@ def record(
     prompt_ids: at least one token. params: of one beam and one sample.
     Raises as `Sampler` does, and CacheFullError if the prompt and the steps do not fit the cache.
     """
-    factory = RowFactory.of_model(model)
+    factory = RowFactory.from_model(model)
     row = factory.row(within_context(model, list(prompt_ids), params), prompt_ids)
     ids, tokens, text = list(prompt_ids), list[Kept](), ""
     logits_of = BeamLogits(model, 1, min(len(ids) + steps, model.config.context))
@@ -50,7 +50,7 @@ def record(
         with use_threads(model.threads):
             while not row.reason and len(tokens) < steps:
                 logits = logits_of([ids], [0])
-                tokens.append(keep(row.trace(logits[0], factory.speller)))
+                tokens.append(keep(row.trace(logits[0], factory.token_to_text)))
                 [taken] = row.step(logits)
                 if row.error is not None:
                     raise row.error

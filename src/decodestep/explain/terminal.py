@@ -48,7 +48,7 @@ def _token_columns(tokens: Sequence[str]) -> int:
 
 
 def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str], end: str) -> None:
-    """One token's table: the result of `stages.stages_of`. names: of the steps. end: how the token was drawn."""
+    """One token's table: the result of `stages.tabulate_stages`. names: of the steps. end: how the token was drawn."""
     colours = can_draw(console)
     columns = _token_columns([token["token"] for token in stages["tokens"]])
     heads = _heads(names, console.width - 28 - columns - (_BAR + 2) * colours)

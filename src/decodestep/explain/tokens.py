@@ -14,7 +14,7 @@ from decodestep.sampling.trace import Trace
 from decodestep.tokenizers.tokenizer import Tokenizer
 
 
-def spell(tokenizer: Tokenizer, token: int) -> str:
+def token_to_text(tokenizer: Tokenizer, token: int) -> str:
     """The token's text; for a control token, its name; for part of a character, its bytes: ‹E4 BD›."""
     data = tokenizer.token_bytes(token)
     if not data:
@@ -35,7 +35,7 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     return found
 
 
-def stages_of(model: Model, trace: Trace, count: int) -> dict[str, Any]:
+def tabulate_stages(model: Model, trace: Trace, count: int) -> dict[str, Any]:
     """Probabilities before the plan and after each step, and the drawn token, as values that JSON can hold.
 
     tokens: the `count` most likely tokens of the first and of the last stage, the most likely first; a probability is None
@@ -49,12 +49,14 @@ def stages_of(model: Model, trace: Trace, count: int) -> dict[str, Any]:
         "tokens": [
             {
                 "token_id": int(i),
-                "token": spell(model.tokenizer, int(i)),
+                "token": token_to_text(model.tokenizer, int(i)),
                 "probabilities": [float(p[i]) if left[i] else None for p, left in zip(stages, alive, strict=True)],
             }
             for i in ids
         ],
         "others": [float(np.delete(p, ids).sum()) for p in stages],
         "left": [int(np.count_nonzero(left)) for left in alive],
-        "next_token": None if trace.token < 0 else {"token_id": trace.token, "token": spell(model.tokenizer, trace.token)},
+        "next_token": None
+        if trace.token < 0
+        else {"token_id": trace.token, "token": token_to_text(model.tokenizer, trace.token)},
     }

@@ -101,13 +101,13 @@ def _written(config: Config) -> Fields:
     }
 
 
-def _scaled_scores(rotation: Fields) -> str | None:
-    stretch = rotation.get("rope.scaling.factor", 1.0)
+def _scaled_scores(rope_fields: Fields) -> str | None:
+    stretch = rope_fields.get("rope.scaling.factor", 1.0)
     if stretch == 1:
         return None
-    if rotation["rope.scaling.type"] == "linear":
+    if rope_fields["rope.scaling.type"] == "linear":
         return f"a linear factor of {stretch:g}"
-    if "rope.scaling.yarn_log_multiplier" not in rotation:
+    if "rope.scaling.yarn_log_multiplier" not in rope_fields:
         return "YaRN and no mscale_all_dim"
     return f"YaRN's factor {stretch:g} below 1" if stretch < 1 else None
 

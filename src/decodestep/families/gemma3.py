@@ -1,4 +1,4 @@
-"""Gemma 3, text: norms before and after blocks and of heads, windows and a rotation of their own in most layers, GELU.
+"""Gemma 3, text: norms before and after blocks and of heads, windows and a rope of their own in most layers, GELU.
 
 Norms multiply by 1 + weight; a file has the sum. transformers divides scores by the root of query_pre_attn_scalar, for which a
 file has no key: it is the width of a head, in the 27B another one.

@@ -62,7 +62,7 @@ _GGUF = GgufForm(
     "granite",
     GroupedFile(scale=_file_scale, long_rope=True),
     more=_file_factors,
-    rotation_flag="rope.scaling.finetuned",
+    rope_flag="rope.scaling.finetuned",
     feed_forward_biases=True,
     rope_divisors=True,
     written=_written,

@@ -1,4 +1,4 @@
-"""SmolLM3: layers without rotation. A file has no key for them: they are every fourth one."""
+"""SmolLM3: layers without rope. A file has no key for them: they are every fourth one."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
 def parse_object(where: Path | str, text: str | bytes) -> dict[str, Any]:
     """A JSON object, whose keys are each there once."""
     try:
-        value = json.loads(text, object_pairs_hook=_once)
+        value = json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{where}: corrupt: {error}") from error
     if not isinstance(value, dict):
@@ -44,7 +44,7 @@ def read_object_if_there(path: Path) -> dict[str, Any]:
     return read_object(path) if path.exists() else {}
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)

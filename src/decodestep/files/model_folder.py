@@ -23,7 +23,7 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / "config.json").exists():
-            raise ModelError(f"{path}: config.json is missing in this folder{_instead(path)}")
+            raise ModelError(f"{path}: config.json is missing in this folder{_suggest_snapshot(path)}")
         self.config = read_object(path / "config.json")
         self.tensors = self._tensors()
 
@@ -79,7 +79,9 @@ class ModelFolder:
         if single.exists():
             return read_header(single)
         if not index.exists():
-            raise ModelError(f"{self.path}: there is neither {_WEIGHTS} nor {_INDEX} in this folder{_instead(self.path)}")
+            raise ModelError(
+                f"{self.path}: there is neither {_WEIGHTS} nor {_INDEX} in this folder{_suggest_snapshot(self.path)}"
+            )
         places = read_object(index).get("weight_map")
         if not isinstance(places, dict) or not places or not all(isinstance(place, str) and place for place in places.values()):
             raise ModelError(f"{index}: corrupt: weight_map must be an object of file names")
@@ -98,7 +100,7 @@ class ModelFolder:
         return tensors
 
 
-def _instead(folder: Path) -> str:
+def _suggest_snapshot(folder: Path) -> str:
     """What may be meant by a folder that is no model: the newest snapshot of a hub's cache, or else the first GGUF file."""
     snapshots = sorted(folder.glob("snapshots/*"), key=lambda path: path.lstat().st_mtime)
     found = snapshots[-1] if snapshots else min(folder.glob("*.gguf"), default=None)

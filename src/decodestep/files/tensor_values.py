@@ -26,7 +26,7 @@ def type_name(tensor: Tensor | SafeTensor) -> str:
     return tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name
 
 
-def float32_of(tensor: Tensor | SafeTensor) -> np.ndarray:
+def read_float32(tensor: Tensor | SafeTensor) -> np.ndarray:
     """The values in the tensor's shape, read now; a scale that is not finite gives values that are not. Not for float8."""
     if isinstance(tensor, SafeTensor):
         return tensor.float32()
@@ -35,14 +35,14 @@ def float32_of(tensor: Tensor | SafeTensor) -> np.ndarray:
     return _widened(tensor.read().reshape(math.prod(tensor.shape[:-1]), -1), tensor.type).reshape(tensor.shape)
 
 
-def pieces_of(tensor: Tensor | SafeTensor, scale: np.ndarray | None = None) -> Iterator[np.ndarray]:
+def read_pieces(tensor: Tensor | SafeTensor, scale: np.ndarray | None = None) -> Iterator[np.ndarray]:
     """The rows of a tensor of two or more axes, (any number, K), from the first to the last, about a million values at a time.
 
     scale: the factors of a float8 tensor. Raises ModelError for values of float8 or quantised types that are not finite.
     """
     inputs = tensor.shape[-1]
     if type_name(tensor) in _DENSE:
-        yield float32_of(tensor).reshape(-1, inputs)
+        yield read_float32(tensor).reshape(-1, inputs)
         return
     rows = tensor.read().reshape(math.prod(tensor.shape[:-1]), -1)
     step = TILE * -(-_PIECE // (TILE * inputs))

@@ -1,9 +1,9 @@
 """Text generation: sampling (`generate`, `stream`, `Engine`) and beam search.
 
 - `prompts`: the accepted forms of a prompt; `completion`: the result of a row;
-- `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs;
+- `batch`: rows that a model runs together; `scheduler`, `forward_cost`: what each forward pass runs;
 - `generate_call`: one call, driven by `generate` and `stream`;
-- `engine` (`engine_request`): rows join and leave between passes, and each gets the tokens that it would get alone;
+- `engine` (`engine_request`): rows join and leave between forward passes, and each gets the tokens that it would get alone;
 - `stream`, `async_stream`: iterators over a completion's text; `shared_engine`: that of a model's asynchronous streams;
 - `prompt_logprobs`: the log-probabilities of a prompt's own tokens;
 - `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.

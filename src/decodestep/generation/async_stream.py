@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep.generation.completion import Completion
 from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import EngineRequest
@@ -214,7 +214,7 @@ def of_one(model: Model, params: SamplingParams | None) -> SamplingParams:
     params = model.default_params if params is None else params
     require(isinstance(params, SamplingParams), "stream", "params", "a SamplingParams or None", params)
     count = params.num_return_sequences
-    require(count == 1, "stream", "params", "of one completion", Words(f"num_return_sequences {count}"))
+    require(count == 1, "stream", "params", "of one completion", Phrase(f"num_return_sequences {count}"))
     return params
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from decodestep.decoding.page_pool import CacheFullError
-from decodestep.decoding.prefill import Budget, Prefill, keys_of
-from decodestep.decoding.sequence import CachedSequence, admit, pages_of
-from decodestep.generation.pass_cost import Work
+from decodestep.decoding.prefill import Budget, Prefill, count_keys
+from decodestep.decoding.sequence import CachedSequence, admit, count_pages
+from decodestep.generation.forward_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
-from decodestep.generation.schedule import PrefillFirst, Schedule
+from decodestep.generation.scheduler import PrefillFirst, Scheduler
 from decodestep.sampling.row import MAX_JUMP, Row
 from decodestep.sampling.sampler import Sampler
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 
-class _Pass(NamedTuple):
+class _Forward(NamedTuple):
     """The input of a forward pass.
 
     decoding: the keys of the rows that draw after it, whose pieces come first. wanted: as for `Model.forward`. scores: whether
@@ -37,17 +37,17 @@ class _Pass(NamedTuple):
 
 
 class Batch:
-    """Rows that a model runs until each has ended; rows may join and leave between two passes.
+    """Rows that a model runs until each has ended; rows may join and leave between two forward passes.
 
         while there are rows that have not ended:
-            admit waiting rows, in order, while the cache has the pages that the schedule reserves for a row
-            run a block of the unprocessed prompts, as large as the schedule allows
+            admit waiting rows, in order, while the cache has the pages that the scheduler reserves for a row
+            run a block of the unprocessed prompts, as large as the scheduler allows
             run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done
             draw the next token of each of them
 
     A prompt that is scored (`params.prompt_logprobs`) takes the place of a block of the others, in every second such pass.
 
-    schedule: see `Schedule`.
+    scheduler: see `Scheduler`.
 
     If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
     admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
@@ -55,15 +55,15 @@ class Batch:
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
-    def __init__(self, model: Model, schedule: Schedule | None = None) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler | None = None) -> None:
         self._model = model
         self._sampler = Sampler((), vocab_size=model.config.vocab_size)  # of the rows that are being sampled
-        self._schedule = schedule or PrefillFirst()
+        self._scheduler = scheduler or PrefillFirst()
         self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
         self._added = 0
         self._waiting: deque[int] = deque()  # keys, as in all that follows
         self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted, in that order
-        self._prefill: Prefill[int] = Prefill(model, fair=self._schedule.chunked)
+        self._prefill: Prefill[int] = Prefill(model, fair=self._scheduler.chunked)
         self._scoring = PromptScoring()  # the prompts that are reported on
         self._scored = False  # whether the last pass with a prompt was with one of them
         self._sampled: list[int] = []  # the rows of the sampler
@@ -75,7 +75,7 @@ class Batch:
         The row has at least one token, and its max_new_tokens fits the context.
         Raises CacheFullError if the cache is too small for the row alone.
         """
-        self._model.cache.require_total(pages_of(len(row.history) + _to_run(row)), "a row")
+        self._model.cache.require_total(count_pages(len(row.history) + _to_run(row)), "a row")
         key = self._added
         self._added += 1
         self._rows[key] = row
@@ -156,7 +156,7 @@ class Batch:
     def _admit(self) -> list[tuple[int, str]]:
         """Admits waiting rows; returns the keys and the held-back texts of those that end for want of pages."""
         held: list[tuple[int, str]] = []
-        while self._waiting and len(self._sequences) < self._schedule.max_rows:
+        while self._waiting and len(self._sequences) < self._scheduler.max_rows:
             key = self._waiting[0]
             try:
                 if not self._take_pages(key):
@@ -171,12 +171,12 @@ class Batch:
     def _take_pages(self, key: int) -> bool:
         """Whether a row has its pages now; if not, it waits. Raises CacheFullError if other callers have them and keep them."""
         row, cache = self._rows[key], self._model.cache
-        capacity = len(row.history) + self._schedule.reserved_tokens(_to_run(row))
+        capacity = len(row.history) + self._scheduler.reserved_tokens(_to_run(row))
         try:
             [self._sequences[key]] = admit(cache, 1, capacity)
         except CacheFullError:
             if not self._sequences:
-                cache.wait_for(pages_of(capacity))
+                cache.wait_for(count_pages(capacity))
             return False
         return True
 
@@ -199,7 +199,7 @@ class Batch:
         prompts that run first.
         """
         decoding, logits = self._run_composed()
-        if decoding and not self._logits:  # all rows of the sampler: most passes need no copy
+        if decoding and not self._logits:  # all rows of the sampler: most forward passes need no copy
             return logits
         self._logits.update(zip(decoding, logits, strict=True))
         if self._prompts_first or not self._sampled or len(self._logits) < len(self._sampled):
@@ -211,7 +211,7 @@ class Batch:
     @property
     def _prompts_first(self) -> bool:
         """Whether no row draws yet, because there are prompts to run."""
-        return not self._schedule.chunked and bool(self._scoring or self._prefill)
+        return not self._scheduler.chunked and bool(self._scoring or self._prefill)
 
     def _run_composed(self) -> tuple[list[int], np.ndarray]:
         """Runs a pass, with fewer rows if the cache is full; returns the decoding rows in it, and the logits of each."""
@@ -222,7 +222,7 @@ class Batch:
                 return [], np.zeros((0, self._model.config.vocab_size), np.float32)
             every = [False] * (len(composed.pieces) - 1) + [composed.scores]
             try:
-                with self._schedule.measure(composed.work):
+                with self._scheduler.measure(composed.work):
                     logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=every)
                 break
             except CacheFullError:
@@ -232,25 +232,25 @@ class Batch:
             self._start_sampling((self._scoring if self._scored else self._prefill).finish(logits[count:]))
         return composed.decoding, logits[:count]
 
-    def _compose(self) -> _Pass:
+    def _compose(self) -> _Forward:
         """The next pass: the last tokens of the rows that draw, pieces of prompts, or both."""
         decoding = [] if self._prompts_first else [key for key in self._sampled if key not in self._logits]
         sequences = [self._sequences[key] for key in decoding]
         waiting = len(self._prefill) + len(self._scoring)
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         rows = [(one, self._rows[key].history.tokens[len(one) :]) for key, one in zip(decoding, sequences, strict=True)]
-        budget = self._schedule.prompt_budget(work) if waiting else None
-        alone = _Pass(decoding, rows, [True] * len(rows), work)
+        budget = self._scheduler.prompt_budget(work) if waiting else None
+        alone = _Forward(decoding, rows, [True] * len(rows), work)
         return alone if budget is None else self._with_prompts(alone, budget)
 
-    def _with_prompts(self, rows: _Pass, budget: Budget) -> _Pass:
-        """A pass of rows, and as much as the budget allows of a prompt that is scored, or of the others."""
+    def _with_prompts(self, rows: _Forward, budget: Budget) -> _Forward:
+        """A forward pass of rows, and as much as the budget allows of a prompt that is scored, or of the others."""
         scores = bool(self._scoring) and not (self._scored and self._prefill)
         prompts = [self._scoring.take(budget)] if scores else self._prefill.take(budget)
         wanted = [True] if scores else self._prefill.completing()
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
-        work = rows.work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
-        return _Pass(rows.decoding, [*rows.pieces, *prompts], [*rows.wanted, *wanted], work, scores)
+        work = rows.work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(count_keys, sizes)))
+        return _Forward(rows.decoding, [*rows.pieces, *prompts], [*rows.wanted, *wanted], work, scores)
 
     def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.

@@ -26,7 +26,7 @@ from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
-from decodestep.sampling.row_processors import of_item, refuse_state_of_beams
+from decodestep.sampling.row_processors import for_item, refuse_state_of_beams
 
 _OP = "beam_search"
 
@@ -219,7 +219,7 @@ def _check_functions(
     ok = processors is None or (isinstance(processors, Sequence) and all(map(callable, processors)))
     require(ok, _OP, "processors", "callables (input_ids, scores) -> scores, or None", processors)
     refuse_state_of_beams(_OP, processors or (), num_beams)
-    return LogitsProcessorList(of_item(processors or (), 0))
+    return LogitsProcessorList(for_item(processors or (), 0))
 
 
 def _check_draw(groups: int, do_sample: object, seed: object, top_logprobs: object) -> None:

@@ -82,7 +82,7 @@ class Completion:
         return f"<details><summary>probabilities</summary><table>{head}{rows}</table></details>"
 
 
-def completion_of(row: Row, prompt: list[int], prompt_index: int) -> Completion:
+def build_completion(row: Row, prompt: list[int], prompt_index: int) -> Completion:
     """The completion of a row; its finish_reason is "" while the row is running."""
     asked = row.params
     return Completion(

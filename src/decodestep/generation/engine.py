@@ -17,7 +17,7 @@ from decodestep.errors import QueueFullError as QueueFullError
 from decodestep.generation.batch import Batch
 from decodestep.generation.engine_request import Delta, EngineRequest, Listener
 from decodestep.generation.prompts import Prompt, prompt_ids
-from decodestep.generation.schedule import ChunkedPrefill
+from decodestep.generation.scheduler import ChunkedPrefill
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row, within_room
 from decodestep.sampling.row_factory import RowFactory
@@ -132,7 +132,7 @@ class Engine:
         ids = prompt_ids(self.model, prompt, least_room)
         room = self._room_after(ids, least_room)
         params = within_room(params, 1 if only_scored else room)
-        rows = _new_rows(RowFactory.of_model(self.model, shown=spelled), params, ids)
+        rows = _new_rows(RowFactory.from_model(self.model, shown=spelled), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
             request = EngineRequest(self._submitted, ids, rows, listener)
@@ -208,7 +208,7 @@ class Engine:
             atexit.unregister(self.close)
 
     def _run(self) -> None:
-        """Runs passes until the engine has closed."""
+        """Runs forward passes until the engine has closed."""
         while self._wait():
             texts: dict[int, str] = {}
             try:
@@ -261,7 +261,7 @@ class Engine:
         self._batch = self._new_batch()
 
     def _report(self, texts: dict[int, str]) -> None:
-        """Delivers what a pass has added, and forgets what has ended. texts: the new text of rows, by their keys."""
+        """Delivers what a forward pass has added, and forgets what has ended. texts: the new text of rows, by their keys."""
         deltas = [(request, delta) for request in self._requests for delta in request.new_deltas(texts)]
         ended = [request.rows[delta.sample] for request, delta in deltas if delta.reason]
         if ended:

@@ -1,4 +1,4 @@
-"""A request to an engine, as its client sees it: its rows, and what each pass adds to them."""
+"""A request to an engine, as its client sees it: its rows, and what each forward pass adds to them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from decodestep.generation.completion import Completion, completion_of
+from decodestep.generation.completion import Completion, build_completion
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.row import Row
 
 
 class Delta(NamedTuple):
-    """What a pass adds to one sample: one `Delta` for a token, several if a constraint determines tokens.
+    """What a forward pass adds to one sample: one `Delta` for a token, several if a constraint determines tokens.
 
     sample: its index, 0 to n - 1. text: the complete characters that are added. token: the new token id, or None.
     logprobs: those of the token, if params.logprobs requests them. reason: why the sample has ended, as
@@ -112,7 +112,7 @@ class EngineRequest:
 
         Does not wait: `finish_reason` is "" until the sample has ended, as it has when the deltas have been read.
         """
-        return [completion_of(row, self.prompt_ids, 0) for row in self.rows]
+        return [build_completion(row, self.prompt_ids, 0) for row in self.rows]
 
     def new_deltas(self, texts: Mapping[int, str]) -> list[Delta]:
         """The deltas of the samples since the last call, for the engine's thread. texts: of rows, by their keys."""

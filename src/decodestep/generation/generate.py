@@ -11,7 +11,7 @@ import numpy as np
 from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate_call import GenerateCall
-from decodestep.generation.prompts import Prompt, Prompts, prompts_of
+from decodestep.generation.prompts import Prompt, Prompts, list_prompts
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
 
@@ -101,7 +101,7 @@ def generate(
     """
     for name, function in (("stream", stream), ("cancelled", cancelled)):
         require(function is None or callable(function), "generate", name, "a function or None", function)
-    with closing(GenerateCall(model, prompts_of(prompts), params, processors, cancelled)) as call:
+    with closing(GenerateCall(model, list_prompts(prompts), params, processors, cancelled)) as call:
         while call.running:
             for index, piece in call.advance():
                 if stream is not None and _is_false(stream(index, piece)) and (held := call.end(index, "cancelled")):

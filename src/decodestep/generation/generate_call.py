@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
-from decodestep.generation.completion import Completion, completion_of
+from decodestep.generation.completion import Completion, build_completion
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams
@@ -47,7 +47,7 @@ class GenerateCall:
         self._model = model
         self._cancelled = cancelled or (lambda: False)
         self._rows_or_search: list[list[Row] | ModelSearch] = []
-        factory = RowFactory.of_model(model, processors=processors)
+        factory = RowFactory.from_model(model, processors=processors)
         self._key_of_index: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
         self._batch = Batch(model)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
@@ -99,7 +99,7 @@ class GenerateCall:
         """The completions of all prompts, in order; that of a running row is partial, with finish_reason ""."""
         found: list[Completion] = []
         for i, (prompt, rows) in enumerate(zip(self._prompt_ids, self._rows_or_search, strict=True)):
-            found += rows.completions if isinstance(rows, ModelSearch) else [completion_of(row, prompt, i) for row in rows]
+            found += rows.completions if isinstance(rows, ModelSearch) else [build_completion(row, prompt, i) for row in rows]
         return found
 
     def _search(self) -> Pieces:
@@ -113,7 +113,7 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, ro
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
     rule = f"a SamplingParams for all prompts, or {rows}, one for each"
-    require(len(each) == rows, _OP, "params", rule, Words(f"a list of {len(each)}"))
+    require(len(each) == rows, _OP, "params", rule, Phrase(f"a list of {len(each)}"))
     return each
 
 

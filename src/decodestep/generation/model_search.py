@@ -11,7 +11,7 @@ import numpy as np
 from decodestep._base.checks import require_scores
 from decodestep.decoding.forward import BLOCK
 from decodestep.decoding.page_pool import CacheFullError
-from decodestep.decoding.sequence import pages_of
+from decodestep.decoding.sequence import count_pages
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
@@ -40,7 +40,7 @@ class ModelSearch:
         self._model, self._params, self._row, self._prompt_index = model, params, row, prompt_index
         self._prompt = list(row.history.tokens)
         self._capacity = len(self._prompt) + (row.params.max_new_tokens or 1)
-        model.cache.require_total(params.num_beams * pages_of(self._capacity), "a beam search")
+        model.cache.require_total(params.num_beams * count_pages(self._capacity), "a beam search")
         self._interruption = ""  # the finish_reason of beams that were still alive when something ended the search
         self.completions: list[Completion] = []
 
@@ -108,7 +108,7 @@ class ModelSearch:
             try:
                 return BeamLogits(self._model, beams, self._capacity)
             except CacheFullError:
-                self._model.cache.wait_for(beams * pages_of(self._capacity))
+                self._model.cache.wait_for(beams * count_pages(self._capacity))
             check()
 
     def _in_blocks(self, logits: NextLogits, check: Callable[[], None]) -> NextLogits:

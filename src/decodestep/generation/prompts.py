@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from decodestep._base.checks import Words, ids_below, is_int, refuse, require
+from decodestep._base.checks import Phrase, ids_below, is_int, refuse, require
 from decodestep.chat import tools
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _KEYS = ("messages", "tools", "documents", "chat_template_kwargs", "continue_fin
 RESERVED = frozenset({*_KEYS, "control_tokens", "add_generation_prompt", "self"})
 
 
-def prompts_of(prompts: Prompts) -> Sequence[Prompt]:
+def list_prompts(prompts: Prompts) -> Sequence[Prompt]:
     """The prompts of a call: one string or one conversation alone is one prompt."""
     ok = isinstance(prompts, (Sequence, Mapping))
     require(ok, _OP, "prompts", "one string, one conversation or a sequence of prompts", prompts)
@@ -50,12 +50,12 @@ def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     elif (found := ids_below(vocab, prompt)) is not None:
         ids = found
     else:
-        got = Words(f"{prompt}: the ids of one prompt are a list in the list of prompts") if is_int(prompt) else prompt
+        got = Phrase(f"{prompt}: the ids of one prompt are a list in the list of prompts") if is_int(prompt) else prompt
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", got)
-    require(len(ids) > 0, _OP, "prompt", "at least one token long", Words("an empty prompt"))
+    require(len(ids) > 0, _OP, "prompt", "at least one token long", Phrase("an empty prompt"))
     if len(ids) > context - least_room:
         rule = f"{'shorter' if least_room else 'no longer'} than the context of {context} tokens"
-        refuse(_OP, "prompt", rule, Words(f"{len(ids)} tokens"), "context_length_exceeded")
+        refuse(_OP, "prompt", rule, Phrase(f"{len(ids)} tokens"), "context_length_exceeded")
     return ids
 
 
@@ -69,16 +69,16 @@ def _is_conversation(prompt: object) -> bool:
 def _ids_of_mapping(model: Model, prompt: Mapping[str, Any]) -> list[int]:
     """The token ids of a conversation with its tools and the template's variables."""
     require(
-        "messages" in prompt, _OP, "prompt", 'a mapping with "messages"', Words(", ".join(map(str, prompt)) or "an empty one")
+        "messages" in prompt, _OP, "prompt", 'a mapping with "messages"', Phrase(", ".join(map(str, prompt)) or "an empty one")
     )
     unknown = [str(key) for key in prompt if key not in _KEYS]
-    require(not unknown, _OP, "prompt", f"a mapping of {', '.join(_KEYS)}", Words(", ".join(unknown)))
+    require(not unknown, _OP, "prompt", f"a mapping of {', '.join(_KEYS)}", Phrase(", ".join(unknown)))
     continues, variables = prompt.get("continue_final_message"), prompt.get("chat_template_kwargs")
     require(isinstance(continues, bool | None), _OP, "continue_final_message", "a bool or None", continues)
     ok = variables is None or (isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables))
     require(ok, _OP, "chat_template_kwargs", "a mapping of names or None", variables)
     taken = sorted(RESERVED & set(variables or ()))
-    require(not taken, _OP, "chat_template_kwargs", "without names that have a place of their own", Words(", ".join(taken)))
+    require(not taken, _OP, "chat_template_kwargs", "without names that have a place of their own", Phrase(", ".join(taken)))
     messages, definitions = prompt["messages"], prompt.get("tools") or None
     if definitions is not None:
         ok = isinstance(definitions, Sequence) and not isinstance(definitions, str)

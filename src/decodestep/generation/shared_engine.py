@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decodestep.generation.engine import Engine
-from decodestep.generation.schedule import PrefillFirst
+from decodestep.generation.scheduler import PrefillFirst
 
 if TYPE_CHECKING:
     from decodestep.models import Model

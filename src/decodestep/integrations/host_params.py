@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.sampling.params import SamplingParams
 
 KEY = "decodestep"  # of the extra argument
@@ -47,7 +47,7 @@ def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
         try:
             fields = json.loads(given)
         except (ValueError, RecursionError) as error:
-            refuse(op, KEY, rule, Words(str(error)))
+            refuse(op, KEY, rule, Phrase(str(error)))
     require(isinstance(fields, Mapping), op, KEY, rule, given)
     for name in fields:
         if name in own:
@@ -56,7 +56,7 @@ def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**own, **fields)
 
 
-def seed_of(name: str) -> int:
+def seed_from_name(name: str) -> int:
     """The seed for a name: the first 64 bits of its BLAKE2b hash, little-endian."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 

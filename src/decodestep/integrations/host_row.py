@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from decodestep._base.arrays import ArrayT
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
 from decodestep.sampling.row import Row
 from decodestep.sampling.row_processors import Processors
@@ -83,7 +83,7 @@ class HostRow:
             self._keep(self._accepted)
             if error is not None:
                 raise error
-            refuse("HostRow", "logits", "such that a token is left to draw", Words("none"))
+            refuse("HostRow", "logits", "such that a token is left to draw", Phrase("none"))
         return token
 
     def processed(self, logits: ArrayT) -> ArrayT:

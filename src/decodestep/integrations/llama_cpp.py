@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep._base.extras import extra
 from decodestep.integrations.host_row import HostRow, without_ends
 from decodestep.sampling.params import SamplingParams
@@ -121,7 +121,7 @@ class LogitsProcessor:
             self._row = HostRow(self._params, vocab_size=row.shape[1], prompt_ids=ids, **self._options)
         before = self._row.tokens
         rule = f"a continuation of the {len(before)} tokens of the previous call: make a LogitsProcessor for each text"
-        require(ids[: len(before)] == before, "LogitsProcessor", "input_ids", rule, Words(f"{len(ids)} others"))
+        require(ids[: len(before)] == before, "LogitsProcessor", "input_ids", rule, Phrase(f"{len(ids)} others"))
         self._row.follow(ids[self._prompt_length :])
         return self._row.processed(row)[0]
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.array_api import log_softmax, namespace
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
 from decodestep.generation import generate
 from decodestep.models import Model, load
@@ -120,9 +120,9 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         rule = f"of 1 to {self.max_length} tokens"
         require(0 < len(continuation) <= self.max_length, _OP, "continuation", rule, len(continuation))
         require(
-            len(context) > 0, _OP, "context", "of at least one token, or the empty text", Words("whitespace without a token")
+            len(context) > 0, _OP, "context", "of at least one token, or the empty text", Phrase("whitespace without a token")
         )
-        ids = _last_of([*context, *continuation], self.max_length + 1)[:-1]
+        ids = _keep_last([*context, *continuation], self.max_length + 1)[:-1]
         first = len(ids) - len(continuation)  # whose logits are needed
         with self.model.sequence() as sequence:
             sequence.expect(len(ids))
@@ -153,7 +153,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         for request, (params, _) in zip(requests, asked, strict=True):
             room = self.max_length - int(params.max_new_tokens or 0)
             require(room > 0, _OP, "max_gen_toks", f"below max_length {self.max_length}", params.max_new_tokens)
-            prompts.append(_last_of(self.tok_encode(request.args[0]), room))
+            prompts.append(_keep_last(self.tok_encode(request.args[0]), room))
         results = []
         for start in range(0, len(prompts), self.batch_size):
             stop = start + self.batch_size
@@ -195,7 +195,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
             _OP,
             "generation_kwargs",
             f"until, a length and {', '.join(sorted(_FIELDS))}",
-            Words(", ".join(unknown)),
+            Phrase(", ".join(unknown)),
         )
         fields |= kwargs
         if fields.setdefault("do_sample", False):
@@ -219,7 +219,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         return "" if chat_template is False else "the model's own"
 
 
-def _last_of(tokens: list[int], room: int) -> list[int]:
+def _keep_last(tokens: list[int], room: int) -> list[int]:
     """The last tokens, as many as there is room for. That others are lost is logged, as by the harness's own backends."""
     if len(tokens) > room:
         _LOG.warning("max_length leaves room for the last %d of %d tokens: the others are left out", room, len(tokens))

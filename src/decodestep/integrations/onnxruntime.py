@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
 from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS, VERSION, Operator
 from decodestep.integrations.onnxruntime_interface import ANY, NUMBERS, OPTIONAL, REQUIRED, Api, CustomOp, Registrar
@@ -41,7 +41,7 @@ def register(options: onnxruntime.SessionOptions) -> None:
     """
     require(isinstance(options, onnxruntime.SessionOptions), "register", "options", "onnxruntime.SessionOptions", options)
     once = options not in _registered
-    require(once, "register", "options", "without the operators of decodestep", Words("options that have them"))
+    require(once, "register", "options", "without the operators of decodestep", Phrase("options that have them"))
     options.register_custom_ops_library(_native.__file__)
     _registered.add(options)
 
@@ -146,5 +146,5 @@ def _compute(api: Api, operator: Operator, attributes: tuple[tuple[str, Any], ..
                 continue
             target = api.array(value)
             if (target.dtype, target.shape) != (result.dtype, result.shape):
-                refuse("decodestep", name, f"{target.dtype}, as declared in the model", Words(result.dtype))
+                refuse("decodestep", name, f"{target.dtype}, as declared in the model", Phrase(result.dtype))
             target[...] = result

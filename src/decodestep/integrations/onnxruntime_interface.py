@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.errors import RequestError
 
 VERSION = 18
@@ -147,7 +147,7 @@ class Api:
         finally:
             self.release_type(info)
         if number not in DTYPES:
-            refuse("onnxruntime", "a tensor", "of a type that NumPy has", Words(f"ONNX's type {number}"))
+            refuse("onnxruntime", "a tensor", "of a type that NumPy has", Phrase(f"ONNX's type {number}"))
         dtype, shape = np.dtype(DTYPES[number]), tuple(dimensions)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if size == 0:

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_int, refuse, require, require_seed
+from decodestep._base.checks import Phrase, is_int, refuse, require, require_seed
 from decodestep._base.extras import extra
 from decodestep.generation import Completion, generate
-from decodestep.integrations.host_params import seed_of
+from decodestep.integrations.host_params import seed_from_name
 from decodestep.models import Model, load
+from decodestep.sampling.field_aliases import rename_fields
 from decodestep.sampling.params import DEFAULTS, SamplingParams
-from decodestep.sampling.spellings import rename_fields
 
 with extra("ray"):
     import ray
@@ -78,17 +78,19 @@ class Generate:
         self._model: Model = load(*[] if model is None else [model], dtype=dtype, threads=threads)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        require(isinstance(batch, dict), _OP, "batch", 'a dict of arrays, of batch_format="numpy"', Words(type(batch).__name__))
+        require(
+            isinstance(batch, dict), _OP, "batch", 'a dict of arrays, of batch_format="numpy"', Phrase(type(batch).__name__)
+        )
         for name in (self._prompt, self._key):
-            require(name in batch, _OP, "batch", f"one with a column {name!r}", Words(", ".join(batch)))
+            require(name in batch, _OP, "batch", f"one with a column {name!r}", Phrase(", ".join(batch)))
         taken = [name for name in _NEW_COLUMNS if name in batch]
-        require(not taken, _OP, "batch", f"one without columns {', '.join(_NEW_COLUMNS)}", Words(", ".join(taken)))
+        require(not taken, _OP, "batch", f"one without columns {', '.join(_NEW_COLUMNS)}", Phrase(", ".join(taken)))
         count = len(batch[self._prompt])
         results: list[Completion | Exception | None] = [None] * count
         asked: list[tuple[int, Any, SamplingParams]] = []
         for i in range(count):
             try:
-                asked.append((i, _prompt_of(batch[self._prompt][i]), self._params_of(batch, i)))
+                asked.append((i, _read_prompt(batch[self._prompt][i]), self._build_params(batch, i)))
             except Exception as error:
                 results[i] = error
         self._run(asked, results)
@@ -96,7 +98,7 @@ class Generate:
         lists = {name: _as_lists(batch[name]) for name in {self._prompt, *DEFAULTS} & batch.keys()}
         return {**batch, **lists, **_columns(results, [seeds.get(i, 0) for i in range(count)])}
 
-    def _params_of(self, batch: dict[str, np.ndarray], i: int) -> SamplingParams:
+    def _build_params(self, batch: dict[str, np.ndarray], i: int) -> SamplingParams:
         given = dict(self._params)
         for name in DEFAULTS.keys() & batch.keys():
             value = _plain(batch[name][i], DEFAULTS[name])
@@ -104,7 +106,11 @@ class Generate:
                 given[name] = _from_json(name, value) if name in _IN_JSON else value
         params = SamplingParams(**given)
         require(
-            params.num_beams == 1 == params.num_return_sequences, _OP, "params", "of one sample without beams", Words("several")
+            params.num_beams == 1 == params.num_return_sequences,
+            _OP,
+            "params",
+            "of one sample without beams",
+            Phrase("several"),
         )
         if params.greedy or params.seed is not None:
             return params
@@ -128,11 +134,11 @@ class Generate:
 
 
 def row_seed(seed: int, key: int | str) -> int:
-    """The seed of a row: `seed_of` "<seed> i <key>" for an integer, "<seed> s <key>" for a string. Raises ValueError for a key
-    that is neither."""
+    """The seed of a row: `seed_from_name` "<seed> i <key>" for an integer, "<seed> s <key>" for a string. Raises ValueError for
+    a key that is neither."""
     if not (is_int(key) or isinstance(key, str)):
         refuse(_OP, "key", "an integer or a string", key)
-    return seed_of(f"{seed} {'s' if isinstance(key, str) else 'i'} {key}")
+    return seed_from_name(f"{seed} {'s' if isinstance(key, str) else 'i'} {key}")
 
 
 def _assigned_cpus() -> int:
@@ -178,7 +184,7 @@ def _as_lists(column: np.ndarray) -> np.ndarray:
     return made
 
 
-def _prompt_of(cell: object) -> Any:
+def _read_prompt(cell: object) -> Any:
     plain = cell.tolist() if hasattr(cell, "tolist") else cell
     if not isinstance(plain, (str, list)) or not plain:
         refuse(_OP, "prompt", "a non-empty text, list of token ids or conversation", plain)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep._base.extras import extra
-from decodestep.integrations.host_params import KEY, host_params, in_vocabulary, seed_of
+from decodestep.integrations.host_params import KEY, host_params, in_vocabulary, seed_from_name
 from decodestep.integrations.host_row import HostRow
 from decodestep.ops.decode_step import decode_step
 from decodestep.ops.decode_step.steps import MinP, Temperature, TopK, TopP
@@ -68,9 +68,9 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
             req = params[_REQ]
             try:
                 alone = get_schedule().disable_overlap_schedule
-                require(alone, _OP, "the server", "started with --disable-overlap-schedule", Words("the overlap schedule"))
+                require(alone, _OP, "the server", "started with --disable-overlap-schedule", Phrase("the overlap schedule"))
                 rows = sum(each is params for _, each in asked)
-                require(rows == 1, _OP, "the server", "started without speculation", Words("drafts"))
+                require(rows == 1, _OP, "the server", "started without speculation", Phrase("drafts"))
                 token = self._draw(req, params, logits[i])
             except ValueError as error:
                 req.to_finish = FINISH_ABORT(str(error), HTTPStatus.BAD_REQUEST, "BadRequestError")
@@ -82,14 +82,14 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
     def _draw(self, req: Req, params: dict[str, Any], logits: torch.Tensor) -> int:
         row = params.get(_ROW)
         if not isinstance(row, HostRow):  # the first token, whatever a client has sent under this name
-            made = in_vocabulary(_params_of(req, params[KEY]), len(logits))
+            made = in_vocabulary(_convert_params(req, params[KEY]), len(logits))
             params[_ROW] = row = HostRow(made, vocab_size=len(logits), prompt_ids=list(req.origin_input_ids))
         row.follow(list(req.output_ids))
         drawn: int = row.draw(logits.to("cpu", torch.float32).numpy()[None])
         return drawn
 
 
-def _params_of(req: Req, given: Any) -> SamplingParams:
+def _convert_params(req: Req, given: Any) -> SamplingParams:
     """The params of an SGLang request, whose fields are normalised: greedy is top_k 1, no top_k is a huge one."""
     own = req.sampling_params
     params = host_params(
@@ -105,7 +105,7 @@ def _params_of(req: Req, given: Any) -> SamplingParams:
     )
     if params.greedy or params.seed is not None:
         return params
-    return replace(params, seed=seed_of(str(req.rid)))
+    return replace(params, seed=seed_from_name(str(req.rid)))
 
 
 class Sampler(TheirSampler):  # type: ignore[misc]
@@ -128,7 +128,7 @@ class Sampler(TheirSampler):  # type: ignore[misc]
         self, logits_output: LogitsProcessorOutput, sampling_info: SamplingBatchInfo, *arguments: object, **options: Any
     ) -> torch.Tensor:
         masks = sampling_info.sampling_mask_batch_indices
-        require(masks is None, _OP, "return_sampling_mask", "off", Words("a request that asks for it"))
+        require(masks is None, _OP, "return_sampling_mask", "off", Phrase("a request that asks for it"))
         return super().forward(logits_output, sampling_info, *arguments, **options)
 
     def _forward_ascend_backend(

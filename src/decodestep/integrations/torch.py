@@ -18,7 +18,7 @@ from decodestep._base.extras import extra
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
-from decodestep.ops.mla_prolog.call import Call, scenario_of
+from decodestep.ops.mla_prolog.call import Call, find_scenario
 from decodestep.ops.mla_prolog.problem import columns_of
 from decodestep.ops.mla_prolog.results import MlaPrologV3Result, result_specs
 from decodestep.ops.rms_norm import rms_norm
@@ -129,7 +129,7 @@ def _fake_prolog(op: str, *results: str) -> Callable[..., tuple[Tensor, ...]]:
         x, up = call.token_x, call.weight_uq_qr
         x_int8, uq_int8, kv_int8 = (tensor.dtype == torch.int8 for tensor in (x, up, call.kv_cache))
         specs = result_specs(
-            scenario_of(call, x_int8=x_int8, uq_int8=uq_int8, kv_int8=kv_int8),
+            find_scenario(call, x_int8=x_int8, uq_int8=uq_int8, kv_int8=kv_int8),
             x.shape[:-1],
             call.weight_uk.shape[0],
             call.weight_uk.shape[2],

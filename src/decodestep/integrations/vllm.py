@@ -41,7 +41,7 @@ _AFTER = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty
 log = init_logger("vllm.decodestep")
 
 
-def params_of(sampling_params: VllmParams) -> SamplingParams | None:
+def convert_params(sampling_params: VllmParams) -> SamplingParams | None:
     """The params of a vLLM request; None for a request without extra_args["decodestep"].
 
     temperature, top_p, top_k, min_p and seed are the request's own; extra_args["decodestep"] is a mapping of fields in
@@ -81,8 +81,8 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
 
     @classmethod
     def validate_params(cls, sampling_params: VllmParams) -> None:
-        """Raises ValueError as `params_of` does, before vLLM admits the request."""
-        params_of(sampling_params)
+        """Raises ValueError as `convert_params` does, before vLLM admits the request."""
+        convert_params(sampling_params)
 
     def __init__(self, vllm_config: VllmConfig, device_or_states: object, is_pin_memory: bool | None = None) -> None:
         """vLLM passes (config, device, is_pin_memory) for batch updates and (config, req_states) for staged requests."""
@@ -129,7 +129,7 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
         return logits
 
     def _new_request(self, sampling_params: VllmParams, prompt: list[int] | None, output: list[int] | None) -> _Request | None:
-        params = params_of(sampling_params)
+        params = convert_params(sampling_params)
         if params is None:
             return None
         seed = params.seed if params.seed is not None else sample_seed(self._seed, self._admitted)

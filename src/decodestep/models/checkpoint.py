@@ -22,14 +22,14 @@ from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.gguf_shards import open_gguf
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.safetensors_file import SafeTensor
-from decodestep.files.tensor_values import FLOAT8, TILE, can_be_read, float32_of, pieces_of, type_name
+from decodestep.files.tensor_values import FLOAT8, TILE, can_be_read, read_float32, read_pieces, type_name
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
 from decodestep.tokenizers.tokenizer import Tokenizer
-from decodestep.weights.file_rows import FilePart, FileRows
-from decodestep.weights.lazy_rows import Rows
+from decodestep.weights.file_weight import FilePart, FileWeight
+from decodestep.weights.lazy_weight import RowWeight
 from decodestep.weights.packed import DENSE_FORMATS, Format
-from decodestep.weights.widened_rows import WidenedRows
+from decodestep.weights.widened_weight import WidenedWeight
 
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {format_.name: format_ for format_ in DENSE_FORMATS}  # by the names of safetensors
@@ -43,7 +43,7 @@ _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 class Stored(NamedTuple):
     """A weight. widened: whether it was converted to float32 because no kernel multiplies it as it is."""
 
-    weight: Rows
+    weight: RowWeight
     widened: bool = False
 
 
@@ -57,7 +57,7 @@ class Checkpoint:
 
     def __init__(self, file: GgufFile | ModelFolder) -> None:
         self.file, self.path = file, file.path
-        self.config: Config = gguf.config_of(file) if isinstance(file, GgufFile) else folder.config_of(file)
+        self.config: Config = gguf.read_config(file) if isinstance(file, GgufFile) else folder.read_config(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
         self._table = names.GGUF if isinstance(file, GgufFile) else model_type_of(file).tensor_names
         self._parts: dict[tuple[str, int], list[Part]] = {}
@@ -69,19 +69,19 @@ class Checkpoint:
         return FolderTokenizer(file, self.config.vocab_size, tiktoken_rules=TIKTOKEN_RULES)
 
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotations; `GroupedConfig.ropes` says which a layer has."""
+        """The ropes; `GroupedConfig.ropes` says which a layer has."""
         file = self.file
         if isinstance(file, GgufFile):
-            return gguf.ropes_of(file, self.config, lambda name, length: float32_of(self._tensor_of_shape(name, (length,))))
-        return folder.ropes_of(file, self.config)
+            return gguf.read_ropes(file, self.config, lambda name, length: read_float32(self._tensor_of_shape(name, (length,))))
+        return folder.read_ropes(file, self.config)
 
     def check(self) -> None:
         """Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported type."""
         known = {names.ROPE_DIVISORS, *names.ROPE_FACTORS.values()}  # which `ropes` reads
-        for i, part in names.parts_of(self.config, self._table, self._tensors.__contains__):
+        for i, part in names.list_parts(self.config, self._table, self._tensors.__contains__):
             self._parts.setdefault((part.part, i), []).append(part)
             tensor = self._tensor_of_shape(part.name, part.shape)
-            if part.part == "correction" and not np.isfinite(float32_of(tensor)).all():
+            if part.part == "correction" and not np.isfinite(read_float32(tensor)).all():
                 raise ModelError(f"{self.path}: tensor {part.name} must hold finite numbers")
             known.add(part.name)
             if type_name(tensor) == FLOAT8:
@@ -115,7 +115,7 @@ class Checkpoint:
 
     def _check_scale(self, tensor: Tensor | SafeTensor) -> None:
         scale = self._tensor_of_shape(tensor.name + _SCALE, tuple(-(-size // TILE) for size in tensor.shape))
-        if not np.isfinite(float32_of(scale)).all():
+        if not np.isfinite(read_float32(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 
     def types(self) -> set[str]:
@@ -164,7 +164,7 @@ class Checkpoint:
 
     def vector(self, part: str, i: int = -1) -> np.ndarray:
         """A bias or the weight of a norm, float32, with the config's norm_shift added to the latter."""
-        values = float32_of(self._tensors[self.name(part, i)])
+        values = read_float32(self._tensors[self.name(part, i)])
         shift = self.config.norm_shift if part.endswith("norm") else 0.0
         return values + np.float32(shift) if shift else values
 
@@ -191,15 +191,15 @@ class Checkpoint:
         if len(formats) > 1 or format_ is None:
             return Stored(self._widened(tensors), not formats <= DENSE_FORMATS)  # dense formats together are float32, exactly
         parts = [FilePart(*tensor.place, _row_count(tensor), f"tensor {tensor.name}") for tensor in tensors]
-        return Stored(FileRows(parts, format_, tensors[0].shape[-1], tensors[0].nbytes // parts[0].rows))
+        return Stored(FileWeight(parts, format_, tensors[0].shape[-1], tensors[0].nbytes // parts[0].rows))
 
-    def _widened(self, tensors: Sequence[Tensor | SafeTensor]) -> WidenedRows:
+    def _widened(self, tensors: Sequence[Tensor | SafeTensor]) -> WidenedWeight:
         def pieces() -> Iterator[np.ndarray]:
             for tensor in tensors:
                 is_float8 = type_name(tensor) == FLOAT8
-                yield from pieces_of(tensor, float32_of(self._tensors[tensor.name + _SCALE]) if is_float8 else None)
+                yield from read_pieces(tensor, read_float32(self._tensors[tensor.name + _SCALE]) if is_float8 else None)
 
-        return WidenedRows(pieces, tensors[0].shape[-1], sum(map(_row_count, tensors)))
+        return WidenedWeight(pieces, tensors[0].shape[-1], sum(map(_row_count, tensors)))
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

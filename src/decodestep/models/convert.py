@@ -18,15 +18,15 @@ from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, Lat
 from decodestep.errors import ModelError
 from decodestep.models.checkpoint import Checkpoint, Stored
 from decodestep.weights.feed_forward import FeedForward
-from decodestep.weights.file_rows import FileRows, FileRowsError
-from decodestep.weights.lazy_rows import Rows, whole
+from decodestep.weights.file_weight import FileWeight, FileWeightError
+from decodestep.weights.lazy_weight import RowWeight, whole
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 
-Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
+Pack = Callable[[RowWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 Progress = Callable[[int, int], object]  # (layers that are done, all layers)
 
 
-def as_it_is(weight: Rows, widened: bool) -> Weight:
+def as_it_is(weight: RowWeight, widened: bool) -> Weight:
     return whole(weight)
 
 
@@ -53,7 +53,7 @@ def convert(
     checkpoint.check()
     try:
         return _convert(checkpoint, pack, as_latent, head_dim, progress or (lambda done, layers: None))
-    except FileRowsError as error:
+    except FileWeightError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
 
 
@@ -69,7 +69,7 @@ def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int 
     for i in range(config.layers):
         progress(i, config.layers)
         layers.append(_layer(_LayerParts(checkpoint, i, pack), attention))
-    embedding, output = _of_vocabulary(checkpoint, pack)
+    embedding, output = _embedding_and_output(checkpoint, pack)
     weights = Weights(
         config=config,
         embedding=embedding,
@@ -82,21 +82,21 @@ def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int 
     return weights
 
 
-def _of_vocabulary(checkpoint: Checkpoint, pack: Pack) -> tuple[Weight, Weight]:
+def _embedding_and_output(checkpoint: Checkpoint, pack: Pack) -> tuple[Weight, Weight]:
     """The embedding and the logits weight."""
     embedding = checkpoint.weight("embedding")
     if not checkpoint.config.tied:
-        return whole(embedding.weight), _weight_of(pack, checkpoint.weight("output"))
-    output = _weight_of(pack, embedding)
+        return whole(embedding.weight), _pack_together(pack, checkpoint.weight("output"))
+    output = _pack_together(pack, embedding)
     return output if output.format == embedding.weight.format else whole(embedding.weight), output
 
 
 class _LayerParts:
-    """Layer i of a checkpoint: the methods of `Checkpoint` for its parts, and `_weight_of` with this `pack`."""
+    """Layer i of a checkpoint: the methods of `Checkpoint` for its parts, and `_pack_together` with this `pack`."""
 
     def __init__(self, checkpoint: Checkpoint, i: int, pack: Pack) -> None:
         self.config, self.is_of_experts = checkpoint.config, checkpoint.config.has_experts(i)
-        self.has, self.pack = partial(checkpoint.has, i=i), partial(_weight_of, pack)
+        self.has, self.pack = partial(checkpoint.has, i=i), partial(_pack_together, pack)
         self.vector, self.optional_vector = partial(checkpoint.vector, i=i), partial(checkpoint.optional_vector, i=i)
         self.weight, self.stack = partial(checkpoint.weight, i=i), partial(checkpoint.stack, i=i)
 
@@ -306,7 +306,7 @@ def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: 
     return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]))
 
 
-def _weight_of(pack: Pack, *parts: Stored) -> Weight:
+def _pack_together(pack: Pack, *parts: Stored) -> Weight:
     """The weight whose outputs are those of the parts, one after the other, as `pack` converts it.
 
     Parts of different formats are widened to float32; those of dense formats are exactly that, and not to be quantised.
@@ -319,7 +319,7 @@ def _weight_of(pack: Pack, *parts: Stored) -> Weight:
     if len(formats) > 1:
         widened |= not formats <= DENSE_FORMATS
         return pack(PackedWeight.widened(*map(whole, weights)), widened)
-    in_file = [weight for weight in weights if isinstance(weight, FileRows)]
+    in_file = [weight for weight in weights if isinstance(weight, FileWeight)]
     if len(in_file) == len(weights):
-        return pack(FileRows.stack(*in_file), widened)
+        return pack(FileWeight.stack(*in_file), widened)
     return pack(PackedWeight.stack(*map(whole, weights)), widened)

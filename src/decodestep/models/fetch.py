@@ -54,7 +54,7 @@ def default_model() -> Path:
     return find_default_model() or _fetch()
 
 
-def path_of(model: str | os.PathLike[str]) -> Path:
+def resolve_path(model: str | os.PathLike[str]) -> Path:
     """The path of a model: of the default one if `model` is its name, of one of the hub if it is a name there and no path.
 
     Raises ModelError for a name that is not fetched; MissingExtraError for a name of the hub without its package.

@@ -11,12 +11,12 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from decodestep.families.common.gguf_header import header_of
+from decodestep.families.common.gguf_header import build_header
 from decodestep.families.common.names import Part
 from decodestep.families.common.registry import model_type_of
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
-from decodestep.files.tensor_values import float32_of
+from decodestep.files.tensor_values import read_float32
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import neighbour_order
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
@@ -52,15 +52,15 @@ class Source:
     tensors: dict[str, SourceTensor]
 
 
-def source_of(checkpoint: Checkpoint) -> Source:
+def open_source(checkpoint: Checkpoint) -> Source:
     """`checkpoint` has been checked. Raises ModelError for a folder that GGUF's keys cannot describe."""
     file = checkpoint.file
-    return _of_folder(checkpoint, file) if isinstance(file, ModelFolder) else _of_file(checkpoint, file)
+    return _from_folder(checkpoint, file) if isinstance(file, ModelFolder) else _from_file(checkpoint, file)
 
 
-def _of_file(checkpoint: Checkpoint, file: GgufFile) -> Source:
-    def tensor_of(tensor: Tensor) -> SourceTensor:
-        return SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.read, lambda: iter([float32_of(tensor)]))
+def _from_file(checkpoint: Checkpoint, file: GgufFile) -> Source:
+    def source_tensor(tensor: Tensor) -> SourceTensor:
+        return SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.read, lambda: iter([read_float32(tensor)]))
 
     def copy_fields(writer: GGUFWriter) -> None:
         for field in GGUFReader(checkpoint.path).fields.values():
@@ -72,15 +72,15 @@ def _of_file(checkpoint: Checkpoint, file: GgufFile) -> Source:
             writer.add_key_value(field.name, field.contents(), field.types[0], of_items)
 
     config = checkpoint.config
-    tensors = {name: tensor_of(tensor) for name, tensor in file.tensors.items()}
+    tensors = {name: source_tensor(tensor) for name, tensor in file.tensors.items()}
     return Source(checkpoint.path, config.architecture, config.layers, config.tied, copy_fields, tensors)
 
 
-def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
+def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
     tokenizer = checkpoint.tokenizer()
     assert isinstance(tokenizer, FolderTokenizer)
     config, path = checkpoint.config, checkpoint.path
-    header = header_of(folder, config, checkpoint.ropes())
+    header = build_header(folder, config, checkpoint.ropes())
     usual = model_type_of(folder).pre_tokenizer
     fields = header.metadata | tokenizer_fields(tokenizer, config.vocab_size, usual, str(path))
     templates = [{"name": name, "template": text} for name, text in folder.chat_templates().items() if isinstance(text, str)]
@@ -92,7 +92,7 @@ def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
         if templates:
             writer.add_chat_template(templates)
 
-    def tensor_of(i: int, part: Part) -> SourceTensor:
+    def source_tensor(i: int, part: Part) -> SourceTensor:
         return SourceTensor(
             part.name,
             part.shape,
@@ -101,7 +101,7 @@ def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
             lambda: _values(checkpoint, header.config.rope_half_split, part, i),
         )
 
-    tensors = {part.name: tensor_of(i, part) for i, part in header.parts}
+    tensors = {part.name: source_tensor(i, part) for i, part in header.parts}
     for name, vector in header.vectors.items():
         tensors[name] = SourceTensor(name, vector.shape, GGMLQuantizationType.F32, None, partial(iter, [vector]))
     return Source(path, header.config.architecture, config.layers, config.tied, copy_fields, tensors)

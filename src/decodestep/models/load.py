@@ -19,13 +19,13 @@ from decodestep.decoding.step_decoder import (
     PANEL_FORMATS,
     QUANTISED,
     StepDecoder,
-    cache_dtype_of,
+    choose_cache_dtype,
     obstacle,
     step_head_dim,
 )
 from decodestep.errors import ModelError
 from decodestep.files.file_bytes import naming
-from decodestep.models.fetch import DEFAULT_MODEL, path_of
+from decodestep.models.fetch import DEFAULT_MODEL, resolve_path
 from decodestep.models.model import Model
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from decodestep.decoding.config import Config
     from decodestep.models.checkpoint import Checkpoint
     from decodestep.models.convert import Progress
-    from decodestep.weights.lazy_rows import Rows
+    from decodestep.weights.lazy_weight import RowWeight
 
 _OP = "load"
 
@@ -109,7 +109,7 @@ def load(
 
         from decodestep.chat.template import ChatTemplate
         from decodestep.models.checkpoint import open_checkpoint
-    path = path_of(name_or_path)
+    path = resolve_path(name_or_path)
     with naming(path), use_threads(threads):
         checkpoint = open_checkpoint(path)
         template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
@@ -163,7 +163,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
                 head_dim=None if config.latent_attention else step_head_dim(config),
                 progress=progress,
             ),
-            cache_dtype=cache_dtype_of(checkpoint.types(), dtype) if cache_dtype == "auto" else cache_dtype,
+            cache_dtype=choose_cache_dtype(checkpoint.types(), dtype) if cache_dtype == "auto" else cache_dtype,
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
@@ -185,12 +185,12 @@ def _as_latent(checkpoint: Checkpoint) -> Config:
     return latent_config(config)
 
 
-def _panels(weight: Rows, widened: bool, dtype: str, memory: Arena) -> LinearPanels:
+def _panels(weight: RowWeight, widened: bool, dtype: str, memory: Arena) -> LinearPanels:
     """A weight in panels. Formats without a kernel arrive widened to float32 and become Q8_0 if the file's format is requested;
     weights whose inputs are not a multiple of 32 become bfloat16 instead of Q8_0."""
     chosen = Format.Q8_0 if widened and dtype == "auto" else (PANEL_FORMATS | QUANTISED)[dtype]
     if chosen is None or chosen == Format.BF16:
         return LinearPanels.pack(weight, chosen, allocate=memory.new_bytes)
-    from decodestep.models.quantise import panels_of
+    from decodestep.models.quantise import pack_panels
 
-    return panels_of(weight, chosen, memory.new_bytes)
+    return pack_panels(weight, chosen, memory.new_bytes)

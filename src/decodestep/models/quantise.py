@@ -11,8 +11,8 @@ from gguf.quants import quantize
 
 from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.blocks import BLOCKS
-from decodestep.weights.file_rows import FileRows, FileRowsError
-from decodestep.weights.lazy_rows import Rows, whole
+from decodestep.weights.file_weight import FileWeight, FileWeightError
+from decodestep.weights.lazy_weight import RowWeight, whole
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.native import quantise_blocks
 from decodestep.weights.packed import DENSE_DTYPES, Format
@@ -52,7 +52,7 @@ def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
     return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in block.halves)
 
 
-def panels_of(weight: Rows, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
+def pack_panels(weight: RowWeight, format_: Format, allocate: Allocate = new_bytes) -> LinearPanels:
     """A weight in panels of Q8_0, Q4_0, Q2_K, Q3_K or Q4_K; of Q4_0, Q5_0 or BF16 if its inputs are not a multiple of their
     block. A weight of that type keeps its values.
 
@@ -66,14 +66,14 @@ def panels_of(weight: Rows, format_: Format, allocate: Allocate = new_bytes) -> 
     return _within_range(LinearPanels.pack(weight, format_, allocate=allocate), weight)
 
 
-def _within_range(panels: LinearPanels, weight: Rows) -> LinearPanels:
+def _within_range(panels: LinearPanels, weight: RowWeight) -> LinearPanels:
     if panels.has_finite_scales():
         return panels
-    if isinstance(weight, FileRows) and len(weight.parts) > 1:
+    if isinstance(weight, FileWeight) and len(weight.parts) > 1:
         for part in weight.tensors():
-            panels_of(part, panels.format)  # raises for the one at fault
+            pack_panels(part, panels.format)  # raises for the one at fault
     # Rows that were put in another order, or widened, are no longer a file's.
     sizes = f"a weight of {panels.inputs} inputs and {panels.outputs} outputs"
-    what = weight.parts[0].name if isinstance(weight, FileRows) else sizes
+    what = weight.parts[0].name if isinstance(weight, FileWeight) else sizes
     fault = f"too large for {panels.format.name}" if np.isfinite(whole(weight).values()).all() else "that are not finite"
-    raise FileRowsError(f"{what:.200} has values {fault}")
+    raise FileWeightError(f"{what:.200} has values {fault}")

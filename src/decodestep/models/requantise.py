@@ -18,7 +18,7 @@ from decodestep._base.checks import require, require_choice
 from decodestep.errors import ModelError
 from decodestep.files.file_bytes import naming
 from decodestep.models.checkpoint import Checkpoint, open_checkpoint
-from decodestep.models.gguf_source import Source, SourceTensor, source_of
+from decodestep.models.gguf_source import Source, SourceTensor, open_source
 from decodestep.models.quantise import has_finite_scales, quantise
 
 _OP = "quantize"
@@ -116,9 +116,9 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
     with naming(source):
         checkpoint = open_checkpoint(source)
         checkpoint.check()
-        described = source_of(checkpoint)
+        described = open_source(checkpoint)
     tensor_files = {tensor.path for tensor in checkpoint.file.tensors.values()}
-    _require_another(target, [*tensor_files, *_of_folder(checkpoint)], "those of IN")
+    _require_another(target, [*tensor_files, *_folder_files(checkpoint)], "those of IN")
     size = sum(path.stat().st_size for path in tensor_files)
     _write(described, target, RECIPES[kind], progress)
     return size
@@ -129,14 +129,14 @@ def _require_another(target: Path, files: Iterable[Path], whose: str) -> None:
     require(not same, _OP, "OUT", f"another file than {whose}", str(target))
 
 
-def _of_folder(checkpoint: Checkpoint) -> Iterator[Path]:
+def _folder_files(checkpoint: Checkpoint) -> Iterator[Path]:
     """All files of a folder except GGUF files, which were written there before."""
     if checkpoint.path.is_dir():
         yield from (path for path in checkpoint.path.rglob("*") if path.is_file() and path.suffix != ".gguf")
 
 
 def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int, int, str], None]) -> None:
-    types = {name: _type_of(tensor, recipe, source) for name, tensor in source.tensors.items()}
+    types = {name: _choose_type(tensor, recipe, source) for name, tensor in source.tensors.items()}
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # a name that no other file has, a source too
     try:
         writer = _writer(source, part, recipe, types)
@@ -179,7 +179,7 @@ def _writing(target: Path) -> Iterator[None]:
         raise OSError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
-def _type_of(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
+def _choose_type(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
     name = tensor.name
     if len(tensor.shape) < 2 or any(part in name for part in _DENSE):
         return tensor.type

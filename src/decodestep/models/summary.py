@@ -27,7 +27,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     latent, experts = config.latent_attention, config.experts
     why = step_decoder.obstacle(config)
-    cache = step_decoder.cache_dtype_of(checkpoint.types()) if why is None else "float32"
+    cache = step_decoder.choose_cache_dtype(checkpoint.types()) if why is None else "float32"
     layout = step_decoder.page_layout(config, cache) if why is None else layer_decoder.page_layout(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),

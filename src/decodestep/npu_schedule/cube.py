@@ -24,7 +24,7 @@ class CubeProgram(CoreProgram):
 
     def __init__(self, frame: Frame, index: int) -> None:
         super().__init__(frame, index)
-        self.held: set[str] = set()  # weights that have been loaded ahead of their product
+        self.preloaded: set[str] = set()  # weights that have been loaded ahead of their product
 
     def down(self, step: Step) -> None:
         """MatmulCq and MatmulCkvKr."""
@@ -112,8 +112,8 @@ class CubeProgram(CoreProgram):
 
     def _weight(self, job: Job, weight: str, inner: Span, value: int) -> str:
         local = f"w.{job.kernel}.{job.step}.{job.columns[0]}.{inner[0]}"
-        if local not in self.held:
-            self.held.add(local)
+        if local not in self.preloaded:
+            self.preloaded.add(local)
             size = (inner[1] - inner[0]) * (job.columns[1] - job.columns[0]) * value
             self.made.append(Load(job, Tile(weight, inner, job.columns), local, size))
         return local
@@ -127,8 +127,8 @@ class CubeProgram(CoreProgram):
 
     def _weight_uk(self, head: int, step: Step) -> str:
         s, local = self.sizes, f"w.MatmulQn.{step.index}.{head}"
-        if local not in self.held:
-            self.held.add(local)
+        if local not in self.preloaded:
+            self.preloaded.add(local)
             tile = Tile("weight_uk", (head * s.nope, (head + 1) * s.nope), (0, s.hckv))
             self.made.append(Load(self._matmul_qn(head, step), tile, local, s.nope * s.hckv * REAL))
         return local

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep.npu_schedule.frame import INNER_BYTES, REAL, TILE_COLUMNS, Frame
 from decodestep.npu_schedule.instructions import CUBE, ISSUE, PIPES, VECTOR
 
@@ -18,7 +18,7 @@ def check_extent(frame: Frame) -> None:
     pipes = s.cubes * len((ISSUE, *PIPES[CUBE])) + s.vectors * len((ISSUE, *PIPES[VECTOR]))
     most, wanted = _MOST_CLOCKS // pipes, instructions(frame)
     rule = f"of a schedule of at most {most} instructions, on {s.cubes} cube and {s.vectors} vector cores"
-    require(wanted <= most, _OP, "plan", rule, Words(f"one of up to {wanted}"))
+    require(wanted <= most, _OP, "plan", rule, Phrase(f"one of up to {wanted}"))
 
 
 def instructions(frame: Frame) -> int:

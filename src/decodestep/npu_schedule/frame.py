@@ -156,7 +156,7 @@ def _check_design(design: Design) -> None:
     require(not design.overlap or design.join != "none", _OP, "join", '"flag" or "copies" where steps overlap', design.join)
 
 
-def frame_of(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
+def build_frame(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
     _check_design(design)
     if sizes.tokens == 0:
         return Frame(sizes, design, 1, 0, 0, 0, 0, 0)

@@ -40,7 +40,7 @@ font:11px system-ui,-apple-system,"Segoe UI",sans-serif}
 def chart(timeline: Timeline, width: int = 1240) -> str:
     """A whole SVG file: labels, bars with titles for hovering, legend."""
     cores = timeline.graph.schedule.cores
-    inner, height = width - LABELS - RIGHT, height_of(cores)
+    inner, height = width - LABELS - RIGHT, chart_height(cores)
     legend = _legend(timeline)
     parts = (labels(timeline), f'<g transform="translate({LABELS},0)">', drawing(timeline, inner, titles=True), "</g>")
     return (
@@ -59,7 +59,7 @@ def title(timeline: Timeline) -> str:
     )
 
 
-def height_of(cores: Iterable[Core]) -> int:
+def chart_height(cores: Iterable[Core]) -> int:
     return int(max((_top(core, list(cores)) for core in cores), default=TOP)) + ROW + 6
 
 
@@ -78,7 +78,7 @@ def labels(timeline: Timeline) -> str:
 def drawing(timeline: Timeline, width: float, *, titles: bool) -> str:
     """The time axis and the bars. With titles, hovering shows a bar's words; else they are in data-words."""
     cores = timeline.graph.schedule.cores
-    scale, height = width / max(timeline.makespan, 1e-12), height_of(cores)
+    scale, height = width / max(timeline.makespan, 1e-12), chart_height(cores)
     made = [_axis(timeline.makespan, scale, height)]
     shown = bars(timeline)
     for bar in sorted(shown, key=lambda b: b.critical):  # critical bars are drawn on top

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.npu_schedule.instructions import (
     CUBE,
     OP,
@@ -100,7 +100,7 @@ def _check_core(schedule: Schedule, core: Core) -> None:
         OP,
         "core",
         f"one of {schedule.sizes.cubes} cube and {schedule.sizes.vectors} vector cores",
-        Words(core),
+        Phrase(core),
     )
     for instruction in schedule.programs[core]:
         if not isinstance(instruction, (Load, Compute, Store, SetFlag, WaitFlag)):
@@ -116,7 +116,7 @@ def _check_flag_use(schedule: Schedule, core: Core, instruction: SetFlag | WaitF
         pipes = PIPES[core.kind]
         require(instruction.pipe in pipes, OP, "pipe", f"one of {', '.join(pipes)}", instruction.pipe)
     if schedule.flags[name].mode == 1:
-        require(core.kind == VECTOR, OP, f"flag {name}", "used by vector cores only, its mode being 1", Words(core))
+        require(core.kind == VECTOR, OP, f"flag {name}", "used by vector cores only, its mode being 1", Phrase(core))
 
 
 def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
@@ -133,7 +133,7 @@ def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
             graph.threads.append((core, pipe))
         producers: list[int] = []
         for name in operands(instruction):
-            what = Words(f"{type(instruction).__name__} at {position}")
+            what = Phrase(f"{type(instruction).__name__} at {position}")
             require(name in made, OP, f"program of {core}", f"one that makes {name!r} before it is used", what)
             producers.append(made[name])
         before = {*producers, *([last_in[pipe]] if pipe in last_in else []), *([last_wait] if last_wait is not None else [])}

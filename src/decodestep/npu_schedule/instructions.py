@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.npu_schedule.design import Design
 from decodestep.npu_schedule.sizes import Sizes
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan
@@ -182,7 +182,7 @@ class Schedule:
 
     def _program(self, core: Core) -> tuple[Instruction, ...]:
         if core not in self.programs:
-            refuse(OP, "core", f"one of {len(self.programs)} of this schedule", Words(core))
+            refuse(OP, "core", f"one of {len(self.programs)} of this schedule", Phrase(core))
         return self.programs[core]
 
     def _at(self, core: Core, position: int) -> Instruction:

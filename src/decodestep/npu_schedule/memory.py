@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.npu_schedule.frame import Frame
 from decodestep.npu_schedule.instructions import Tile
 from decodestep.npu_schedule.sizes import Sizes
@@ -48,12 +48,12 @@ class Memory:
         else:
             places |= {name: array.shape for name, array in self.given.items()}
         if tile.buffer not in places:
-            refuse(_OP, f"tile to {'write' if write else 'read'}", f"of one of {', '.join(places)}", Words(tile))
+            refuse(_OP, f"tile to {'write' if write else 'read'}", f"of one of {', '.join(places)}", Phrase(tile))
         rows, columns = places[tile.buffer]
         spans = [(tile.rows, rows), *((part, columns) for part in tile.parts)]
         inside = all(0 <= first <= end <= size for (first, end), size in spans)
-        require(not write or tile.repeats == 1, _OP, "tile to write", "one rectangle", Words(tile))
-        require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", Words(tile))
+        require(not write or tile.repeats == 1, _OP, "tile to write", "one rectangle", Phrase(tile))
+        require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", Phrase(tile))
 
     def load(self, tile: Tile) -> np.ndarray:
         """A copy of a tile, or a view if it is read-only."""
@@ -82,9 +82,9 @@ def fits(sizes: Sizes, p: Problem) -> None:
     """Checks that a schedule was built for a call."""
     wanted, s = sizes.scenario, p.scenario
     same = (wanted.full, wanted.partial, wanted.query_int8) == (s.full, s.partial, s.query_int8)
-    require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", Words(s.name))
+    require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", Phrase(s.name))
     if any(isinstance(w, LinearPanels) for w in (p.w_dq, p.w_uq_qr, p.w_dkv_kr)):
-        refuse(_OP, "weights", "arrays or panels of the device's types", Words("LinearPanels"))
+        refuse(_OP, "weights", "arrays or panels of the device's types", Phrase("LinearPanels"))
     heads, nope, hckv = p.w_uk.shape
     given = {
         "tokens": len(p.x),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from decodestep.npu_schedule.critical import critical_path, utilisation
-from decodestep.npu_schedule.gantt import KERNELS, LABELS, STYLE, drawing, height_of, labels, title, used_kernels
+from decodestep.npu_schedule.gantt import KERNELS, LABELS, STYLE, chart_height, drawing, labels, title, used_kernels
 from decodestep.npu_schedule.instructions import CUBE, VECTOR
 from decodestep.npu_schedule.timeline import Timeline
 
@@ -71,7 +71,7 @@ addEventListener('resize',()=>size(zoom));size(1);
 
 def page(timeline: Timeline) -> str:
     """The whole page. It loads no resources, so it works from a file and offline."""
-    height = height_of(timeline.graph.schedule.cores)
+    height = chart_height(timeline.graph.schedule.cores)
     keys = "".join(f'<span class="key"><i style="background:{KERNELS[k]}"></i>{k}</span>' for k in used_kernels(timeline))
     keys += '<span class="key"><i class="wait"></i>waits</span><span class="key"><i class="lit"></i>critical path</span>'
     path = "".join(f"<li>{escape(segment.words)}</li>" for segment in critical_path(timeline))

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from decodestep.npu_schedule.cube import CubeProgram
 from decodestep.npu_schedule.design import Design
 from decodestep.npu_schedule.extent import check_extent
-from decodestep.npu_schedule.frame import FLAGS, Frame, Step, frame_of
+from decodestep.npu_schedule.frame import FLAGS, Frame, Step, build_frame
 from decodestep.npu_schedule.instructions import Core, Instruction, Schedule, SetFlag, WaitFlag
-from decodestep.npu_schedule.sizes import sizes_of
+from decodestep.npu_schedule.sizes import read_sizes
 from decodestep.npu_schedule.vector import VectorProgram
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan
 
@@ -36,8 +36,8 @@ def mla_prolog_schedule(plan: MlaPrologPlan, design: Design | None = None, *, gr
     that a slow vector core has yet to read: `Design(join="none")`. Its later kernels do have such a flag.
     """
     design = design or Design()
-    sizes = sizes_of(plan, group)
-    frame = frame_of(plan, sizes, design)
+    sizes = read_sizes(plan, group)
+    frame = build_frame(plan, sizes, design)
     check_extent(frame)
     programs: dict[Core, tuple[Instruction, ...]] = {}
     for program_of, count in ((CubeProgram, sizes.cubes), (VectorProgram, sizes.vectors)):

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.npu_schedule.check import Report, check
 from decodestep.npu_schedule.cost import CostModel
 from decodestep.npu_schedule.design import Design
 from decodestep.npu_schedule.program import mla_prolog_schedule
-from decodestep.npu_schedule.sizes import Sizes, sizes_of
+from decodestep.npu_schedule.sizes import Sizes, read_sizes
 from decodestep.npu_schedule.timeline import Timeline, timeline
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan
 
@@ -45,9 +45,9 @@ def search(plan: MlaPrologPlan, cost: CostModel | None = None, *, group: int = 2
     Notes: the better of two local optima of the cost model, starting from the design and from the design with every reordering
     that lets cores work ahead. Other changes that help only in combination are not tried.
     """
-    sizes = sizes_of(plan, group)
+    sizes = read_sizes(plan, group)
     if not sizes.tokens:
-        refuse("search", "plan", "one with tokens", Words("one without"))
+        refuse("search", "plan", "one with tokens", Phrase("one without"))
     made: dict[Design, Timeline] = {}
 
     def run(design: Design) -> Timeline:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep.npu_schedule.cost import CostModel
 from decodestep.npu_schedule.execution import Run
-from decodestep.npu_schedule.frame import frame_of
+from decodestep.npu_schedule.frame import build_frame
 from decodestep.npu_schedule.graph import Graph, graph_of
 from decodestep.npu_schedule.instructions import Compute, Load, Schedule, Store, operands
 from decodestep.npu_schedule.kernels import Kernels, Local
@@ -52,14 +52,14 @@ def simulate(
     Raises ValueError, before anything runs, for an invalid schedule, arguments of another call, or an order that the flags do
         not allow; and for a schedule that deadlocks.
     """
-    p = problem_of(arguments)
+    p = build_problem(arguments)
     graph = graph_of(schedule)
     fits(schedule.sizes, p)
     if order is None:
         order = timeline(schedule, cost, graph=graph).order
     else:
         _check_order(graph, order)
-    memory, kernels = Memory(frame_of(schedule.plan, schedule.sizes, schedule.design), p), Kernels(schedule.sizes, p)
+    memory, kernels = Memory(build_frame(schedule.plan, schedule.sizes, schedule.design), p), Kernels(schedule.sizes, p)
     for event in graph.events:
         match event.instruction:
             case Load() as i:
@@ -80,7 +80,7 @@ def simulate(
     )
 
 
-def problem_of(arguments: dict[str, Any]) -> Problem:
+def build_problem(arguments: dict[str, Any]) -> Problem:
     """Arguments of `mla_prolog_v3`, checked in the same way."""
     call = inspect.signature(mla_prolog_v3).bind(**arguments)
     call.apply_defaults()
@@ -92,10 +92,10 @@ def _check_order(graph: Graph, order: Sequence[int]) -> None:
     run, possible = Run(graph), set[int]()
     possible.update(run.start())
     for at, event in enumerate(order):
-        require(event in possible, _OP, "order", "one that the flags allow", Words(f"event {event} at {at}"))
+        require(event in possible, _OP, "order", "one that the flags allow", Phrase(f"event {event} at {at}"))
         possible.remove(event)
         possible.update(run.execute(event))
-    require(len(order) == len(graph.events), _OP, "order", f"all {len(graph.events)} events", Words(f"{len(order)} of them"))
+    require(len(order) == len(graph.events), _OP, "order", f"all {len(graph.events)} events", Phrase(f"{len(order)} of them"))
 
 
 def _execute(graph: Graph, order: Sequence[int], memory: Memory, kernels: Kernels) -> None:

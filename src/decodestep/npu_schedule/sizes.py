@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.ops.mla_prolog.plan import Matmul, MlaPrologPlan, Widths
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS, Scenario
 
@@ -28,7 +28,7 @@ class Sizes(Widths):
         return self.cubes * self.group
 
 
-def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
+def read_sizes(plan: MlaPrologPlan, group: int) -> Sizes:
     """Checks that a plan fits its cores, and reads its sizes."""
     if not isinstance(plan, MlaPrologPlan):
         refuse(_OP, "plan", "a MlaPrologPlan", plan)
@@ -84,7 +84,7 @@ def _check_fit(products: dict[str, Matmul], head: int) -> None:
         and (ckvkr is None or (ckvkr.k == cq.k and ckvkr.n == qn.n + head - qn.k))
         and qn.heads * qn.blocks >= qn.batch > qn.heads * (qn.blocks - 1)
     )
-    found = Words("; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in products.values()))
+    found = Phrase("; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in products.values()))
     require(ok, _OP, "plan", "of products that fit each other", found)
 
 
@@ -98,7 +98,7 @@ def _tokens(plan: MlaPrologPlan, vectors: int) -> int:
             _OP,
             "plan",
             f"of vector blocks for at most {vectors} vector cores, {steps[0]} tokens together",
-            Words(f"{len(blocks)} blocks of {sum(blocks)} tokens"),
+            Phrase(f"{len(blocks)} blocks of {sum(blocks)} tokens"),
         )
     return sum(steps)
 
@@ -113,6 +113,6 @@ def _check_product(m: Matmul, cubes: int) -> None:
         _OP,
         "plan",
         f"of blocks that cover {m.name} once",
-        Words(f"{m.blocks} x {m.columns} of {m.n}"),
+        Phrase(f"{m.blocks} x {m.columns} of {m.n}"),
     )
     require(m.batch == 1 or m.heads >= 1, _OP, "plan", f"of heads >= 1 in {m.name}", m.heads)

@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.npu_schedule.cost import HBM, L2, CostModel
 from decodestep.npu_schedule.execution import Run
 from decodestep.npu_schedule.graph import Graph, graph_of
@@ -80,7 +80,7 @@ def timeline(schedule: Schedule, cost: CostModel | None = None, *, graph: Graph 
     made.run_all()
     if len(made.order) < len(graph.events):
         wait = next(event for event in graph.takes if made.end[event] < 0)
-        refuse(OP, "schedule", "free of deadlocks", Words(f"one in which {graph.words(wait)} for ever"))
+        refuse(OP, "schedule", "free of deadlocks", Phrase(f"one in which {graph.words(wait)} for ever"))
     return Timeline(graph, cost, made.start, made.end, made.cause, made.order)
 
 

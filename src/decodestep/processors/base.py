@@ -9,7 +9,7 @@ from array_api_compat import device
 
 from decodestep._base.array_api import namespace, repeat_rows
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 
 
 class LogitsProcessor:
@@ -44,7 +44,7 @@ class LogitsProcessorList(list[Any]):
             extra = list(inspect.signature(processor.__call__).parameters)[2:]
             missing = [name for name in extra if name not in kwargs]
             if missing:
-                refuse("LogitsProcessorList", ", ".join(missing), f"given for {type(processor).__name__}", Words("nothing"))
+                refuse("LogitsProcessorList", ", ".join(missing), f"given for {type(processor).__name__}", Phrase("nothing"))
             scores = processor(input_ids, scores, **kwargs) if extra else processor(input_ids, scores)
         return scores
 

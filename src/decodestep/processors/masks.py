@@ -1,4 +1,4 @@
-"""Processors that forbid tokens (n-grams, bad words, prefixes, suppression), repair scores or normalise them."""
+"""Processors that forbid tokens (n-grams, bad words, prefixes, suppression), replace NaN and infinities, or normalise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from decodestep._base.array_api import (
     repeat_rows,
 )
 from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 from decodestep.processors.penalties import SequenceBiasLogitsProcessor, are_ids
 
@@ -136,7 +136,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
                     "PrefixConstrainedLogitsProcessor",
                     "prefix_allowed_tokens_fn",
                     "a function that allows at least one token",
-                    Words(f"an empty list for batch item {row // beams}"),
+                    Phrase(f"an empty list for batch item {row // beams}"),
                 )
             mask[row, allowed] = 0.0
         with quiet():

@@ -13,7 +13,7 @@ from array_api_compat import device
 from decodestep._base import arrays
 from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, quiet, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Words, is_int, require
+from decodestep._base.checks import Phrase, is_int, require
 from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 
 _REPETITION = "RepetitionPenaltyLogitsProcessor"
@@ -101,7 +101,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
             ends = int(xp.min(ids)), int(xp.max(ids))
             ok = ends[0] >= 0 and ends[1] < scores.shape[-1]
             require(
-                ok, type(self).__name__, "encoder_input_ids", f"in [0, {scores.shape[-1]})", Words(f"{ends[0]} to {ends[1]}")
+                ok, type(self).__name__, "encoder_input_ids", f"in [0, {scores.shape[-1]})", Phrase(f"{ends[0]} to {ends[1]}")
             )
         return _penalise(xp, scores, ids, self.penalty)
 

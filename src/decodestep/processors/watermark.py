@@ -18,7 +18,7 @@ from array_api_compat import device as device_of
 
 from decodestep._base.array_api import copy, namespace, narrow, quiet, widen
 from decodestep._base.arrays import Array, ArrayT, Integers
-from decodestep._base.checks import Words, refuse, require, require_choice
+from decodestep._base.checks import Phrase, refuse, require, require_choice
 from decodestep.processors.base import LogitsProcessor
 
 _TABLE_SIZE = 1_000_003
@@ -170,7 +170,7 @@ class WatermarkDetector:
         starts = [row[:1] == [self.bos_token_id] for row in rows]
         if any(starts) and not all(starts):
             rule = "with a leading bos token in every row or in none"
-            refuse("WatermarkDetector", "input_ids", rule, Words(f"{sum(starts)} rows with one"))
+            refuse("WatermarkDetector", "input_ids", rule, Phrase(f"{sum(starts)} rows with one"))
         rows = [row[1:] for row in rows] if any(starts) else rows
         width, length = self.processor.context_width, input_ids.shape[1] - any(starts)
         require(length > width, "WatermarkDetector", "input_ids", f"longer than context_width = {width}", length)

@@ -1,6 +1,6 @@
 """From parameters to a token. Modules in reading order:
 
-- `params`: the parameters of a request (`rules`: legal values; `keyword_fields`: from keywords to fields; `spellings`,
+- `params`: the parameters of a request (`rules`: legal values; `keyword_fields`: from keywords to fields; `field_aliases`,
   `request_formats`: other libraries' names and requests);
 - `param_steps`: what each field does to scores, in order; `parts`: that as typed steps, or as what the core looks up;
 - `fusion_rules`: the processors of a caller's list as parts; `stage`: one of either; `plan`: all of a row, in order;

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decodestep._base import devices
-from decodestep._base.checks import Words, require, require_dtype
+from decodestep._base.checks import Phrase, require, require_dtype
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
 from decodestep.ops.decode_step.rows import DTYPES, accept_tokens
 from decodestep.ops.decode_step.steps import Force, Step
@@ -40,7 +40,7 @@ def outline(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str)
     require(array.shape == (len(rows), vocab), op, "logits", f"of shape {len(rows)}x{vocab}", array)
     for row in rows:
         apart = ", ".join(type(processor).__name__ for _, processor in row.plan.unfused)
-        require(not apart, op, "processors", "fused where the logits are on a device", Words(apart))
+        require(not apart, op, "processors", "fused where the logits are on a device", Phrase(apart))
     return array
 
 

@@ -10,8 +10,8 @@ from inspect import signature
 from typing import Any, TypeVar, cast
 
 from decodestep._base.checks import refuse, require
+from decodestep.sampling.field_aliases import rename_fields
 from decodestep.sampling.rules import RULES
-from decodestep.sampling.spellings import rename_fields
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _Class = TypeVar("_Class", bound=type)
@@ -28,7 +28,7 @@ def sets_fields(op: str, check: Callable[[Any], None]) -> Callable[[_Init], _Ini
     def decorate(declared: _Init) -> _Init:
         @wraps(declared)
         def init(self: Any, *positional: object, **given: object) -> None:
-            defaults = defaults_of(self.__class__)
+            defaults = read_defaults(self.__class__)
             named = {**_named(op, positional, defaults, given), **given}
             for name, value in (defaults | rename_fields(named, defaults.keys())).items():
                 # A default is legal and held as it is: a test says so of each.
@@ -61,5 +61,5 @@ def with_defaults(cls: _Class) -> _Class:
 
 
 @cache
-def defaults_of(cls: type[Any]) -> dict[str, Any]:
+def read_defaults(cls: type[Any]) -> dict[str, Any]:
     return {each.name: each.default for each in fields(cls)}

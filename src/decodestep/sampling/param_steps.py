@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from decodestep import processors as p
-from decodestep._base.checks import Words, is_int, refuse
+from decodestep._base.checks import Phrase, is_int, refuse
 from decodestep._base.extras import extra
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
@@ -21,7 +21,7 @@ from decodestep.processors.lengths import decay_growth
 from decodestep.sampling import parts
 from decodestep.sampling.fusion_rules import RULES
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.stage import Stage, stage_of
+from decodestep.sampling.stage import Stage, build_stage
 
 
 class Setting(NamedTuple):
@@ -39,7 +39,7 @@ class Setting(NamedTuple):
     @property
     def seed(self) -> int:
         if self.params.seed is None:
-            refuse("processors_of", "params", "those of a row, whose seed has been drawn", Words("seed None"))
+            refuse("build_processors", "params", "those of a row, whose seed has been drawn", Phrase("seed None"))
         return int(self.params.seed)
 
     @property
@@ -68,7 +68,7 @@ class ParamStep(NamedTuple):
 
     def stage(self, row: Setting) -> Stage:
         if self.part is None:
-            return stage_of(self.build(row), row.vocab_size)
+            return build_stage(self.build(row), row.vocab_size)
         kind = RULES[cast(type, self.processor)].kind
         return Stage(self.processor.__name__, kind, self.part(row), partial(self.build, row))
 
@@ -293,7 +293,7 @@ LAST = (
 )
 
 
-def stages_of(
+def build_stages(
     params: SamplingParams,
     *,
     prompt_length: int,
@@ -314,12 +314,12 @@ def stages_of(
     row = Setting(params, prompt_length, vocab_size, ends, 1 if num_beams == 1 else max(2, 1 + len(ends)))
     return [
         *(step.stage(row) for step in BEFORE_OWN if step.applies(row)),
-        *(stage_of(processor, vocab_size) for processor in own),
+        *(build_stage(processor, vocab_size) for processor in own),
         *(SAMPLER_STEPS[name].stage(row) for name in params.active_samplers),
         *(step.stage(row) for step in LAST if step.applies(row)),
     ]
 
 
-def processors_of(params: SamplingParams, **where: Any) -> list[Any]:
-    """The processors that define the stages of a row, by the arguments of `stages_of`."""
-    return [stage.processor for stage in stages_of(params, **where)]
+def build_processors(params: SamplingParams, **where: Any) -> list[Any]:
+    """The processors that define the stages of a row, by the arguments of `build_stages`."""
+    return [stage.processor for stage in build_stages(params, **where)]

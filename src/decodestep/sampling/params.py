@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from decodestep._base.checks import refuse, require
 from decodestep.random import SEED_BITS, sample_seed
 from decodestep.sampling import request_formats, rules
-from decodestep.sampling.keyword_fields import defaults_of, sets_fields, with_defaults
-from decodestep.sampling.spellings import rename_fields
+from decodestep.sampling.field_aliases import rename_fields
+from decodestep.sampling.keyword_fields import read_defaults, sets_fields, with_defaults
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -389,4 +389,4 @@ def languages_of(params: SamplingParams) -> list[str]:
     return [name for name in LANGUAGES if getattr(params, name) is not None]
 
 
-DEFAULTS = defaults_of(SamplingParams)
+DEFAULTS = read_defaults(SamplingParams)

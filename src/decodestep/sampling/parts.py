@@ -23,7 +23,7 @@ from decodestep.sampling.token_history import SequenceEndings, TokenHistory, as_
 Ids = Iterable[int]
 
 
-def steps_of(part: Part, history: TokenHistory, vocab: int) -> tuple[Step, ...]:
+def build_steps(part: Part, history: TokenHistory, vocab: int) -> tuple[Step, ...]:
     """The steps of a part for this history; the oracle for the core, which does the same for the parts that it keeps."""
     if isinstance(part, s.While):
         return part.steps if part.first <= len(history) < part.last else ()
@@ -65,7 +65,7 @@ def ban_sequences(sequences: Iterable[tuple[int, ...]], vocab: int) -> Part:
 
 def _where_sequences_end(part: s.AddEndings | s.BanEndings, sequences: Iterable[tuple[int, ...]], vocab: int) -> Part:
     """The part, or its steps if they do not depend on the history."""
-    return part if any(len(ids) > 1 for ids in sequences) else steps_of(part, TokenHistory(), vocab)
+    return part if any(len(ids) > 1 for ids in sequences) else build_steps(part, TokenHistory(), vocab)
 
 
 def dry(multiplier: float, base: float, allowed_length: int, breakers: Collection[int], reach: int) -> Part:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
-from decodestep.sampling.parts import steps_of
-from decodestep.sampling.stage import OP, Stage, call_unfused, stage_of
+from decodestep.sampling.parts import build_steps
+from decodestep.sampling.stage import OP, Stage, build_stage, call_unfused
 from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace, trace_stages
 
@@ -39,7 +39,7 @@ class FusedRun:
         self._vocab = vocab_size
 
     def steps(self, history: TokenHistory) -> Sequence[Step]:
-        return [step for part in self.parts for step in steps_of(part, history, self._vocab)]
+        return [step for part in self.parts for step in build_steps(part, history, self._vocab)]
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,10 @@ def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
 
     Raises ValueError for anything else, and for an illegal order, naming the two processors.
     """
-    return plan_of([stage_of(processor, vocab_size) for processor in processors], vocab_size)
+    return build_plan([build_stage(processor, vocab_size) for processor in processors], vocab_size)
 
 
-def plan_of(stages: Sequence[Stage], vocab_size: int) -> Plan:
+def build_plan(stages: Sequence[Stage], vocab_size: int) -> Plan:
     """The plan of a list of stages. Raises ValueError for an illegal order."""
     _refuse_illegal_orders(stages)
     unfused: list[tuple[FusedRun, Callable[..., Any]]] = []
@@ -128,4 +128,4 @@ def _refuse_illegal_orders(stages: Sequence[Stage]) -> None:
         for earlier in stages[:j]:
             for before, after, reason in _ILLEGAL_ORDERS:
                 if earlier.kind in before and later.kind in after:
-                    refuse(OP, "processors", f"in a legal order: {reason}", Words(f"{earlier.name} before {later.name}"))
+                    refuse(OP, "processors", f"in a legal order: {reason}", Phrase(f"{earlier.name} before {later.name}"))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_choice
-from decodestep.sampling.spellings import SAME
+from decodestep.sampling.field_aliases import ALIASES
 
 # Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
 # token of a text without a prompt, and how an assistant model, which is not part of a config, guesses ahead.
@@ -157,7 +157,7 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             taken |= {} if schema is None else {"json_schema": schema}
         elif name in _OPENAI_VALUES:
             taken[name] = _OPENAI_VALUES[name](value)
-        elif (field := SAME.get(name, name)) in known:
+        elif (field := ALIASES.get(name, name)) in known:
             _check_range(name, value)
             same = field not in taken or taken[field] == value
             require(same, "from_openai", name, f"{taken.get(field)!r}, as another field says", value)

@@ -18,7 +18,7 @@ from decodestep.ops.decode_step.rows import DTYPES, END_REASONS, NativeRow, step
 from decodestep.sampling.packed_logprobs import PackedLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan
-from decodestep.sampling.row_processors import stateful_of
+from decodestep.sampling.row_processors import stateful_names
 from decodestep.sampling.text_stream import TextStream
 from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace
@@ -151,7 +151,7 @@ class Row:
     @property
     def can_go_back(self) -> bool:
         """Whether `truncate` may be called: nothing that the row keeps, but for its history, depends on its tokens."""
-        stateful = stateful_of([processor for _, processor in self.plan.unfused])
+        stateful = stateful_names([processor for _, processor in self.plan.unfused])
         return not (self.text or self.constraint or stateful or self.params.logprobs is not None)
 
     def truncate(self, length: int) -> None:

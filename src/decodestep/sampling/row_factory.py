@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from decodestep._base.checks import is_int, refuse, require, require_id_set, require_ids
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step.rows import new_row
-from decodestep.sampling.param_steps import as_several, stages_of
+from decodestep.sampling.param_steps import as_several, build_stages
 from decodestep.sampling.params import SEQUENCE_FIELDS, TOKEN_FIELDS, SamplingParams, languages_of
-from decodestep.sampling.plan import plan_of
+from decodestep.sampling.plan import build_plan
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
 from decodestep.sampling.text_stream import TextStream
@@ -73,7 +73,7 @@ class RowFactory:
         self._made = 0
 
     @classmethod
-    def of_model(cls, model: _Model, *, processors: Processors = (), shown: Collection[str] = ()) -> RowFactory:
+    def from_model(cls, model: _Model, *, processors: Processors = (), shown: Collection[str] = ()) -> RowFactory:
         """The factory of a model's rows, with its vocabulary, texts and end tokens.
 
         shown: the names of control tokens that appear in the texts, as for `Tokenizer.showing`.
@@ -90,7 +90,7 @@ class RowFactory:
         )
 
     @property
-    def speller(self) -> Callable[[int], str] | None:
+    def token_to_text(self) -> Callable[[int], str] | None:
         """Token id -> its text alone, for display; None without token_bytes."""
         texts = self._token_bytes
         return None if texts is None else lambda token: texts(token).decode("utf-8", "replace")
@@ -114,9 +114,9 @@ class RowFactory:
         (params,) = within_length(params, len(prompt)).samples()
         ends = self._ends if params.eos_token_id is None else frozenset(as_several(params.eos_token_id))
         constraint = self._constraint(params, len(prompt), ends)
-        own = [*self._processors.of_row(number, num_beams), *([] if constraint is None else [constraint])]
+        own = [*self._processors.for_row(number, num_beams), *([] if constraint is None else [constraint])]
         sizes = {"prompt_length": len(prompt), "vocab_size": self.vocab_size, "num_beams": num_beams}
-        plan = plan_of(stages_of(params, eos_token_ids=ends, own=own, **sizes), self.vocab_size)
+        plan = build_plan(build_stages(params, eos_token_ids=ends, own=own, **sizes), self.vocab_size)
         history = TokenHistory(prompt)
         ends = frozenset() if params.ignore_eos else ends
         native = new_row(

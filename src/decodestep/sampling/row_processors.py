@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.processors import LogitsProcessor, PrefixConstrainedLogitsProcessor
 
 Processor = Callable[..., Any]  # (input_ids, scores) -> scores
@@ -36,29 +36,29 @@ class RowProcessors:
         else:
             refuse(op, "processors", "a sequence of processors, or a function of a row's number that returns one", processors)
 
-    def of_row(self, number: int, num_beams: int = 1) -> list[Processor]:
+    def for_row(self, number: int, num_beams: int = 1) -> list[Processor]:
         """The row's processors. Raises ValueError if one that keeps state would serve a second row, or several beams."""
         made = self._shared if self._factory is None else self._factory(number)
         require(isinstance(made, Sequence), self._op, "processors", "a function that returns a sequence", made)
         refuse_state_of_beams(self._op, made, num_beams)
-        stateful = stateful_of(made) if self._factory is None and self.served else []
-        require(not stateful, self._op, "processors", _FACTORY, Words(f"one {', '.join(stateful)}, with state"))
-        return of_item(made, number)
+        stateful = stateful_names(made) if self._factory is None and self.served else []
+        require(not stateful, self._op, "processors", _FACTORY, Phrase(f"one {', '.join(stateful)}, with state"))
+        return for_item(made, number)
 
 
 def refuse_state_of_beams(op: str, processors: Sequence[Processor], num_beams: int) -> None:
     """Several beams change places, and state does not go with them."""
-    stateful = stateful_of(processors)
+    stateful = stateful_names(processors)
     rule = "without state beside several beams"
-    require(num_beams == 1 or not stateful, op, "processors", rule, Words(", ".join(stateful)))
+    require(num_beams == 1 or not stateful, op, "processors", rule, Phrase(", ".join(stateful)))
 
 
-def stateful_of(processors: Sequence[Processor]) -> list[str]:
+def stateful_names(processors: Sequence[Processor]) -> list[str]:
     """The names of those that keep state between calls."""
     return [type(p).__name__ for p in processors if getattr(p, "stateful", False)]
 
 
-def of_item(processors: Sequence[Processor], item: int) -> list[Processor]:
+def for_item(processors: Sequence[Processor], item: int) -> list[Processor]:
     """The processors for calls whose rows are the beams of one item; a prefix constraint's function is given its index."""
     return [p.of_item(item) if type(p) is PrefixConstrainedLogitsProcessor else p for p in processors]
 

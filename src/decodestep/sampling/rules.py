@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from decodestep._base.checks import UINT64, Words, describe, is_finite, is_int, is_real, is_uint64, refuse, require
+from decodestep._base.checks import UINT64, Phrase, describe, is_finite, is_int, is_real, is_uint64, refuse, require
 from decodestep.sampling.frozen_mapping import FrozenMapping
 
 # The temperature and the filters in their default order: transformers 5.23's, each of ours after what it resembles.
@@ -123,7 +123,7 @@ def _as_json(value: object) -> Any:
     try:
         return json.dumps(value, default=dict)
     except (TypeError, ValueError, RecursionError) as error:
-        refuse("SamplingParams", "json_schema", "a value that JSON can represent", Words(str(error)))
+        refuse("SamplingParams", "json_schema", "a value that JSON can represent", Phrase(str(error)))
 
 
 BOOL = Rule("a bool", lambda v: isinstance(v, bool))
@@ -249,4 +249,4 @@ def check_watermark(op: str, config: Mapping[str, Any]) -> None:
     missing = [argument for argument in _SYNTHID_REQUIRED if config.get(argument) is None] if rules is _SYNTHID else []
     if missing:
         words = f"{', '.join(missing)} beside keys"
-        refuse(op, name, f"given {words}", Words("none"), sentence=f"{name} must have {words}, as SynthID needs them")
+        refuse(op, name, f"given {words}", Phrase("none"), sentence=f"{name} must have {words}, as SynthID needs them")

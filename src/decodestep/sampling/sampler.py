@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Words, is_int, refuse, require, require_choice
+from decodestep._base.checks import Phrase, is_int, refuse, require, require_choice
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
 from decodestep.sampling import device_step
 from decodestep.sampling.params import SamplingParams
@@ -134,9 +134,9 @@ class Sampler:
 
     def resume(self, row: Row) -> int:
         """Appends a row that was removed or made by `new_row`, in its current state, and returns its index, as `add` does."""
-        require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", Words(type(row).__name__))
+        require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", Phrase(type(row).__name__))
         vocab = row.plan.vocab_size
-        require(vocab == self.vocab_size, _OP, "row", f"of a vocabulary of {self.vocab_size} tokens", Words(f"one of {vocab}"))
+        require(vocab == self.vocab_size, _OP, "row", f"of a vocabulary of {self.vocab_size} tokens", Phrase(f"one of {vocab}"))
         self.rows.append(row)
         self._batch = None
         return len(self.rows) - 1
@@ -251,7 +251,7 @@ class Sampler:
         logits: (B, V), as for `processed`. Rows that have ended are traced too. No row changes.
         Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
         """
-        spell, array = self._factory.speller, self._view(logits, len(self.rows))
+        spell, array = self._factory.token_to_text, self._view(logits, len(self.rows))
         return tuple(row.trace(scores, spell) for row, scores in zip(self.rows, array, strict=True))
 
     def explain(self) -> str:

@@ -13,7 +13,7 @@ from decodestep.ops.decode_step import decode_step, reference
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import PATCHES, Force, Step
 from decodestep.sampling.fusion_rules import rule_of
-from decodestep.sampling.parts import steps_of
+from decodestep.sampling.parts import build_steps
 from decodestep.sampling.token_history import TokenHistory
 
 OP = "plan"
@@ -49,10 +49,10 @@ class Stage:
         """The scores and the steps for `decode_step` that together are `row` after this stage: one of the two is as it was."""
         if self.part is None:
             return call_unfused(self.processor, row, (), history), ()
-        return row, steps_of(self.part, history, len(row))
+        return row, build_steps(self.part, history, len(row))
 
 
-def stage_of(processor: Any, vocab_size: int) -> Stage:
+def build_stage(processor: Any, vocab_size: int) -> Stage:
     """The stage of a processor: fused if there is a rule for it, with its attributes as they are now."""
     require(callable(processor), OP, "processors", "callables (input_ids, scores) -> scores", processor)
     rule = rule_of(processor)

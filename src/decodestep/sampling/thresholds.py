@@ -28,7 +28,7 @@ class Threshold(NamedTuple):
     value: float
 
 
-def threshold_of(step: s.Step, row: Candidates) -> Threshold | None:
+def find_threshold(step: s.Step, row: Candidates) -> Threshold | None:
     """The threshold of a step on the candidates before it; None if it is not a filter or can never cut anything."""
     rule = _RULES.get(type(step))
     return rule(step, row) if rule and len(row.ids) else None

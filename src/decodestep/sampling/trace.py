@@ -19,8 +19,8 @@ from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling import trace_html
 from decodestep.sampling.causes import Spans, causes
 from decodestep.sampling.distribution import entropy, likeliest, log_probability, probabilities
-from decodestep.sampling.stage import OP, Stage, scores_after, stage_of
-from decodestep.sampling.thresholds import Threshold, threshold_of
+from decodestep.sampling.stage import OP, Stage, build_stage, scores_after
+from decodestep.sampling.thresholds import Threshold, find_threshold
 from decodestep.sampling.token_history import TokenHistory
 
 
@@ -143,7 +143,7 @@ def trace_stages(
     traced = []
     for stage in stages:
         stateful = getattr(stage.processor, "stateful", False)
-        own = stage_of(copy.deepcopy(stage.processor), vocab_size) if stateful else stage
+        own = build_stage(copy.deepcopy(stage.processor), vocab_size) if stateful else stage
         handed, steps = own.run(handed, past)
         after = decode_step(handed[None], [steps], position=len(past), need_processed=True).processed[0]
         handed = scores_after(handed, steps, len(past))
@@ -171,7 +171,7 @@ def _step_trace(stage: Stage, before: np.ndarray, after: np.ndarray, steps: Sequ
         dropped=dropped,
         mass=math.fsum(probabilities(before)[now.ids]),
         entropy=entropy(reference.log_probabilities(now)) if len(now.ids) else 0.0,
-        threshold=threshold_of(steps[0], was) if len(steps) == 1 else None,
+        threshold=find_threshold(steps[0], was) if len(steps) == 1 else None,
         ties=ties if len(ties) > 1 else ties[:0],
         causes=causes(stage.processor, history.tokens, [*touched.tolist(), *dropped.tolist()]),
     )

@@ -7,18 +7,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from decodestep._base.checks import RequestError, Words, is_int, require
+from decodestep._base.checks import Phrase, RequestError, is_int, require
 from decodestep.chat import tools
 from decodestep.chat.tool_json import UnreadableError, read_arguments
 from decodestep.chat.tools import ToolFormat
 from decodestep.generation.prompts import RESERVED
 from decodestep.models.sampling_defaults import with_defaults
+from decodestep.sampling.field_aliases import ALIASES
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.request_formats import schema_of_format
-from decodestep.sampling.spellings import SAME
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.request_fields import list_field, object_field, require_short, texts
-from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_of
+from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_with_control_tokens
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -125,7 +125,7 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, *, def
     if format_ is None:
         return _job(body, [ids], chat_form(None), None, _response_format(body), defaults)
     if not (format_.required or _response_format(body) or _has_language(body)):  # else the text is bound from its first token
-        begun = format_.reasoning.begun_by(text_of(model.tokenizer, ids[-_TAIL:]))
+        begun = format_.reasoning.begun_by(text_with_control_tokens(model.tokenizer, ids[-_TAIL:]))
         format_ = replace(format_, in_reasoning=begun)
     constraint = _constraint(model, body, format_)
     job = _job(body, [ids], chat_form(format_), None, constraint, defaults, format_.spelled)
@@ -189,7 +189,7 @@ def _job(
     _require_types(body)
     streaming = _stream_options(body)
     given = {name: value for name, value in body.items() if name not in _OURS and value is not None}
-    field_of = _fields_of(given)
+    field_of = _field_names(given)
     try:
         params = with_defaults(SamplingParams.from_openai(given), given, defaults)
         _require_affordable(params)
@@ -213,9 +213,9 @@ def _constrained(params: SamplingParams, language: str, constraint: Any) -> Samp
     return replace(params, **{language: constraint})
 
 
-def _fields_of(given: Collection[str]) -> dict[str, str]:
+def _field_names(given: Collection[str]) -> dict[str, str]:
     """The names by which a request has the fields of SamplingParams that have several; of those that it has not, OpenAI's."""
-    names = {field: name for name, field in SAME.items()} | {SAME[name]: name for name in given if name in SAME}
+    names = {field: name for name, field in ALIASES.items()} | {ALIASES[name]: name for name in given if name in ALIASES}
     names |= {field: field for field in names if field in given}
     return {**names, "strings": names["stop_strings"]}  # as the automaton of the stop strings calls them
 
@@ -259,7 +259,7 @@ def _require_affordable(params: SamplingParams) -> None:
         require(few, _OP, "top_k", f"in [1, {_MOST_WATERMARKED}] beside a watermark with keys", params.top_k)
     count, length = len(params.stop_strings), sum(map(len, params.stop_strings))
     rule = f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total"
-    require(count <= _MAX_STOPS and length <= _MAX_STOP_CHARACTERS, _OP, "stop_strings", rule, Words(f"{count} of {length}"))
+    require(count <= _MAX_STOPS and length <= _MAX_STOP_CHARACTERS, _OP, "stop_strings", rule, Phrase(f"{count} of {length}"))
 
 
 def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:

@@ -144,7 +144,7 @@ class EchoChoice(TextChoice):
         super().__init__(index, tokenizer, row)
         self._completes = completes
         self._ids = row.history.tokens[: row.history.prompt_length]
-        prompt, spelled = prompts[index], text_of(tokenizer, self._ids)
+        prompt, spelled = prompts[index], text_with_control_tokens(tokenizer, self._ids)
         self.text = prompt if isinstance(prompt, str) else spelled
         self._offset = len(self.text)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -290,7 +290,7 @@ def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+def text_with_control_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text that the tokenizer reads as these ids: with the names of control tokens."""
     return b"".join(map(tokenizer.spelled_bytes, ids)).decode("utf-8", "replace")
 

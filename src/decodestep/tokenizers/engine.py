@@ -51,7 +51,7 @@ def byte_level_engine(ids: dict[str, int], merges: list[tuple[str, str]], pre: s
     return engine
 
 
-def merges_of(tokens: Iterable[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+def list_merges(tokens: Iterable[str], ids: dict[str, int]) -> list[tuple[str, str]]:
     """Every cut of every token into two tokens, in the order of the tokens."""
     merges: list[tuple[str, str]] = []
     total = 0

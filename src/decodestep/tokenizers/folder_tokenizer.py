@@ -50,7 +50,7 @@ class FolderTokenizer(Tokenizer):
             text = json.dumps(data)
         if _growth(data.get("normalizer")) > _MAX_GROWTH:  # before the engine normalises its own tokens
             raise ModelError(f"{where}: its normalizer may make a text more than {_MAX_GROWTH} times as long")
-        engine = tiktoken_file.engine_of(folder, vocab_size, tiktoken_rules) if text is None else _engine(where, text)
+        engine = tiktoken_file.load_engine(folder, vocab_size, tiktoken_rules) if text is None else _engine(where, text)
         roles = _roles(settings)
         _add_tokens(engine, settings, vocab_size)
         _make_special(engine, roles.values(), _more_special(settings))
@@ -118,8 +118,8 @@ def _vocabulary(engine: Engine, ids: Mapping[str, int], count: int, kinds: set[s
         tokens[i] = token
     added = engine.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
-    spelled = ((i, byte_of(token)) for i, token in enumerate(tokens if "ByteFallback" in kinds else ()))
-    byte_tokens = {i: byte for i, byte in spelled if byte}
+    candidates = ((i, byte_of(token)) for i, token in enumerate(tokens if "ByteFallback" in kinds else ()))
+    byte_tokens = {i: byte for i, byte in candidates if byte}
     return Vocabulary(tokens, special, frozenset(added), "ByteLevel" not in kinds, byte_tokens)
 
 

@@ -12,10 +12,10 @@ from tokenizers.normalizers import Sequence as Rewrites
 from decodestep._base.byte_alphabet import byte_of
 from decodestep.errors import ModelError
 from decodestep.files import metadata as md
-from decodestep.tokenizers.engine import byte_level_engine, merges_of
+from decodestep.tokenizers.engine import byte_level_engine, list_merges
 from decodestep.tokenizers.pre_tokenizers import BEGINNING, PRE_TOKENIZERS, WHOLE_WORDS
 from decodestep.tokenizers.tokenizer import Tokenizer
-from decodestep.tokenizers.vocabulary import SPACE, Vocabulary, ids_of
+from decodestep.tokenizers.vocabulary import SPACE, Vocabulary, index_tokens
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _NAMES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
@@ -40,7 +40,7 @@ class GgufTokenizer(Tokenizer):
 
     def __init__(self, metadata: md.Metadata) -> None:
         tokens = md.texts(metadata, "tokenizer.ggml.tokens")
-        ids = ids_of(tokens)
+        ids = index_tokens(tokens)
         types = md.numbers(metadata, "tokenizer.ggml.token_type", len(tokens), integers=True)
         kinds: list[int] = [1] * len(tokens) if types is None else types.tolist()
         special = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
@@ -101,7 +101,7 @@ def _sentencepiece(metadata: md.Metadata, tokens: list[str], kinds: list[int], i
         raise ModelError("the tokenizer's scores are missing")
     # Merges into tokens of a higher score come first.
     order = np.argsort(-scores.astype(np.float64), kind="stable").tolist()
-    merges = merges_of((tokens[i] for i in order if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)), ids)
+    merges = list_merges((tokens[i] for i in order if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)), ids)
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN and token), None)
     engine = Engine(BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds))
     spaces = [Replace(" ", SPACE)]

@@ -18,14 +18,14 @@ from decodestep._base.byte_alphabet import BYTE_OF
 from decodestep.errors import ModelError
 from decodestep.files.json_file import read_text
 from decodestep.files.model_folder import ModelFolder
-from decodestep.tokenizers.engine import byte_level_engine, merges_of
-from decodestep.tokenizers.vocabulary import ids_of
+from decodestep.tokenizers.engine import byte_level_engine, list_merges
+from decodestep.tokenizers.vocabulary import index_tokens
 
 _RESERVED = 256
 _CHARACTERS = {byte: character for character, byte in BYTE_OF.items()}
 
 
-def engine_of(folder: ModelFolder, vocab_size: int, rules: Mapping[str, str]) -> Engine:
+def load_engine(folder: ModelFolder, vocab_size: int, rules: Mapping[str, str]) -> Engine:
     """The tokenizer of a folder with tiktoken.model. rules: the names of those by which texts are cut, by model_type.
 
     Raises ModelError for a file that is corrupt or of another model_type.
@@ -37,11 +37,11 @@ def engine_of(folder: ModelFolder, vocab_size: int, rules: Mapping[str, str]) ->
     tokens = _tokens(str(path), read_text(path))
     if len(tokens) > vocab_size:
         raise ModelError(f"{path}: {len(tokens)} tokens, but the model has {vocab_size}")
-    ids = ids_of(tokens)
+    ids = index_tokens(tokens)
     missing = sorted(set(BYTE_OF) - set(ids), key=BYTE_OF.__getitem__)
     if missing:
         raise ModelError(f"{path}: corrupt: there is no token of the byte {BYTE_OF[missing[0]]}")
-    engine = byte_level_engine(ids, merges_of(tokens, ids), rules[kind], whole_words=True)
+    engine = byte_level_engine(ids, list_merges(tokens, ids), rules[kind], whole_words=True)
     named = folder.tokenizer_config.get("added_tokens_decoder")
     for i in range(len(tokens), min(len(tokens) + _RESERVED, vocab_size)):
         engine.add_tokens([_control_token(named.get(str(i)) if isinstance(named, dict) else None, i)])
@@ -63,9 +63,9 @@ def _tokens(where: str, text: str) -> list[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line:
             continue
-        spelled, _, rank = line.partition(" ")
+        encoded, _, rank = line.partition(" ")
         try:
-            token = base64.b64decode(spelled, validate=True)
+            token = base64.b64decode(encoded, validate=True)
         except (binascii.Error, ValueError) as error:
             raise ModelError(f"{where}: corrupt: line {number} is no base64: {error}") from error
         if not token or rank != str(len(tokens)):

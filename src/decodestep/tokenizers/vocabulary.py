@@ -45,7 +45,7 @@ class Vocabulary:
         return bytes(BYTE_OF[c] for c in token)
 
 
-def ids_of(tokens: Sequence[str]) -> dict[str, int]:
+def index_tokens(tokens: Sequence[str]) -> dict[str, int]:
     """Token -> id, without tokens that have no spelling. Raises ModelError if there are none, or some are too long or equal."""
     if not tokens:
         raise ModelError("the tokenizer's vocabulary is missing or empty")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decodestep._base import arrays
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Phrase, require
 from decodestep._base.extras import extra
 from decodestep.weights.packed import DENSE_DTYPES, PackedWeight
 
@@ -31,12 +31,12 @@ class DeviceRows:
         ok = arrays.is_torch(self.values) and self.values.ndim == 2
         ok = ok and str(self.values.dtype).removeprefix("torch.") in _DTYPES.values()
         rule = "a torch matrix of float32, float16 or bfloat16"
-        require(ok, _CLASS, "values", rule, self.values if arrays.is_array(self.values) else Words(type(self.values).__name__))
+        require(ok, _CLASS, "values", rule, self.values if arrays.is_array(self.values) else Phrase(type(self.values).__name__))
 
     @classmethod
     def of(cls, weight: PackedWeight, device: torch.device | str) -> DeviceRows:
         """A copy of a dense weight. Raises ValueError for a weight in blocks, which no device kernel reads."""
-        require(weight.format in _DTYPES, _CLASS, "weight", "of format F32, F16 or BF16", Words(weight.format.name))
+        require(weight.format in _DTYPES, _CLASS, "weight", "of format F32, F16 or BF16", Phrase(weight.format.name))
         with extra("gpu"):
             import torch  # of a device that is given by name it may be the first use
         bytes_of = torch.from_numpy(weight.rows.copy())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_int, refuse, require, shape_text
+from decodestep._base.checks import Phrase, is_int, refuse, require, shape_text
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import PANEL, LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -56,11 +56,11 @@ class FeedForward:
             require(isinstance(weight, Weight), _CLASS, name, "a PackedWeight, a LinearPanels or a DeviceRows", weight)
             unit = PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
             rule = f"of {self.count} blocks of outputs" + (f", multiples of {PANEL}" if unit > 1 else "")
-            require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, Words(shape_text(weight.shape)))
+            require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, Phrase(shape_text(weight.shape)))
         shapes = {"up": self.up.shape if self.gate is None else self.gate.shape, "down": (self.width, self.count * self.hidden)}
         for name, shape in shapes.items():
             found = getattr(self, name).shape
-            require(found == shape, _CLASS, name, f"of shape {shape_text(shape)}", Words(shape_text(found)))
+            require(found == shape, _CLASS, name, f"of shape {shape_text(shape)}", Phrase(shape_text(found)))
         for name, weight in (("gate", self.gate), ("up", self.up), ("down", self.down)):
             self._check_bias(f"{name}_bias", weight)
 
@@ -100,7 +100,11 @@ class FeedForward:
         """A copy in the memory of a torch device. Raises ValueError unless the weights are dense `PackedWeight`s."""
         for weight in self.weights:
             require(
-                isinstance(weight, PackedWeight), _CLASS, "weights", "PackedWeights, to be copied", Words(type(weight).__name__)
+                isinstance(weight, PackedWeight),
+                _CLASS,
+                "weights",
+                "PackedWeights, to be copied",
+                Phrase(type(weight).__name__),
             )
         copies = [DeviceRows.of(w, device) for w in self.weights if isinstance(w, PackedWeight)]
         return replace(self, gate=None if self.gate is None else copies[0], up=copies[-2], down=copies[-1])
@@ -121,7 +125,7 @@ class FeedForward:
 def on_host(weight: Weight) -> PackedWeight | LinearPanels:
     """The weight itself. Raises ValueError if it is on a device."""
     if isinstance(weight, DeviceRows):
-        refuse(_CLASS, "weights", "on the CPU for this backend", Words("DeviceRows"))
+        refuse(_CLASS, "weights", "on the CPU for this backend", Phrase("DeviceRows"))
     return weight
 
 

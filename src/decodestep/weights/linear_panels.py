@@ -11,7 +11,7 @@ from decodestep._base.arrays import Integers
 from decodestep._base.checks import is_int, require, require_within
 from decodestep._base.memory import Allocate, new_bytes
 from decodestep.weights.blocks import BLOCKS
-from decodestep.weights.lazy_rows import LazyRows, Rows
+from decodestep.weights.lazy_weight import LazyWeight, RowWeight
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, require_inputs, row_bytes
 
 _CLASS = "LinearPanels"
@@ -51,10 +51,10 @@ class LinearPanels:
         require(ok, _CLASS, "data", f"{size} contiguous bytes of uint8", data)
 
     @classmethod
-    def pack(cls, weight: Rows, format_: Format | None = None, *, allocate: Allocate = new_bytes) -> LinearPanels:
+    def pack(cls, weight: RowWeight, format_: Format | None = None, *, allocate: Allocate = new_bytes) -> LinearPanels:
         """Copies a weight into panels, on all threads.
 
-        weight: a `PackedWeight` of any format, or `LazyRows`, which are read or made while they are packed.
+        weight: a `PackedWeight` of any format, or `LazyWeight`, which are read or made while they are packed.
         format_: the format of the panels: the weight's own, or one that values are rounded to (BF16, Q8_0, Q4_0, Q5_0, Q2_K,
             Q3_K, Q4_K, Q5_K, Q6_K). None: the weight's own.
         allocate: makes the memory of the panels: uint8 (size,), aligned to a cache line.
@@ -66,7 +66,7 @@ class LinearPanels:
         """
         from decodestep.weights.native import pack_linear_panels  # native code, only needed here
 
-        require(isinstance(weight, (PackedWeight, LazyRows)), _CLASS, "weight", "a PackedWeight or LazyRows", weight)
+        require(isinstance(weight, (PackedWeight, LazyWeight)), _CLASS, "weight", "a PackedWeight or LazyRows", weight)
         chosen = weight.format if format_ is None else format_
         rounded = (Format[name] for name, block in BLOCKS.items() if block.rounded)
         possible = dict.fromkeys((weight.format, Format.BF16, *rounded))

@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array
-from decodestep._base.checks import Words, is_int, require
+from decodestep._base.checks import Phrase, is_int, require
 from decodestep.weights.blocks import BLOCKS
 
 
@@ -109,7 +109,7 @@ class PackedWeight:
     @classmethod
     def stack(cls, *weights: PackedWeight) -> PackedWeight:
         """The weights concatenated along their outputs; all must have the same format and the same K."""
-        require(len(weights) > 0, _CLASS, "weights", "one or more", Words("none"))
+        require(len(weights) > 0, _CLASS, "weights", "one or more", Phrase("none"))
         first = weights[0]
         require(
             all(w.format == first.format and w.inputs == first.inputs for w in weights),

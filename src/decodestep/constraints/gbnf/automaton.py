@@ -38,7 +38,7 @@ class Automaton:
 
     def _add(self, node: Node) -> _Ends:
         if isinstance(node, Characters):
-            self.leads.append(leads_of(node))
+            self.leads.append(leading_bytes(node))
             self.follow.append(set())
             state = {len(self.leads) - 1}
             return _Ends(state, state, empty=False)
@@ -107,7 +107,7 @@ def overlap(first: Automaton, second: Automaton, step: Callable[[], None]) -> Ov
     return Overlap(equal, first_goes_on, second_goes_on)
 
 
-def leads_of(characters: Characters) -> int:
+def leading_bytes(characters: Characters) -> int:
     """The first bytes of the characters in UTF-8, a bit each: ranges of code points have ranges of first bytes."""
     leads = 0
     for first, last in characters.ranges:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Hashable, Iterable, Iterator
 
-from decodestep.constraints.gbnf.automaton import Automaton, Overlap, leads_of, overlap
+from decodestep.constraints.gbnf.automaton import Automaton, Overlap, leading_bytes, overlap
 from decodestep.constraints.gbnf.bits import union
-from decodestep.constraints.gbnf.nodes import Characters, Name, Node, Repeat, Sequence, nodes_of, parts_of
+from decodestep.constraints.gbnf.nodes import Characters, Name, Node, Repeat, Sequence, parts_of, walk_nodes
 from decodestep.constraints.gbnf.texts import with_the_empty_text
 
 _MOST_NODES = 300  # of an expression that is written out for its automaton
@@ -72,7 +72,7 @@ class Grammar:
         """The first bytes of a node's texts, a bit each."""
         key = self.key(node)
         if key not in self._leads:
-            self._leads[key] = union(leads_of(one) for one in self.first([node]) if isinstance(one, Characters))
+            self._leads[key] = union(leading_bytes(one) for one in self.first([node]) if isinstance(one, Characters))
         return self._leads[key]
 
     def overlap(self, a: Node, b: Node) -> Overlap:
@@ -87,7 +87,7 @@ class Grammar:
     def key(self, node: Node) -> int:
         """A number, equal for nodes that are the same name, the same characters or the same literal."""
         if node not in self._keys:
-            self._keys[node] = self._numbers.setdefault(_spelling(node), len(self._numbers))
+            self._keys[node] = self._numbers.setdefault(_structure(node), len(self._numbers))
         return self._keys[node]
 
     def _automaton(self, node: Node) -> Automaton:
@@ -97,13 +97,13 @@ class Grammar:
         return self._automata[key]
 
 
-def _spelling(node: Node) -> Hashable:
+def _structure(node: Node) -> Hashable:
     if isinstance(node, Name):
         return node.rule
     if isinstance(node, Characters):
         return node.ranges
     if isinstance(node, Sequence) and all(isinstance(part, Characters) for part in node.parts):
-        return tuple(map(_spelling, node.parts))
+        return tuple(map(_structure, node.parts))
     return node
 
 
@@ -124,7 +124,7 @@ def _sizes(rules: dict[str, Node]) -> dict[Node, float]:
 
 def _from_the_leaves(rules: dict[str, Node]) -> Iterator[str]:
     """The names of all rules: each that does not lead to recursion after those that it names, then the others."""
-    named = {name: {each.rule for each in nodes_of(node) if isinstance(each, Name)} for name, node in rules.items()}
+    named = {name: {each.rule for each in walk_nodes(node) if isinstance(each, Name)} for name, node in rules.items()}
     users: dict[str, list[str]] = {name: [] for name in rules}
     for user, names in named.items():
         for name in names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from decodestep.constraints.gbnf.lexemes import lexemes_of
+from decodestep.constraints.gbnf.lexemes import find_lexemes
 from decodestep.constraints.gbnf.nodes import Characters, Choice, Name, Node, Repeat, parts_of
 from decodestep.constraints.gbnf.syntax import read_gbnf
 from decodestep.constraints.gbnf.texts import with_texts
@@ -13,11 +13,11 @@ _DEEPEST = 8  # parentheses within each other; llguidance has a limit, and llama
 _TIMES = {(0, None): "*", (1, None): "+", (0, 1): "?"}
 
 
-def lark_of(text: str) -> str:
+def gbnf_to_lark(text: str) -> str:
     """A Lark grammar of the same texts; raises ValueError, with the line, for what is not GBNF."""
     rules = with_texts(read_gbnf(text))
     start = Name("root")
-    writer = _Writer(rules, lexemes_of(rules, start))
+    writer = _Writer(rules, find_lexemes(rules, start))
     lines = [f"start: {writer.written(start, in_lexeme=False)}"]
     lines += [f"{name}: {writer.written(node, in_lexeme=name.isupper())}" for name, node in writer.named()]
     return "\n".join(lines) + "\n"

@@ -16,7 +16,7 @@ from decodestep.constraints.gbnf.grammar import Grammar, TooMuchWorkError
 from decodestep.constraints.gbnf.nodes import Name, Node, Repeat, Sequence, parts_of
 
 
-def lexemes_of(rules: dict[str, Node], start: Name) -> frozenset[Node]:
+def find_lexemes(rules: dict[str, Node], start: Name) -> frozenset[Node]:
     """The parts of rules that are one lexeme each; characters outside of them are one each too.
 
     start: a name outside of the rules. A grammar that takes too much work is read character by character.

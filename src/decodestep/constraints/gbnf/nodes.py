@@ -60,7 +60,7 @@ def parts_of(node: Node, rules: Mapping[str, Node] | None = None) -> tuple[Node,
     return node.parts if isinstance(node, Sequence | Choice) else ()
 
 
-def nodes_of(*nodes: Node) -> Iterator[Node]:
+def walk_nodes(*nodes: Node) -> Iterator[Node]:
     """These nodes and all that they consist of."""
     left = list(nodes)
     while left:
@@ -69,7 +69,7 @@ def nodes_of(*nodes: Node) -> Iterator[Node]:
         yield node
 
 
-def choice_of(parts: list[Node]) -> Node:
+def build_choice(parts: list[Node]) -> Node:
     """A choice without choices in it, and with one part for all characters: llguidance fails for some like a | (a | b)."""
     flat = [inner for part in parts for inner in (part.parts if isinstance(part, Choice) else (part,))]
     ranges = [each for part in flat if isinstance(part, Characters) for each in part.ranges]
@@ -79,7 +79,7 @@ def choice_of(parts: list[Node]) -> Node:
     return merged[0] if len(merged) == 1 else Choice(tuple(merged))
 
 
-def sequence_of(parts: list[Node]) -> Node:
+def build_sequence(parts: list[Node]) -> Node:
     """A sequence, or the only part itself."""
     return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
 

@@ -12,9 +12,9 @@ from decodestep.constraints.gbnf.nodes import (
     Name,
     Node,
     Repeat,
-    choice_of,
+    build_choice,
+    build_sequence,
     others_than,
-    sequence_of,
     united,
 )
 
@@ -79,7 +79,7 @@ class _Reader:
         while self._take("sign", "|"):
             self._pass_lines()
             parts.append(self._sequence(depth))
-        return choice_of(parts)
+        return build_choice(parts)
 
     def _sequence(self, depth: int) -> Node:
         parts: list[Node] = []
@@ -88,14 +88,14 @@ class _Reader:
             for _ in range(_MOST_REPETITIONS):
                 if (times := self._times(depth)) is not None:
                     parts[-1] = Repeat(parts[-1], *times)
-        return sequence_of(parts)
+        return build_sequence(parts)
 
     def _part(self, depth: int) -> Node | None:
         if depth:
             self._pass_lines()
         if (literal := self._take("literal")) is not None:
             codes = [self._code(one) for one in _CHARACTER.findall(literal)]
-            return sequence_of([Characters(((code, code),)) for code in codes])
+            return build_sequence([Characters(((code, code),)) for code in codes])
         if characters := self._take("set"):
             return self._set(characters, negated=self._last()["negated"] != "")
         if name := self._take("name"):

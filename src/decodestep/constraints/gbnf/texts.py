@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from decodestep.constraints.gbnf.nodes import Characters, Choice, Node, Repeat, Sequence, choice_of, nodes_of, parts_of
+from decodestep.constraints.gbnf.nodes import Characters, Choice, Node, Repeat, Sequence, build_choice, parts_of, walk_nodes
 
 
 def with_texts(rules: dict[str, Node]) -> dict[str, Node]:
@@ -21,7 +21,7 @@ def with_texts(rules: dict[str, Node]) -> dict[str, Node]:
             empty = node.part not in alive or node.most == 0
             return Sequence(()) if empty else Repeat(living(node.part), node.least, node.most)
         if isinstance(node, Choice):
-            return choice_of([living(part) for part in node.parts if part in alive])
+            return build_choice([living(part) for part in node.parts if part in alive])
         return Sequence(tuple(map(living, node.parts))) if isinstance(node, Sequence) else node
 
     return {name: living(node) for name, node in rules.items() if node in alive}
@@ -37,7 +37,7 @@ def _holding(rules: dict[str, Node], holds: Callable[[Node], bool]) -> set[Node]
     missing: dict[Node, int] = {}  # of a node: how many of its parts are yet to be found
     users: dict[Node, list[Node]] = {}
     found: list[Node] = []
-    for node in nodes_of(*rules.values()):
+    for node in walk_nodes(*rules.values()):
         parts = parts_of(node, rules)
         missing[node] = len(parts) if isinstance(node, Sequence) else 1
         if holds(node) or missing[node] == 0 or (isinstance(node, Repeat) and node.least == 0):

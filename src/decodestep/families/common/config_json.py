@@ -50,7 +50,7 @@ class Keys:
 class RopeParameters:
     """The rotary parameters of config.json in both of its styles, rope_parameters, and rope_theta beside rope_scaling.
 
-    layer_type: of which layers, where the family has rotations of its own for "full_attention" and "sliding_attention": those
+    layer_type: of which layers, where the family has ropes of its own for "full_attention" and "sliding_attention": those
     are in rope_parameters under these names alone, and rope_scaling changes the first.
     """
 

@@ -26,7 +26,7 @@ def no_objection(*_: Any) -> None:
     return None
 
 
-def unrotated(keys: GgufKeys, width: int) -> Rope:
+def no_rope(keys: GgufKeys, width: int) -> Rope:
     return rope.none(width)
 
 
@@ -64,17 +64,17 @@ class GgufForm:
     experts: the mixture of experts of a file; None: files with experts are refused.
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
-    rotation_flag: the key that says whether positions are rotated; None: they are. second_rope: rotation 1 of `GroupedConfig`,
+    rope_flag: the key that says whether positions are rotated; None: they are. second_rope: rotation 1 of `GroupedConfig`,
         for heads of a width.
     yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
         does not read that key.
 
     Of what is written:
     feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of
-        the attention's output. rope_divisors: whether it reads the tensor that divides the rotation's frequencies.
+        the attention's output. rope_divisors: whether it reads the tensor that divides the rope's frequencies.
     split_up_projections: whether those of latent keys and values are two tensors.
-    written: further keys. refused: what else llama.cpp refuses, by the model and the rotation's tensors, or None.
-    scaled_scores: by which of the rotation's keys llama.cpp scales scores as transformers does not, or None.
+    written: further keys. refused: what else llama.cpp refuses, by the model and the rope's tensors, or None.
+    scaled_scores: by which of the rope's keys llama.cpp scales scores as transformers does not, or None.
     """
 
     architecture: str
@@ -84,8 +84,8 @@ class GgufForm:
     experts: Callable[[GgufKeys, Fields], Experts | None] | None = None
     more: Callable[[GgufKeys, Fields], Fields] = nothing
     check: Callable[[GgufKeys, Fields], None] = no_objection
-    rotation_flag: str | None = None
-    second_rope: Callable[[GgufKeys, int], Rope] = unrotated
+    rope_flag: str | None = None
+    second_rope: Callable[[GgufKeys, int], Rope] = no_rope
     yarn_multiplier: float | None = None
     feed_forward_biases: bool = False
     output_bias: bool = True
@@ -122,7 +122,7 @@ class ModelType:
     experts: the mixture of experts; None: it has none. next_token_layers: whether as many layers for multi-token prediction
         may follow as num_nextn_predict_layers says.
     more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
-    rotates: whether positions are rotated. ropes_by_layer_type: whether rope_parameters has a rotation for "full_attention" and
+    rotates: whether positions are rotated. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
         one for "sliding_attention"; otherwise a layer whose rotation is another one has none.
     tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. norm_shift: as in `Config`.
     pre_tokenizer: the name that its GGUF files have, of several that cut texts alike. tiktoken: the name of the rules for
@@ -153,7 +153,7 @@ class ModelType:
     @property
     def tensor_names(self) -> dict[str, str]:
         """The tensor names of its parts; one that its family gives to another part is no longer that of the usual one."""
-        own = names.of_layers(self.tensors)
+        own = names.layer_names(self.tensors)
         return {part: name for part, name in names.FOLDER.items() if name not in own.values()} | own
 
 

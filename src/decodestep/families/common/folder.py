@@ -1,4 +1,4 @@
-"""A model's sizes and rotations from a folder's config.json."""
+"""A model's sizes and ropes from a folder's config.json."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from decodestep.files.model_folder import ModelFolder
 _STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
 
 
-def keys_of(folder: ModelFolder) -> tuple[ModelType, Keys]:
+def read_keys(folder: ModelFolder) -> tuple[ModelType, Keys]:
     """Raises ModelError for a model_type that is not supported."""
     found = model_type_of(folder)
     return found, Keys(folder, found.name, found.defaults, found.aliases)
 
 
-def config_of(folder: ModelFolder) -> Config:
+def read_config(folder: ModelFolder) -> Config:
     """A model's sizes from config.json. Raises ModelError for an unsupported architecture or size."""
-    model_type, keys = keys_of(folder)
+    model_type, keys = read_keys(folder)
     _check_quantization(keys)
     if "is_causal" in folder.config and folder.config["is_causal"] is not True:
         raise keys.refusal("is_causal false, bidirectional attention, is not supported")
@@ -83,9 +83,9 @@ def _check_quantization(keys: Keys) -> None:
             raise keys.refusal(f"quantization_config of {name} {value!r} is not supported ({supported!r} is)")
 
 
-def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
+def read_ropes(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     """The rotary embedding of config.json, and a second one if `config.grouped.ropes` refers to it."""
-    model_type, keys = keys_of(folder)
+    model_type, keys = read_keys(folder)
     if not model_type.rotates(keys):
         return (rope.none(config.head_dim),)
     if model_type.ropes_by_layer_type:

@@ -1,4 +1,4 @@
-"""A model's sizes and rotations from a GGUF file's metadata."""
+"""A model's sizes and ropes from a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decodestep.families.common.gguf_rope import first_rope
 from decodestep.families.common.registry import FORMS
 
 
-def config_of(file: Described) -> Config:
+def read_config(file: Described) -> Config:
     """A model's sizes from a file's metadata. Raises ModelError for an unsupported architecture or size."""
     purpose = file.metadata.get("general.type", "model")
     if purpose != "model":  # "adapter", "mmproj", "imatrix"
@@ -46,7 +46,7 @@ def config_of(file: Described) -> Config:
     )
 
 
-def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
+def read_ropes(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
     """The rotary embedding, and a second one if `config.grouped.ropes` refers to it. vector: reads a tensor of the file by its
     name and length."""
     keys, form = GgufKeys(file, config.architecture), FORMS[config.architecture]

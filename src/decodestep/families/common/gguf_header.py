@@ -17,7 +17,7 @@ from decodestep.families.common import gguf, names
 from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Fields, GgufForm, ModelType
 from decodestep.families.common.experts import written_experts
-from decodestep.families.common.folder import keys_of
+from decodestep.families.common.folder import read_keys
 from decodestep.families.common.names import Part
 from decodestep.files.model_folder import ModelFolder
 
@@ -28,7 +28,7 @@ _UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_at
 @dataclass(frozen=True)
 class Header:
     """A GGUF file that is not written yet. metadata: without the tokenizer. config: as read from that metadata. parts: its
-    tensors, each with its layer or -1, except `vectors`, which belong to the rotation."""
+    tensors, each with its layer or -1, except `vectors`, which belong to the rope."""
 
     path: Path
     metadata: dict[str, Any]
@@ -39,38 +39,38 @@ class Header:
 
 @dataclass(frozen=True)
 class _Unwritten:
-    """What `gguf.config_of` reads of a file."""
+    """What `gguf.read_config` reads of a file."""
 
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Any]
 
 
-def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> Header:
+def build_header(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> Header:
     """config, ropes: the folder's.
 
     Raises ModelError for a model that would differ when the file is read back, and for one whose file llama.cpp would not load.
     """
-    model_type, keys = keys_of(folder)
+    model_type, keys = read_keys(folder)
     form = model_type.written_as
     config = replace(config, experts=_with_groups_that_count(config.experts))
-    rotation, vectors = _rope_keys(model_type, keys, config, ropes)
+    rope_fields, vectors = _rope_keys(model_type, keys, config, ropes)
     refused = _refused_by_llama_cpp(form, config, vectors)
     if refused is not None:
         raise keys.refusal(f"llama.cpp does not load a file of {form.architecture} with {refused}")
-    data = {f"{form.architecture}.{key}": value for key, value in (_size_keys(form, config) | rotation).items()}
+    data = {f"{form.architecture}.{key}": value for key, value in (_size_keys(form, config) | rope_fields).items()}
     data = {"general.architecture": form.architecture, "general.name": config.name, **data}
     expected = replace(
         config, architecture=form.architecture, rope_half_split=form.rope_half_split, norm_shift=0.0, skipped_layers=0
     )
     parts = _parts(form, keys, expected)
     file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
-    read = gguf.config_of(file)
+    read = gguf.read_config(file)
     _check_config(keys, expected, read)
-    for ours, again in zip(ropes, gguf.ropes_of(file, read, lambda name, _: vectors[name]), strict=True):
+    for ours, again in zip(ropes, gguf.read_ropes(file, read, lambda name, _: vectors[name]), strict=True):
         if not _same_rope(ours, again):
             raise keys.refusal(f"a GGUF file of {form.architecture} cannot say its rotation")
-    if (stretched := form.scaled_scores(rotation)) is not None:
+    if (stretched := form.scaled_scores(rope_fields)) is not None:
         raise keys.refusal(
             f"llama.cpp scales the scores of a file of {form.architecture} with {stretched}, unlike transformers"
         )
@@ -85,7 +85,7 @@ def _parts(form: GgufForm, keys: Keys, config: Config) -> list[tuple[int, Part]]
         return "attn_kv_b" in name and not form.split_up_projections
 
     try:
-        parts = list(names.parts_of(config, names.GGUF, has))
+        parts = list(names.list_parts(config, names.GGUF, has))
     except KeyError as error:
         raise keys.refusal(f"a GGUF file has no name for {error}") from error
     empty = next((part.name for _, part in parts if 0 in part.shape), None)
@@ -137,10 +137,10 @@ def _with_groups_that_count(experts: Experts | None) -> Experts | None:
 def _rope_keys(
     model_type: ModelType, keys: Keys, config: Config, ropes: tuple[Rope, ...]
 ) -> tuple[Fields, dict[str, np.ndarray]]:
-    """The keys of the rotation, and its tensors by name."""
+    """The keys of the rope, and its tensors by name."""
     form = model_type.written_as
-    if form.rotation_flag is not None and not ropes[0].inverse_frequencies.any():
-        return {form.rotation_flag: False}, {}
+    if form.rope_flag is not None and not ropes[0].inverse_frequencies.any():
+        return {form.rope_flag: False}, {}
     p = RopeParameters(keys, "full_attention" if model_type.ropes_by_layer_type else None)
     made: Fields = {"rope.freq_base": p.theta}
     if model_type.ropes_by_layer_type:

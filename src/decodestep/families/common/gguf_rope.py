@@ -17,9 +17,9 @@ from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FA
 
 
 def first_rope(keys: GgufKeys, form: GgufForm, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
-    """The rotation of all layers without one of their own. vector: reads a tensor of the file by its name and length."""
+    """The rope of all layers without one of their own. vector: reads a tensor of the file by its name and length."""
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
-    if form.rotation_flag is not None and not keys.flag(form.rotation_flag, True):
+    if form.rope_flag is not None and not keys.flag(form.rope_flag, True):
         return rope.none(width)
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp

@@ -22,7 +22,7 @@ ATTENTION_PRODUCTS = (*QKV, "attention_output")
 
 
 def sliding_rope(keys: GgufKeys, width: int) -> Rope:
-    """The rotation of layers with windows, where it has a base of its own and no scaling."""
+    """The rope of layers with windows, where it has a base of its own and no scaling."""
     factor = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
     return Rope(rope.plain(keys.number("rope.freq_base_swa", 10000.0, least=1.0, most=1e30), width), factor)
 
@@ -64,7 +64,7 @@ def _slides(keys: GgufKeys, layers: int, period: int) -> tuple[bool, ...]:
 class GroupedFile:
     """In a GGUF file.
 
-    windows: the window of every layer, as in `GroupedConfig`. ropes: the index of its rotation, by the windows and the number
+    windows: the window of every layer, as in `GroupedConfig`. ropes: the index of its rope, by the windows and the number
     of layers; None: one for all. scale: of the scores, by the fields that all models have and the width of a head; None: the
     usual one. long_rope: whether llama.cpp reads the tensors of long-rope.
     """

@@ -62,7 +62,7 @@ def has_bias(tensors: Container[str], part: str) -> bool:
     return GGUF[f"{part}_bias"].format(i=0) in tensors
 
 
-# GGUF's tensors that divide the frequencies of the rotation: of all texts; of those up to the original context and longer ones.
+# GGUF's tensors that divide the frequencies of the rope: of all texts; of those up to the original context and longer ones.
 ROPE_DIVISORS = "rope_freqs.weight"
 ROPE_FACTORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 _FOLDER_LAYER = {
@@ -94,7 +94,7 @@ _FOLDER_LAYER = {
 }
 
 
-def of_layers(names: Mapping[str, str]) -> dict[str, str]:
+def layer_names(names: Mapping[str, str]) -> dict[str, str]:
     """The names of a folder's tensors, by part, of the names within a layer."""
     return {part: f"model.layers.{{i}}.{name}" for part, name in names.items()}
 
@@ -103,7 +103,7 @@ FOLDER = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "output": "lm_head.weight",
-    **of_layers(_FOLDER_LAYER),
+    **layer_names(_FOLDER_LAYER),
 }
 
 
@@ -115,7 +115,7 @@ class Part(NamedTuple):
     shape: Shape
 
 
-def parts_of(config: Config, table: dict[str, str], has: Callable[[str], bool]) -> Iterator[tuple[int, Part]]:
+def list_parts(config: Config, table: dict[str, str], has: Callable[[str], bool]) -> Iterator[tuple[int, Part]]:
     """All tensors of a model, each with its layer, or -1. has: whether the checkpoint has a tensor of this name, where more
     than one form is possible. Of several experts with a tensor each there is one part after the other."""
     vocabulary = (config.vocab_size, config.hidden)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 
 from decodestep._base import devices
-from decodestep._base.checks import Words, is_int, refuse, require, require_choice
+from decodestep._base.checks import Phrase, is_int, refuse, require, require_choice
 from decodestep.integrations.transformers import huge_pages
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, latents_of, more_than_weight, why_expanded
 from decodestep.integrations.transformers.few_experts import FewExperts, are_served
@@ -73,7 +73,7 @@ def accelerate(
     bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; keys that are rotated as a
     whole; attention sinks; tensors of another dtype or device. While accelerated, an unknown argument of the attention raises.
     """
-    require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", Words(type(model).__name__))
+    require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", Phrase(type(model).__name__))
     require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", absorb_up_to)
     for name, flag in (("attention", attention), ("cache", cache), ("linears", linears)):
         require(isinstance(flag, bool), _OP, name, "a bool", flag)
@@ -83,7 +83,7 @@ def accelerate(
     if isinstance(present, Acceleration) and present.model is model:  # a shallow copy's is that of the original
         return present
     modules = dict(_latent_attentions(model))
-    require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", Words(type(model).__name__))
+    require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", Phrase(type(model).__name__))
     for name, module in modules.items():
         _check(name, module, backend)
     acceleration = Acceleration(model)
@@ -128,7 +128,7 @@ class Acceleration:
             self._configs.append((decoder.config, decoder.config._attn_implementation))
             decoder.set_attn_implementation(NAME)  # only warns if the model's code does not support it
             found = decoder.config._attn_implementation
-            require(found == NAME, _OP, "model", "one whose attention can be chosen", Words(type(decoder).__name__))
+            require(found == NAME, _OP, "model", "one whose attention can be chosen", Phrase(type(decoder).__name__))
 
     def _read_weights_once(self, attentions: dict[str, nn.Module], experts: bool) -> None:
         projections = [module.kv_b_proj for module in attentions.values()]  # `attend_absorbed` reads their weights itself
@@ -174,7 +174,7 @@ class Acceleration:
         return self.model.__dict__.get(_HANDLE) is self
 
     def __enter__(self) -> Acceleration:
-        require(self._in_force, _OP, "handle", "one that has not been undone", Words("one that has"))
+        require(self._in_force, _OP, "handle", "one that has not been undone", Phrase("one that has"))
         self._blocks += 1
         return self
 
@@ -268,22 +268,22 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
 def _check(name: str, module: torch.nn.Module, backend: str) -> None:
     projection = module.kv_b_proj
     own = "expand_kv" not in vars(module) or is_off(module.expand_kv, module)
-    require(own, _OP, f"{name}.expand_kv", "that of its class, in one handle", Words("another one"))
+    require(own, _OP, f"{name}.expand_kv", "that of its class, in one handle", Phrase("another one"))
     if more := more_than_weight(projection):
-        refuse(_OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", Words(more))
+        refuse(_OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", Phrase(more))
     weight = projection.weight
     there = weight.is_cpu or weight.is_cuda
-    require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", Words(f"a weight on {weight.device}"))
+    require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", Phrase(f"a weight on {weight.device}"))
     if devices.goes_to_triton(backend, weight):
         devices.choose_triton(_OP, backend, weight)
     plain = weight.dtype in DTYPES and type(weight) is nn.Parameter
-    got = Words(f"{type(weight).__name__} of {weight.dtype}")  # torchao's tensors have the dtype of what they stand for
+    got = Phrase(f"{type(weight).__name__} of {weight.dtype}")  # torchao's tensors have the dtype of what they stand for
     require(plain, _OP, f"{name}.kv_b_proj", "a Parameter of float32 or bfloat16", got)
-    require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", Words(type(module).__name__))
+    require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", Phrase(type(module).__name__))
     nope = module.qk_nope_head_dim
     require(nope > 0, _OP, f"{name}.qk_nope_head_dim", "> 0", nope)  # else a rope key is as wide as an expanded one
     if not _expands_by_its_weight(module):
-        refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", Words(f"another one, of {type(module).__name__}"))
+        refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", Phrase(f"another one, of {type(module).__name__}"))
 
 
 def _expands_by_its_weight(module: torch.nn.Module) -> bool:

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.integrations.transformers import visible_keys
 from decodestep.integrations.transformers.absorbed import attend_absorbed
 from decodestep.integrations.transformers.few_rows import is_plain_linear, is_plain_tensor, is_watched
@@ -110,7 +110,7 @@ def attention(
         attention_mask = attention_mask == 0  # otherwise a query that sees no key would get the mean of all values, not zero
     unknown = [name for name, given in options.items() if given is not None and not _is_known(name, latents)]
     if unknown:
-        got = Words(f"{', '.join(sorted(unknown))} of {type(module).__name__}")
+        got = Phrase(f"{', '.join(sorted(unknown))} of {type(module).__name__}")
         refuse("decodestep attention", "arguments", "known ones", got)
     chosen = options.pop("indices", None)
     if latents is not None and key.shape[-1] < query.shape[-1]:  # else expanded, as in a pass during which this was switched on

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 
 # The types of the array interface, in which NumPy has no bfloat16.
 _TYPES = {torch.float32: "<f4", torch.bfloat16: "<u2", torch.int64: "<i8", torch.bool: "|b1"}
@@ -23,7 +23,9 @@ class _Memory:
         storage, first = tensor.untyped_storage(), tensor.data_ptr()
         end = first + (tensor.nbytes if strides is None else _extent(tensor))
         if end > storage.data_ptr() + storage.nbytes():
-            refuse("accelerate", "tensors", "within their storage", Words(f"{tuple(tensor.shape)} in {storage.nbytes()} bytes"))
+            refuse(
+                "accelerate", "tensors", "within their storage", Phrase(f"{tuple(tensor.shape)} in {storage.nbytes()} bytes")
+            )
         interface = {"version": 3, "typestr": typestr, "data": (first, False), "shape": shape}
         if strides is not None:
             interface["strides"] = strides

@@ -22,7 +22,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
 from transformers.utils import ModelOutput
 
-from decodestep._base.checks import Words, is_int, require
+from decodestep._base.checks import Phrase, is_int, require
 from decodestep.random import sample_seed
 from decodestep.sampling.params import DEFAULTS, SamplingParams
 from decodestep.sampling.row_processors import Processors
@@ -122,7 +122,9 @@ class DecodingLoop:
         for number, row in enumerate(sampler.rows):
             if row.error is not None:
                 raise row.error
-            require(row.reason != "no_candidate", OP, "processors", "such that a token is left", Words(f"none in row {number}"))
+            require(
+                row.reason != "no_candidate", OP, "processors", "such that a token is left", Phrase(f"none in row {number}")
+            )
         if self.pad is not None:
             tokens = tokens.where(tokens >= 0, self.pad)
         self.ids = torch.cat([self.ids, tokens[:, None]], -1)

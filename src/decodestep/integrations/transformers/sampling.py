@@ -20,7 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerationMixin
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Phrase, refuse, require
 from decodestep.integrations.transformers.decoding_loop import OP, DecodingLoop
 from decodestep.sampling.row_processors import Processors
 from decodestep.stopping import StopStringCriteria
@@ -96,7 +96,7 @@ def _none_of_transformers(processors: object) -> Any:
         given = processors if isinstance(processors, Sequence) else [processors]
         foreign = [type(each).__name__ for each in given if isinstance(each, LogitsProcessor)]
         rule = "decodestep's; pass those of transformers to generate as logits_processor"
-        require(not foreign, OP, "processors", rule, Words(", ".join(foreign)))
+        require(not foreign, OP, "processors", rule, Phrase(", ".join(foreign)))
         return processors
 
     @wraps(processors)
@@ -107,12 +107,12 @@ def _none_of_transformers(processors: object) -> Any:
 
 
 def _check_call(model: PreTrainedModel, ids: Tensor, config: GenerationConfig, streamer: BaseStreamer | None) -> None:
-    kind = Words(type(model).__name__)
+    kind = Phrase(type(model).__name__)
     require(not model.config.is_encoder_decoder, OP, "model", "a decoder without an encoder", kind)
     require(type(model)._sample is GenerationMixin._sample, OP, "model", "one without a decoding loop of its own", kind)
     mode = config.get_generation_mode()
     drafts = ", ".join(f"{name}={value}" for name in _DRAFTS if (value := getattr(config, name, None)))
-    got = Words(f"{mode.value!r}{drafts and f' with {drafts}'}")
+    got = Phrase(f"{mode.value!r}{drafts and f' with {drafts}'}")
     require(mode in _LOOPS and not drafts, OP, "generation_config", "of greedy search or sampling", got)
     alone = streamer is None or len(ids) == 1
-    require(alone, OP, "streamer", "None for a batch", Words(f"one for {len(ids)} rows"))
+    require(alone, OP, "streamer", "None for a batch", Phrase(f"one for {len(ids)} rows"))

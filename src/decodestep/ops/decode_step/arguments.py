@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import UINT64, Words, ids_below, is_finite, is_int, is_real, is_uint64, refuse, require
+from decodestep._base.checks import UINT64, Phrase, ids_below, is_finite, is_int, is_real, is_uint64, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import FILTERS, PATCHES, Step, Steps
 
@@ -28,7 +28,7 @@ def normalise_arguments(
     batch, vocab = rows.shape
     ok = isinstance(steps, Sequence) and all(isinstance(row, Sequence) for row in steps)
     require(ok, _OP, "steps", "a sequence of steps for each row", steps)
-    require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", Words(f"{len(steps)} rows"))
+    require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", Phrase(f"{len(steps)} rows"))
     plain_steps = [[normalise_step(step, vocab) for step in row] for row in steps]
     flags, wanted = _column(greedy, batch), _column(top_logprobs, batch)
     ok = len(flags) == batch and all(isinstance(flag, (bool, np.bool_)) for flag in flags)
@@ -85,7 +85,7 @@ def _plain_field(value: Any) -> Any:
 
 def _check_step(step: Step, vocab: int) -> None:
     rules = _RULES.get(type(step))
-    require(rules is not None, _OP, "steps", "of the types in decodestep.steps", Words(type(step).__name__))
+    require(rules is not None, _OP, "steps", "of the types in decodestep.steps", Phrase(type(step).__name__))
     if isinstance(step, PATCHES):
         ids = step.ids
         ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64

@@ -63,7 +63,7 @@ def decoder_forward(
     sequence: (T,) integers in [0, B): the row of page_table of each token.
     positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence, which no other token of the
         call has. Every position of a sequence before a token's own must be in the cache, or be a token's of the same call.
-    sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rotation of pair i of a head at each position; or (R, P,
+    sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rope of pair i of a head at each position; or (R, P,
         D / 2), one for each `rope` of the layers. float32; or float64, in which "reference" then computes.
     keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
         page holds 16 positions of one key-value head:

@@ -9,7 +9,7 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.aliasing import require_apart
 from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
-from decodestep._base.checks import Words, refuse, require, require_dtype, require_shape, require_within
+from decodestep._base.checks import Phrase, refuse, require, require_dtype, require_shape, require_within
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
 from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
 from decodestep.ops.decoder_forward.weights import DecoderWeights
@@ -90,7 +90,7 @@ def _in_slabs(cache: np.ndarray) -> np.ndarray:
 
 
 def _in_ropes(table: np.ndarray) -> np.ndarray:
-    """The table with an axis of rotations."""
+    """The table with an axis of ropes."""
     return table[None] if table.ndim == 2 else table
 
 
@@ -115,7 +115,7 @@ def _check_cache(call: Call) -> int:
         require_dtype(OP, "values", call.values, (call.keys.dtype,))
         ok = call.keys.dtype == BFLOAT16 or w.head_dim % 16 == 0
         require(
-            ok, OP, "keys", "bfloat16 where heads are not a multiple of 16", Words(f"{call.keys.dtype}, heads of {w.head_dim}")
+            ok, OP, "keys", "bfloat16 where heads are not a multiple of 16", Phrase(f"{call.keys.dtype}, heads of {w.head_dim}")
         )
         keys, values = ((slabs, layers, w.kv_heads, pages, *page) for page in page_shapes(call.keys.dtype, w.head_dim))
     else:
@@ -127,7 +127,7 @@ def _check_cache(call: Call) -> int:
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
         require_shape(OP, name, array, shape)
         ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
-        require(ok, OP, name, "writeable and contiguous in C order", Words("an array that is not"))
+        require(ok, OP, name, "writeable and contiguous in C order", Phrase("an array that is not"))
     require_apart(OP, {"keys": call.keys, "values": call.values}, {"sin": call.sin, "cos": call.cos})
     return slabs * pages
 
@@ -144,9 +144,9 @@ def _require_distinct_places(call: Call) -> None:
     t = token_at[places[u]]
     if (call.sequence[t], call.positions[t]) == (call.sequence[u], call.positions[u]):
         rule = "different for the tokens of a sequence"
-        refuse(OP, "positions", rule, Words(f"{call.positions[t]} twice for sequence {call.sequence[t]}"))
+        refuse(OP, "positions", rule, Phrase(f"{call.positions[t]} twice for sequence {call.sequence[t]}"))
     both = " and ".join(f"position {call.positions[i]} of sequence {call.sequence[i]}" for i in (t, u))
-    refuse(OP, "page_table", "such that every token has a place of its own", Words(f"page {pages[t]} for {both}"))
+    refuse(OP, "page_table", "such that every token has a place of its own", Phrase(f"page {pages[t]} for {both}"))
 
 
 def _check_pages(call: Call, pages: int) -> None:

@@ -18,7 +18,7 @@ from decodestep.ops.decoder_forward.layers import LatentAttention, LayerWeights,
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentSizes
 from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
-from decodestep.ops.mixture_of_experts.cpu import panels_of
+from decodestep.ops.mixture_of_experts.cpu import native_panels
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -136,7 +136,7 @@ def _layer(w: LayerWeights) -> dict[str, Any]:
         "ffn_post_norm": _native_form(w.ffn_post_norm),
         "attention": {field.name: _native_form(getattr(w.attention, field.name)) for field in fields(w.attention)},
         "mixture": _mixture(block) if isinstance(block, Mixture) else None,
-        **({} if isinstance(block, Mixture) else {"feed_forward": panels_of(block)}),
+        **({} if isinstance(block, Mixture) else {"feed_forward": native_panels(block)}),
     }
 
 
@@ -151,6 +151,6 @@ def _mixture(m: Mixture) -> dict[str, Any]:
         "router": panel_argument(m.router),
         "rule": native_rule(m.rule),
         "bias": _native_form(m.bias),
-        "routed": panels_of(m.routed),
-        "shared": panels_of(m.shared),
+        "routed": native_panels(m.routed),
+        "shared": native_panels(m.shared),
     }

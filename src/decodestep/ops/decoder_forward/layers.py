@@ -28,7 +28,7 @@ class GroupedAttention:
     query_norm: np.ndarray | None = None
     key_norm: np.ndarray | None = None
     window: int = 0  # the number of positions that a token attends to, its own included; 0: all up to its own
-    rope: int = 0  # the index of its rotation, if sin and cos hold several
+    rope: int = 0  # the index of its rope, if sin and cos hold several
     keys: LinearPanels | None = None  # (He, G * D)
     norms_of_rows: bool = False
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_finite, is_int, require, shape_text
+from decodestep._base.checks import Phrase, is_finite, is_int, require, shape_text
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
 from decodestep.ops.expert_router.arguments import RouterRule
 from decodestep.weights.feed_forward import FeedForward
@@ -62,7 +62,7 @@ class DecoderWeights:
     def __post_init__(self) -> None:
         ok = isinstance(self.layers, Sequence) and all(isinstance(layer, LayerWeights) for layer in self.layers)
         require(ok, _CLASS, "layers", "a sequence of LayerWeights", self.layers)
-        require(len(self.layers) > 0, _CLASS, "layers", "one or more", Words("none"))
+        require(len(self.layers) > 0, _CLASS, "layers", "one or more", Phrase("none"))
         sizes = (self.heads, self.kv_heads, self.head_dim)
         positive = all(is_int(size) and size > 0 for size in sizes)
         require(positive, _CLASS, "heads, kv_heads and head_dim", "integers > 0", sizes)
@@ -79,7 +79,7 @@ class DecoderWeights:
         require(ok, _CLASS, "embedding", "a PackedWeight or a LinearPanels", self.embedding)
         _require_vector("norm", self.norm, self.hidden)
         _require_panels("logits", self.logits, (self.hidden, self.vocab_size))
-        require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", Words("none"))
+        require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", Phrase("none"))
         for number, layer in enumerate(self.layers):
             self._check_layer(f"layers[{number}]", layer)
 
@@ -94,13 +94,13 @@ class DecoderWeights:
             _check_mixture(f"{name}.feed_forward", block, self.hidden)
         else:
             ok = isinstance(block, FeedForward)
-            require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Words(type(block).__name__))
+            require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Phrase(type(block).__name__))
             _check_block(f"{name}.feed_forward", block, self.hidden)
             require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
 
     def _check_attention(self, name: str, attention: GroupedAttention | LatentAttention) -> None:
         kind = GroupedAttention if self.latent is None else LatentAttention
-        require(isinstance(attention, kind), _CLASS, name, f"a {kind.__name__}", Words(type(attention).__name__))
+        require(isinstance(attention, kind), _CLASS, name, f"a {kind.__name__}", Phrase(type(attention).__name__))
         for product, shape in self._attention_shapes(attention).items():
             _require_panels(f"{name}.{product}", getattr(attention, product), shape)
         if isinstance(attention, GroupedAttention):
@@ -162,7 +162,7 @@ class DecoderWeights:
 
     @property
     def rope_count(self) -> int:
-        """The number of rotations that the layers refer to."""
+        """The number of ropes that the layers refer to."""
         return 1 + max(layer.attention.rope if isinstance(layer.attention, GroupedAttention) else 0 for layer in self.layers)
 
     @property
@@ -213,16 +213,16 @@ def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
     mixture.rule.check(experts, f"{_CLASS}: {name}.rule")
     if mixture.bias is not None:
         _require_vector(f"{name}.bias", mixture.bias, experts)
-        require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", Words("a number that is not"))
+        require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", Phrase("a number that is not"))
     if mixture.shared is not None:
         _check_block(f"{name}.shared", mixture.shared, hidden)
         require(mixture.shared.count == 1, _CLASS, f"{name}.shared", "one block", mixture.shared.count)
 
 
 def _check_block(name: str, block: FeedForward, hidden: int) -> None:
-    require(isinstance(block, FeedForward), _CLASS, name, "a FeedForward", Words(type(block).__name__))
+    require(isinstance(block, FeedForward), _CLASS, name, "a FeedForward", Phrase(type(block).__name__))
     ok = all(isinstance(weight, LinearPanels) for weight in block.weights)
-    require(ok, _CLASS, name, "of LinearPanels", Words(type(block.up).__name__))
+    require(ok, _CLASS, name, "of LinearPanels", Phrase(type(block.up).__name__))
     require(block.hidden == hidden, _CLASS, name, f"of {hidden} inputs", block.hidden)
 
 
@@ -239,4 +239,4 @@ def _require_bias(name: str, bias: np.ndarray | None, product: LinearPanels | No
 
 def _require_panels(name: str, panels: LinearPanels, shape: tuple[int, int]) -> None:
     require(isinstance(panels, LinearPanels), _CLASS, name, "a LinearPanels", panels)
-    require(panels.shape == shape, _CLASS, name, f"of shape {shape_text(shape)}", Words(shape_text(panels.shape)))
+    require(panels.shape == shape, _CLASS, name, f"of shape {shape_text(shape)}", Phrase(shape_text(panels.shape)))

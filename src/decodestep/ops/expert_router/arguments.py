@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodestep._base.checks import Words, is_finite, is_int, require, require_choice
+from decodestep._base.checks import Phrase, is_finite, is_int, require, require_choice
 
 OP = "expert_router"
 SCORES = ("softmax", "sigmoid")
@@ -36,6 +36,6 @@ class RouterRule:
         ok = is_int(self.used) and 0 < self.used <= most
         require(ok, op, "used", f"an integer in [1, {most}], the experts of the groups that are kept", self.used)
         if self.group_score == "top_two":
-            require(in_group >= 2, op, "groups", "of two experts or more for 'top_two'", Words(f"{self.groups} of {in_group}"))
+            require(in_group >= 2, op, "groups", "of two experts or more for 'top_two'", Phrase(f"{self.groups} of {in_group}"))
         require(isinstance(self.normalise, bool), op, "normalise", "a bool", self.normalise)
         require(is_finite(self.scale), op, "scale", "a finite number", self.scale)

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Words, require, require_dtype, require_shape, require_within
+from decodestep._base.checks import Phrase, require, require_dtype, require_shape, require_within
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.mixture_of_experts import cpu, reference
@@ -60,7 +60,7 @@ def mixture_of_experts(
     chosen = _check(tokens, experts, routed, shared)
     for name, block in (("routed", routed), ("shared", shared)):
         there = block is not None and any(isinstance(weight, DeviceRows) for weight in block.weights)
-        require(not there, OP, name, "of weights on the CPU for this backend", Words("DeviceRows"))
+        require(not there, OP, name, "of weights on the CPU for this backend", Phrase("DeviceRows"))
     factors = arrays.view(OP, "weights", weights)
     require_dtype(OP, "weights", factors, (tokens.dtype,))
     require_shape(OP, "weights", factors, chosen.shape)
@@ -78,7 +78,7 @@ def _check(tokens: np.ndarray, experts: object, routed: FeedForward, shared: Fee
     require(tokens.ndim == 2 and tokens.shape[1] == routed.hidden, OP, "x", f"of shape (T, {routed.hidden})", tokens)
     if shared is not None:
         ok = shared.count == 1 and shared.hidden == routed.hidden
-        require(ok, OP, "shared", f"one block of {routed.hidden} inputs", Words(f"{shared.count} of {shared.hidden}"))
+        require(ok, OP, "shared", f"one block of {routed.hidden} inputs", Phrase(f"{shared.count} of {shared.hidden}"))
     chosen = arrays.integers(OP, "experts", experts, rank=2)
     require(len(chosen) == len(tokens), OP, "experts", f"of shape ({len(tokens)}, K)", chosen)
     require_within(OP, "experts", chosen, routed.count)
@@ -98,7 +98,7 @@ def _on_device(x: Any, experts: Any, weights: Any, routed: FeedForward, shared: 
         for weight in () if block is None else block.weights:
             there = isinstance(weight, DeviceRows) and weight.values.device == x.device
             got = f"a {type(weight).__name__}" + (f" on {weight.values.device}" if isinstance(weight, DeviceRows) else "")
-            require(there, OP, name, f"of DeviceRows on {x.device} (FeedForward.to)", Words(got))
+            require(there, OP, name, f"of DeviceRows on {x.device} (FeedForward.to)", Phrase(got))
     factors = devices.outline(OP, "weights", weights, x.device)
     require_dtype(OP, "weights", factors, (np.float32,))
     require_shape(OP, "weights", factors, chosen.shape)

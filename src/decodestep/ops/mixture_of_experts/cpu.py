@@ -27,9 +27,9 @@ def mixture(
         x=arrays.contiguous_rows(x),
         experts=experts,
         weights=arrays.contiguous(weights),
-        routed=panels_of(routed),
+        routed=native_panels(routed),
         count=routed.count,
-        shared=panels_of(shared),
+        shared=native_panels(shared),
         y=y,
         threads=threads(),
     )
@@ -42,7 +42,7 @@ def in_whole_panels(block: FeedForward) -> bool:
     return panels and block.width % 32 == 0 and block.hidden % 32 == 0
 
 
-def panels_of(block: FeedForward | None) -> tuple[list[tuple[np.ndarray, int, int]], bool, list[np.ndarray | None]]:
+def native_panels(block: FeedForward | None) -> tuple[list[tuple[np.ndarray, int, int]], bool, list[np.ndarray | None]]:
     """gate, if there is one, up and down, whether it has GELU, and the three biases, as the core takes them."""
     if block is None:
         return [], False, [None] * 3

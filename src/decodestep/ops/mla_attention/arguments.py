@@ -10,10 +10,10 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
 from decodestep._base.checks import (
-    Words,
+    Phrase,
+    describe_range,
     is_finite,
     is_int,
-    range_of,
     refuse,
     require,
     require_choice,
@@ -186,13 +186,13 @@ def _paging(
     room = table.shape[1] * block_size
     require_within(OP, "sequence", rows, table.shape[0])
     if seen.min() < 1 or seen.max() > room:
-        refuse(OP, "lengths", f"in [1, {room}]", range_of(seen))
+        refuse(OP, "lengths", f"in [1, {room}]", describe_range(seen))
     if table.min() < 0 or table.max() >= blocks:  # perhaps only after the sequences' lengths
         longest = np.zeros(table.shape[0], np.int64)
         np.maximum.at(longest, rows, seen)
         read = table[np.arange(table.shape[1]) * block_size < longest[:, None]]
         if read.min() < 0 or read.max() >= blocks:
-            refuse(OP, "block_table", f"in [0, {blocks}) where it is read", range_of(read))
+            refuse(OP, "block_table", f"in [0, {blocks}) where it is read", describe_range(read))
     return table, rows, seen
 
 
@@ -202,4 +202,4 @@ def _check_value_up(weight: PackedWeight | LinearPanels, heads: int, width: int)
     inputs, outputs = weight.shape
     unit = 32 if isinstance(weight, LinearPanels) else 1
     rule = f"of shape ({width}, {heads} * Dv)" + (", Dv a multiple of 32" if unit > 1 else "")
-    require(inputs == width and outputs > 0 and outputs % (heads * unit) == 0, OP, "w_uv", rule, Words(f"{inputs}x{outputs}"))
+    require(inputs == width and outputs > 0 and outputs % (heads * unit) == 0, OP, "w_uv", rule, Phrase(f"{inputs}x{outputs}"))

@@ -9,8 +9,8 @@ import numpy as np
 
 from decodestep._base.aliasing import require_apart
 from decodestep._base.arrays import BFLOAT16, view
-from decodestep._base.checks import Words, is_finite, refuse, shape_text
-from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options, scenario_of
+from decodestep._base.checks import Phrase, is_finite, refuse, shape_text
+from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options, find_scenario
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario
 from decodestep.ops.mla_prolog.size_limits import check_sizes
@@ -139,7 +139,7 @@ def _symbols(call: Call, t: Tensors) -> Symbols:
 
 def _scenario(call: Call, t: Tensors, symbols: Symbols) -> Scenario:
     op = call.op
-    s = scenario_of(call, x_int8=t.x.dtype == _INT8, uq_int8=_is_int8(t.w_uq_qr), kv_int8=t.kv_cache.dtype == _INT8)
+    s = find_scenario(call, x_int8=t.x.dtype == _INT8, uq_int8=_is_int8(t.w_uq_qr), kv_int8=t.kv_cache.dtype == _INT8)
     if s.kv == "tile" and (symbols.Hckv % TILE or symbols.real != BFLOAT16):
         refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", t.w_uk)
     return s
@@ -180,7 +180,7 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
         op,
         arg,
         f"{dtype.name} of shape {K}x{N}, or its NZ storage {storage}",
-        weight if isinstance(weight, np.ndarray) else Words(f"a {type(weight).__name__} of shape {weight.shape}"),
+        weight if isinstance(weight, np.ndarray) else Phrase(f"a {type(weight).__name__} of shape {weight.shape}"),
     )
 
 
@@ -196,7 +196,7 @@ def _check_caches(call: Call, t: Tensors, s: Scenario) -> None:
     op, cache_mode = call.op, call.cache_mode
     for name, cache in (("kv_cache", t.kv_cache), ("kr_cache", t.kr_cache)):
         if not cache.flags.writeable:
-            refuse(op, name, "writeable", Words("a read-only array"))
+            refuse(op, name, "writeable", Phrase("a read-only array"))
         c0 = fractal_width(cache.itemsize)
         if cache_mode.endswith("NZ") and cache.shape[3] % c0:
             refuse(op, name, f"of a width that is a multiple of {c0} in {cache_mode}", cache)

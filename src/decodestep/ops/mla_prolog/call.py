@@ -81,7 +81,7 @@ _RESERVED = {field.name: field.default for field in fields(Call) if field.name i
 
 
 def check_options(call: Call) -> None:
-    """Checks the options that differ between versions, each by itself; `scenario_of` says which modes go together."""
+    """Checks the options that differ between versions, each by itself; `find_scenario` says which modes go together."""
     op, limits = call.op, size_limits(call.op, call.limits)
     require_choice(op, "rounding", call.rounding, _ROUNDINGS)
     if op != _LATEST:
@@ -100,7 +100,7 @@ def check_options(call: Call) -> None:
     require_choice(op, "cache_mode", call.cache_mode, limits.cache_modes)
 
 
-def scenario_of(call: Call, *, x_int8: bool, uq_int8: bool, kv_int8: bool) -> Scenario:
+def find_scenario(call: Call, *, x_int8: bool, uq_int8: bool, kv_int8: bool) -> Scenario:
     """The scenario of a call whose token_x, weight_uq_qr and kv_cache are int8 or not.
 
     V3's attributes name it. In V1 and V2, and in V3 under limits that reserve the attributes, the dtypes do.

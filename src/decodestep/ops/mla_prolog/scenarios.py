@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 
 SCALES = (
     "dequant_scale_x",
@@ -73,6 +73,6 @@ def from_modes(op: str, weight: int, kv_cache: int, query: int) -> Scenario:
             op,
             "(weight_quant_mode, kv_cache_quant_mode, query_quant_mode)",
             f"one of {', '.join(map(str, _BY_MODES))}",
-            Words(f"({weight}, {kv_cache}, {query})"),
+            Phrase(f"({weight}, {kv_cache}, {query})"),
         )
     return scenario

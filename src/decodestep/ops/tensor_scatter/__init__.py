@@ -11,7 +11,7 @@ import numpy as np
 from decodestep._base import arrays, devices
 from decodestep._base.aliasing import footprint, overlaps_itself, strided
 from decodestep._base.arrays import Array, ArrayT, Integers
-from decodestep._base.checks import Words, is_int, refuse, require_choice, shape_text
+from decodestep._base.checks import Phrase, is_int, refuse, require_choice, shape_text
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.tensor_scatter import cpu, reference
@@ -186,7 +186,7 @@ def _starts(cache: np.ndarray, new: np.ndarray, axis: int, mode: str, write_indi
         values = given.tolist() if batch <= 64 else (given.min(), given.max())  # for few values a list is ten times as fast
         low, high = min(values), max(values)
         if low < 0 or high > room:
-            refuse(_OP, "write_indices", f"in [0, {room}] in linear mode", Words(f"{low} to {high}"))
+            refuse(_OP, "write_indices", f"in [0, {room}] in linear mode", Phrase(f"{low} to {high}"))
     if given.dtype.kind == "u" and rows:
         given = given % np.uint64(rows)  # linear indices do not change, circular ones now fit int64
     return np.array(given, np.int64)
@@ -197,11 +197,11 @@ def _target(past_cache: Array, cache: np.ndarray, new: np.ndarray, out: Array | 
     present = cache if out is past_cache else arrays.view(_OP, "out", out)
     if present is not cache:
         if arrays.is_torch(out) != arrays.is_torch(past_cache):
-            refuse(_OP, "out", f"of past_cache's kind, {type(past_cache).__name__}", Words(type(out).__name__))
+            refuse(_OP, "out", f"of past_cache's kind, {type(past_cache).__name__}", Phrase(type(out).__name__))
         if present.shape != cache.shape or present.dtype != cache.dtype:
             refuse(_OP, "out", "of past_cache's shape and dtype", present)
     if not present.flags.writeable:
-        refuse(_OP, "out", "writeable", Words("a read-only array"))
+        refuse(_OP, "out", "writeable", Phrase("a read-only array"))
     if new.dtype.itemsize > present.dtype.itemsize:
         refuse(_OP, "update", f"no wider than out's {present.dtype}", new)
     return present

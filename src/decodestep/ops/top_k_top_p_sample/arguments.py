@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, is_finite, is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Phrase, is_finite, is_int, is_real, refuse, require, require_dtype, require_shape
 from decodestep.ops.top_k_top_p_sample.rules import GivenNoise, SeededNoise
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
@@ -57,12 +57,12 @@ def float_column(op: str, arg: str, value: object, batch: int, dtype: np.dtype) 
 def noise(op: str, q: Array | None, seed: object, position: object, shape: tuple[int, int]) -> GivenNoise | SeededNoise | None:
     """The noise of the exponential race: the given q, that of the seeds, or None to take the largest value."""
     if q is not None:
-        require(seed is None and position is None, op, "seed", "None where q is given", Words("a seed or a position"))
+        require(seed is None and position is None, op, "seed", "None where q is given", Phrase("a seed or a position"))
         given = arrays.view(op, "q", q)
         require_dtype(op, "q", given, (np.float32,))
         require_shape(op, "q", given, shape)
         return GivenNoise(given)
-    require((seed is None) == (position is None), op, "seed", "given together with position", Words("one without the other"))
+    require((seed is None) == (position is None), op, "seed", "given together with position", Phrase("one without the other"))
     if seed is None:
         return None
     return SeededNoise(
@@ -115,7 +115,7 @@ def _values(op: str, arg: str, value: object, batch: int) -> list[Any]:
     """One Python value per row: of a scalar, or of a list with one item per row, a value or a list of one value."""
     if isinstance(value, (list, tuple)):
         values = [v[0] if isinstance(v, (list, tuple)) and len(v) == 1 else v for v in value]
-        require(len(values) == batch, op, arg, f"one value or {batch}, one per row", Words(f"{len(values)} values"))
+        require(len(values) == batch, op, arg, f"one value or {batch}, one per row", Phrase(f"{len(values)} values"))
     else:
         values = [value] * batch
     return [v.item() if isinstance(v, np.generic) else v for v in values]

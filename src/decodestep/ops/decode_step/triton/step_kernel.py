@@ -91,7 +91,7 @@ def run_row(
         if kind <= _BAN:
             if _CHANGES & KINDS:
                 factor = tl.load(amounts).to(tl.float32)
-                patch(scores, ids + first, values + first, tl.load(step + 2), factor, kind, vocab, BLOCK)
+                change_ids(scores, ids + first, values + first, tl.load(step + 2), factor, kind, vocab, BLOCK)
             stale = tl.full([], 1, tl.int32)
         elif kind <= _FORCE:
             if _MASKS & KINDS:
@@ -109,7 +109,7 @@ def run_row(
 
 
 @triton.jit
-def patch(scores, ids, values, count, factor, kind, vocab, BLOCK: tl.constexpr):
+def change_ids(scores, ids, values, count, factor, kind, vocab, BLOCK: tl.constexpr):
     """Penalise, Add, Lift or Ban, of distinct ids."""
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)

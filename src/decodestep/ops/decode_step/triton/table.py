@@ -103,11 +103,11 @@ def quick_way(steps: Sequence[Step], vocab: int) -> tuple[int, int, float, float
     """(way, k, temperature, p of top-p, p of min-p); GENERAL unless the steps are patches and then the usual filters."""
     filters = tuple(itertools.dropwhile(lambda step: isinstance(step, kinds.PATCHES), steps))
     types = tuple(map(type, filters))
-    return _way_of(types, filters, vocab) if set(types) <= set(_USUAL) else (GENERAL, vocab, 1.0, 1.0, 0.0)
+    return _find_way(types, filters, vocab) if set(types) <= set(_USUAL) else (GENERAL, vocab, 1.0, 1.0, 0.0)
 
 
 @lru_cache(maxsize=1 << 12)
-def _way_of(types: tuple[type, ...], filters: tuple[Any, ...], vocab: int) -> tuple[int, int, float, float, float]:
+def _find_way(types: tuple[type, ...], filters: tuple[Any, ...], vocab: int) -> tuple[int, int, float, float, float]:
     found: dict[type, Any] = dict(zip(types, filters, strict=True))
     top_k = found.get(kinds.TopK, kinds.TopK(vocab))
     top_p, min_p = found.get(kinds.TopP, kinds.TopP(1.0)), found.get(kinds.MinP, kinds.MinP(0.0))

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from decodestep._base import arrays, devices
 from decodestep._base.aliasing import footprint, require_apart
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.ops.mla_prolog.arguments import bind
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call
 from decodestep.ops.mla_prolog.problem import Problem, kernel_obstacle
@@ -24,7 +24,7 @@ def bind_on_device(call: Call) -> Problem:
             outlines[name] = devices.outline(call.op, name, value, call.token_x.device)
         elif isinstance(value, HOST_WEIGHTS):
             rule, got = f"a tensor on {call.token_x.device}", f"a {type(value).__name__}, whose memory is the host's"
-            refuse(call.op, name, rule, Words(got))
+            refuse(call.op, name, rule, Phrase(got))
     problem = bind(replace(call, **outlines), outlined=True)
     _check_memory(call)
     devices.choose_triton(call.op, "triton", call.token_x, kernel_obstacle(problem))

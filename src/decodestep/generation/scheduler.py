@@ -9,13 +9,13 @@ from contextlib import contextmanager
 
 from decodestep.decoding.forward import BLOCK
 from decodestep.decoding.prefill import Budget
-from decodestep.generation.pass_cost import PassCost, Work
+from decodestep.generation.forward_cost import ForwardCost, Work
 
 
-class Schedule(ABC):
+class Scheduler(ABC):
     """Decides when the prompts of a `Batch` run, and for how many rows and tokens it reserves pages.
 
-    chunked: whether prompts run in the passes of the decoding rows, or before any row draws.
+    chunked: whether prompts run in the forward passes of the decoding rows, or before any row draws.
     max_rows: the largest number of rows that have pages at a time.
     """
 
@@ -36,7 +36,7 @@ class Schedule(ABC):
         yield
 
 
-class PrefillFirst(Schedule):
+class PrefillFirst(Scheduler):
     """Maximum throughput without preemption: for a call whose rows are all known."""
 
     chunked = False
@@ -49,22 +49,22 @@ class PrefillFirst(Schedule):
         return Budget()
 
 
-class ChunkedPrefill(Schedule):
-    """Chunked prefill: prompts run in chunks, in the passes of the decoding rows, which do not wait for a whole prompt.
+class ChunkedPrefill(Scheduler):
+    """Chunked prefill: prompts run in chunks, in the forward passes of the decoding rows, which do not wait for a whole prompt.
 
     max_rows: as above.
     MAX_SLOWDOWN: how much a piece of a prompt may lengthen a pass, as a fraction of the pass without it; with several prompts,
         this much for each, so that not many rows wait for a first token while a few decode.
-    MAX_PASS_SECONDS: the time limit of a pass of prompts only, and of a pass of several prompts beside rows.
+    MAX_FORWARD_SECONDS: the time limit of a forward pass of prompts only, and of a forward pass of several prompts beside rows.
     RESERVED_TOKENS: the number of tokens for which a row has pages when it is admitted; more are taken on demand.
     MEASURE_EVERY: while there are rows, one of this many passes runs no prompt, so that the growing cost of the rows is known.
 
-    The sizes of the pieces follow from the measured times of passes (see `PassCost`). The generated tokens do not depend on
+    The sizes of the pieces follow from the measured times of passes (see `ForwardCost`). The generated tokens do not depend on
     them.
     """
 
     MAX_SLOWDOWN = 0.5
-    MAX_PASS_SECONDS = 0.15
+    MAX_FORWARD_SECONDS = 0.15
     RESERVED_TOKENS = 64
     MEASURE_EVERY = 16
 
@@ -76,8 +76,8 @@ class ChunkedPrefill(Schedule):
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self._cost = PassCost()
-        self._mixed = 0  # consecutive passes with a piece beside rows
+        self._cost = ForwardCost()
+        self._mixed = 0  # consecutive forward passes with a piece beside rows
 
     def reserved_tokens(self, remaining: int) -> int:
         return min(remaining, self.RESERVED_TOKENS)
@@ -92,10 +92,10 @@ class ChunkedPrefill(Schedule):
     def _seconds_for_prompts(self, work: Work) -> float:
         """The number of seconds by which prompts may lengthen a pass."""
         if not work.rows:
-            return self.MAX_PASS_SECONDS
+            return self.MAX_FORWARD_SECONDS
         without = self._cost.decoding(work)
         one = self.MAX_SLOWDOWN * without
-        return max(one, min(one * min(work.prompts, 16), self.MAX_PASS_SECONDS - without))
+        return max(one, min(one * min(work.prompts, 16), self.MAX_FORWARD_SECONDS - without))
 
     @contextmanager
     def measure(self, work: Work) -> Iterator[None]:

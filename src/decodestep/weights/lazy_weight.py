@@ -10,7 +10,7 @@ import numpy as np
 from decodestep.weights.packed import Format, PackedWeight
 
 
-class LazyRows(ABC):
+class LazyWeight(ABC):
     """The rows of a (K, N) weight that are in memory only while they are packed.
 
     format, inputs, shape: as of a `PackedWeight`.
@@ -28,9 +28,9 @@ class LazyRows(ABC):
         """Packs the rows into `panels`, the data of a `LinearPanels` of that format, a piece of them at a time."""
 
 
-Rows: TypeAlias = PackedWeight | LazyRows
+RowWeight: TypeAlias = PackedWeight | LazyWeight
 
 
-def whole(weight: Rows) -> PackedWeight:
+def whole(weight: RowWeight) -> PackedWeight:
     """The weight with its rows in memory."""
-    return weight.whole() if isinstance(weight, LazyRows) else weight
+    return weight.whole() if isinstance(weight, LazyWeight) else weight

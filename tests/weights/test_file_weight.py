@@ -12,7 +12,7 @@ import decodestep as ds
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
 from decodestep.weights.blocks import BLOCKS
-from decodestep.weights.file_rows import FilePart, FileRows, FileRowsError
+from decodestep.weights.file_weight import FilePart, FileWeight, FileWeightError
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 from support import processes
@@ -48,7 +48,7 @@ def test_rows_in_files_make_the_panels_that_they_make_in_memory(numbers_file, fo
     counts = {900_000: 45, 32: 3_000_000 // 2 // size, 7: 0, 900_001: 70}
     parts = [FilePart(number, at, count, f"from {at}") for at, count in counts.items()]
     rows = np.concatenate([data[p.at : p.at + p.rows * size] for p in parts]).reshape(-1, size)
-    weight = FileRows.stack(FileRows(parts[:1], format_, K, size), FileRows(parts[1:], format_, K, size))
+    weight = FileWeight.stack(FileWeight(parts[:1], format_, K, size), FileWeight(parts[1:], format_, K, size))
     assert weight.shape == (K, len(rows))
     whole = weight.whole()
     assert np.array_equal(whole.rows, rows) and whole.rows.ctypes.data % 64 == 0
@@ -60,7 +60,7 @@ def test_rows_in_files_make_the_panels_that_they_make_in_memory(numbers_file, fo
 PACK = """
 import re, sys
 from pathlib import Path
-from decodestep.weights.file_rows import FilePart, FileRows
+from decodestep.weights.file_weight import FilePart, FileWeight
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 
@@ -68,7 +68,7 @@ def kilobytes(field):
     return int(re.search(field + ":\\s*([0-9]+)", Path("/proc/self/status").read_text())[1])
 
 with open(sys.argv[1], "rb") as file:
-    weight = FileRows([FilePart(file.fileno(), 0, 1 << 15, "rows")], Format.BF16, 256, 512)
+    weight = FileWeight([FilePart(file.fileno(), 0, 1 << 15, "rows")], Format.BF16, 256, 512)
     before = kilobytes("VmRSS")
     panels = LinearPanels.pack(weight, Format[sys.argv[2]])
 print((kilobytes("VmHWM") - before) * 1024 - panels.nbytes)
@@ -92,13 +92,13 @@ def test_a_scale_that_is_no_number_is_named(numbers_file, format_, value):
     last = size - BLOCKS[format_.name].bytes
     bad = b"\xff" if format_ == Format.MXFP4 else np.float16(value).tobytes()
     parts = [FilePart(number, 64, 40, "first"), FilePart(number, 64 + 40 * size, 3000, "second")]
-    weight = FileRows(parts, format_, K, size)
+    weight = FileWeight(parts, format_, K, size)
     for at in HALVES.get(format_, (0,)):
         place = 64 + (40 + 2999) * size + last + at
         before = os.pread(number, len(bad), place)
         os.pwrite(number, bad, place)
         for read in (weight.whole, lambda: LinearPanels.pack(weight), lambda: LinearPanels.pack(weight, Format.Q8_0)):
-            with pytest.raises(FileRowsError, match="second must have finite scales; got NaN or infinity in row 2999"):
+            with pytest.raises(FileWeightError, match="second must have finite scales; got NaN or infinity in row 2999"):
                 read()
         os.pwrite(number, before, place)
     weight.whole()
@@ -106,12 +106,12 @@ def test_a_scale_that_is_no_number_is_named(numbers_file, format_, value):
 
 def test_files_that_end_and_files_that_cannot_be_read(numbers_file, tmp_path):
     number, _ = numbers_file
-    ends = FileRows([FilePart(number, 2_900_000, 100, "this"), FilePart(number, 2_999_000, 2, "that")], Format.F32, K, 1024)
-    with pytest.raises(FileRowsError, match="this cannot be read: the file has become shorter"):
+    ends = FileWeight([FilePart(number, 2_900_000, 100, "this"), FilePart(number, 2_999_000, 2, "that")], Format.F32, K, 1024)
+    with pytest.raises(FileWeightError, match="this cannot be read: the file has become shorter"):
         ends.whole()
     folder = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(FileRowsError, match="this cannot be read: Is a directory"):
-        LinearPanels.pack(FileRows([FilePart(folder, 0, 1, "this")], Format.F32, K, 1024))
+    with pytest.raises(FileWeightError, match="this cannot be read: Is a directory"):
+        LinearPanels.pack(FileWeight([FilePart(folder, 0, 1, "this")], Format.F32, K, 1024))
     os.close(folder)
 
 

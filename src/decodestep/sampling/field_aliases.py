@@ -6,13 +6,13 @@ import difflib
 from collections.abc import Mapping, Set
 from typing import Any
 
-from decodestep._base.checks import Words, describe, refuse
+from decodestep._base.checks import Phrase, describe, refuse
 from decodestep.errors import UnknownFieldError as UnknownFieldError
 
 _OP = "SamplingParams"
 
 # Names with exactly the meaning of a field: OpenAI's and vLLM's.
-SAME = {
+ALIASES = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
     "stop": "stop_strings",
@@ -47,16 +47,16 @@ _NEAR = {
 def rename_fields(given: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     """The keywords with the names of fields. known: those names. Raises UnknownFieldError for an unknown name."""
     for name, value in given.items():
-        if name not in known and name not in SAME:
+        if name not in known and name not in ALIASES:
             sentence = f"there is no field {name}{_meant(name, known)}"
             raise UnknownFieldError(_OP, name, "a field", describe(value), "unknown_field", sentence)
     # `dataclasses.replace` calls with a value for each field, and with the changes: they count, by whatever name.
     is_replaced = known <= given.keys()
     renamed: dict[str, Any] = {}
-    for name in given.keys() & SAME.keys():
-        field = SAME[name]
+    for name in given.keys() & ALIASES.keys():
+        field = ALIASES[name]
         if field in renamed or (field in given and not is_replaced):
-            refuse(_OP, field, "given once", Words(f"{name} too"))
+            refuse(_OP, field, "given once", Phrase(f"{name} too"))
         renamed[field] = given[name]
     return {**{name: value for name, value in given.items() if name in known}, **renamed}
 

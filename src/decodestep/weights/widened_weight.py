@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from decodestep.weights.lazy_rows import LazyRows
+from decodestep.weights.lazy_weight import LazyWeight
 from decodestep.weights.linear_panels import PANEL, packed_bytes
 from decodestep.weights.native import pack_linear_panels
 from decodestep.weights.packed import Format, PackedWeight
 
 
-class WidenedRows(LazyRows):
+class WidenedWeight(LazyWeight):
     """The rows of a (K, N) weight as float32.
 
     pieces: pieces() gives the rows from the first to the last, in float32 matrices (any number of rows, K).

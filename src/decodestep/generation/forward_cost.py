@@ -21,13 +21,13 @@ class Work(NamedTuple):
     token_keys: int = 0
 
 
-class PassCost:
+class ForwardCost:
     """A model of the time of a pass, in seconds:
 
         decode_base[rows] + per_decode_key * keys + per_prefill_token * tokens + per_prefill_key * token_keys
 
     Without a cost for each attended key, the late pieces of a long prompt would be too long, and pieces beside long rows too
-    short. A term is 0 until a pass has been measured.
+    short. A term is 0 until a forward pass has been measured.
     """
 
     _KEYS_OF_PREFILL_TOKEN, _KEYS_OF_DECODE_TOKEN = 800, 300  # initially, this many keys cost as much as a token
@@ -41,7 +41,7 @@ class PassCost:
         return self.per_prefill_token > 0 and (not work.rows or bool(self.decode_base))
 
     def decoding(self, work: Work) -> float:
-        """The time of the pass without its prompts."""
+        """The time of the forward pass without its prompts."""
         return self._base(work.rows) + self.per_decode_key * work.keys
 
     def learn(self, work: Work, seconds: float) -> None:
@@ -72,7 +72,7 @@ class PassCost:
 def _corrections(rate: float, seconds: float, *parts: float) -> list[float]:
     """The factor for each part that brings their sum closer to `seconds`, larger for larger parts.
 
-    The error is limited to the sum of the parts, because a pass that was interrupted says little.
+    The error is limited to the sum of the parts, because a forward pass that was interrupted says little.
     """
     whole = math.fsum(parts)
     error = max(-0.5 * whole, min(whole, seconds - whole))

@@ -16,7 +16,7 @@ from decodestep.files import tensor_values
 from decodestep.files.safetensors_file import read_header
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
-from decodestep.weights.widened_rows import WidenedRows
+from decodestep.weights.widened_weight import WidenedWeight
 from support import processes
 
 K = 256
@@ -24,7 +24,7 @@ K = 256
 
 def in_pieces(rows, lengths):
     ends = np.cumsum(lengths)[:-1]
-    return WidenedRows(lambda: iter(np.split(rows, ends)), rows.shape[1], len(rows))
+    return WidenedWeight(lambda: iter(np.split(rows, ends)), rows.shape[1], len(rows))
 
 
 @given(lengths=st.lists(st.integers(0, 70), min_size=1, max_size=6), seed=st.integers(0, 99))
@@ -54,7 +54,7 @@ def test_each_square_of_float8_has_its_factor_in_every_piece(tmp_path, monkeypat
     scale = generator.uniform(0.5, 2, (4, 3)).astype(np.float32)
     tensor = stored(tmp_path, values, scale)
     expected = np.array([[values[i, j] * scale[i // 128, j // 128] for j in range(260)] for i in range(400)])
-    pieces = list(tensor_values.pieces_of(tensor, scale))
+    pieces = list(tensor_values.read_pieces(tensor, scale))
     assert [len(each) for each in pieces] == {1: [128, 128, 128, 16], 40_000: [256, 144]}.get(piece, [400])
     assert np.array_equal(np.concatenate(pieces), expected)
 
@@ -64,7 +64,7 @@ def test_a_value_that_is_not_finite_is_refused_in_the_last_piece(tmp_path, monke
     values = np.ones((300, 32), np.float32)
     values[299, 31] = np.nan
     scale = np.ones((3, 1), np.float32)
-    pieces = tensor_values.pieces_of(stored(tmp_path, values, scale), scale)
+    pieces = tensor_values.read_pieces(stored(tmp_path, values, scale), scale)
     assert [len(next(pieces)) for _ in range(2)] == [128, 128]
     with pytest.raises(ModelError, match="tensor w has values that are not finite"):
         next(pieces)
@@ -76,16 +76,16 @@ import re, sys
 from pathlib import Path
 from gguf.constants import GGMLQuantizationType
 from decodestep.files.gguf_file import GgufFile
-from decodestep.files.tensor_values import pieces_of
+from decodestep.files.tensor_values import read_pieces
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
-from decodestep.weights.widened_rows import WidenedRows
+from decodestep.weights.widened_weight import WidenedWeight
 
 def kilobytes(field):
     return int(re.search(field + ":\\\\s*([0-9]+)", Path("/proc/self/status").read_text())[1])
 
 tensor = GgufFile(Path(sys.argv[1])).tensors["experts"]
-weight = WidenedRows(lambda: pieces_of(tensor), 256, 1 << 17)
+weight = WidenedWeight(lambda: read_pieces(tensor), 256, 1 << 17)
 before = kilobytes("VmRSS")
 panels = LinearPanels.pack(weight, Format.Q8_0)
 print((kilobytes("VmHWM") - before) * 1024 - panels.nbytes)

@@ -12,11 +12,11 @@ from decodestep import _native
 from decodestep._base.memory import new_bytes
 from decodestep._base.threads import threads
 from decodestep.errors import DecodestepError
-from decodestep.weights.lazy_rows import LazyRows
+from decodestep.weights.lazy_weight import LazyWeight
 from decodestep.weights.packed import Format, PackedWeight
 
 
-class FileRowsError(DecodestepError, ValueError):
+class FileWeightError(DecodestepError, ValueError):
     """A weight's rows cannot be used: their file cannot be read or has become shorter, or one of their scales is not finite."""
 
 
@@ -29,7 +29,7 @@ class FilePart(NamedTuple):
     name: str
 
 
-class FileRows(LazyRows):
+class FileWeight(LazyWeight):
     """The rows of a (K, N) weight in open files, in a format of `PackedWeight`; inputs: K, of whole blocks.
 
     `whole` and `pack` raise FileRowsError.
@@ -40,14 +40,14 @@ class FileRows(LazyRows):
         self.parts, self._row_bytes = tuple(parts), row_bytes
 
     @classmethod
-    def stack(cls, *weights: FileRows) -> FileRows:
+    def stack(cls, *weights: FileWeight) -> FileWeight:
         """The rows of several weights, one weight after the other; all must have the same format and K."""
         first = weights[0]
         return cls([part for weight in weights for part in weight.parts], first.format, first.inputs, first._row_bytes)
 
-    def tensors(self) -> Iterator[FileRows]:
+    def tensors(self) -> Iterator[FileWeight]:
         """The parts, each as a weight of its own."""
-        return (FileRows([part], self.format, self.inputs, self._row_bytes) for part in self.parts)
+        return (FileWeight([part], self.format, self.inputs, self._row_bytes) for part in self.parts)
 
     def whole(self) -> PackedWeight:
         rows = new_bytes(self.shape[1] * self._row_bytes).reshape(self.shape[1], self._row_bytes)
@@ -72,5 +72,5 @@ class FileRows(LazyRows):
         number, row, error = problem
         name = self.parts[number].name
         if row >= 0:
-            raise FileRowsError(f"{name} must have finite scales; got NaN or infinity in row {row}")
-        raise FileRowsError(f"{name} cannot be read: {os.strerror(error) if error else 'the file has become shorter'}")
+            raise FileWeightError(f"{name} must have finite scales; got NaN or infinity in row {row}")
+        raise FileWeightError(f"{name} cannot be read: {os.strerror(error) if error else 'the file has become shorter'}")

@@ -17,7 +17,7 @@ class Description(NamedTuple):
 _FILTERS, _PENALTIES, _MASKS, _EXTRA = "filters", "penalties-and-biases", "masks-lengths-forced-tokens", "beyond-transformers"
 _GUIDANCE = "guidance-audio-watermarks"
 
-WORDS = {
+DESCRIPTIONS = {
     "TemperatureLogitsWarper": Description(
         "temperature",
         "Divides every score by the temperature. Below 1, likely tokens become more likely; above 1, unlikely ones do.",
@@ -198,7 +198,7 @@ WORDS = {
 }
 
 
-def words_of(name: str) -> Description:
+def describe_processor(name: str) -> Description:
     """The description of a processor by its class name; a generic one for custom processors."""
     own = "A custom processor. It is called with the tokens so far and the scores."
-    return WORDS.get(name, Description(name, own, "s ← f(tokens, s)", ""))
+    return DESCRIPTIONS.get(name, Description(name, own, "s ← f(tokens, s)", ""))
