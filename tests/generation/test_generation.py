@@ -312,7 +312,7 @@ def test_refuses_what_is_no_params(tiny_file, params):
 
 @pytest.mark.parametrize("prompts", [None, {"role": "user", "content": "x"}, np.array([1])])
 def test_refuses_what_is_no_list_of_prompts(tiny_file, prompts):
-    with pytest.raises(ValueError, match="^generate: prompts must be"):
+    with pytest.raises(ValueError, match="^generate: prompts? must be"):
         ds.generate(ds.load(tiny_file()), prompts)
 
 
