@@ -2,10 +2,7 @@
 // bandwidth, even less so with products between the reads. The order of each output's sums is that of the other tiles.
 #pragma once
 
-#include <cstring>
-
 #include "linear/byte_tile.h"
-#include "linear/float_tile.h"
 #include "linear/panel_product.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -87,23 +84,6 @@ void stream_bytes(const PanelStreams& a) {
         for (size_t g = 0; g < groups; ++g) store_outputs<T, 2>(y[g][s], 0, outputs + first_of(g));
         add_residuals<F>({F, a.blocks, a.panels[s], nullptr, x, a.first, a.tokens, outputs});
     }
-}
-
-template <Format F>
-void stream_floats(const PanelStreams& a) {
-    const float* values = a.x.values + a.first * a.x.in;
-    FloatSums<1, 2> y[kStreams];
-    for (auto& sums : y) clear<1, 2>(sums);
-    for (size_t b = 0; b < a.blocks; ++b)
-        for (size_t s = 0; s < kStreams; ++s) {
-            const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
-            FloatSums<1, 2> sums;  // of its own: GCC would store y[s] with every prefetch
-            std::memcpy(sums, y[s], sizeof sums);
-            add_float_block<F, 1>(a.panels[s] + b * panel_block_bytes(F), values + b * kBlockInputs, 0, sums,
-                                  prefetcher.ahead(b, kSpreadDistance));
-            std::memcpy(y[s], sums, sizeof sums);
-        }
-    for (size_t s = 0; s < kStreams; ++s) store_outputs<1, 2>(y[s], 0, a.outputs + s);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

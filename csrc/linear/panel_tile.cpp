@@ -1,11 +1,10 @@
 #include "linear/panel_tile.h"
 
 #include "linear/byte_tile.h"
-#include "linear/float_tile.h"
+#include "linear/dense_tile.h"
 #include "linear/panel_product.h"
 #include "linear/panel_streams.h"
 #include "linear/stored_tile.h"
-#include "linear/widened_tile.h"
 #include "linear/with_format.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -38,17 +37,14 @@ void byte_tile(const PanelTile& a) {
 
 template <Format F>
 void tiles_of(const PanelTile& a) {
-    if constexpr (kStoresBytes && quantises_activations(F)) {
-        if (a.tokens > size_t{kRegisterTokens}) return stored_tiles<F>(a);
-    } else if constexpr (kStoresBytes) {
-        if (a.tokens >= kWidenedFrom) return widened_tiles<F>(a);
+    if constexpr (!quantises_activations(F)) {
+        const DenseRows<float> x{a.x.values, a.x.tokens};
+        dense_tiles<FloatDot<F>>({a.panel, a.next_panel, a.blocks, x, a.first, a.tokens, a.outputs});
+    } else {
+        if constexpr (kStoresBytes)
+            if (a.tokens > size_t{kRegisterTokens}) return stored_tiles<F>(a);
+        each_constant_piece<kRegisterTokens>(a.tokens, [&]<int T>(size_t t) { byte_tile<F, T>(a.part(t, T)); });
     }
-    each_constant_piece<kRegisterTokens>(a.tokens, [&]<int T>(size_t t) {
-        if constexpr (quantises_activations(F))
-            byte_tile<F, T>(a.part(t, T));
-        else
-            float_tile<F, T>(a.part(t, T));
-    });
 }
 
 }  // namespace
@@ -73,7 +69,7 @@ void panel_streams(const PanelStreams& a) {
                     stream_bytes<F, T, 1>(a);
                 });
             } else {
-                stream_floats<F>(a);
+                dense_streams<FloatDot<F>>(a.panels, a.next, a.blocks, {a.x.values, a.x.tokens}, a.first, a.outputs);
             }
         }
     });
