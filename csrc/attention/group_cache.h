@@ -12,7 +12,6 @@
 
 #include "attention/cache_type.h"
 #include "attention/kv_page.h"
-#include "simd/dot_products.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {

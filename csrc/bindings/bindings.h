@@ -16,7 +16,7 @@
 #include "bindings/released_gil.h"
 #include "linear/linear.h"
 #include "linear/linear_panels.h"
-#include "mla_prolog/prolog_panels.h"
+#include "mla_prolog/column_weight.h"
 
 namespace decodestep {
 

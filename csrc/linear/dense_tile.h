@@ -79,8 +79,7 @@ struct DenseRows {
 
     // Block b of token t. The next token's is kStretchValues further on.
     DECODESTEP_INLINE Value* at(size_t t, size_t b) const {
-        return values +
-               ((b / kStretchBlocks * tokens + t) * kStretchBlocks + b % kStretchBlocks) * kBlockInputs;
+        return values + ((b / kStretchBlocks * tokens + t) * kStretchBlocks + b % kStretchBlocks) * kBlockInputs;
     }
 };
 
@@ -133,7 +132,9 @@ template <class Dot>
 constexpr bool kWideWeights = sizeof(typename Dot::Weights) > sizeof(f32x16);
 // Few tokens: beside the weights of the whole panel, which are converted on the way.
 template <class Dot>
-constexpr TileShape kFewShape = kManyRegisters ? TileShape{6, 2} : kWideWeights<Dot> ? TileShape{4, 1} : TileShape{2, 2};
+constexpr TileShape kFewShape = kManyRegisters      ? TileShape{6, 2}
+                                : kWideWeights<Dot> ? TileShape{4, 1}
+                                                    : TileShape{2, 2};
 // Many tokens: enough independent sums to hide the latency of an addition.
 template <class Dot>
 constexpr TileShape kManyShape = kManyRegisters      ? TileShape{8, 2}
@@ -233,7 +234,8 @@ void dense_tiles(const DenseTile<Dot>& a) {
             clear<Dot, T, 2>(y);
         for (size_t b = 0; b < a.blocks; ++b)
             add_groups<Dot, T, 2>(a.panel + b * kDenseBlockBytes<Dot>, kBlockInputs / Dot::kInputs,
-                                  a.x.at(a.first, a.first_block + b), 0, y, a.next_panel ? prefetcher.ahead(b, kDenseAhead) : nullptr);
+                                  a.x.at(a.first, a.first_block + b), 0, y,
+                                  a.next_panel ? prefetcher.ahead(b, kDenseAhead) : nullptr);
         store_tile<Dot, T, 2>(y, 0, a.outputs);
     });
 }
