@@ -30,15 +30,16 @@ test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST) -m "not tiers"
 
 # What a developer wants after each change. Left out are whole subjects, whose imports take seconds too, and slow tests of the others.
-OTHER_SUBJECTS := test_*_triton test_integrations_* test_benchmarks test_cli* test_serving* test_connection test_constraint test_chat \
-    test_mla_prolog_schedule* test_processes test_sanitizers
+OTHER_SUBJECTS := chat/test_chat.py cli constraints/test_constraint.py core/test_sanitizers.py integrations npu_schedule \
+    project/test_benchmarks.py project/test_processes.py serving */test_*_triton.py
 check: $(VENV)/.core $(VENV)/.test
-	$(PYTEST) -m "not tiers and not slow" $(OTHER_SUBJECTS:%=--ignore-glob="tests/%.py")
+	$(PYTEST) -m "not tiers and not slow" $(OTHER_SUBJECTS:%=--ignore-glob="tests/%")
 
 # The tests of the kernels on each instruction set that the machine has, and comparisons between these.
 test-tiers:
 	$(MAKE) DECODESTEP_TIERS=all $(VENV)/.core $(VENV)/.test
-	$(PYTEST) --dist worksteal -k "tiers or test_isa_objects" $$(grep -l "mark.tiers" tests/test_*.py) tests/test_isa_objects.py
+	$(PYTEST) --dist worksteal -k "tiers or test_isa_objects" \
+	    $$(grep -rl "mark.tiers" tests --include="test_*.py") tests/core/test_isa_objects.py
 
 # The tests that name transformers, on the release after the one that `test` runs on. Its requirements are the same, so that it can
 # lie in a folder of its own, before .venv on the path.
@@ -46,7 +47,7 @@ TRANSFORMERS_NEXT := 5.24.0
 NEXT := build/transformers-$(TRANSFORMERS_NEXT)
 test-transformers-next: $(VENV)/.core $(VENV)/.test
 	$(PIP) install --quiet --upgrade --no-deps --target $(NEXT) "transformers==$(TRANSFORMERS_NEXT)"
-	export PYTHONPATH=$(CURDIR)/$(NEXT); $(PYTEST) $$(grep -l transformers tests/test_*.py)
+	export PYTHONPATH=$(CURDIR)/$(NEXT); $(PYTEST) $$(grep -rl transformers tests --include="test_*.py")
 
 bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
@@ -62,10 +63,13 @@ bench-report: $(VENV)/.core $(VENV)/.test
 
 build: $(VENV)/.core
 
-lint: $(VENV)/.lint
+# pyright reads the types of torch and transformers, which come with what the tests need.
+lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/support/typed_snippets.py
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
 # Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB). CMake 4.4.5 does not
@@ -121,7 +125,7 @@ $(VENV)/.docs: $(VENV)/.made pyproject.toml
 	$(PIP) install "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29" "ruff>=0.12"
 	touch $@
 
-# mypy follows the imports of those packages that have types.
+# mypy follows the imports of those packages that have types. pyright's interpreter, node, comes as a package too.
 $(VENV)/.lint: $(VENV)/.made pyproject.toml
-	$(PIP) install "clang-format>=20" h11 jinja2 markupsafe "mypy>=1.15" "numpy>=2" prometheus_client rich "ruff>=0.12" "starlette>=1.0" uvicorn
+	$(PIP) install "clang-format>=20" h11 jinja2 markupsafe "mypy>=1.15" "numpy>=2" prometheus_client "pyright[nodejs]>=1.1.400" rich "ruff>=0.12" "starlette>=1.0" uvicorn
 	touch $@

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 
 import decodestep as ds
-from device import KINDS
-from harness import Call, Prepared, Report, options, run_main, torch
-from memory import READ_BYTES, home, one_read, plain_read
+from gpu.device import KINDS
+from measuring.harness import Call, Prepared, Report, options, run_main, torch
+from measuring.memory import READ_BYTES, home, one_read, plain_read
+from measuring.sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case
+from measuring.sampling_check import verify
 from peers import PEERS, maker, ours
-from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case
-from sampling_check import verify
 
 CHOICES = {"cases": (*PARAMS, "mixed"), "caches": ("cold", "warm"), "dtypes": tuple(DTYPES), "peers": (*PEERS, "none")}
 CHOICES["device"] = KINDS
@@ -143,7 +143,7 @@ def main() -> None:
         device="cpu",
     )
     if chosen.device != "cpu":
-        import device_sampling
+        from gpu import sampling as device_sampling
 
         return device_sampling.run(chosen)
     report = Report("decode_step", chosen.threads[0])

@@ -18,7 +18,7 @@ import numpy as np
 import decodestep as ds
 from decodestep.ops import DecoderWeights, GroupedAttention, LayerWeights
 from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
-from harness import Call, Report, options, run_main, torch
+from measuring.harness import Call, Report, options, run_main, torch
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 576, 9, 3, 64, 1536, 4096
 rng = np.random.default_rng(0)

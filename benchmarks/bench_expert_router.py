@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import decodestep as ds
-from harness import Call, Report, options, run_main, torch
+from measuring.harness import Call, Report, options, run_main, torch
 
 # experts, used, groups, kept groups: of DeepSeek-V2-Lite, V2 and V3
 SIZES = {"softmax": [(64, 6, 1, 1), (160, 6, 8, 3)], "sigmoid": [(64, 6, 1, 1), (256, 8, 8, 4)]}

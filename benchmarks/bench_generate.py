@@ -36,14 +36,14 @@ from typing import Any
 import numpy as np
 
 import decodestep as ds
-import random_models
 from decodestep._base.checks import Words, require
+from decodestep.decoding.step_decoder import PANEL_FORMATS, QUANTISED, StepDecoder
 from decodestep.models import DEFAULT_MODEL
-from decodestep.models.step_decoder import PANEL_FORMATS, QUANTISED, StepDecoder
-from harness import Call, Report, options, run_main, torch
+from measuring import random_models
+from measuring.harness import Call, Report, options, run_main, torch
 
 try:
-    from llama_cpp_model import LlamaCpp
+    from peers.llama_cpp_model import LlamaCpp
 except ImportError:  # its package is not installed
     LlamaCpp = None  # type: ignore[assignment, misc]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
-from harness import Call, Report, options, run_main, torch
+from measuring.harness import Call, Report, options, run_main, torch
 
 K, OUTPUTS, TOKENS = 576, (1536, 49152), (1, 8, 128)
 BLOCK_BYTES = {Format.Q4_1: 20, Format.Q8_0: 34}

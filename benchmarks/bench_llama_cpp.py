@@ -19,9 +19,9 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import random_models
 from decodestep import SamplingParams
-from harness import Report, options, run_main
+from measuring import random_models
+from measuring.harness import Report, options, run_main
 
 try:
     import llama_cpp
@@ -30,7 +30,7 @@ except ImportError:
     sys.exit(0)
 
 from decodestep.integrations.llama_cpp import sampling
-from llama_cpp_model import QUIET
+from peers.llama_cpp_model import QUIET
 
 PROMPT = list(range(1000, 1016))
 ALONE = {"top_k": 0, "min_p": 0.0}  # turns off what create_completion would sample by besides top_p

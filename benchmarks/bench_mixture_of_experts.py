@@ -16,8 +16,8 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.weights import DeviceRows, FeedForward, Format, LinearPanels, PackedWeight
-from device import KINDS, DeviceReport
-from harness import Call, Report, options, run_main, torch
+from gpu.device import KINDS, DeviceReport
+from measuring.harness import Call, Report, options, run_main, torch
 
 TOKENS, USED, SHARED = (1, 8, 64), 6, 2
 BLOCK_BYTES = {Format.Q4_0: 18, Format.Q8_0: 34}

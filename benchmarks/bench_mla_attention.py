@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 
 import decodestep as ds
-from device import KINDS
-from harness import Call, Report, options, run_main, torch
+from gpu.device import KINDS
+from measuring.harness import Call, Report, options, run_main, torch
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 BLOCK, SCALE, STORED = 16, 0.05, np.float32(30)
@@ -100,7 +100,7 @@ class Case:
 def main() -> None:
     chosen = options(__doc__, {"device": KINDS}, contexts=(100, 1000, 4000, 16000), prompt=1000, device="cpu")
     if chosen.device != "cpu":
-        import device_attention
+        from gpu import attention as device_attention
 
         return device_attention.run(chosen)
     report = Report("mla_attention", chosen.threads)

@@ -21,8 +21,8 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
-from device import KINDS
-from harness import SLOWEST_CALL_SECONDS, Call, Report, options, run_main, torch
+from gpu.device import KINDS
+from measuring.harness import SLOWEST_CALL_SECONDS, Call, Report, options, run_main, torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 He, Hcq, D, Hckv, Dr, BLOCK = 7168, 1536, 128, 512, 64, 16
@@ -246,7 +246,7 @@ def main() -> None:
         compile=1, rounds=15, threads=2, device="cpu", least={"compile": 0},
     )  # fmt: skip
     if chosen.device != "cpu":
-        import device_prolog
+        from gpu import prolog as device_prolog
 
         return device_prolog.run(chosen)
     report = Report("mla_prolog", chosen.threads)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 import decodestep as ds
-from harness import Call, Report, options, run_main, torch
+from measuring.harness import Call, Report, options, run_main, torch
 
 try:
     import mmh3

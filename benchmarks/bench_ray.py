@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness import options, run_main
+from measuring.harness import options, run_main
 
 try:
     import ray

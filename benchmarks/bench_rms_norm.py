@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import decodestep as ds
-from harness import Call, Report, options, run_main, torch
+from measuring.harness import Call, Report, options, run_main, torch
 
 SHAPES = [(1, 576), (8, 576), (128, 576), (1, 7168), (16, 7168)]
 

@@ -35,9 +35,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-import requantised
-from decodestep.cli.failure import Parser
+from decodestep.cli.endings import Parser
 from decodestep.models.fetch import default_model
+from peers import requantised
 
 TOKENS = 128  # of a completion
 PROMPT = 16  # tokens of a prompt
@@ -163,7 +163,7 @@ async def prefix(port: int) -> None:
 
 def llama_decode(path: Path, sequences: int, threads: int, seconds: float) -> float:
     """Tokens a second of llama_decode alone."""
-    from llama_cpp_model import LlamaCpp
+    from peers.llama_cpp_model import LlamaCpp
 
     model = LlamaCpp(path, PROMPT + TOKENS + 8, threads, flash_attention=True, sequences=sequences)
     for sequence in range(sequences):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import decodestep as ds
-from harness import Call, Report, options, run_main, torch
+from measuring.harness import Call, Report, options, run_main, torch
 
 SHAPES = [(1, 1536), (8, 1536), (128, 1536), (1, 18432)]
 

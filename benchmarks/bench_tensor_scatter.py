@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import decodestep as ds
-from device import KINDS, DeviceReport
-from harness import Call, Report, options, run_main, torch
+from gpu.device import KINDS, DeviceReport
+from measuring.harness import Call, Report, options, run_main, torch
 
 try:
     import onnxruntime

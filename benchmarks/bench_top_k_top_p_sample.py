@@ -17,8 +17,8 @@ import numpy as np
 import decodestep as ds
 from decodestep.ops.top_k_top_p_sample import reference
 from decodestep.ops.top_k_top_p_sample.rules import Rules
-from device import KINDS, DeviceReport
-from harness import Call, Report, options, run_main, torch
+from gpu.device import KINDS, DeviceReport
+from measuring.harness import Call, Report, options, run_main, torch
 
 SCENARIOS = {  # top_k, top_p, min_p
     "k=50 p=0.9": (50, 0.9, None),

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import decodestep as ds
-from harness import Prepared, Report, options, run_main
+from measuring.harness import Prepared, Report, options, run_main
 
 try:
     import torch

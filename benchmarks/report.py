@@ -24,12 +24,12 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import requantised
 from decodestep import _native
-from decodestep.cli.failure import Parser
+from decodestep.cli.endings import Parser
 from decodestep.models.fetch import default_model
-from harness import COLUMNS
-from report_page import readme_table, report
+from measuring.harness import COLUMNS
+from measuring.report_page import readme_table, report
+from peers import requantised
 
 ROOT = Path(__file__).parent.parent
 LONGEST_SECONDS = 240  # of a piece
@@ -154,7 +154,7 @@ def collected(found: list[Piece], folder: Path) -> tuple[dict[str, Rows], list[t
 
 def draw_all(results: dict[str, Rows], out: Path, stem: str) -> list[str]:
     """Writes a picture of each piece; the reason where there are none."""
-    from plot import draw
+    from measuring.plot import draw
 
     try:
         for name, rows in results.items():

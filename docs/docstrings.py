@@ -13,5 +13,4 @@ _BEGINNINGS = re.compile(r"\n(?=(?:[a-z_0-9*]+(?:, [a-z_0-9*]+)*|Notes?|Source):
 class Paragraphs(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:
-            text = obj.docstring.value.replace("{fields}", "The fields are those of [Sampling](../sampling.md#parameters).")
-            obj.docstring.value = _BEGINNINGS.sub("\n\n", text)
+            obj.docstring.value = _BEGINNINGS.sub("\n\n", obj.docstring.value)

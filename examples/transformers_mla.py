@@ -22,7 +22,10 @@ from decodestep.integrations.transformers import accelerate, sampling
 STEPS = 5
 
 
-def random_model(hidden: int) -> Any:
+def load_model(name: str | None, hidden: int) -> Any:
+    """A checkpoint, or without a name a model of random weights."""
+    if name:
+        return AutoModelForCausalLM.from_pretrained(name).eval()
     config = DeepseekV2Config(
         vocab_size=1024,
         hidden_size=hidden,
@@ -61,7 +64,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if min(*chosen.contexts, chosen.hidden) < 1:
         parser.error("--contexts and --hidden must be at least 1")
-    model = AutoModelForCausalLM.from_pretrained(chosen.model).eval() if chosen.model else random_model(chosen.hidden)
+    model = load_model(chosen.model, chosen.hidden)
 
     rows = []
     for context in chosen.contexts:

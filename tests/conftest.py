@@ -18,7 +18,7 @@ import pytest
 
 import fuzz_native
 
-# Another build of the core in place of the installed one, such as one with sanitizers (tests/test_sanitizers.py).
+# Another build of the core in place of the installed one, such as one with sanitizers (tests/core/test_sanitizers.py).
 if core := os.environ.get("DECODESTEP_TEST_CORE"):
     sys.modules["decodestep._native"] = fuzz_native.load(core)
 
@@ -172,15 +172,15 @@ TinyFile = Callable[..., Path]
 @pytest.fixture
 def tiny_file(tmp_path: Path) -> TinyFile:
     """Writes a file of `tiny_files.write`, with its options."""
-    import tiny_files
+    from support import tiny_gguf_files
 
-    return lambda *, kind="F32", **options: tiny_files.write(tmp_path / f"tiny-{kind}.gguf", kind=kind, **options)
+    return lambda *, kind="F32", **options: tiny_gguf_files.write(tmp_path / f"tiny-{kind}.gguf", kind=kind, **options)
 
 
 @pytest.fixture
 def server(tiny_file: TinyFile) -> Iterator[Any]:
     """The `servers.LocalServer` of a small model, with few rows, for one test."""
-    import servers
+    from support import servers
 
     with servers.LocalServer(servers.load(tiny_file(kind="Q8_0", context=400)), max_rows=8, max_waiting=4) as made:
         yield made
@@ -189,11 +189,10 @@ def server(tiny_file: TinyFile) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One for requests that leave nothing behind. Its vocabulary has every byte."""
-    import servers
-    import tiny_files
+    from support import servers, tiny_gguf_files
 
     path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    tiny_files.write(path, kind="Q8_0", context=2000, **servers.byte_vocabulary("<pad>"))
+    tiny_gguf_files.write(path, kind="Q8_0", context=2000, **servers.byte_vocabulary("<pad>"))
     with servers.LocalServer(servers.load(path)) as made:
         yield made
 
@@ -201,7 +200,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def deepseek() -> Any:
     """A small DeepSeek-V3 of transformers."""
-    from latent_models import model_of
+    from support.latent_models import model_of
 
     return model_of("deepseek_v3")
 

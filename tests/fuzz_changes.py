@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import fuzz_native
-import native_model_calls as model
-from native_source import Arguments, Held, Source, built, panel_bytes
+from support import native_model_calls as model
+from support.native_call_arguments import Arguments, Held, Source, built, panel_bytes
 
 OUTPUTS = {"logits", "values", "keys", "cache", "kv_cache", "kr_cache", "query", "query_norm", "out", "chosen"}
 SAMPLERS = {"decode_step", "step_rows", "top_k_top_p_sample", "apply_top_k_top_p"}  # their logits are read several times

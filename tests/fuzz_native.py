@@ -1,7 +1,7 @@
 """Calls every entry point of the native core with arguments right and wrong: `python tests/fuzz_native.py --seconds 10`.
 
 Whatever it is given, the core returns or raises; it never reads or writes outside an array. Only a build with the
-address sanitizer sees all of that: `--core` names one, tests/test_sanitizers.py makes one. The calls follow from `--seed`
+address sanitizer sees all of that: `--core` names one, tests/core/test_sanitizers.py makes one. The calls follow from `--seed`
 alone, and `--first N` starts at the call that a failure named.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-import native_model_calls as model
-import native_sampling_calls as sampling
-from native_source import Arguments, Source, built
+from support import native_model_calls as model
+from support import native_sampling_calls as sampling
+from support.native_call_arguments import Arguments, Source, built
 
 # Every entry point that takes arguments, and what it may be called with.
 CALLS: dict[str, Callable[[Source], Arguments]] = {
@@ -47,6 +47,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "decode_step": sampling.decode_step,
     "History": sampling.history,
     "append_token": sampling.append_token,
+    "truncate_history": sampling.truncate_history,
     "token_ids": sampling.token_ids,
     "tally": sampling.tally,
     "followers": sampling.followers,

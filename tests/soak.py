@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 import decodestep as ds
-from processes import resident
+from support.processes import resident
 
 SYSTEM = "You are a careful assistant. Answer in one short sentence, and never repeat the question. " * 3
 QUESTIONS = ("What is ice?", "Name a river.", "Why is the sky blue?", "Count to five.", "Say hello in French.")

@@ -20,7 +20,7 @@ import urllib.request
 from typing import Any
 
 import decodestep as ds
-from processes import resident
+from support.processes import resident
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}, "b": {"type": "integer"}},
           "required": ["a", "b"], "additionalProperties": False}  # fmt: skip

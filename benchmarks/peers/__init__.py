@@ -1,6 +1,6 @@
-"""The samplers of other libraries: one file for each, imported only when selected.
+"""What benchmarks compare with. The samplers of other libraries have one file each, imported only when selected.
 
-A maker takes a `sampling.Case` and returns a `sampling.Sampler`, or raises `sampling.UnableError`.
+A maker takes a `Case` of `measuring.sampling` and returns a `Sampler`, or raises `UnableError`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from sampling import Case, Sampler
+from measuring.sampling import Case, Sampler
 
 Maker = Callable[[Case], Sampler]
 

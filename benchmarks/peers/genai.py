@@ -16,7 +16,7 @@ import onnxruntime_genai as genai
 from onnx import TensorProto, helper
 
 from decodestep.ops.decode_step import steps as s
-from sampling import Case, Logits, UnableError
+from measuring.sampling import Case, Logits, UnableError
 
 
 class Search:

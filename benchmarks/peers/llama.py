@@ -14,7 +14,7 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.decode_step import steps as s
-from sampling import HISTORY, Case, Logits
+from measuring.sampling import HISTORY, Case, Logits
 
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 

@@ -11,8 +11,8 @@ import numpy as np
 
 import decodestep as ds
 from decodestep import _native
-from sampling import HISTORY, Case, Logits
-from sampling_check import CHECKED_ROWS
+from measuring.sampling import HISTORY, Case, Logits
+from measuring.sampling_check import CHECKED_ROWS
 
 
 class DecodeStep:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from decodestep.ops.decode_step import steps as s
-from sampling import Case, Logits, UnableError
+from measuring.sampling import Case, Logits, UnableError
 
 
 class Argmax:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import generation as hf
 
-from sampling import Case, Logits, UnableError
+from measuring.sampling import Case, Logits, UnableError
 
 
 class Chain:

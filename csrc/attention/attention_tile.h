@@ -1,20 +1,19 @@
 // Absorbed attention of a few rows over one split of the keys. A row is one head of one token.
 //
-// Reads the queries and the pages of one sequence; writes one SoftmaxState per row.
+// Reads the queries and the pages of one sequence; writes one PartialSoftmax per row.
 //
 // Determinism: keys are divided into blocks of 64 and splits of 256, from the start of the sequence. Within a block a
 // score is one ascending sum for each 64 columns, and a column of the result is one ascending sum over the keys. The
-// blocks of a split share one running maximum; each split starts from an empty state, and states are merged in the
+// blocks of a split share one running maximum; each split starts from an empty partial, and partials are merged in the
 // order of the keys. So a row's bits depend only on its own query and keys, not on the other rows of its tile.
 // NaN: a key that a token does not see is not multiplied, so its NaN does not spread.
 #pragma once
 
 #include <algorithm>
 
-#include "attention/byte_keys.h"
-#include "attention/copied_keys.h"
-#include "attention/keys_in_lanes.h"
-#include "attention/keys_in_place.h"
+#include "attention/block_scores.h"
+#include "attention/key_prefetcher.h"
+#include "core/thread_scratch.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -32,14 +31,12 @@ class AttentionTile {
           scores_(rows_, Keys::kInLanes, call.a.lengths, call.a.scale, scratch + Keys::floats(call)),
           next_block_(call) {}
 
-    size_t splits() const { return key_splits(longest_); }
-
-    // Computes one state per row. A row that sees no key of the split gets the empty state.
-    void attend(size_t split, SoftmaxStates states) {
+    // Computes one partial per row. A row that sees no key of the split gets the empty partial.
+    void attend(size_t split, PartialSoftmaxes partials) {
         const size_t begin = split * kSplitKeys, end = std::min(longest_, begin + kSplitKeys);
         prefetch_from(begin, 1);
         next_block_.advance();
-        for (size_t r = 0; r < rows_.count(); ++r) states[r].clear();
+        for (size_t r = 0; r < rows_.count(); ++r) partials[r].clear();
         scores_.begin_split();
         for (size_t first = begin; first < end; first += kBlockKeys) {
             const KeyRange block{first, std::min(kBlockKeys, end - first)};
@@ -50,10 +47,10 @@ class AttentionTile {
                 scores_.begin_group();
                 keys_.score(g, scores_, next_block_);
                 scores_.weigh(g);
-                keys_.sum_values(g, scores_, states.from(g * rows_.in_group()), next_block_);
+                keys_.sum_values(g, scores_, partials.from(g * rows_.in_group()), next_block_);
             }
         }
-        scores_.finish_split(states);
+        scores_.finish_split(partials);
     }
 
   private:
@@ -69,15 +66,33 @@ class AttentionTile {
     KeyPrefetcher next_block_;
 };
 
-// Calls body<Keys>() with the form of keys that suits a tile.
-template <class Body>
-void with_keys(const TileCall& call, Body&& body) {
-    if (call.a.kv.own_scales) return body.template operator()<ByteKeys>();
-    if (call.a.kv.nz()) return body.template operator()<CopiedKeys>();  // the others read whole rows
-    if (call.rows.in_group() <= kFewRows) return body.template operator()<KeysInLanes>();
-    if (call.a.kv.type == CacheType::f32 && call.a.kr.type == CacheType::f32)
-        return body.template operator()<KeysInPlace>();
-    body.template operator()<CopiedKeys>();
+// Writes the result of a row of a tile, whose partial is after all of its keys.
+inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t row, const PartialSoftmax& partial) {
+    partial.finish(a.kv.scale ? a.kv.scale + rows.group_of(row) * partial.width : nullptr,
+                   a.out + rows.place_of(row, a.groups, a.heads / a.groups) * partial.width);
+}
+
+template <class Keys>
+void attend_splits(const TileSplits& splits) {
+    const TileCall call(splits.call, splits.rows);
+    const AttentionRows& rows = call.rows;
+    if (splits.partials) {
+        const ThreadScratch scratch(AttentionTile<Keys>::scratch_floats(call));
+        AttentionTile<Keys> tile(call, scratch.data());
+        const PartialSoftmaxes partials{splits.partials, call.width};
+        for (size_t i = 0; i < splits.count; ++i) tile.attend(splits.first + i, partials.from(i * rows.count()));
+        return;
+    }
+    const size_t size = PartialSoftmaxes::floats(rows.count(), call.width);
+    const ThreadScratch scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
+    const PartialSoftmaxes merged{scratch.data(), call.width}, next{scratch.data() + size, call.width};
+    AttentionTile<Keys> tile(call, scratch.data() + 2 * size);
+    tile.attend(splits.first, merged);
+    for (size_t i = 1; i < splits.count; ++i) {
+        tile.attend(splits.first + i, next);
+        for (size_t r = 0; r < rows.count(); ++r) merged[r].merge(next[r]);
+    }
+    for (size_t r = 0; r < rows.count(); ++r) finish_row(call.a, rows, r, merged[r]);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

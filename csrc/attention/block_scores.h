@@ -9,8 +9,8 @@
 #include <algorithm>
 
 #include "attention/attention_products.h"
-#include "attention/attention_rows.h"
-#include "attention/softmax_state.h"
+#include "attention/partial_softmax.h"
+#include "attention/tile_splits.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -67,10 +67,10 @@ class BlockScores {
     // The number of keys of the block that a token of the tile sees.
     size_t seen(size_t token) const { return keys_.below(static_cast<size_t>(lengths_[token])); }
 
-    void finish_split(SoftmaxStates states) const {
+    void finish_split(PartialSoftmaxes partials) const {
         for (size_t r = 0; r < rows_.count(); ++r) {
-            states[r].maximum() = maxima_[r];
-            states[r].weight_sum() = weight_sums_[r];
+            partials[r].maximum() = maxima_[r];
+            partials[r].weight_sum() = weight_sums_[r];
         }
     }
 

@@ -35,9 +35,9 @@ class ByteKeys {
         products_.add_scores(kv_, scores, next_block);
     }
 
-    void sum_values(size_t g, const BlockScores& scores, SoftmaxStates states, KeyPrefetcher& next_block) {
+    void sum_values(size_t g, const BlockScores& scores, PartialSoftmaxes partials, KeyPrefetcher& next_block) {
         products_.round_weights(scores);
-        products_.add_values(kv_, call_.value_column(g), call_.rows.in_group(), scores, states, next_block);
+        products_.add_values(kv_, call_.value_column(g), call_.rows.in_group(), scores, partials, next_block);
     }
 
     size_t advances() const { return queries_.rope_advances() + products_.advances(call_.rows.in_group()); }

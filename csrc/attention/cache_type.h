@@ -1,4 +1,4 @@
-// The type of a cache's values.
+// The type of a cache's values, and the size of a page of the grouped-query cache.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,8 @@ template <CacheType type>
 using CacheValue = std::conditional_t<
     type == CacheType::f32, float,
     std::conditional_t<type == CacheType::f16, F16, std::conditional_t<type == CacheType::bf16, Bf16, int8_t>>>;
+
+constexpr size_t kPagePositions = 16;  // positions of a sequence in a page of the grouped-query cache
 
 constexpr size_t value_bytes(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::i8 ? 1 : 2; }
 

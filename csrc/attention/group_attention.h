@@ -4,12 +4,12 @@
 // Why not attention_tile.h: here the layout of the cache (group_cache.h) is designed for this kernel, so keys and
 // values are multiplied as stored, or widened in registers. mla_attention takes the caches of the Ascend operator, of
 // four types and any page size; there one latent row is both key and value and serves many queries. Both share
-// SoftmaxState and its splits.
+// PartialSoftmax and its splits.
 //
 // With a bfloat16 cache, queries are bfloat16 and weights are rounded to it; otherwise both are float32. Sums are
-// float32. Writes one SoftmaxState per query.
-// NaN: a position that a query does not see is not multiplied, so it may hold anything. Determinism: a state depends
-// only on the query and the split, and states are merged in the order of the keys; so the bits do not depend on the
+// float32. Writes one PartialSoftmax per query.
+// NaN: a position that a query does not see is not multiplied, so it may hold anything. Determinism: a partial depends
+// only on the query and the split, and partials are merged in the order of the keys; so the bits do not depend on the
 // thread that computes them or on the other queries.
 #pragma once
 
@@ -103,12 +103,13 @@ struct Seen {
     }
 };
 
-// Converts scores to weights, zero for positions that the query does not see; sets the state's maximum and sum.
+// Converts scores to weights, zero for positions that the query does not see; sets the partial's maximum and sum.
 template <class Cache>
-void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* weights, const SoftmaxState& state) {
+void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* weights,
+                const PartialSoftmax& partial) {
     std::fill_n(scores, std::min(seen.first, seen.end), kLowest);
-    state.maximum() = std::max(largest(scores, seen.end), kLowest);
-    const f32x16 shift = broadcast(state.maximum());
+    partial.maximum() = std::max(largest(scores, seen.end), kLowest);
+    const f32x16 shift = broadcast(partial.maximum());
     f32x16 total = broadcast(0.0f);
     const auto weigh = [&](size_t j, auto&& seen_part) DECODESTEP_INLINE_LAMBDA {
         const f32x16 weight = seen_part(exp_below_limit(load(scores + j) - shift));
@@ -122,20 +123,20 @@ void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* 
     weigh_in_part(0, whole.first);
     for (size_t j = whole.first; j < whole.end; j += kLanes) weigh(j, [](f32x16 weight) { return weight; });
     weigh_in_part(whole.end, count);
-    state.weight_sum() = sum(total);
+    partial.weight_sum() = sum(total);
 }
 
 // Adds the values of positions [range.first, range.end), whole groups that all R queries see, times their weights, to
-// the states' sums in C vectors of 16 columns from `column` on.
+// the partials' sums in C vectors of 16 columns from `column` on.
 template <size_t R, size_t C, class Cache>
 void weigh_values(const PageSequence<Cache>& order, size_t column, Seen range,
-                  const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
+                  const typename Cache::Factor (*weights)[kSplitKeys], PartialSoftmaxes partials) {
     const size_t pages = order.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (size_t c = 0; c < C; ++c) acc[r][c] = load(states[r].values() + column + c * kLanes);
+        for (size_t c = 0; c < C; ++c) acc[r][c] = load(partials[r].values() + column + c * kLanes);
     for (size_t j = range.first; j < range.end;) {
         const size_t page = j / kPagePositions, end = std::min((page + 1) * kPagePositions, range.end);
         typename Cache::Values values(order.values_at(page), order.width, j % kPagePositions, column),
@@ -157,18 +158,18 @@ void weigh_values(const PageSequence<Cache>& order, size_t column, Seen range,
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (size_t c = 0; c < C; ++c) store(states[r].values() + column + c * kLanes, acc[r][c]);
+        for (size_t c = 0; c < C; ++c) store(partials[r].values() + column + c * kLanes, acc[r][c]);
 }
 
 // The same for one query and all columns, where a group may be seen in part.
 template <class Cache>
 void weigh_values_in_part(const PageSequence<Cache>& order, Seen range, const typename Cache::Factor* weights,
-                          const SoftmaxState& state) {
+                          const PartialSoftmax& partial) {
     for (size_t j = range.first / Cache::kGroup * Cache::kGroup; j < range.end; j += Cache::kGroup) {
         const bool first = range.sees(j), second = range.sees(j + 1);
         const typename Cache::Values values(order.values_at(j / kPagePositions), order.width, j % kPagePositions, 0);
         for (size_t column = 0; column < order.width; column += kLanes) {
-            float* sums = state.values() + column;
+            float* sums = partial.values() + column;
             f32x16 acc = load(sums);
             each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
                 const auto value = values.template group<step>(column / kLanes, first, second);
@@ -182,7 +183,7 @@ void weigh_values_in_part(const PageSequence<Cache>& order, Seen range, const ty
 // The weighted sums of the values of R queries. seen: [R], which positions of the split each query sees.
 template <size_t R, class Cache>
 void weigh_all_values(const PageSequence<Cache>& order, const Seen* seen,
-                      const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
+                      const typename Cache::Factor (*weights)[kSplitKeys], PartialSoftmaxes partials) {
     constexpr size_t C = value_columns(R), G = Cache::kGroup;
     const size_t width = order.width;
     Seen common{0, ~size_t{0}};  // whole groups that all queries see
@@ -192,19 +193,19 @@ void weigh_all_values(const PageSequence<Cache>& order, const Seen* seen,
     }
     common.end = std::max(common.first, common.end);
     for (size_t r = 0; r < R; ++r) {
-        std::fill_n(states[r].values(), width, 0.0f);
-        weigh_values_in_part(order, {seen[r].first, std::min(common.first, seen[r].end)}, weights[r], states[r]);
+        std::fill_n(partials[r].values(), width, 0.0f);
+        weigh_values_in_part(order, {seen[r].first, std::min(common.first, seen[r].end)}, weights[r], partials[r]);
     }
     size_t column = 0;
     for (; column + C * kLanes <= width; column += C * kLanes)
-        weigh_values<R, C>(order, column, common, weights, states);
-    for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, common, weights, states);
-    for (size_t r = 0; r < R; ++r) weigh_values_in_part(order, {common.end, seen[r].end}, weights[r], states[r]);
+        weigh_values<R, C>(order, column, common, weights, partials);
+    for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, common, weights, partials);
+    for (size_t r = 0; r < R; ++r) weigh_values_in_part(order, {common.end, seen[r].end}, weights[r], partials[r]);
 }
 
 template <size_t R, class Cache>
 void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
-                    SoftmaxStates states) {
+                    PartialSoftmaxes partials) {
     alignas(64) float scores[R][kSplitKeys];
     alignas(64) typename Cache::Factor weights[R][kSplitKeys];
     const size_t split_end = (split + 1) * kSplitKeys;
@@ -222,19 +223,19 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
     const auto in_split = [&](size_t position) { return position <= first ? 0 : std::min(position - first, count); };
     for (size_t r = 0; r < R; ++r) {
         seen[r] = {in_split(q.first[r]), in_split(q.length[r])};
-        weights_of<Cache>(scores[r], seen[r], count, weights[r], states[r]);
+        weights_of<Cache>(scores[r], seen[r], count, weights[r], partials[r]);
     }
     size_t r = 0;
     constexpr size_t N = value_queries<Cache>(R);
-    for (; r + N <= R; r += N) weigh_all_values<N>(order, seen + r, weights + r, states.from(r));
-    if constexpr (R % N != 0) weigh_all_values<R % N>(order, seen + r, weights + r, states.from(r));
+    for (; r + N <= R; r += N) weigh_all_values<N>(order, seen + r, weights + r, partials.from(r));
+    if constexpr (R % N != 0) weigh_all_values<R % N>(order, seen + r, weights + r, partials.from(r));
 }
 
-// Computes the states of the queries after one split, which at least one of them reaches.
+// Computes the partials of the queries after one split, which at least one of them reaches.
 template <class Cache>
 void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
-                  SoftmaxStates states) {
-    with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R>(q, pages, scale, split, states); });
+                  PartialSoftmaxes partials) {
+    with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R>(q, pages, scale, split, partials); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "attention/cache_type.h"
-#include "attention/kv_page.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {

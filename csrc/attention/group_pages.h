@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "attention/group_cache.h"
-#include "attention/softmax_state.h"
+#include "attention/partial_softmax.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 

@@ -6,28 +6,29 @@
 
 #include "attention/block_scores.h"
 #include "attention/key_prefetcher.h"
-#include "attention/softmax_state.h"
+#include "attention/partial_softmax.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers.
-constexpr int kPairRows = kManyRegisters ? 8 : 4;
+// The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers, and there
+// are enough sums to hide the latency of adding to one.
+constexpr int kPairRows = kManyRegisters ? 16 : 6;
 
 // Calls sink(r, sum) with the sum of vectors of pairs times the pairs of row r, which are pair_step words apart.
 template <int R, class Sink>
 DECODESTEP_INLINE void sum_pairs(const int32_t* vectors, const int32_t* rows, size_t row_step, size_t pair_step,
                                  size_t pairs, Sink&& sink) {
     i32x16 total[R];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) total[r] = broadcast_int(0);
     for (size_t p = 0; p < pairs; ++p) {
         const i32x16 lanes = load_bits(vectors + p * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < R; ++r) total[r] = add_pair_products(total[r], lanes, broadcast_int(rows[r * row_step]));
         rows += pair_step;
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < R; ++r) sink(r, total[r]);
 }
 
@@ -114,20 +115,20 @@ class IntegerProducts {
         }
     }
 
-    // The sums of the states of `rows` rows, times rescale, plus the rounded weights times the keys' columns from
-    // `first` on, as many as a state has: a multiple of sixteen.
-    void add_values(const StoredRows& keys, size_t first, size_t rows, const BlockScores& block, SoftmaxStates states,
-                    KeyPrefetcher& next_block) const {
+    // The sums of the partials of `rows` rows, times rescale, plus the rounded weights times the keys' columns from
+    // `first` on, as many as a partial has: a multiple of sixteen.
+    void add_values(const StoredRows& keys, size_t first, size_t rows, const BlockScores& block,
+                    PartialSoftmaxes partials, KeyPrefetcher& next_block) const {
         const size_t n = block.keys().count;
         const float* const rescale = block.rescale(0);
         int32_t* const words = words_;
-        for (size_t c = 0; c < states.width; c += kLanes) {
+        for (size_t c = 0; c < partials.width; c += kLanes) {
             for (size_t j = 0; j < n; j += 2)
                 store_bits(words + j / 2 * kLanes, byte_pairs(keys[j] + first + c, keys[j + 1] + first + c));
             each_constant_piece<kPairRows>(rows, [&]<int R>(size_t from) {
                 next_block.advance();
                 sum_pairs<R>(words, weight_ + from, 1, lanes_, (n + 1) / 2, [&](size_t r, i32x16 total) {
-                    float* sum = states[from + r].values() + c;
+                    float* sum = partials[from + r].values() + c;
                     const f32x16 values = to_float(total) * broadcast(weight_unit_[from + r]);
                     store(sum, fma(load(sum), broadcast(rescale[from + r]), values));
                 });

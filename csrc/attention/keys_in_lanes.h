@@ -49,8 +49,8 @@ class KeysInLanes {
         for (const size_t half : {0, 1}) add(kr_, call_.rope_column(g, half), call_.pairs);
     }
 
-    void sum_values(size_t g, const BlockScores& scores, SoftmaxStates states, KeyPrefetcher& next_block) const {
-        const ValueSums sums(call_.rows, scores, states, next_block);
+    void sum_values(size_t g, const BlockScores& scores, PartialSoftmaxes partials, KeyPrefetcher& next_block) const {
+        const ValueSums sums(call_.rows, scores, partials, next_block);
         with_type(call_.a.kv.type, [&]<CacheType type>() {
             const auto row = [this, at = call_.value_column(g) * value_bytes(type)](size_t j) { return kv_[j] + at; };
             switch (vectors()) {

@@ -1,6 +1,9 @@
 #include "attention/mla_attention.h"
 
+#include "attention/attention_tile.h"
+#include "attention/keys_in_lanes.h"
 #include "attention/mla_attention_tasks.h"
+#include "attention/shared_keys.h"
 #include "core/parallel.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -28,6 +31,16 @@ std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
     return tiles;
 }
 
+// With the form of keys that suits the tile.
+void attend_tile(const TileSplits& splits) {
+    const PagedRows &kv = splits.call.kv, &kr = splits.call.kr;
+    if (kv.own_scales) return decodestep::attend_byte_splits(splits);
+    if (kv.nz()) return attend_splits<CopiedKeys>(splits);  // the others read whole rows
+    if (splits.rows.in_group() <= kFewRows) return attend_splits<KeysInLanes>(splits);
+    if (kv.type == CacheType::f32 && kr.type == CacheType::f32) return attend_splits<KeysInPlace>(splits);
+    attend_splits<CopiedKeys>(splits);
+}
+
 }  // namespace
 
 MlaAttentionTasks::MlaAttentionTasks(const MlaAttention& call)
@@ -38,20 +51,19 @@ MlaAttentionTasks::MlaAttentionTasks(const MlaAttention& call)
 void MlaAttentionTasks::list_splits() {
     size_t most = 0;
     for (const AttentionRows& rows : tiles_) {
-        const int64_t* lengths = call_.lengths + rows.token;
-        splits_.push_back(key_splits(*std::max_element(lengths, lengths + rows.tokens)));
+        splits_.push_back(splits_of(rows));
         most = std::max(most, splits_.back());
     }
     if (most <= 1) return;
-    std::vector<size_t> first;  // state of each tile
+    std::vector<size_t> first;  // partial of each tile
     size_t count = 0;
     for (size_t i = 0; i < tiles_.size(); ++i) {
         first.push_back(count);
         count += splits_[i] * tiles_[i].count();
         for (size_t row = 0; row < tiles_[i].count(); ++row) merges_.push_back({i, row});
     }
-    records_ = std::make_unique_for_overwrite<float[]>(SoftmaxStates::floats(count, width_));
-    for (const size_t i : first) states_.push_back(SoftmaxStates{records_.get(), width_}.from(i));
+    records_ = std::make_unique_for_overwrite<float[]>(PartialSoftmaxes::floats(count, width_));
+    for (const size_t i : first) partials_.push_back(PartialSoftmaxes{records_.get(), width_}.from(i));
     // A task's splits are adjacent, so that a thread prefetches the next one. All tiles take the same splits one after
     // another, because they may read the same pages.
     const size_t in_task =
@@ -62,44 +74,23 @@ void MlaAttentionTasks::list_splits() {
 }
 
 void MlaAttentionTasks::attend(size_t task) const {
-    if (tasks_.empty()) return attend_tile(tiles_[task]);
-    const Task& part = tasks_[task];
-    const TileCall call(call_, tiles_[part.tile]);
-    with_keys(call, [&]<class Keys>() {
-        AttentionTile<Keys> tile(call, thread_scratch(AttentionTile<Keys>::scratch_floats(call)));
-        for (size_t split = part.split; split < part.split + part.splits; ++split)
-            tile.attend(split, states_[part.tile].from(split * call.rows.count()));
-    });
+    if (tasks_.empty()) return attend_tile({call_, tiles_[task], 0, splits_of(tiles_[task]), nullptr});
+    const auto& [tile, split, splits] = tasks_[task];
+    const AttentionRows& rows = tiles_[tile];
+    attend_tile({call_, rows, split, splits, partials_[tile].from(split * rows.count()).records});
 }
 
 void MlaAttentionTasks::merge(size_t task) const {
     const auto& [tile, row] = merges_[task];
-    finish(tiles_[tile], row, splits_[tile], states_[tile]);
+    const AttentionRows& rows = tiles_[tile];
+    const PartialSoftmax merged = partials_[tile][row];
+    for (size_t split = 1; split < splits_[tile]; ++split) merged.merge(partials_[tile][split * rows.count() + row]);
+    finish_row(call_, rows, row, merged);
 }
 
-// All splits of a tile, one after another.
-void MlaAttentionTasks::attend_tile(const AttentionRows& rows) const {
-    const TileCall call(call_, rows);
-    const size_t size = SoftmaxStates::floats(rows.count(), width_);
-    with_keys(call, [&]<class Keys>() {
-        float* scratch = thread_scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
-        const SoftmaxStates merged{scratch, width_}, next{scratch + size, width_};
-        AttentionTile<Keys> tile(call, scratch + 2 * size);
-        tile.attend(0, merged);
-        for (size_t split = 1; split < tile.splits(); ++split) {
-            tile.attend(split, next);
-            for (size_t r = 0; r < rows.count(); ++r) merged[r].merge(next[r]);
-        }
-        for (size_t r = 0; r < rows.count(); ++r) finish(rows, r, 1, merged);
-    });
-}
-
-// The result of a row of a tile. states: [splits, rows]; the row's first state is overwritten.
-void MlaAttentionTasks::finish(const AttentionRows& rows, size_t row, size_t splits, SoftmaxStates states) const {
-    const SoftmaxState merged = states[row];
-    for (size_t split = 1; split < splits; ++split) merged.merge(states[split * rows.count() + row]);
-    merged.finish(call_.kv.scale ? call_.kv.scale + rows.group_of(row) * width_ : nullptr,
-                  call_.out + rows.place_of(row, call_.groups, call_.heads / call_.groups) * width_);
+size_t MlaAttentionTasks::splits_of(const AttentionRows& rows) const {
+    const int64_t* lengths = call_.lengths + rows.token;
+    return key_splits(static_cast<size_t>(*std::max_element(lengths, lengths + rows.tokens)));
 }
 
 void mla_attention(const MlaAttention& a) {

@@ -6,7 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "attention/attention_tile.h"
+#include "attention/partial_softmax.h"
+#include "attention/tile_splits.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -32,8 +33,7 @@ class MlaAttentionTasks {
     };
 
     void list_splits();
-    void attend_tile(const AttentionRows& rows) const;
-    void finish(const AttentionRows& rows, size_t row, size_t splits, SoftmaxStates states) const;
+    size_t splits_of(const AttentionRows& rows) const;
 
     const MlaAttention& call_;
     const size_t width_;  // of a result
@@ -41,8 +41,8 @@ class MlaAttentionTasks {
     // Only if splits are tasks:
     std::vector<Task> tasks_;
     std::vector<Merge> merges_;
-    std::vector<size_t> splits_;         // of each tile
-    std::vector<SoftmaxStates> states_;  // of each tile: [splits, rows]
+    std::vector<size_t> splits_;              // of each tile
+    std::vector<PartialSoftmaxes> partials_;  // of each tile: [splits, rows]
     std::unique_ptr<float[]> records_;
 };
 

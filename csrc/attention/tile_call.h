@@ -1,8 +1,8 @@
 // What a tile of `mla_attention` reads of its call: the queries of its rows, and columns of its sequence's keys.
 #pragma once
 
-#include "attention/attention_rows.h"
 #include "attention/key_block.h"
+#include "attention/tile_splits.h"
 #include "core/pieces.h"
 
 namespace decodestep::DECODESTEP_BUILD {

@@ -11,9 +11,10 @@ constexpr int kValueVectors = vectors_beside(kProductRows);
 
 class ValueSums {
   public:
-    // scores: after `weigh`; states: of the group's rows, whose sums of values are added to.
-    ValueSums(const AttentionRows& rows, const BlockScores& scores, SoftmaxStates states, KeyPrefetcher& next_block)
-        : rows_(rows), scores_(scores), states_(states), next_block_(next_block) {}
+    // scores: after `weigh`; partials: of the group's rows, whose sums of values are added to.
+    ValueSums(const AttentionRows& rows, const BlockScores& scores, PartialSoftmaxes partials,
+              KeyPrefetcher& next_block)
+        : rows_(rows), scores_(scores), partials_(partials), next_block_(next_block) {}
 
     // Adds `width` columns of values, those of key j at row(j), C vectors at a time.
     // copy: null, or memory for [kBlockKeys][C vectors] of float32, to which values are copied when they are first
@@ -48,7 +49,8 @@ class ValueSums {
                 next_block_.advance();
                 const auto add = [&]<bool keeps>(const auto& values) {
                     add_values<type, R, C, keeps>(values, lanes, scores_.weights(r), n, scores_.rescale(r),
-                                                  states_[r].values() + c, SoftmaxState::floats(states_.width), copy);
+                                                  partials_[r].values() + c, PartialSoftmax::floats(partials_.width),
+                                                  copy);
                 };
                 const auto stored = [&](size_t j) { return row(j) + c * value_bytes(type); };
                 if constexpr (copies) {
@@ -64,7 +66,7 @@ class ValueSums {
 
     const AttentionRows& rows_;
     const BlockScores& scores_;
-    const SoftmaxStates states_;
+    const PartialSoftmaxes partials_;
     KeyPrefetcher& next_block_;
 };
 

@@ -1,10 +1,12 @@
-// What the bindings share: array types, and checks that keep kernels within bounds. The public Python functions have
+// What the bindings share: array types, checks that keep kernels within bounds, and what protects a call from other
+// threads. The public Python functions have
 // checked the meaning of their arguments before, so a refusal here means a fault in this library's own code.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -13,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "bindings/released_gil.h"
 #include "linear/linear.h"
 #include "linear/linear_panels.h"
 #include "mla_prolog/column_weight.h"
@@ -158,5 +159,40 @@ void bind_rows(nb::module_& m);
 void bind_swiglu(nb::module_& m);
 void bind_tensor_scatter(nb::module_& m);
 void bind_top_k_top_p_sample(nb::module_& m);
+
+// Releases the GIL while it lives.
+//
+// Why not nb::gil_scoped_release: when the interpreter ends, a daemon thread may still be in a kernel. Before Python
+// 3.14, the request for the GIL then unwinds the thread's stack, which ends the process with an error at a destructor
+// that may not throw. Here the thread stops for ever, as in Python 3.14, and keeps its references; the process exits
+// without it.
+class ReleasedGil {
+  public:
+    ReleasedGil() : thread_(PyEval_SaveThread()) {}
+    ReleasedGil(const ReleasedGil&) = delete;
+    ~ReleasedGil() {
+        try {
+            PyEval_RestoreThread(thread_);
+        } catch (...) {
+            nb::set_leak_warnings(false);
+            for (;;) pause();
+        }
+    }
+
+  private:
+    PyThreadState* thread_;
+};
+
+// As deep as arguments are nested: a block's weights are a list of tuples within a tuple. A list may hold itself.
+constexpr int kArgumentLevels = 3;
+
+// The value, with tuples in place of lists. Converting an array may run Python code (__dlpack__), which could otherwise
+// take away the items that are still to be converted.
+inline nb::object frozen(nb::handle value, int levels = kArgumentLevels) {
+    if (levels == 0 || !(PyList_CheckExact(value.ptr()) || PyTuple_CheckExact(value.ptr()))) return nb::borrow(value);
+    nb::list items;
+    for (const nb::handle item : nb::tuple(value)) items.append(frozen(item, levels - 1));
+    return nb::tuple(items);
+}
 
 }  // namespace decodestep

@@ -58,7 +58,7 @@ nb::object continuations(HeldHistory& held, nb::handle shortest, nb::handle long
                          nb::handle range) {
     const auto count_of = [](nb::handle object) { return integer_of(object.ptr(), 0, PY_SSIZE_T_MAX); };
     Continuations found = continuations_of(count_of(shortest), count_of(longest), breakers, count_of(range));
-    found.find(held.index.repetitions(), held.index.tally(0));
+    found.find(held.index);
     return nb::make_tuple(copied<int64_t>(found.ids()), copied<uint8_t>(found.lengths()));
 }
 
@@ -87,14 +87,18 @@ void HeldHistory::append(int64_t token) {
     try {
         tokens.append(token);
     } catch (...) {
-        index.remove_last();
+        index.truncate(index.tokens().size() - 1);
         throw;
     }
 }
 
-void HeldHistory::remove_last() noexcept {
-    index.remove_last();
-    PyList_SetSlice(tokens.ptr(), static_cast<Py_ssize_t>(index.tokens().size()), PY_SSIZE_T_MAX, nullptr);
+void HeldHistory::truncate(size_t length) {
+    require(!in_use.is_set(), "a history must not shrink while a call reads it");
+    require(prompt_length <= length && length <= index.tokens().size(),
+            "a history must keep its prompt, and can keep no more than it has");
+    if (PyList_SetSlice(tokens.ptr(), static_cast<Py_ssize_t>(length), PY_SSIZE_T_MAX, nullptr) != 0)
+        throw nb::python_error();
+    index.truncate(length);
 }
 
 void bind_history(nb::module_& m) {
@@ -107,6 +111,10 @@ void bind_history(nb::module_& m) {
     m.def(
         "append_token", [](HeldHistory& held, nb::handle token) { held.append(token_of(token)); }, nb::arg("history"),
         nb::arg("token"));
+    m.def(
+        "truncate_history",
+        [](HeldHistory& held, nb::handle length) { held.truncate(integer_of(length.ptr(), 0, PY_SSIZE_T_MAX)); },
+        nb::arg("history"), nb::arg("length"));
     m.def("token_ids", &token_ids, nb::arg("history"));
     m.def("tally", &tally, nb::arg("history"), nb::arg("skipped"));
     m.def("followers", &followers, nb::arg("history"), nb::arg("n"));

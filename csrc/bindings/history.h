@@ -24,8 +24,8 @@ class UseMark {
 struct HeldHistory {
     explicit HeldHistory(nb::list prompt);
 
-    void append(int64_t token);   // wholly or not at all
-    void remove_last() noexcept;  // as History's
+    void append(int64_t token);    // wholly or not at all
+    void truncate(size_t length);  // keeps the first tokens; the prompt at least. Wholly or not at all
 
     History index;
     nb::list tokens;  // the same tokens, for Python

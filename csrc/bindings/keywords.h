@@ -5,7 +5,6 @@
 #include <unordered_map>
 
 #include "bindings/bindings.h"
-#include "bindings/frozen.h"
 
 namespace decodestep {
 

@@ -6,7 +6,6 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
-#include "bindings/frozen.h"
 #include "bindings/mixture_of_experts.h"
 
 namespace decodestep {

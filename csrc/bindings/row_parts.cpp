@@ -93,6 +93,7 @@ struct Appender {
         const Tally& tally = history.tally(part.skipped);
         const std::vector<int64_t>& tokens = history.tokens();
         part.values.resize(tally.ids().size());
+        if (std::exchange(part.truncations, history.truncations()) != history.truncations()) part.counted = 0;
         for (size_t i = std::max(part.counted, part.skipped); i < tokens.size(); ++i) {  // those appended since
             const size_t index = tally.index_of(tokens[i]);
             part.values[index] = static_cast<float>(-(part.frequency * tally.counts()[index] + part.presence));
@@ -109,7 +110,7 @@ struct Appender {
     }
 
     void operator()(AddContinuationsPart& part) const {
-        part.found.find(history.repetitions(), history.tally(0));
+        part.found.find(history);
         const auto lengths = part.found.lengths();
         part.values.resize(lengths.size());
         std::transform(lengths.begin(), lengths.end(), part.values.begin(),

@@ -26,6 +26,7 @@ struct AddCountedPart {
     double frequency, presence;
     std::vector<float> values = {};  // what is added to each token of the tally
     size_t counted = 0;              // how many tokens of the history `values` accounts for
+    size_t truncations = 0;          // of the history then
 };
 
 struct BanFollowersPart {

@@ -184,8 +184,10 @@ class LockedRows {
             for (; b < count(); ++b)
                 if (tokens[b] >= 0) rows_[b].second->history->append(tokens[b]);
         } catch (...) {
-            while (b-- > 0)
-                if (tokens[b] >= 0) rows_[b].second->history->remove_last();
+            while (b-- > 0) {
+                HeldHistory& history = *rows_[b].second->history;
+                if (tokens[b] >= 0) history.truncate(history.index.tokens().size() - 1);
+            }
             throw;
         }
     }
@@ -194,21 +196,36 @@ class LockedRows {
     bool unlocked_ = false;
 };
 
+// Which row of the logits each row reads.
+std::vector<size_t> places_of(const nb::list& places, size_t logits) {
+    std::vector<size_t> values;
+    values.reserve(nb::len(places));
+    for (const nb::handle place : places) {
+        require(logits > 0, "places must be rows of the logits");
+        values.push_back(integer_of(place.ptr(), 0, logits - 1));
+    }
+    return values;
+}
+
 // Returns (tokens, ends, logprobs): int64, -1 for a row without a token; as `take` reports them; as decode_step.
-// Nothing has changed where it throws.
-nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
+// places: which row of the logits each row reads; without them, its own. Nothing has changed where it throws.
+nb::object step_rows(nb::handle logits, const nb::list& objects, int threads,
+                     const std::optional<nb::list>& places_of_rows) {
     static const Step force_nothing{.kind = StepKind::force};
     static const RowRequest ended_row{&force_nothing, 1, true, 0, 0, nullptr};  // its logits are not read
     const DefaultFloats floats;  // values are computed and rounded here too
     const LogitsArgument given(logits.ptr());
     LockedRows locked;
     locked.lock(objects, given.vocab);
-    require(locked.count() == given.batch, "rows must hold one Row for each row of the logits");
+    const std::vector<size_t> places = places_of_rows ? places_of(*places_of_rows, given.batch) : std::vector<size_t>{};
+    const size_t batch = places_of_rows ? places.size() : given.batch;
+    require(locked.count() == batch, "rows must hold one Row for each row of the logits, or for each place");
     std::vector<RowRequest> rows;
-    rows.reserve(given.batch);
-    for (size_t b = 0; b < given.batch; ++b) rows.push_back(locked[b].ended ? ended_row : locked[b].request());
+    rows.reserve(batch);
+    for (size_t b = 0; b < batch; ++b) rows.push_back(locked[b].ended ? ended_row : locked[b].request());
     DecodeStep args = given.arguments(rows, threads);
-    const nb::object tokens = new_int64(given.batch);
+    const nb::object tokens = new_int64(batch);
+    if (places_of_rows) args.places = places.data();
     args.tokens = static_cast<int64_t*>(NumpyArray(tokens.ptr()).data());
     {
         const ReleasedGil released;
@@ -247,7 +264,8 @@ void bind_rows(nb::module_& m) {
              nb::arg("seed"), nb::arg("top_logprobs").none(), nb::arg("ends"), nb::arg("stops"),
              nb::arg("limit").none())
         .def_rw("ended", &HeldRow::ended);
-    m.def("step_rows", &step_rows, nb::arg("logits"), nb::arg("rows"), nb::arg("threads"));
+    m.def("step_rows", &step_rows, nb::arg("logits"), nb::arg("rows"), nb::arg("threads"),
+          nb::arg("places").none() = nb::none());
     m.def("accept_tokens", &accept_tokens, nb::arg("rows"), nb::arg("tokens"), nb::arg("vocab"));
 }
 

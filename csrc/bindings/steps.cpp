@@ -209,7 +209,7 @@ DecodeStep LogitsArgument::arguments(const std::vector<RowRequest>& rows, int th
     return {.logits = array.data(),
             .dtype = dtype,
             .row_bytes = array.stride(0),
-            .batch = batch,
+            .batch = rows.size(),
             .vocab = vocab,
             .rows = rows.data(),
             .tokens = nullptr,

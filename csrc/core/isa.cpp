@@ -113,13 +113,17 @@ Tier choose_tier() {
     const char* const given = std::getenv("DECODESTEP_ISA");
     const std::string wanted = given ? given : "";
     const KnownTier* best = nullptr;
-    int built = -1;  // the number of the last tier that is built
+    int number = 0, best_number = 0;  // among the tiers that are built
     for (const KnownTier& tier : kTiers) {
-        built += tier.is_built;
-        if (!tier.runs()) continue;
-        best = &tier;
-        if (!given || wanted != tier.name) continue;
-        if (tier.is_built) return static_cast<Tier>(built);
+        if (tier.runs()) {
+            best = &tier;
+            best_number = number;
+            if (given && wanted == tier.name) break;
+        }
+        number += tier.is_built;
+    }
+    if (given && wanted == best->name) {
+        if (best->is_built) return static_cast<Tier>(best_number);
         refuse("this core is not built for " + wanted +
                ", which this machine has; build it with DECODESTEP_TIERS=" + wanted + " or DECODESTEP_TIERS=all");
     }
@@ -130,9 +134,7 @@ Tier choose_tier() {
     if (!best->is_built)
         refuse("this core is not built for " + std::string(best->name) +
                ", the best of this machine; build it here, or choose one of " + usable + " by DECODESTEP_ISA");
-    int number = 0;
-    for (const KnownTier* tier = kTiers; tier != best; ++tier) number += tier->is_built;
-    return static_cast<Tier>(number);
+    return static_cast<Tier>(best_number);
 }
 
 }  // namespace

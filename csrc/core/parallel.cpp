@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "core/cache_line.h"
+#include "core/event.h"
 #include "core/float_environment.h"
-#include "core/patience.h"
+#include "core/idle_policy.h"
 #include "core/per_process.h"
-#include "core/signal.h"
 
 namespace decodestep {
 namespace {
@@ -103,7 +103,7 @@ class alignas(kWritersApart) JobSlot {
   private:
     static constexpr uint32_t kOpen = 1u << 31;  // the other bits count the workers inside
 
-    struct State : Signal {
+    struct State : Event {
         bool increment_if(uint32_t bit) {
             for (uint32_t now = word_.load(); now & bit;)
                 if (word_.compare_exchange_weak(now, now + 1)) return true;
@@ -168,11 +168,11 @@ class Pool {
         worker_number = number;
         inside_job = true;
         const DefaultFloats floats;  // a new thread has those of its creator
-        Patience patience;
+        IdlePolicy idle;
         for (uint32_t seen = 0;;) {
-            seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; }, patience);
+            seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; }, idle);
             while (JobSlot* const slot = enter_least_crowded()) {
-                patience.rewarded();
+                idle.got_job();
                 slot->work();
                 slot->leave();
             }
@@ -192,7 +192,7 @@ class Pool {
         }
     }
 
-    alignas(kWritersApart) Signal epoch_;  // incremented for every job; workers wait on it
+    alignas(kWritersApart) Event epoch_;  // incremented for every job; workers wait on it
     std::array<JobSlot, kSlots> slots_;
     std::mutex growing_;
     std::atomic<int> workers_{0};
@@ -218,7 +218,7 @@ class Team {
             const bool all_here = taken_.load(std::memory_order_relaxed) == seats_.size();
             if (!open_.spin_until(is_over, all_here ? kSpinsBeforeHelp : 1))
                 for (size_t i = 1; i < seats_.size(); ++i) run_seat(stage, (me + i) % seats_.size(), me);
-            stage = open_.wait_until(is_over, NoPatience{}, kSpinsAwake);
+            stage = open_.wait_until(is_over, SleepsAtOnce{}, kSpinsAwake);
         }
     }
 
@@ -229,7 +229,7 @@ class Team {
     static constexpr int kSpinsBeforeHelp = 40;  // about a microsecond
     // A thread that has lost its core to another program is mostly back after some hundred microseconds, and waking
     // those that wait for it takes longer than a stage.
-    static constexpr int kSpinsAwake = 4 * Signal::kSpins;
+    static constexpr int kSpinsAwake = 4 * Event::kSpins;
 
     struct alignas(kWritersApart) Seat {
         std::atomic<bool> taken{false};
@@ -275,7 +275,7 @@ class Team {
     const StageCalls calls_;
     std::vector<Seat> seats_;
     alignas(kWritersApart) std::atomic<size_t> taken_{0};  // seats
-    alignas(kWritersApart) Signal open_;                   // the current stage
+    alignas(kWritersApart) Event open_;                    // the current stage
     alignas(kWritersApart) std::atomic<size_t> done_{0};   // shares of it that have ended
     alignas(kWritersApart) FirstError error_;              // asked before each share
 };
@@ -301,13 +301,6 @@ void parallel_stages(size_t stages, int threads, const StageCalls& calls) {
     Team team(stages, seats, calls);
     parallel_for(seats, threads, [&](size_t) { team.take_part(); });
     team.rethrow();
-}
-
-float* thread_scratch(size_t floats) {
-    static thread_local std::vector<CacheLine> buffer;
-    const size_t lines = cache_lines(floats);
-    if (buffer.size() < lines) buffer.resize(lines);
-    return buffer.empty() ? nullptr : buffer.data()->floats;
 }
 
 }  // namespace decodestep

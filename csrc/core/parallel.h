@@ -66,8 +66,4 @@ void parallel_stages(size_t stages, int threads, Body&& body) {
     parallel_stages(stages, threads, [](size_t) {}, body);
 }
 
-// A buffer of the calling thread, of at least `floats` floats from a cache line on; the next call on the same thread
-// reuses it.
-float* thread_scratch(size_t floats);
-
 }  // namespace decodestep

@@ -10,11 +10,11 @@
 
 namespace decodestep {
 
-// Calls body<size>() for a size in [1, most].
-template <int most, class Body>
+// Calls body<size>() for a size in [least, most].
+template <int most, int least = 1, class Body>
 DECODESTEP_INLINE void with_constant(size_t size, Body&& body) {
-    if constexpr (most > 1)
-        if (size < most) return with_constant<most - 1>(size, body);
+    if constexpr (most > least)
+        if (size < most) return with_constant<most - 1, least>(size, body);
     body.template operator()<most>();
 }
 
@@ -32,11 +32,20 @@ DECODESTEP_INLINE void each_piece(size_t count, Body&& body) {
     }
 }
 
-// The same with the size as a constant: calls body<size>(first).
-template <int most, class Body>
+// The size of the smallest piece, where `count` is at least `least`.
+constexpr size_t smallest_piece(size_t most, size_t least) {
+    size_t smallest = most;
+    for (size_t count = least; count <= least + most; ++count)
+        smallest = std::min(smallest, count / ceil_div(count, most));
+    return smallest;
+}
+
+// The same with the size as a constant: calls body<size>(first). count: at least `least`.
+template <int most, int least = 1, class Body>
 DECODESTEP_INLINE void each_constant_piece(size_t count, Body&& body) {
     each_piece<most>(count, [&](size_t first, size_t size) DECODESTEP_INLINE_LAMBDA {
-        with_constant<most>(size, [&]<int N>() DECODESTEP_INLINE_LAMBDA { body.template operator()<N>(first); });
+        with_constant<most, static_cast<int>(smallest_piece(most, least))>(
+            size, [&]<int N>() DECODESTEP_INLINE_LAMBDA { body.template operator()<N>(first); });
     });
 }
 

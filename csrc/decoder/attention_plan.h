@@ -3,7 +3,7 @@
 // A unit is the work of one kernel call: a run of tokens, and query heads that share a key-value head. Units with the
 // same heads and consecutive runs form a band, which is processed split by split: a split of the keys is read from
 // memory for the first unit, and from the cache for the others. A band that is a large part of the step is divided into
-// several tasks (ranges of its splits), so that a long context beside short ones occupies all threads; the states of
+// several tasks (ranges of its splits), so that a long context beside short ones occupies all threads; the partials of
 // its splits are merged afterwards, in the order of the keys. The bits depend neither on bands nor on tasks, because
 // the splits are the same.
 #pragma once
@@ -26,7 +26,7 @@ struct AttentionUnit {
     TokenRun run;
     size_t kv_head, head, heads;    // query heads [head, head + heads) of the model
     size_t first_split, end_split;  // from the split of its first token's window start to its last token's split
-    size_t first_state = 0;         // if its band is divided: index of its first state, [splits(), queries]
+    size_t first_partial = 0;       // if its band is divided: index of its first partial, [splits(), queries]
 
     size_t splits() const { return end_split - first_split; }
 
@@ -67,16 +67,16 @@ class AttentionPlan {
 
     const AttentionUnit& unit(size_t number) const { return units_[number]; }
 
-    // The units of bands that are divided, and the numbers of their queries and states.
+    // The units of bands that are divided, and the numbers of their queries and partials.
     const std::vector<AttentionUnit>& divided_units() const { return divided_units_; }
     size_t divided_queries() const { return divided_queries_; }
-    size_t states() const { return states_; }
+    size_t partials() const { return partials_; }
 
     const std::vector<AttentionTask>& tasks() const { return tasks_; }  // in descending order of cost
 
   private:
     static constexpr size_t kTasksPerThread = 16;  // at least: enough to balance the threads
-    static constexpr size_t kBandQueries = 48;     // at most, so that their states fit the cache beside the keys
+    static constexpr size_t kBandQueries = 48;     // at most, so that their partials fit the cache beside the keys
 
     // Whether a token is the next one of its predecessor's sequence.
     bool follows(size_t t) const {
@@ -142,7 +142,7 @@ class AttentionPlan {
                          all = cost(band, first, end);
             const size_t tasks = std::clamp(ceil_div(all * shares, total), size_t{1}, end - first);
             band.divided = tasks > 1;
-            if (band.divided) reserve_states(band);
+            if (band.divided) reserve_partials(band);
             for (size_t task = 0; task < tasks; ++task) {
                 const size_t from = first + (end - first) * task / tasks,
                              to = first + (end - first) * (task + 1) / tasks;
@@ -153,10 +153,10 @@ class AttentionPlan {
                          [](const AttentionTask& x, const AttentionTask& y) { return x.cost > y.cost; });
     }
 
-    void reserve_states(const AttentionBand& band) {
+    void reserve_partials(const AttentionBand& band) {
         for (size_t i = band.unit; i < band.unit + band.units; ++i) {
-            units_[i].first_state = states_;
-            states_ += units_[i].splits() * units_[i].queries();
+            units_[i].first_partial = partials_;
+            partials_ += units_[i].splits() * units_[i].queries();
             divided_units_.push_back(units_[i]);
             divided_queries_ += units_[i].queries();
         }
@@ -170,7 +170,7 @@ class AttentionPlan {
     std::vector<AttentionBand> bands_;
     std::vector<AttentionTask> tasks_;
     std::vector<AttentionUnit> divided_units_;
-    size_t divided_queries_ = 0, states_ = 0;
+    size_t divided_queries_ = 0, partials_ = 0;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -27,8 +27,8 @@ class StagePart : public StageMember {
                 return with_groups([](const auto& part) { part.norm_heads(); });
             case StageKind::attend:
                 return with_groups([](const auto& part) { part.attend(); });
-            case StageKind::merge_states:
-                return GroupedStates(plan_, stage_, share_).merge_states();
+            case StageKind::merge_partials:
+                return GroupedPartials(plan_, stage_, share_).merge_partials();
 
             case StageKind::compress:
                 return latents().compress(hidden_rows(layer().attention_norm));
@@ -52,9 +52,9 @@ class StagePart : public StageMember {
                     rows_of(head_rows, decoder_.latent.latent, latents().rows_of_value_up(), latents().latent_rows()));
 
             case StageKind::attended_rows:
-                return with_attended([&](auto&& attended) { share_rows(step_.tokens, attended_width(), attended()); });
+                return with_attended([&](auto&& attended) { share_rows(step_.tokens, attended_width(), attended); });
             case StageKind::add_output:
-                return with_attended([&](auto&& attended) { add_output(attended); });
+                return add_output();
             case StageKind::add_attended:
                 return add_branch(layer().attention_post_norm);
 
@@ -106,19 +106,17 @@ class StagePart : public StageMember {
         with_cache(step_.cache, [&]<class Cache>() { body(GroupedAttentionPart<Cache>(plan_, stage_, share_)); });
     }
 
-    // Calls body with a function that prepares the attention's outputs and returns the one that stores a row of them.
+    // Calls body with what makes rows of the attention's outputs.
     template <class Body>
     void with_attended(Body&& body) const {
-        if (decoder_.latent.is_given()) return body([&] { return copied(plan_.attended, plan_.attended_width); });
-        const GroupedStates states(plan_, stage_, share_);
-        body([&] { return states.attended(); });
+        if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width));
+        GroupedPartials(plan_, stage_, share_).with_attended(body);
     }
 
-    template <class Attended>
-    void add_output(Attended&& attended) const {
+    void add_output() const {
         const bool has_latents = decoder_.latent.is_given();
         const Activations x = row_space(step_.tokens, attended_width());
-        if (begins_rows()) make_rows(x, {0, step_.tokens}, attended());
+        if (begins_rows()) with_attended([&](auto&& attended) { make_rows(x, {0, step_.tokens}, attended); });
         add_product(has_latents ? layer().latent.output : layer().grouped.output,
                     has_latents ? layer().latent.output_bias : layer().grouped.output_bias, layer().attention_post_norm,
                     x);

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "attention/cache_type.h"
-#include "attention/kv_page.h"
 #include "core/isa.h"
 #include "decoder/step_costs.h"
 #include "linear/linear_panels.h"

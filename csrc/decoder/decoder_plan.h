@@ -27,7 +27,7 @@ struct Stage {
 // Up to this many tokens, every member makes all activation rows for itself, which takes less time than another stage.
 constexpr size_t kMaxReplicatedTokens = 4;
 
-// Up to this many floats, every member merges the attention states for itself.
+// Up to this many floats, every member merges the attention partials for itself.
 constexpr size_t kMaxReplicatedMerge = size_t{1} << 15;
 
 // The experts of all tokens in one layer: shared by all members, or each member's own.
@@ -83,15 +83,15 @@ class DecoderPlan {
         return *std::find_if(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; });
     }
 
-    // Whether the states of divided units are merged in a separate stage.
+    // Whether the partials of divided units are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
         return !plan.divided_units().empty() &&
-               (!replicated_rows || plan.states() * decoder.head_dim > kMaxReplicatedMerge);
+               (!replicated_rows || plan.partials() * decoder.head_dim > kMaxReplicatedMerge);
     }
 
-    // The states that a divided unit has after one split.
-    SoftmaxStates states(const AttentionUnit& unit, size_t split) const {
-        return states_.from(unit.first_state + (split - unit.first_split) * unit.queries());
+    // The partials that a divided unit has after one split.
+    PartialSoftmaxes partials(const AttentionUnit& unit, size_t split) const {
+        return partials_.from(unit.first_partial + (split - unit.first_split) * unit.queries());
     }
 
     // The panels that a seat reads after those of a share, which end at `end`: in its next chunk, in its part of the
@@ -191,7 +191,7 @@ class DecoderPlan {
             has_head_norms_ = true;
         }
         stage(StageKind::attend);
-        if (merges_apart(groups_of(w.window))) stage(StageKind::merge_states);
+        if (merges_apart(groups_of(w.window))) stage(StageKind::merge_partials);
         product(StageKind::attended_rows, StageKind::add_output, step.tokens, in_blocks(attended_width), {&w.output});
     }
 
@@ -277,9 +277,9 @@ class DecoderPlan {
                 q = of_tokens(query_width * sizeof(typename Cache::Factor) / sizeof(float));
             });
             heads = of_tokens(has_head_norms_ ? query_width + decoder.kv_heads * decoder.head_dim : 0);
-            size_t states = 0;
-            for (const AttentionPlan& plan : groups) states = std::max(states, plan.states());
-            states_ = {buffers.take(SoftmaxStates::floats(states, decoder.head_dim)), decoder.head_dim};
+            size_t partials = 0;
+            for (const AttentionPlan& plan : groups) partials = std::max(partials, plan.partials());
+            partials_ = {buffers.take(PartialSoftmaxes::floats(partials, decoder.head_dim)), decoder.head_dim};
             return;
         }
         compressed = of_tokens(widest_compressed_);
@@ -297,7 +297,7 @@ class DecoderPlan {
            widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
     std::vector<int64_t> lengths_;  // the number of positions that each token attends to
-    SoftmaxStates states_{};
+    PartialSoftmaxes partials_{};
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -62,7 +62,8 @@ class FeedForwardPart : public StageMember {
 
     void choose(Routing& routing, Range tokens) const {
         const size_t used = m_.rule.used;
-        const RouteRow route(m_.rule, thread_scratch(RouteRow::scratch_floats(m_.rule)));
+        const ThreadScratch scratch(RouteRow::scratch_floats(m_.rule));
+        const RouteRow route(m_.rule, scratch.data());
         for (size_t t = tokens.first; t < tokens.end; ++t)
             route(plan_.router_logits + t * m_.rule.experts, routing.experts.data() + t * used,
                   routing.weights.data() + t * used);

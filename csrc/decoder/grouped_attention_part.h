@@ -1,17 +1,17 @@
 // Grouped-query attention in a decoder's step.
 #pragma once
 
-#include "decoder/grouped_states.h"
+#include "decoder/grouped_partials.h"
 #include "elementwise/rope.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
 // Cache: the type of the step's cache.
 template <class Cache>
-class GroupedAttentionPart : public GroupedStates {
+class GroupedAttentionPart : public GroupedPartials {
   public:
     GroupedAttentionPart(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
-        : GroupedStates(plan, stage, share), w_(stage.layer->grouped) {}
+        : GroupedPartials(plan, stage, share), w_(stage.layer->grouped) {}
 
     void project(const Activations& x) const {
         const auto [own, next] = panels_of(0);
@@ -49,7 +49,7 @@ class GroupedAttentionPart : public GroupedStates {
             if (!task.band.divided) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
                 each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
-                    attend_split(queries_of(unit), pages(unit), decoder_.scale, split, plan_.states(unit, split));
+                    attend_split(queries_of(unit), pages(unit), decoder_.scale, split, plan_.partials(unit, split));
                 });
         });
     }
@@ -157,10 +157,12 @@ class GroupedAttentionPart : public GroupedStates {
 
     // Attends to all splits of a band.
     void attend_whole(const AttentionTask& task) const {
-        const size_t size = SoftmaxStates::floats(kMaxQueries, decoder_.head_dim);
-        float* scratch = thread_scratch((task.band.units + 1) * size);
-        const SoftmaxStates next{scratch, decoder_.head_dim};
-        const auto merged = [&](size_t i) { return SoftmaxStates{scratch + (i + 1) * size, decoder_.head_dim}; };
+        const size_t size = PartialSoftmaxes::floats(kMaxQueries, decoder_.head_dim);
+        const ThreadScratch scratch((task.band.units + 1) * size);
+        const PartialSoftmaxes next{scratch.data(), decoder_.head_dim};
+        const auto merged = [&](size_t i) {
+            return PartialSoftmaxes{scratch.data() + (i + 1) * size, decoder_.head_dim};
+        };
         for (size_t split = task.first; split < task.end; ++split)
             each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
                 const Queries<Cache> q = queries_of(unit);

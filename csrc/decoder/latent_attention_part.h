@@ -104,7 +104,8 @@ class LatentAttentionPart : public StageMember {
         const size_t position = step_.positions[t], row = position % kPagePositions;
         const size_t page = plan_.page_table_of(t)[position / kPagePositions];
         const f32x16 rms = broadcast(root_mean_square(latent, s_.latent, s_.eps));
-        float *norm = thread_scratch(s_.latent + s_.rope), *turned = norm + s_.latent;
+        const ThreadScratch scratch(s_.latent + s_.rope);
+        float *norm = scratch.data(), *turned = norm + s_.latent;
         for (size_t i = 0; i < s_.latent; i += kLanes)
             store(norm + i, normed(load(latent + i), rms, load(w_.latent_norm + i)));
         const size_t pitch = plan_.latent_call.kv.pitch(), at = layer_offset(pitch, page) + row * pitch;

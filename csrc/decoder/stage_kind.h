@@ -13,7 +13,7 @@ enum class StageKind {
     project,     // queries; keys and values, into the cache
     norm_heads,  // of queries and keys, if they have norms; keys into the cache
     attend,
-    merge_states,  // of divided units, if merging takes long
+    merge_partials,  // of divided units, if merging takes long
     // Latent attention:
     compress,         // queries or compressed queries; latents and rope keys, not yet normalised
     compressed_rows,  // compressed queries normalised
@@ -57,7 +57,7 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::logits:
             return StepPart::linear;
         case StageKind::attend:
-        case StageKind::merge_states:
+        case StageKind::merge_partials:
             return StepPart::grouped_attention;
         case StageKind::compress:
         case StageKind::compressed_rows:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "decoder/decoder_plan.h"
 #include "elementwise/rms_norm_row.h"
 #include "simd/rounding.h"

@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "core/shelf.h"
+#include "core/object_pool.h"
 
 namespace decodestep {
 namespace {
@@ -18,7 +18,7 @@ size_t bytes_of(const std::vector<PageMemory>& buffers) {
 }
 
 // Those of a few concurrent steps.
-using BufferShelf = Shelf<std::vector<PageMemory>, 4, size_t{256} << 20, bytes_of>;
+using BufferPool = ObjectPool<std::vector<PageMemory>, 4, size_t{256} << 20, bytes_of>;
 
 }  // namespace
 
@@ -42,9 +42,9 @@ PageMemory::~PageMemory() {
     if (data_) munmap(data_, floats_ * sizeof(float));
 }
 
-StepBuffers::StepBuffers() : buffers_(BufferShelf::take()) {}
+StepBuffers::StepBuffers() : buffers_(BufferPool::take()) {}
 
-StepBuffers::~StepBuffers() { BufferShelf::give(std::move(buffers_)); }
+StepBuffers::~StepBuffers() { BufferPool::give(std::move(buffers_)); }
 
 float* StepBuffers::take(size_t floats) {
     if (used_ == buffers_.size())

@@ -23,7 +23,7 @@ class PageMemory {
 };
 
 // The buffers of one step, in order: in another step the first take() returns the first buffer again, and so on. They
-// come from a shelf shared by all threads and return to it at the end.
+// come from a pool shared by all threads and return to it at the end.
 class StepBuffers {
   public:
     StepBuffers();

@@ -12,11 +12,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/parallel.h"
 #include "core/pieces.h"
+#include "core/thread_scratch.h"
 #include "linear/blocked_tokens.h"
 #include "linear/linear.h"
 #include "linear/row_blocks.h"
+#include "linear/with_format.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -91,13 +92,12 @@ struct RowGroup {
     // In `memory`, an odd number of cache lines.
     static size_t widened_stride(size_t padded) { return (padded + kLanes) / kLanes / 2 * 2 * kLanes + kLanes; }
 
-    template <Format F>
     static RowGroup of(const RowWeight& w, size_t first, size_t rows, size_t padded, float* memory) {
         if (!memory) return {reinterpret_cast<const float*>(w.row(first)), w.stride / sizeof(float)};
         const size_t stride = widened_stride(padded);
         for (size_t r = 0; r < rows; ++r) {
             float* const row = memory + r * stride;
-            widen<F>(w.row(first + r), w.in, row);
+            with_format(w.format, [&]<Format F>() { widen<F>(w.row(first + r), w.in, row); });
             std::fill(row + w.in, row + padded, 0.0f);
         }
         return {memory, stride};
@@ -105,18 +105,18 @@ struct RowGroup {
 };
 
 // Outputs [first, last) of the tokens, to y: rows `y_stride` floats apart.
-template <Format F>
-void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const BlockedTokens& x, float* y,
-                           ptrdiff_t y_stride) {
+inline void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const BlockedTokens& x, float* y,
+                                  ptrdiff_t y_stride) {
     constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
     const size_t padded = x.padded(), bytes = row_bytes(w.format, w.in);
     size_t token_tiles = 0;
     each_piece<kTokenBlock>(x.count, [&](size_t, size_t count) { token_tiles += ceil_div(count, kTileTokens); });
-    const bool in_place = F == Format::f32 && padded == w.in && w.stride % sizeof(float) == 0;
-    float* const sums = thread_scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
+    const bool in_place = w.format == Format::f32 && padded == w.in && w.stride % sizeof(float) == 0;
+    const ThreadScratch scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
+    float* const sums = scratch.data();
     for (size_t n = first; n < last; n += kGroupRows) {
         const size_t rows = std::min(kGroupRows, last - n);
-        const auto group = RowGroup::of<F>(w, n, rows, padded, in_place ? nullptr : sums + kSums);
+        const auto group = RowGroup::of(w, n, rows, padded, in_place ? nullptr : sums + kSums);
         NextRows next(w.row(n + rows), w.stride, bytes, token_tiles);
         each_piece<kTokenBlock>(x.count, [&](size_t from, size_t count) {
             size_t tiles = 0, sizes[kTokenBlock];

@@ -2,10 +2,12 @@
 // sums; no tile changes it.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "linear/activations.h"
 #include "linear/float_sums.h"
 #include "linear/panel_bytes.h"
-#include "linear/panel_tile.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -33,16 +35,60 @@ constexpr size_t quad_of(size_t run, size_t i) {
     return sub_blocks(F) > 1 ? at : at / 2 + at % 2 * 4;
 }
 
-// piece_products of a format whose weights are bytes.
+// Blocks of some tokens, of 32 inputs: `at` of the first token, and those of the others each `stride` further.
+struct TokenBlocks {
+    const QuantisedBlocks& blocks;
+    size_t at, stride;
+    const int32_t* starts = nullptr;  // see Starts
+
+    DECODESTEP_INLINE size_t block(size_t t) const { return at + t * stride; }
+    // Inputs 4j to 4j + 3 of token t.
+    DECODESTEP_INLINE i8x4 quad(size_t t, size_t j) const {
+        return broadcast_quad(blocks.bytes + kBlockInputs * at + t * kBlockInputs * stride + 4 * j);
+    }
+    // The i-th blocks after these.
+    DECODESTEP_INLINE TokenBlocks after(size_t i) const { return {blocks, at + i, stride, starts + 2 * i}; }
+};
+
+// What the sums of T tokens start at in both sub-blocks of some pieces, where these have scales of their own: from
+// token to token 2 * kStretch apart. It is computed once for all outputs.
+template <Format F, int T>
+class Starts {
+  public:
+    // Of a stretch from x on, or of one piece.
+    DECODESTEP_INLINE void compute_stretch(const TokenBlocks& x) {
+        if constexpr (kNeeded)
+            for (size_t t = 0; t < T; ++t) compute(t, load_bits(x.blocks.half_sums + 2 * x.block(t)));
+    }
+    DECODESTEP_INLINE void compute_piece(const TokenBlocks& x) {
+        if constexpr (kNeeded)
+            for (size_t t = 0; t < T; ++t) {
+                int32_t half_sums[2 * kStretch] = {};
+                std::memcpy(half_sums, x.blocks.half_sums + 2 * x.block(t), 2 * sizeof *half_sums);
+                compute(t, load_bits(half_sums));
+            }
+    }
+    // x with their starts.
+    DECODESTEP_INLINE TokenBlocks with(const TokenBlocks& x) const { return {x.blocks, x.at, x.stride, starts_[0]}; }
+
+  private:
+    DECODESTEP_INLINE void compute(size_t t, i32x16 half_sums) {
+        store_bits(starts_[t], times(half_sums, -traits(F).offset));
+    }
+
+    static constexpr bool kNeeded = kStartsAtOffset<F> && sub_blocks(F) > 1;
+    alignas(64) int32_t starts_[kNeeded ? T : 1][2 * kStretch];
+};
+
+// The integers of a piece whose weights are bytes.
 template <int T, int V, class Quads>
-DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const QuantisedBlocks& x, size_t at,
-                                     size_t stride, i32x16 (&integers)[T][V]) {
-    const int8_t* bytes = x.bytes + kBlockInputs * at;
+DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const TokenBlocks& x,
+                                     i32x16 (&integers)[T][V]) {
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v)
-            integers[t][v] = broadcast_int(kByteOffset ? -kByteOffset * x.sum[at + t * stride] : 0);
+            integers[t][v] = broadcast_int(kByteOffset ? -kByteOffset * x.blocks.sum[x.block(t)] : 0);
 #pragma GCC unroll 8
     for (size_t j = 0; j < kQuads; ++j) {
         decltype(quads.quad(j, first_v)) w[V];
@@ -50,7 +96,7 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
         for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
-            const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
+            const i8x4 quad = x.quad(t, j);
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) integers[t][v] = dot_bytes(integers[t][v], w[v], quad);
         }
@@ -59,21 +105,16 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
 
 // The sums of one run.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const QuantisedBlocks& x, size_t at,
-                                size_t stride, ByteSums (&sums)[T][V]) {
+DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const TokenBlocks& x,
+                                ByteSums (&sums)[T][V]) {
     constexpr size_t count = run_quads<F>();
-    const int8_t* bytes = x.bytes + kBlockInputs * at;
-    if constexpr (kStartsAtOffset<F> && sub_blocks(F) > 1) {
+    if constexpr (kStartsAtOffset<F>) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
-                sums[t][v] = starting_at(x.half_sums[2 * (at + t * stride) + run], -traits(F).offset);
-    } else if constexpr (kStartsAtOffset<F>) {
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) sums[t][v] = broadcast_int(-traits(F).offset * x.sum[at + t * stride]);
+                sums[t][v] = broadcast_int(sub_blocks(F) > 1 ? x.starts[2 * kStretch * t + run]
+                                                             : -traits(F).offset * x.blocks.sum[x.block(t)]);
     }
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; ++i) {
@@ -83,7 +124,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
         for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
-            const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
+            const i8x4 quad = x.quad(t, j);
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
                 if (i == 0 && !kStartsAtOffset<F>)
@@ -108,20 +149,15 @@ DECODESTEP_INLINE i32x16 minimum_pairs(const uint8_t* scales, size_t v) {
     return shift_right<4>(int8_pairs(scales + 32 * v)) & broadcast_int(0x000F000F);
 }
 
-// The products of a piece: integers, or floats that hold the integers exactly.
-template <Format F>
-using PieceProducts = std::conditional_t<has_integer_scales(F), ByteProducts, i32x16>;
-
-// piece_products of a format whose weights are a few bits.
-template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, const uint8_t* scales,
-                                        const QuantisedBlocks& x, size_t at, size_t stride,
-                                        PieceProducts<F> (&products)[T][V]) {
+// The products of a piece whose weights are a few bits, times the format's integer scales, if it has any.
+template <Format F, int T, int V, class Quads, class Products>
+DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, const uint8_t* scales, const TokenBlocks& x,
+                                        Products (&products)[T][V]) {
     constexpr size_t runs = kQuads / run_quads<F>();
 #pragma GCC unroll 8
     for (size_t run = 0; run < runs; ++run) {
         ByteSums sums[T][V];
-        run_sums<F, T, V>(quads, run, first_v, x, at, stride, sums);
+        run_sums<F, T, V>(quads, run, first_v, x, sums);
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
             if constexpr (has_integer_scales(F)) {
@@ -142,25 +178,12 @@ DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, cons
                 for (int t = 0; t < T; ++t) {
                     i32x16 sum = total(sums[t][v]);
                     if constexpr (traits(F).offset != 0 && !kStartsAtOffset<F>)
-                        if (run == 0) sum = sum + broadcast_int(-traits(F).offset * x.sum[at + t * stride]);
+                        if (run == 0) sum = sum + broadcast_int(-traits(F).offset * x.blocks.sum[x.block(t)]);
                     products[t][v] = run == 0 ? sum : products[t][v] + sum;
                 }
             }
         }
     }
-}
-
-// products[t][v] = sum of the products of token t's bytes with outputs 16 (first_v + v).. of a piece, times the
-// format's integer scales, if it has any. Token t's block of x is block at + t * stride.
-template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void piece_products(const Quads& quads, size_t first_v, const uint8_t* piece,
-                                      const QuantisedBlocks& x, size_t at, size_t stride,
-                                      PieceProducts<F> (&products)[T][V]) {
-    constexpr PanelLayout layout = panel_layout(F);
-    if constexpr (is_bytes(F))
-        byte_integers<T, V>(quads, first_v, x, at, stride, products);
-    else
-        few_bit_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, products);
 }
 
 // The scales of outputs 16v.. of a piece, for formats whose scales are applied as float32.
@@ -189,26 +212,29 @@ DECODESTEP_INLINE f32x16 add_sums(f32x16 sums, f32x16 scale, f32x16 x_scale, f32
         return fma(sums * scale, x_scale, y);
 }
 
-// y += the products of a block (of one piece), without minima.
+// y += the products of a piece with outputs 16 first_v.., without minima.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8_t* piece, const QuantisedBlocks& x,
-                                 size_t at, size_t stride, FloatSums<T, V>& y) {
-    PieceProducts<F> products[T][V];
-    piece_products<F, T, V>(quads, first_v, piece, x, at, stride, products);
+DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8_t* piece, const TokenBlocks& x,
+                                 FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+    // Integers, or floats that hold the integers exactly.
+    std::conditional_t<has_integer_scales(F), ByteProducts, i32x16> products[T][V];
+    if constexpr (is_bytes(F))
+        byte_integers<T, V>(quads, first_v, x, products);
+    else
+        few_bit_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, products);
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
         const f32x16 scale = float_scales<F>(piece, first_v + v);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
-            y[t][v] = add_sums<F>(to_float(products[t][v]), scale, broadcast(x.scale[at + t * stride]), y[t][v]);
+            y[t][v] = add_sums<F>(to_float(products[t][v]), scale, broadcast(x.blocks.scale[x.block(t)]), y[t][v]);
     }
 }
 
-// y -= the minima of both sub-blocks of a piece times the sums of the tokens' values there. Token t's block of x is
-// block at + t * stride.
+// y -= the minima of both sub-blocks of a piece times the sums of the tokens' values there.
 template <Format F, int T, int V>
-DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, const QuantisedBlocks& x, size_t at,
-                                       size_t stride, FloatSums<T, V>& y) {
+DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, const TokenBlocks& x, FloatSums<T, V>& y) {
     static_assert(traits(F).scale == ScaleType::u4);
     constexpr PanelLayout layout = panel_layout(F);
 #pragma GCC unroll 2
@@ -217,10 +243,11 @@ DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, con
         const auto first = first_factors(pairs), second = second_factors(pairs);
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) {
-            const int32_t* sums = x.half_sums + 2 * (at + t * stride);
-            const ByteProducts products =
-                add_total(total(starting_at(sums[0], 1), first), starting_at(sums[1], 1), second);
-            y[t][v] = fma(to_float(products), broadcast(-x.scale[at + t * stride]), y[t][v]);
+            const int32_t* halves = x.blocks.half_sums + 2 * x.block(t);
+            const ByteSums first_half = times(broadcast_int(halves[0]), 1),
+                           second_half = times(broadcast_int(halves[1]), 1);
+            const ByteProducts products = add_total(total(first_half, first), second_half, second);
+            y[t][v] = fma(to_float(products), broadcast(-x.blocks.scale[x.block(t)]), y[t][v]);
         }
     }
 }
@@ -230,7 +257,7 @@ template <Format F, int T, int V>
 DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Activations& x, size_t at,
                                   FloatSums<T, V>& y) {
     constexpr PanelLayout layout = panel_layout(F);
-    if constexpr (sub_blocks(F) > 1) return subtract_minima<F, T, V>(first_v, piece, x.quantised, at, kStretch, y);
+    if constexpr (sub_blocks(F) > 1) return subtract_minima<F, T, V>(first_v, piece, {x.quantised, at, kStretch}, y);
     const uint8_t* minima = piece + layout.low + layout.upper + layout.scales / 2;
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
@@ -269,72 +296,6 @@ DECODESTEP_INLINE void finish_block(size_t first_v, const uint8_t* block, const 
         for (size_t i = 0; i < layout.pieces; ++i)
             add_minima<F, T, V>(first_v, block + i * layout.piece_bytes(), x, at + i, sums);
         add_scaled<F, T, V>(sums, block, 64, first_v, y);
-    }
-}
-
-// y += a block of the panel times the tokens' blocks from at + t * kStretch on. quads(i) returns the quads of piece i;
-// it is called once per piece, just before the piece is multiplied.
-template <Format F, int T, int V, class QuadsOf>
-DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t* block, const Activations& x, size_t at,
-                                 FloatSums<T, V>& y) {
-    constexpr PanelLayout layout = panel_layout(F);
-    if constexpr (layout.pieces == 1) {
-        if constexpr (traits(F).minima) add_minima<F, T, V>(first_v, block, x, at, y);
-        add_piece<F, T, V>(quads(0), first_v, block, x.quantised, at, kStretch, y);
-    } else {
-        FloatSums<T, V> sums;
-        clear<T, V>(sums);
-        for (size_t i = 0; i < layout.pieces; ++i)
-            add_piece<F, T, V>(quads(i), first_v, block + i * layout.piece_bytes(), x.quantised, at + i, kStretch,
-                               sums);
-        finish_block<F, T, V>(first_v, block, x, at, sums, y);
-    }
-}
-
-// Adds the residuals of tokens [first, first + T), which belong to the same piece.
-template <Format F, int T>
-void add_residual(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
-    constexpr PanelLayout layout = panel_layout(F);
-    const auto number = static_cast<size_t>(x.residual_block[first]);
-    const uint8_t* block = panel + number / layout.pieces * layout.block_bytes();
-    const uint8_t* piece = block + number % layout.pieces * layout.piece_bytes();
-    FloatSums<T, 2> y;
-    load_outputs<T, 2>(outputs, 0, y);
-    if constexpr (layout.pieces == 1) {
-        add_piece<F, T, 2>(PanelQuads<F>{piece}, 0, piece, x.residual, first, 1, y);
-    } else {
-        FloatSums<T, 2> sums;
-        clear<T, 2>(sums);
-        add_piece<F, T, 2>(PanelQuads<F>{piece}, 0, piece, x.residual, first, 1, sums);
-        add_scaled<F, T, 2>(sums, block, 0, 0, y);
-        if constexpr (traits(F).minima && sub_blocks(F) > 1) {  // other minima are multiplied by sums that include it
-            clear<T, 2>(sums);
-            subtract_minima<F, T, 2>(0, piece, x.residual, first, 1, sums);
-            add_scaled<F, T, 2>(sums, block, 64, 0, y);
-        }
-    }
-    store_outputs<T, 2>(y, 0, outputs);
-}
-
-// Adds the residuals of a tile's tokens. Most tokens have their outliers in the same block, so adjacent tokens that
-// share one read it together, as many as have their sums in registers.
-template <Format F>
-void add_residuals(const PanelTile& a) {
-    if (a.x.blocks() == 0) return;
-    constexpr size_t most = kManyRegisters ? 4 : 2;
-    const int32_t* block = a.x.residual_block + a.first;
-    for (size_t t = 0, count; t < a.tokens; t += count) {
-        const auto same = [&](size_t size) {
-            return t + size <= a.tokens &&
-                   std::all_of(block + t + 1, block + t + size, [&](int32_t b) { return b == block[t]; });
-        };
-        count = same(most) ? most : same(2) ? 2 : 1;
-        if (count == most)
-            add_residual<F, most>(a.panel, a.x, a.first + t, a.outputs + t);
-        else if (count == 2)
-            add_residual<F, 2>(a.panel, a.x, a.first + t, a.outputs + t);
-        else
-            add_residual<F, 1>(a.panel, a.x, a.first + t, a.outputs + t);
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/division.h"
 #include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "linear/block_scales.h"
 
 namespace decodestep {
@@ -67,8 +68,6 @@ std::optional<FileRowsProblem> read_rows(const ReadFileRows& a, size_t first, si
     return std::nullopt;
 }
 
-uint8_t* piece_memory(size_t bytes) { return reinterpret_cast<uint8_t*>(thread_scratch(bytes / sizeof(float) + 1)); }
-
 }  // namespace
 
 std::optional<FileRowsProblem> read_file_rows(const ReadFileRows& a) {
@@ -78,7 +77,8 @@ std::optional<FileRowsProblem> read_file_rows(const ReadFileRows& a) {
     FirstProblem problem;
     parallel_for(ceil_div(a.out, rows), a.threads, [&](size_t piece) {
         const size_t first = piece * rows, count = std::min(rows, a.out - first);
-        uint8_t* data = a.memory ? a.memory + first * bytes : piece_memory(count * bytes);
+        const ThreadScratch scratch(a.memory ? 0 : count * bytes / sizeof(float) + 1);
+        uint8_t* data = a.memory ? a.memory + first * bytes : reinterpret_cast<uint8_t*>(scratch.data());
         if (const auto found = read_rows(a, first, count, data)) return problem.add(piece, *found);
         if (a.memory) return;
         uint8_t* panels = a.panels + first / kPanelOutputs * packed.panel_bytes();

@@ -6,6 +6,7 @@
 
 #include "core/division.h"
 #include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "linear/blocked_rows.h"
 #include "linear/linear_tasks.h"
 #include "linear/row_blocks.h"
@@ -38,7 +39,8 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) total[r][t] = broadcast(0.0f);
-    const size_t blocks = in / kLoadValues, rest = in % kLoadValues;
+    const size_t blocks = in / kLoadValues;
+    [[maybe_unused]] const size_t rest = in % kLoadValues;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
         if constexpr (prefetches) prefetch_rows<F, R>(w, w_stride, b);
@@ -52,8 +54,8 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
             for (int r = 0; r < R; ++r) total[r][t] = fma(w1[r], x1, fma(w0[r], x0, total[r][t]));
         }
     }
-    if (rest) {
-        for (int t = 0; t < T; ++t) {
+    if constexpr (traits(F).is_dense())  // rows of other formats are whole blocks
+        for (int t = 0; rest > 0 && t < T; ++t) {
             float block[kLoadValues] = {};
             std::memcpy(block, x + t * x_stride + blocks * kLoadValues, rest * sizeof(float));
             for (int r = 0; r < R; ++r) {
@@ -62,7 +64,6 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
                 total[r][t] = fma(w1, load(block + 16), fma(w0, load(block), total[r][t]));
             }
         }
-    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -75,17 +76,17 @@ constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
 // One token with dense rows: a core reads memory faster in four streams than in one or two.
 constexpr size_t kRowStreams = 4;
 
-// Outputs [n, n + R) of all tokens; w points to the row of output n.
-template <Format F, int R>
-DECODESTEP_INLINE void all_tokens(const Linear& a, const uint8_t* w, size_t w_stride, size_t n) {
+// Outputs [n, n + kRowTileOutputs) of all tokens.
+template <Format F>
+DECODESTEP_INLINE void all_tokens(const Linear& a, size_t n) {
     size_t t = 0;
     const float* x = a.x;
     float* y = a.y + n;
     for (; t + kRowTileTokens <= a.tokens;
          t += kRowTileTokens, x += kRowTileTokens * a.x_stride, y += kRowTileTokens * a.y_stride)
-        tile<F, R, kRowTileTokens>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
+        tile<F, kRowTileOutputs, kRowTileTokens>(a.w.row(n), a.w.stride, x, a.x_stride, a.w.in, y, a.y_stride);
     for (; t < a.tokens; ++t, x += a.x_stride, y += a.y_stride)
-        tile<F, R, 1>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
+        tile<F, kRowTileOutputs, 1>(a.w.row(n), a.w.stride, x, a.x_stride, a.w.in, y, a.y_stride);
 }
 
 // Outputs of one token with dense rows, starting at `first`: as many as fill equal streams before `last`; returns the
@@ -116,9 +117,11 @@ void multiply_rows(const Linear& a, size_t first, size_t last) {
     size_t n = first;
     if constexpr (is_dense<F>)
         if (a.tokens == 1) n = stream_rows<F>(a, first, last);
-    for (; n + kRowTileOutputs <= last; n += kRowTileOutputs)
-        all_tokens<F, kRowTileOutputs>(a, a.w.row(n), a.w.stride, n);
-    for (; n < last; ++n) all_tokens<F, 1>(a, a.w.row(n), a.w.stride, n);
+    for (; n + kRowTileOutputs <= last; n += kRowTileOutputs) all_tokens<F>(a, n);
+    for (; n < last; ++n)
+        for (size_t t = 0; t < a.tokens; ++t)
+            tile<F, 1, 1>(a.w.row(n), a.w.stride, a.x + static_cast<ptrdiff_t>(t) * a.x_stride, a.x_stride, a.w.in,
+                          a.y + static_cast<ptrdiff_t>(t) * a.y_stride + n, a.y_stride);
 }
 
 // y[t, c] = sum over n of x[t, n] * w[n, c], for columns [first, last), where `first` is a multiple of kLoadValues. A
@@ -129,7 +132,8 @@ void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, cons
                          size_t last, float* y, ptrdiff_t y_stride) {
     constexpr size_t kRows = 4;
     const size_t width = round_up(last - first, kLoadValues);
-    float* sums = thread_scratch(tokens * width);
+    const ThreadScratch scratch(tokens * width);
+    float* const sums = scratch.data();
     std::memset(sums, 0, tokens * width * sizeof(float));
     const auto add = [&]<size_t R>(size_t n) DECODESTEP_INLINE_LAMBDA {
         for (size_t c = 0; c < width; c += kLoadValues) {
@@ -140,10 +144,7 @@ void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, cons
                 f32x16 s0 = load(sum), s1 = load(sum + 16);
                 for (size_t r = 0; r < R; ++r) {
                     f32x16 w0, w1;
-                    if (rest < kLoadValues)
-                        load_tail<F>(w.row(n + r), piece, rest, w0, w1);
-                    else
-                        load_piece<F>(w.row(n + r), piece, w0, w1);
+                    load_values<F>(w.row(n + r), piece, std::min(rest, kLoadValues), w0, w1);
                     const f32x16 factor =
                         broadcast(x[static_cast<ptrdiff_t>(t) * x_stride + static_cast<ptrdiff_t>(n + r)]);
                     s0 = fma(w0, factor, s0);
@@ -199,12 +200,8 @@ void LinearTasks::read(size_t token) const {
 
 void LinearTasks::multiply(size_t task) const {
     const size_t first = task * rows_per_task_, last = std::min(first + rows_per_task_, call_.w.out);
-    with_format(call_.w.format, [&]<Format F>() {
-        if (copied_)
-            multiply_blocked_rows<F>(call_.w, first, last, copied_->tokens(), call_.y, call_.y_stride);
-        else
-            multiply_rows<F>(call_, first, last);
-    });
+    if (copied_) return multiply_blocked_rows(call_.w, first, last, copied_->tokens(), call_.y, call_.y_stride);
+    with_format(call_.w.format, [&]<Format F>() { multiply_rows<F>(call_, first, last); });
 }
 
 void linear(const Linear& a) { multiply_all({&a, 1}); }
@@ -237,9 +234,9 @@ void head_products(const HeadProducts& a) {
     }
     constexpr size_t kTaskColumns = 512;
     const size_t tasks = ceil_div(outputs, kTaskColumns);
-    with_format(a.w.format, [&]<Format F>() {
-        parallel_for(a.heads * tasks, a.threads, [&](size_t task) {
-            const size_t head = task / tasks, first = task % tasks * kTaskColumns;
+    parallel_for(a.heads * tasks, a.threads, [&](size_t task) {
+        const size_t head = task / tasks, first = task % tasks * kTaskColumns;
+        with_format(a.w.format, [&]<Format F>() {
             multiply_transposed<F>(x_of(head), a.x_stride, a.tokens, rows_of(head), first,
                                    std::min(first + kTaskColumns, outputs), a.y + head * outputs, y_stride);
         });
@@ -247,8 +244,8 @@ void head_products(const HeadProducts& a) {
 }
 
 void gather_rows(const GatherRows& a) {
-    with_format(a.w.format, [&]<Format F>() {
-        parallel_rows(a.count, a.w.in, a.threads, [&](size_t i) {
+    parallel_rows(a.count, a.w.in, a.threads, [&](size_t i) {
+        with_format(a.w.format, [&]<Format F>() {
             widen<F>(a.w.row(static_cast<size_t>(a.ids[i])), a.w.in, a.values + i * a.w.in);
         });
     });

@@ -127,6 +127,10 @@ struct PanelQuads {
     }
 };
 
+// Whether a piece holds its quads as products with many tokens read them, so that to store them would gain nothing.
+template <Format F>
+constexpr bool kReadsInPlace = traits(F).low_bits == 8 && kStoredBytes == 64;
+
 // A piece unpacked to bytes, quad after quad.
 template <Format F>
 struct StoredQuads {

@@ -14,6 +14,9 @@ namespace decodestep::DECODESTEP_BUILD {
 // The largest number of tokens that are multiplied by a panel at a time, and share its unpacking.
 constexpr size_t kTileTokens = kManyRegisters ? 128 : kStoresBytes ? 96 : 2;
 
+// Tokens whose sums of 32 outputs stay in registers.
+constexpr int kRegisterTokens = kManyRegisters ? 6 : 2;
+
 // The largest number of tokens that are multiplied by several panels at once, which reads memory in several streams.
 // With more tokens the products take the time, not the memory.
 constexpr size_t kStreamedTokens = kManyRegisters ? 30 : 16;

@@ -1,9 +1,11 @@
-// A few tokens times several panels at once, block by block: one stream of memory does not use all of a core's memory
-// bandwidth, even less so with products between the reads. The order of each output's sums is that of the other tiles.
+// A few tokens times one panel or several at once, block by block: one stream of memory does not use all of a core's
+// memory bandwidth, even less so with products between the reads. The order of each output's sums is that of the other
+// tiles.
 #pragma once
 
 #include "linear/byte_tile.h"
 #include "linear/panel_product.h"
+#include "linear/residuals.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -25,10 +27,13 @@ struct SpreadQuads {
     }
 };
 
+template <Format F>
+constexpr bool kSpreads = PanelPrefetcher<F>::kBytes > kSpreadBytes;
+
 // The quads of the piece at `block`; prefetches ahead of it.
 template <Format F>
 DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size_t block, const uint8_t* piece) {
-    if constexpr (PanelPrefetcher<F>::kBytes > kSpreadBytes) {
+    if constexpr (kSpreads<F>) {
         return SpreadQuads<F>{{piece}, prefetcher.ahead(block, kSpreadDistance)};
     } else {
         prefetcher.advance(block);
@@ -36,54 +41,98 @@ DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size
     }
 }
 
-// The float sums of G groups of T tokens with each panel.
-template <int T, size_t G>
-using StreamSums = FloatSums<T, 2>[G][kStreams];
+// The largest number of groups of T tokens, if tokens are in as few groups as possible, of about equal sizes.
+template <int T>
+constexpr size_t kTokenGroups = [] {
+    size_t most = 1;
+    for (size_t tokens = 1; kStreams > 1 && tokens <= kStreamedTokens; ++tokens) {
+        const size_t groups = ceil_div(tokens, kRegisterTokens);
+        if (ceil_div(tokens, groups) == T) most = std::max(most, groups);
+    }
+    return most;
+}();
 
-template <int T, size_t G>
-DECODESTEP_INLINE void clear(StreamSums<T, G>& sums, size_t groups) {
-    for (size_t g = 0; g < groups; ++g)
-        for (size_t s = 0; s < kStreams; ++s) clear<T, 2>(sums[g][s]);
+// Whether groups share quads that are unpacked to memory. For two groups that does not pay; with few registers the
+// compiler does it by itself.
+template <Format F, int T>
+constexpr bool kSharesQuads = kManyRegisters && kTokenGroups<T> > 2 && !kReadsInPlace<F>;
+
+// Unpacks the piece. Not inlined, because it does not depend on the number of tokens.
+template <Format F>
+[[gnu::noinline]] void store_streamed(const PanelPrefetcher<F>& prefetcher, size_t block, const uint8_t* piece,
+                                      uint8_t* to) {
+    prefetcher.advance(block);
+    StoredQuads<F>::store(PanelQuads<F>{piece}, to);
 }
 
-// Multiplies the tokens in groups of T <= tokens, at most G. The last group is moved back to be a whole one; the tokens
-// that it shares with the group before get the same sums twice. A single group is compiled on its own: for others to
-// come, GCC would store the quads that it unpacks.
-template <Format F, int T, size_t G>
-void stream_bytes(const PanelStreams& a) {
+// The compiler then knows nothing of the value: it would compute the addresses of all tokens' bytes before the loop
+// over the streams, and store them, where one register and constant distances do.
+DECODESTEP_INLINE void forget(size_t& value) { asm volatile("" : "+r"(value)); }
+
+// Multiplies the tokens, in groups of T <= tokens, by `streams` panels. The last group is moved back to be a whole one;
+// the tokens that it shares with the group before get the same sums twice. A single group is compiled on its own: for
+// others to come, GCC would store the quads that it unpacks.
+template <Format F, int T>
+void stream_bytes(const PanelStreams& a, size_t streams) {
     constexpr PanelLayout layout = panel_layout(F);
+    constexpr size_t G = kTokenGroups<T>;
     const Activations& x = a.x;
     const size_t groups = G == 1 ? 1 : ceil_div(a.tokens, T);
     const auto first_of = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return std::min(g * T, a.tokens - T); };
-    StreamSums<T, G> y, sums;
-    clear<T, G>(y, groups);
+    FloatSums<T, 2> y[G][kStreams], block_sums[G][kStreams];
+    Starts<F, T> starts[G];
+    alignas(64) uint8_t stored[kSharesQuads<F, T> ? StoredQuads<F>::kBytes : 1];
+    const auto each_sums = [&](auto&& body) DECODESTEP_INLINE_LAMBDA {
+        for (size_t g = 0; g < groups; ++g)
+            for (size_t s = 0; s < streams; ++s) body(g, s);
+    };
+    each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA { clear<T, 2>(y[g][s]); });
     size_t offset = 0;
     for (size_t b = 0; b < a.blocks; b += layout.pieces, offset += layout.block_bytes()) {
         const auto at = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return x.at(a.first + first_of(g), b); };
-        if constexpr (layout.pieces > 1) clear<T, G>(sums, groups);
+        for (size_t g = 0; g < groups; ++g) starts[g].compute_stretch({x.quantised, at(g), kStretch});
+        if constexpr (layout.pieces > 1)
+            each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA { clear<T, 2>(block_sums[g][s]); });
         for (size_t i = 0; i < layout.pieces; ++i)
-            for (size_t s = 0; s < kStreams; ++s) {
+            for (size_t s = 0; s < streams; ++s) {
                 const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
                 const uint8_t* piece = a.panels[s] + offset + i * layout.piece_bytes();
                 const auto add = [&](size_t g, const auto& quads) DECODESTEP_INLINE_LAMBDA {
+                    size_t first = at(g);
+                    forget(first);
+                    const TokenBlocks blocks{x.quantised, first, kStretch};
                     if constexpr (layout.pieces == 1 && traits(F).minima)
-                        add_minima<F, T, 2>(0, piece, x, at(g), y[g][s]);
-                    add_piece<F, T, 2>(quads, 0, piece, x.quantised, at(g) + i, kStretch,
-                                       layout.pieces > 1 ? sums[g][s] : y[g][s]);
+                        add_minima<F, T, 2>(0, piece, x, blocks.at, y[g][s]);
+                    add_piece<F, T, 2>(quads, 0, piece, starts[g].with(blocks).after(i),
+                                       layout.pieces > 1 ? block_sums[g][s] : y[g][s]);
                 };
-                add(0, streamed_quads<F>(prefetcher, b + i, piece));
-                for (size_t g = 1; g < groups; ++g) add(g, PanelQuads<F>{piece});
+                if (groups == 1) {
+                    add(0, streamed_quads<F>(prefetcher, b + i, piece));
+                } else if constexpr (kSharesQuads<F, T>) {
+                    store_streamed<F>(prefetcher, b + i, piece, stored);
+                    for (size_t g = 0; g < groups; ++g) add(g, StoredQuads<F>{stored});
+                } else {
+                    add(0, streamed_quads<F>(prefetcher, b + i, piece));
+                    for (size_t g = 1; g < groups; ++g) add(g, PanelQuads<F>{piece});
+                }
             }
         if constexpr (layout.pieces > 1)
-            for (size_t g = 0; g < groups; ++g)
-                for (size_t s = 0; s < kStreams; ++s)
-                    finish_block<F, T, 2>(0, a.panels[s] + offset, x, at(g), sums[g][s], y[g][s]);
+            each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA {
+                finish_block<F, T, 2>(0, a.panels[s] + offset, x, at(g), block_sums[g][s], y[g][s]);
+            });
     }
-    for (size_t s = 0; s < kStreams; ++s) {
-        const auto outputs = a.outputs + s * a.tokens;
-        for (size_t g = 0; g < groups; ++g) store_outputs<T, 2>(y[g][s], 0, outputs + first_of(g));
-        add_residuals<F>({F, a.blocks, a.panels[s], nullptr, x, a.first, a.tokens, outputs});
-    }
+    each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA {
+        store_outputs<T, 2>(y[g][s], 0, a.outputs + s * a.tokens + first_of(g));
+    });
+    for (size_t s = 0; s < streams; ++s)
+        add_residuals<F>({F, a.blocks, a.panels[s], nullptr, x, a.first, a.tokens, a.outputs + s * a.tokens});
+}
+
+// The same in as few groups as possible, of about equal sizes.
+template <Format F>
+void stream_bytes(const PanelStreams& a, size_t streams) {
+    const size_t groups = ceil_div(a.tokens, kRegisterTokens);
+    with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() { stream_bytes<F, T>(a, streams); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

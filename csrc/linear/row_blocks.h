@@ -80,6 +80,14 @@ DECODESTEP_INLINE void load_tail(const uint8_t* row, size_t i, size_t values, f3
     load_piece<F>(block, 0, a, b);
 }
 
+// The same of the first `values` values alone, which are all of them but at the end of a row.
+template <Format F>
+DECODESTEP_INLINE void load_values(const uint8_t* row, size_t i, size_t values, f32x16& a, f32x16& b) {
+    if constexpr (traits(F).is_dense())
+        if (values < kLoadValues) return load_tail<F>(row, i, values, a, b);
+    load_piece<F>(row, i, a, b);
+}
+
 // A row to float32.
 template <Format F>
 void widen(const uint8_t* w, size_t in, float* values) {
@@ -90,13 +98,14 @@ void widen(const uint8_t* w, size_t in, float* values) {
         store(values + k, a);
         store(values + k + 16, b);
     }
-    if (const size_t rest = in - k; rest > 0) {
-        load_tail<F>(w, k / kLoadValues, rest, a, b);
-        float block[kLoadValues];
-        store(block, a);
-        store(block + 16, b);
-        std::memcpy(values + k, block, rest * sizeof(float));
-    }
+    if constexpr (traits(F).is_dense())
+        if (const size_t rest = in - k; rest > 0) {
+            load_tail<F>(w, k / kLoadValues, rest, a, b);
+            float block[kLoadValues];
+            store(block, a);
+            store(block + 16, b);
+            std::memcpy(values + k, block, rest * sizeof(float));
+        }
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -4,6 +4,7 @@
 #include "linear/byte_tile.h"
 #include "linear/panel_prefetcher.h"
 #include "linear/panel_product.h"
+#include "linear/residuals.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -17,8 +18,29 @@ constexpr int kStoredTokens = [] {
     constexpr bool has_runs = !is_bytes(F) && run_quads<F>() < kQuads;
     if (kManyRegisters) return has_runs ? 4 : 6;
     if (kWideSums) return 6;
-    return is_bytes(F) ? 5 : run_quads<F>() == 2 ? 4 : 6;
+    return is_bytes(F) ? 5 : 6;
 }();
+
+// y += a block of the panel, whose pieces are stored at `stored`, times the tokens' blocks from block `at` on.
+template <Format F, int T, int V>
+DECODESTEP_INLINE void add_block(const uint8_t* stored, size_t first_v, const uint8_t* block, const Activations& x,
+                                 size_t at, FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const TokenBlocks blocks{x.quantised, at, kStretch};
+    if constexpr (layout.pieces == 1) {
+        if constexpr (traits(F).minima) add_minima<F, T, V>(first_v, block, x, at, y);
+        add_piece<F, T, V>(StoredQuads<F>{stored}, first_v, block, blocks, y);
+    } else {
+        Starts<F, T> starts;
+        starts.compute_stretch(blocks);
+        FloatSums<T, V> sums;
+        clear<T, V>(sums);
+        for (size_t i = 0; i < layout.pieces; ++i)
+            add_piece<F, T, V>(StoredQuads<F>{stored + i * StoredQuads<F>::kBytes}, first_v,
+                               block + i * layout.piece_bytes(), starts.with(blocks).after(i), sums);
+        finish_block<F, T, V>(first_v, block, x, at, sums, y);
+    }
+}
 
 // T tokens, from `first` on, times `pieces` pieces from block b on and the outputs from 16v on.
 template <Format F, int T>
@@ -28,15 +50,12 @@ void stored_tile(size_t b, size_t pieces, const uint8_t* block, const uint8_t* s
     const size_t at = x.at(first, b);
     FloatSums<T, kStoredVectors> y;
     load_outputs<T, kStoredVectors>(outputs, v, y);
-    for (size_t i = 0; i < pieces; i += layout.pieces, block += layout.block_bytes()) {
-        const auto quads = [&](size_t piece) DECODESTEP_INLINE_LAMBDA {
-            return StoredQuads<F>{stored + (i + piece) * StoredQuads<F>::kBytes};
-        };
-        add_block<F, T, kStoredVectors>(quads, v, block, x, at + i, y);
-    }
+    for (size_t i = 0; i < pieces; i += layout.pieces, block += layout.block_bytes())
+        add_block<F, T, kStoredVectors>(stored + i * StoredQuads<F>::kBytes, v, block, x, at + i, y);
     store_outputs<T, kStoredVectors>(y, v, outputs);
 }
 
+// More than kRegisterTokens tokens.
 template <Format F>
 void stored_tiles(const PanelTile& a) {
     constexpr PanelLayout layout = panel_layout(F);
@@ -53,7 +72,7 @@ void stored_tiles(const PanelTile& a) {
             StoredQuads<F>::store(PanelQuads<F>{piece}, stored + i * StoredQuads<F>::kBytes);
         }
         const uint8_t* ahead = a.next_panel ? prefetcher.ahead(b + pieces, 0) : nullptr;
-        each_constant_piece<kStoredTokens<F>>(a.tokens, [&]<int T>(size_t t) {
+        each_constant_piece<kStoredTokens<F>, kRegisterTokens + 1>(a.tokens, [&]<int T>(size_t t) {
             if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t, T, a.tokens);
             for (size_t v = 0; v < kPanelOutputs / kLanes; v += kStoredVectors)
                 stored_tile<F, T>(b, pieces, block, stored, v, a.x, a.first + t, a.outputs + t);

@@ -1,5 +1,6 @@
 #include "mixture_of_experts/mixture_of_experts.h"
 
+#include "core/parallel.h"
 #include "mixture_of_experts/mixture_products.h"
 
 namespace decodestep::DECODESTEP_BUILD {

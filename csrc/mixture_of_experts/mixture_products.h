@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "elementwise/silu.h"
 #include "linear/forms.h"
 #include "linear/panel_product.h"
@@ -118,8 +118,10 @@ inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows,
     ExpertPanels(w, rows).each_part(share, [&](const ExpertRun& run, Range panels, size_t next) {
         Activations own = x;
         size_t row = rows.token(run.first);
-        if (!rows.adjacent(run)) {
-            own = forms.in_space(thread_scratch(forms.floats(run.count, x.in)), run.count, x.in);
+        const bool copies = !rows.adjacent(run);
+        const ThreadScratch scratch(copies ? forms.floats(run.count, x.in) : 0);
+        if (copies) {
+            own = forms.in_space(scratch.data(), run.count, x.in);
             for (size_t i = 0; i < run.count; ++i) copy_row(x, rows.token(run.first + i), own, i);
             row = 0;
         }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "linear/linear_panels_tasks.h"
 #include "linear/linear_tasks.h"
 #include "mla_prolog/column_product.h"
@@ -130,17 +130,17 @@ class ProjectionTasks {
         const ColumnWeight& w = w_->columns;
         const size_t spans = columns_->spans(w), block = task / spans, begin = columns_->blocks.begin(block),
                      count = columns_->blocks.size(block), first = task % spans * columns_->span;
-        multiply_columns(
-            {.x = x_,
-             .begin = begin,
-             .count = count,
-             .w = w,
-             .first = first,
-             .last = std::min(w.out, first + columns_->span),
-             .scratch = reinterpret_cast<uint8_t*>(thread_scratch(scratch_bytes(w, count) / sizeof(float)))},
-            [&](size_t t, size_t n, const float* sums, size_t outputs) {
-                std::memcpy(sums_.data + (begin + t) * sums_.stride + n, sums, outputs * sizeof(float));
-            });
+        const ThreadScratch scratch(scratch_bytes(w, count) / sizeof(float));
+        multiply_columns({.x = x_,
+                          .begin = begin,
+                          .count = count,
+                          .w = w,
+                          .first = first,
+                          .last = std::min(w.out, first + columns_->span),
+                          .scratch = reinterpret_cast<uint8_t*>(scratch.data())},
+                         [&](size_t t, size_t n, const float* sums, size_t outputs) {
+                             std::memcpy(sums_.data + (begin + t) * sums_.stride + n, sums, outputs * sizeof(float));
+                         });
     }
 
     const Projection* w_ = nullptr;

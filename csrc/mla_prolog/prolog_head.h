@@ -6,7 +6,7 @@
 #include <bit>
 #include <type_traits>
 
-#include "core/parallel.h"
+#include "core/thread_scratch.h"
 #include "elementwise/rope.h"
 #include "mla_prolog/arena.h"
 #include "mla_prolog/mla_prolog.h"
@@ -70,12 +70,14 @@ class HeadTask {
           task_(task),
           head_(task / queries.blocks.count),
           begin_(queries.blocks.begin(task % queries.blocks.count)),
-          tokens_(queries.blocks.size(task % queries.blocks.count)) {
-        place_arrays([](size_t bytes) { return thread_scratch(ceil_div(bytes, sizeof(float))); },
-                     [&](Arena& arena) { place(arena); });
-    }
+          tokens_(queries.blocks.size(task % queries.blocks.count)) {}
 
     void run() {
+        Arena counted;
+        place(counted);
+        const ThreadScratch memory(ceil_div(counted.bytes(), sizeof(float)));
+        Arena arena(memory.data());
+        place(arena);
         const ColumnWeight w_uk = head_of_w_uk();
         PrefetchQueue queue(w_uk, 0, a_.latent);
         for (size_t t = 0; t < tokens_; ++t) prefetch_for_write(rope_of(t), a_.rope * sizeof(T));

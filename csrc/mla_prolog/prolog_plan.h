@@ -197,7 +197,8 @@ class PrologPlan {
     }
 
     void norm_token(size_t t) const {
-        Arena arena(thread_scratch(2 * a_.width + a_.latent + 2 * a_.rope + 5 * kCacheLine));
+        const ThreadScratch scratch(2 * a_.width + a_.latent + 2 * a_.rope + 5 * kCacheLine);
+        Arena arena(scratch.data());
         norm_query(t, arena.take<float>(a_.width), arena.take<float>(a_.width));
         if (caches_ && a_.slots[t] >= 0) norm_latent(t, arena.take<float>(a_.latent + a_.rope), arena.take<T>(a_.rope));
     }

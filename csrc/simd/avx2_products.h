@@ -77,13 +77,22 @@ DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
 }
 
 #define DECODESTEP_HAS_ADD_PAIR_PRODUCTS
-// sums + multiply_pairs(a, b). One piece of assembly: GCC would make the products of many steps before it adds them,
-// and run out of registers.
+// sums + multiply_pairs(a, b).
+#ifdef __AVXVNNI__
+// The sums stay in their registers, between which GCC would copy them.
+DECODESTEP_INLINE __m256i add_pair_products(__m256i sums, __m256i a, __m256i b) {
+    sums = _mm256_dpwssd_avx_epi32(sums, a, b);
+    asm("" : "+x"(sums));
+    return sums;
+}
+#else
+// One piece of assembly: GCC would make the products of many steps before it adds them, and run out of registers.
 DECODESTEP_INLINE __m256i add_pair_products(__m256i sums, __m256i a, __m256i b) {
     __m256i products;
     asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(a), "x"(b));
     return sums;
 }
+#endif
 DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
     return {add_pair_products(sums.low, a.low, b.low), add_pair_products(sums.high, a.high, b.high)};
 }
@@ -129,9 +138,9 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) {
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
 constexpr bool kWideSums = false;
-DECODESTEP_INLINE ByteSums starting_at(int32_t words, int16_t factor) {
-    const __m256i sums = _mm256_mullo_epi16(_mm256_set1_epi32(words), _mm256_set1_epi16(factor));
-    return {sums, sums};
+DECODESTEP_INLINE ByteSums times(ByteSums sums, int16_t factor) {
+    const __m256i factors = _mm256_set1_epi16(factor);
+    return {_mm256_mullo_epi16(sums.low, factors), _mm256_mullo_epi16(sums.high, factors)};
 }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) {
     return {_mm256_maddubs_epi16(w.low, x.v), _mm256_maddubs_epi16(w.high, x.v)};

@@ -58,6 +58,14 @@ constexpr bool kUnsignedWeights = true;  // see fallbacks.h
 DECODESTEP_INLINE i32x16 dot_quads(i32x16 sums, i32x16 a, i32x16 b) { return {_mm512_dpbusd_epi32(sums.v, a.v, b.v)}; }
 DECODESTEP_INLINE i32x16 dot_nibbles(i32x16 sums, u8x64 w, i8x4 x) { return dot_quads(sums, {w.v}, {x.v}); }
 
+#define DECODESTEP_HAS_ADD_PAIR_PRODUCTS
+// sums + multiply_pairs(a, b). The sums stay in their registers, between which GCC would copy them.
+DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
+    sums.v = _mm512_dpwssd_epi32(sums.v, a.v, b.v);
+    asm("" : "+v"(sums.v));
+    return sums;
+}
+
 #else
 
 #define DECODESTEP_HAS_DOT_BYTES
@@ -79,8 +87,8 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) {
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
 constexpr bool kWideSums = false;
-DECODESTEP_INLINE ByteSums starting_at(int32_t words, int16_t factor) {
-    return {_mm512_mullo_epi16(_mm512_set1_epi32(words), _mm512_set1_epi16(factor))};
+DECODESTEP_INLINE ByteSums times(ByteSums sums, int16_t factor) {
+    return {_mm512_mullo_epi16(sums.v, _mm512_set1_epi16(factor))};
 }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return {_mm512_maddubs_epi16(w.v, x.v)}; }
 DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) {

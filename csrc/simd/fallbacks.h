@@ -113,10 +113,10 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) { return dot_ni
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 1 << 16;
 constexpr bool kWideSums = true;
-// Sums that begin at `factor` times that of two int16, which lie side by side where the sums are two.
-DECODESTEP_INLINE ByteSums starting_at(int32_t words, int16_t factor) {
+// Sums of pairs of int16 times a factor. Where ByteSums are two int16 a lane, the sums of a pair are its own two.
+DECODESTEP_INLINE ByteSums times(i32x16 pairs, int16_t factor) {
     const auto factors = static_cast<int32_t>(static_cast<uint16_t>(factor) * 0x00010001u);
-    return multiply_pairs(broadcast_int(words), broadcast_int(factors));
+    return multiply_pairs(pairs, broadcast_int(factors));
 }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return dot_nibbles(broadcast_int(0), w, x); }
 DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) { sums = dot_nibbles(sums, w, x); }

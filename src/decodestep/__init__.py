@@ -1,12 +1,14 @@
 """Everything between a hidden state and the next token of a large language model.
 
-Names are loaded when they are first used: `import decodestep` is fast and needs no optional package.
+Names are loaded when they are first used: `import decodestep` is fast and needs no optional package. The operators of
+`decodestep.ops` can be used by their own names too: `decodestep.linear` is `decodestep.ops.linear`.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the tables below
+if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with the tables below
+    from decodestep import errors as errors
     from decodestep import generation as generation
     from decodestep import integrations as integrations
     from decodestep import models as models
@@ -18,32 +20,29 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep import weights as weights
     from decodestep._base.profiling import profile as profile
     from decodestep._base.threads import use_threads as use_threads
+    from decodestep.chat.template import Message as Message
+    from decodestep.errors import CacheFullError as CacheFullError
+    from decodestep.errors import ConstraintError as ConstraintError
+    from decodestep.errors import DecodestepError as DecodestepError
+    from decodestep.errors import EngineClosedError as EngineClosedError
+    from decodestep.errors import MissingExtraError as MissingExtraError
+    from decodestep.errors import ModelError as ModelError
+    from decodestep.errors import QueueFullError as QueueFullError
+    from decodestep.errors import RequestError as RequestError
+    from decodestep.errors import TemplateProcessError as TemplateProcessError
+    from decodestep.errors import UnknownFieldError as UnknownFieldError
     from decodestep.generation.beam_search import beam_search as beam_search
     from decodestep.generation.completion import Completion as Completion
+    from decodestep.generation.engine import Engine as Engine
     from decodestep.generation.generate import generate as generate
     from decodestep.generation.stream import astream as astream
     from decodestep.generation.stream import stream as stream
-    from decodestep.models.errors import ModelError as ModelError
     from decodestep.models.load import load as load
     from decodestep.models.model import Model as Model
+    from decodestep.ops import *  # noqa: F403
     from decodestep.ops.decode_step import TokenLogprobs as TokenLogprobs
     from decodestep.ops.decode_step import decode_step as decode_step
     from decodestep.ops.decode_step import steps as steps
-    from decodestep.ops.decoder_forward import decoder_forward as decoder_forward
-    from decodestep.ops.expert_router import expert_router as expert_router
-    from decodestep.ops.linear import linear as linear
-    from decodestep.ops.mixture_of_experts import mixture_of_experts as mixture_of_experts
-    from decodestep.ops.mla_attention import mla_attention as mla_attention
-    from decodestep.ops.mla_prolog import MlaPrologTilingKey as MlaPrologTilingKey
-    from decodestep.ops.mla_prolog import mla_prolog as mla_prolog
-    from decodestep.ops.mla_prolog import mla_prolog_v2 as mla_prolog_v2
-    from decodestep.ops.mla_prolog import mla_prolog_v3 as mla_prolog_v3
-    from decodestep.ops.rms_norm import rms_norm as rms_norm
-    from decodestep.ops.swiglu import swiglu as swiglu
-    from decodestep.ops.tensor_scatter import tensor_scatter as tensor_scatter
-    from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p as apply_top_k_top_p
-    from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample as top_k_top_p_sample
-    from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample_v2 as top_k_top_p_sample_v2
     from decodestep.sampling.params import SamplingParams as SamplingParams
     from decodestep.sampling.sampler import Sampler as Sampler
     from decodestep.sampling.sampler import StepResult as StepResult
@@ -51,17 +50,68 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
 
 __version__ = "0.1.0"
 
-# Each name and the module that defines it. The operators of `decodestep.ops` can be used by their own names too:
-# `decodestep.linear` is `decodestep.ops.linear`.
+__all__ = [
+    "CacheFullError",
+    "Completion",
+    "ConstraintError",
+    "DecodestepError",
+    "Engine",
+    "EngineClosedError",
+    "Message",
+    "MissingExtraError",
+    "Model",
+    "ModelError",
+    "QueueFullError",
+    "RequestError",
+    "Sampler",
+    "SamplingParams",
+    "StepResult",
+    "TemplateProcessError",
+    "TokenLogprobs",
+    "Trace",
+    "UnknownFieldError",
+    "astream",
+    "beam_search",
+    "decode_step",
+    "errors",
+    "generate",
+    "generation",
+    "integrations",
+    "load",
+    "models",
+    "ops",
+    "processors",
+    "profile",
+    "random",
+    "sampling",
+    "steps",
+    "stopping",
+    "stream",
+    "use_threads",
+    "weights",
+]
+
+# Each name and the module that defines it.
 _HOMES = {
+    "CacheFullError": "errors",
     "Completion": "generation.completion",
+    "ConstraintError": "errors",
+    "DecodestepError": "errors",
+    "Engine": "generation.engine",
+    "EngineClosedError": "errors",
+    "Message": "chat.template",
+    "MissingExtraError": "errors",
     "Model": "models.model",
-    "ModelError": "models.errors",
+    "ModelError": "errors",
+    "QueueFullError": "errors",
+    "RequestError": "errors",
     "Sampler": "sampling.sampler",
     "SamplingParams": "sampling.params",
     "StepResult": "sampling.sampler",
+    "TemplateProcessError": "errors",
     "TokenLogprobs": "ops.decode_step",
     "Trace": "sampling.trace",
+    "UnknownFieldError": "errors",
     "astream": "generation.stream",
     "beam_search": "generation.beam_search",
     "decode_step": "ops.decode_step",
@@ -72,23 +122,22 @@ _HOMES = {
     "stream": "generation.stream",
     "use_threads": "_base.threads",
 }
-_MODULES = ("generation", "integrations", "models", "ops", "processors", "random", "sampling", "stopping", "weights")
+_MODULES = ("errors", "generation", "integrations", "models", "ops", "processors", "random", "sampling", "stopping", "weights")
 
-__all__ = sorted((*_HOMES, *_MODULES))
+if not TYPE_CHECKING:  # which would take any name for one of the package
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"decodestep.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(f"decodestep.{_HOMES[name]}"), name)
-    elif not name.startswith("_") and name in (ops := import_module("decodestep.ops")).__all__:
-        value = getattr(ops, name)
-    else:
-        raise AttributeError(f"module 'decodestep' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name in _MODULES:
+            return import_module(f"decodestep.{name}")
+        if name in _HOMES:
+            value = getattr(import_module(f"decodestep.{_HOMES[name]}"), name)
+        elif not name.startswith("_") and name in (ops := import_module("decodestep.ops")).__all__:
+            value = getattr(ops, name)
+        else:
+            raise AttributeError(f"module 'decodestep' has no attribute {name!r}")
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *import_module("decodestep.ops").__all__})

@@ -161,7 +161,7 @@ def decoder_forward(
 # Sampling.
 
 class History:
-    """The tokens of a row, and indexes over them that grow with each token; `tokens` starts with the prompt."""
+    """The tokens of a row, and indexes over them that grow and shrink with each token; `tokens` starts with the prompt."""
 
     def __init__(self, prompt_ids: list[int]) -> None: ...
     def __len__(self) -> int: ...
@@ -173,6 +173,7 @@ class History:
     def highest(self) -> int: ...  # the highest id, -1 if there is no token
 
 def append_token(history: History, token: int) -> None: ...
+def truncate_history(history: History, length: int) -> None: ...  # keeps the first tokens, the prompt at least
 def token_ids(history: History) -> NDArray[np.int64]: ...
 def tally(history: History, skipped: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The distinct tokens after the first `skipped`, and their counts."""
@@ -219,19 +220,22 @@ class Row:
 def decode_step(
     logits: np.ndarray,
     steps: Sequence[Any],
-    greedy: Any,
-    seed: Any,
-    position: Any,
-    top_logprobs: Any,
+    greedy: object,
+    seed: object,
+    position: object,
+    top_logprobs: object,
     need_processed: bool,
     threads: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32] | None, Sequence[Any] | None]:
     """Tokens, processed scores, log-probabilities per row. greedy to top_logprobs: a value for all rows, or a list."""
 
 def step_rows(
-    logits: np.ndarray, rows: list[Row], threads: int
+    logits: np.ndarray, rows: list[Row], threads: int, places: list[int] | None = None
 ) -> tuple[NDArray[np.int64], bytes | None, Sequence[Any] | None]:
-    """Tokens, end codes if a row has ended, log-probabilities per row."""
+    """Tokens, end codes if a row has ended, log-probabilities per row.
+
+    places: which row of the logits each row reads; None: its own.
+    """
 
 def accept_tokens(rows: list[Row], tokens: list[int], vocab: int) -> bytes | None:
     """Takes tokens that were drawn elsewhere; returns end codes if a row has ended."""

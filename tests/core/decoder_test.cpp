@@ -1,5 +1,5 @@
 // Runs the calls of decoder_forward in the files of the command line on one, two and three threads, and compares logits
-// and cache with those in the file, bit by bit but for the payload of NaN. tests/test_arm.py writes the files.
+// and cache with those in the file, bit by bit but for the payload of NaN. tests/core/test_arm.py writes the files.
 #include "core/isa.h"
 #include "decoder/decoder_forward.h"
 #include "recorded_call.h"
@@ -10,7 +10,7 @@ using namespace decodestep;
 
 size_t differences_of(const char* path) {
     Reader file(path);
-    const auto sizes = file.array<uint64_t>();  // see tests/test_arm.py
+    const auto sizes = file.array<uint64_t>();  // see tests/core/test_arm.py
     const auto numbers = file.array<float>();
     Decoder d{};
     d.hidden = sizes[0], d.heads = sizes[1], d.kv_heads = sizes[2], d.head_values = d.head_dim = sizes[3];

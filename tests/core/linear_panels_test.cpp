@@ -10,7 +10,7 @@ using namespace decodestep;
 
 size_t differences_of(const char* path) {
     Reader file(path);
-    const auto sizes = file.array<uint64_t>();  // see tests/test_arm.py
+    const auto sizes = file.array<uint64_t>();  // see tests/core/test_arm.py
     const size_t in = sizes[0], out = sizes[1], tokens = sizes[3];
     const LinearPanelWeight w{file.kept<uint8_t>(), in, out, static_cast<Format>(sizes[2])};
     const auto x = file.array<float>();

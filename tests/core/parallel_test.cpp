@@ -23,7 +23,8 @@
 #include <vector>
 
 #include "core/float_environment.h"
-#include "core/patience.h"
+#include "core/idle_policy.h"
+#include "core/thread_scratch.h"
 
 namespace {
 
@@ -272,36 +273,36 @@ struct FakeTime {
     static inline std::chrono::nanoseconds time{0}, given_way{500};
 };
 
-using FakePatience = decodestep::PatienceBy<FakeTime>;
+using FakeIdlePolicy = decodestep::IdlePolicyBy<FakeTime>;
 
 // How long a worker stays awake for a job that comes after `gap`.
-std::chrono::nanoseconds awake(FakePatience& patience, std::chrono::microseconds gap) {
+std::chrono::nanoseconds awake(FakeIdlePolicy& idle, std::chrono::microseconds gap) {
     const auto start = FakeTime::time;
-    while (FakeTime::time - start < gap && patience.lasts()) {
+    while (FakeTime::time - start < gap && idle.stays_awake()) {
     }
     const auto stayed = FakeTime::time - start;
     FakeTime::time = std::max(FakeTime::time, start + gap);
-    patience.rewarded();
+    idle.got_job();
     return stayed;
 }
 
 void workers_wait_awake_where_that_pays() {
     using namespace std::chrono_literals;
-    FakePatience patience;
-    CHECK(awake(patience, 200us) == 0us);  // nothing is known yet
-    for (int i = 0; i < 8; ++i) CHECK(awake(patience, 200us) >= 200us);
-    const auto in_vain = awake(patience, 100000us);
-    CHECK(in_vain >= FakePatience::kMost && in_vain < 2 * FakePatience::kMost);
-    CHECK(awake(patience, 200us) >= 200us);  // one late job among many
-    for (int i = 0; i < 8; ++i) awake(patience, 100000us);
-    CHECK(awake(patience, 100000us) == 0us);
-    CHECK(awake(patience, 200us) == 0us);
-    for (int i = 0; i < 20; ++i) awake(patience, 200us);
-    CHECK(awake(patience, 200us) >= 200us);
+    FakeIdlePolicy idle;
+    CHECK(awake(idle, 200us) == 0us);  // nothing is known yet
+    for (int i = 0; i < 8; ++i) CHECK(awake(idle, 200us) >= 200us);
+    const auto in_vain = awake(idle, 100000us);
+    CHECK(in_vain >= FakeIdlePolicy::kMost && in_vain < 2 * FakeIdlePolicy::kMost);
+    CHECK(awake(idle, 200us) >= 200us);  // one late job among many
+    for (int i = 0; i < 8; ++i) awake(idle, 100000us);
+    CHECK(awake(idle, 100000us) == 0us);
+    CHECK(awake(idle, 200us) == 0us);
+    for (int i = 0; i < 20; ++i) awake(idle, 200us);
+    CHECK(awake(idle, 200us) >= 200us);
     // Somebody else wants the core.
     FakeTime::given_way = 3ms;
-    for (int i = 0; i < 8; ++i) CHECK(awake(patience, 200us) <= 3ms);
-    CHECK(awake(patience, 200us) == 0us);
+    for (int i = 0; i < 8; ++i) CHECK(awake(idle, 200us) <= 3ms);
+    CHECK(awake(idle, 200us) == 0us);
     FakeTime::given_way = 500ns;
 }
 
@@ -323,6 +324,26 @@ void idle_workers_sleep() {
     CHECK(used() - before < 10ms);
 }
 
+// A lease has its own memory, from a cache line on, which its thread keeps for the next one.
+void scratch_is_leased() {
+    float* kept = nullptr;
+    for (const size_t floats : {0, 1, 17, 5000, 16, 5000}) {
+        const decodestep::ThreadScratch scratch(floats);
+        CHECK(scratch.data() && reinterpret_cast<uintptr_t>(scratch.data()) % decodestep::kCacheLine == 0);
+        std::fill_n(scratch.data(), floats, 1.0f);
+        if (kept) CHECK(scratch.data() == kept);
+        if (floats == 5000) kept = scratch.data();
+    }
+    std::atomic<size_t> wrong{0};
+    parallel_for(200, 4, [&](size_t task) {
+        const decodestep::ThreadScratch scratch(task % 3 ? 100 : 300000);
+        std::fill_n(scratch.data(), 100, static_cast<float>(task));
+        pause_a_moment();
+        wrong += static_cast<size_t>(std::count(scratch.data(), scratch.data() + 100, static_cast<float>(task))) != 100;
+    });
+    CHECK(wrong == 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -340,6 +361,7 @@ int main(int argc, char** argv) {
     many_callers();
     workers_wait_awake_where_that_pays();
     idle_workers_sleep();
+    scratch_is_leased();
 #ifdef __linux__
     who_waits_sleeps();
 #endif

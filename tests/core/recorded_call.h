@@ -1,4 +1,4 @@
-// Calls of a kernel with their results in files, which tests/test_arm.py writes, to be run on another processor.
+// Calls of a kernel with their results in files, which tests/core/test_arm.py writes, to be run on another processor.
 #pragma once
 
 #include <cstdio>

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from mla_prolog_cases import BF16, MODES, SCENARIOS, for_version, legal, make
-from mla_prolog_oracle import oracle
+from support.mla_prolog_cases import BF16, MODES, SCENARIOS, for_version, legal, make
+from support.mla_prolog_oracle import oracle
 
 SMALL = dict(He=6, Hcq=6, N=2, D=2, block=2, blocks=4, tiles=1)
 TYPES = {

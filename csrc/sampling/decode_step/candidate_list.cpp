@@ -34,8 +34,7 @@ double CandidateList::total(const double* values) const {
     return folded(parts);
 }
 
-// weights = exp(score - largest); where the largest is +inf, 1 for its equals and 0 for others.
-void CandidateList::find_weights() {
+CandidateList::Weights CandidateList::find_weights() {
     const float largest = max_score();
     double* const weights = work.weights.get();
     if (std::isinf(largest)) {
@@ -44,31 +43,28 @@ void CandidateList::find_weights() {
         const double offset = largest;
         for (size_t i = 0; i < n; ++i) weights[i] = natural_exp(static_cast<double>(scores[i]) - offset);
     }
+    return {weights};
 }
 
-// The weights, and their sum over the row.
-double CandidateList::weigh() {
-    find_weights();
-    return whole_row.mass ? *whole_row.mass : total(work.weights.get());
-}
+double CandidateList::mass_of(Weights weights) const { return whole_row.mass ? *whole_row.mass : total(weights.of); }
 
-// logs = log softmax of the scores.
-void CandidateList::find_log_probabilities() {
-    const double mass = natural_log(weigh());
+CandidateList::LogProbabilities CandidateList::find_log_probabilities() {
+    const double mass = natural_log(mass_of(find_weights()));
     const float largest = max_score();
     for (size_t i = 0; i < n; ++i)
         work.logs[i] = std::isinf(largest) ? (scores[i] == largest ? -mass : -std::numeric_limits<double>::infinity())
                                            : (static_cast<double>(scores[i]) - static_cast<double>(largest)) - mass;
+    return {work.logs.get()};
 }
 
-// The entropy, from the log-probabilities in `logs`. Leaves the probabilities in `weights`, and p log p in `terms`.
-double CandidateList::find_entropy() {
+// The weights are overwritten.
+CandidateList::Entropy CandidateList::find_entropy(LogProbabilities logs) {
+    double *const shares = work.weights.get(), *const terms = work.terms.get();
     for (size_t i = 0; i < n; ++i) {
-        const double share = natural_exp(work.logs[i]);
-        work.weights[i] = share;
-        work.terms[i] = share * (share > 0 ? work.logs[i] : 0.0);
+        shares[i] = natural_exp(logs.of[i]);
+        terms[i] = shares[i] * (shares[i] > 0 ? logs.of[i] : 0.0);
     }
-    return whole_row.entropy ? *whole_row.entropy : -total(work.terms.get());
+    return {whole_row.entropy ? *whole_row.entropy : -total(terms), shares, terms};
 }
 
 // The k-th largest score, k <= n.
@@ -85,20 +81,19 @@ void CandidateList::report(RowLogprobs& out, size_t wanted, int64_t token) {
     out.chosen = -std::numeric_limits<double>::infinity();
     out.count = 0;
     if (n == 0) return;
-    find_log_probabilities();
+    const LogProbabilities logs = find_log_probabilities();
     const size_t index = index_of(ids, n, token);
-    if (index < n) out.chosen = work.logs[index];
-    report_most_likely(out, wanted);
+    if (index < n) out.chosen = logs.of[index];
+    report_most_likely(out, wanted, logs);
 }
 
-// The most likely tokens by the log-probabilities in `logs`.
-void CandidateList::report_most_likely(RowLogprobs& out, size_t wanted) {
+void CandidateList::report_most_likely(RowLogprobs& out, size_t wanted, LogProbabilities logs) {
     out.count = 0;
     if (wanted == 0 || n == 0) return;
-    set_sort_keys([&](size_t i) { return -work.logs[i]; });
+    set_sort_keys([&](size_t i) { return -logs.of[i]; });
     visit_by_key([&](uint32_t index) {
         out.ids[out.count] = ids[index];
-        out.values[out.count] = work.logs[index];
+        out.values[out.count] = logs.of[index];
         return ++out.count < wanted;
     });
 }

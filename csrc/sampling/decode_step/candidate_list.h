@@ -46,14 +46,26 @@ struct CandidateList {
     void mark_highest(size_t count);
     void keep_marked();
 
+    // Of each candidate: exp(score - largest); where the largest is +inf, 1 for its equals and 0 for others.
+    struct Weights {
+        const double* of;
+    };
+    struct LogProbabilities {
+        const double* of;
+    };
+    struct Entropy {
+        double value;
+        const double *shares, *terms;  // of each candidate: its probability p, and p log p
+    };
+
     double total(const double* values) const;
-    void find_weights();
-    double weigh();
-    void find_log_probabilities();
-    double find_entropy();
+    Weights find_weights();
+    double mass_of(Weights weights) const;  // of the row
+    LogProbabilities find_log_probabilities();
+    Entropy find_entropy(LogProbabilities logs);
 
     void report(RowLogprobs& out, size_t wanted, int64_t token);
-    void report_most_likely(RowLogprobs& out, size_t wanted);
+    void report_most_likely(RowLogprobs& out, size_t wanted, LogProbabilities logs);
 };
 
 // The index of an id among ascending ids, or `n`.

@@ -137,8 +137,7 @@ class Sampler {
             const Step& filter = route_.filters.front();
             guess_ = list_from_guess(row_, std::max(filter.k, filter.min_keep));
         }
-        if (route_.listing == Listing::swept || (route_.listing == Listing::guessed && !guess_))
-            row_.find_group_maxima();
+        if (route_.listing == Listing::swept || (route_.listing == Listing::guessed && !guess_)) row_.group_maxima();
     }
 
     // patched -> drawn; nothing where that takes a list.

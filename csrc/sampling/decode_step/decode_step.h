@@ -67,7 +67,7 @@ struct RowRequest {
 };
 
 struct DecodeStep {
-    const void* logits;  // [batch, vocab]
+    const void* logits;  // [batch, vocab], or more rows with `places`
     LogitType dtype;
     ptrdiff_t row_bytes;  // from one row to the next
     size_t batch, vocab;  // 1 <= vocab < 2^31 - 1024
@@ -75,6 +75,7 @@ struct DecodeStep {
     int64_t* tokens;   // [batch]; -1 for a row whose steps leave no token
     float* processed;  // [batch, vocab] or null: the scores that the steps leave
     int threads;
+    const size_t* places = nullptr;  // [batch] or null: which row of the logits each row reads; null: its own
 };
 
 // NaN counts as -inf. A row's results depend on that row alone, and have the same bits for every number of threads.

@@ -14,6 +14,14 @@ uint64_t mixed(uint64_t x) {
 
 constexpr uint64_t kHashBase = 0x9E3779B97F4A7C15u;
 
+// By which a product with an odd number is divided again, modulo 2^64: each round doubles the bits that are right.
+constexpr uint64_t inverse_of(uint64_t odd) {
+    uint64_t inverse = odd;
+    for (int round = 0; round < 5; ++round) inverse *= 2 - odd * inverse;
+    return inverse;
+}
+static_assert(kHashBase * inverse_of(kHashBase) == 1);
+
 uint32_t hash_of(std::span<const int64_t> tokens) {
     uint64_t hash = 0;
     for (const int64_t token : tokens) hash = mixed(hash + kHashBase + static_cast<uint64_t>(token));
@@ -41,6 +49,18 @@ void IndexTable::make_room() {
         if (slot.index_plus_1) put(slot);
 }
 
+void IndexTable::remove_last(uint32_t hash) noexcept {
+    size_t hole = hash & mask();
+    while (slots_[hole].index_plus_1 != count_) hole = (hole + 1) & mask();
+    // Those after it move up, as far as the place where a search for them begins.
+    for (size_t at = (hole + 1) & mask(); slots_[at].index_plus_1; at = (at + 1) & mask()) {
+        const size_t from_home = (at - slots_[at].hash) & mask(), from_hole = (at - hole) & mask();
+        if (from_home >= from_hole) slots_[std::exchange(hole, at)] = slots_[at];
+    }
+    slots_[hole] = {};
+    --count_;
+}
+
 size_t Tally::index_of(int64_t token) const {
     return index_.find(hash_of({&token, 1}), [&](size_t index) { return ids_[index] == token; });
 }
@@ -63,6 +83,16 @@ void Tally::follow(std::span<const int64_t> tokens) {
     for (; taken_ < tokens.size(); ++taken_) add(tokens[taken_]);
 }
 
+void Tally::truncate(std::span<const int64_t> tokens, size_t length) noexcept {
+    for (; taken_ > std::max(length, skipped); --taken_) {
+        const int64_t token = tokens[taken_ - 1];
+        if (--counts_[index_of(token)] > 0) continue;
+        index_.remove_last(hash_of({&token, 1}));  // the last token to occur first
+        ids_.pop_back();
+        counts_.pop_back();
+    }
+}
+
 Followers::Followers(size_t n) : n(n) {
     uint64_t square = kHashBase;
     for (size_t left = n - 1; left > 0; left /= 2, square *= square)
@@ -70,7 +100,7 @@ Followers::Followers(size_t n) : n(n) {
 }
 
 void Followers::add(std::span<const int64_t> tokens) {
-    if (here_ != IndexTable::kNone) add_follower(tokens.back());
+    if (here_ != IndexTable::kNone) add_follower(tokens.back(), tokens.size() - 1);
     ids_is_current_ = false;
     make_room_in(context_at_);
     const size_t length = n - 1;  // of a context
@@ -107,7 +137,7 @@ void Followers::follow(std::span<const int64_t> tokens) {
     for (; taken_ < tokens.size(); ++taken_) add(tokens.first(taken_ + 1));
 }
 
-void Followers::add_follower(int64_t token) {
+void Followers::add_follower(int64_t token, size_t at) {
     const int64_t pair[] = {static_cast<int64_t>(here_), token};
     const uint32_t hash = hash_of(pair);
     const auto same = [&](size_t index) {
@@ -118,10 +148,43 @@ void Followers::add_follower(int64_t token) {
     make_room_in(followers_);
     Context& context = contexts_[here_];
     const auto added = static_cast<uint32_t>(followers_.size());
-    (context.first == kEnd ? context.first : followers_[context.last].next) = added;
+    const uint32_t before = context.first == kEnd ? kEnd : context.last;
+    (before == kEnd ? context.first : followers_[before].next) = added;
     context.last = added;
     index_of_followers_.add(hash);
-    followers_.push_back({token, here_, kEnd});
+    followers_.push_back({token, static_cast<uint32_t>(here_), before, kEnd, static_cast<uint32_t>(at)});
+}
+
+void Followers::remove_last_follower() noexcept {
+    const Follower& last = followers_.back();
+    Context& context = contexts_[last.context];
+    context.last = last.before;
+    (last.before == kEnd ? context.first : followers_[last.before].next) = kEnd;
+    const int64_t pair[] = {static_cast<int64_t>(last.context), last.token};
+    index_of_followers_.remove_last(hash_of(pair));
+    followers_.pop_back();
+}
+
+// The last of `tokens`, all of which have been added.
+void Followers::remove_last_token(std::span<const int64_t> tokens) noexcept {
+    const size_t length = n - 1;
+    if (!contexts_.empty() && contexts_.back().end == tokens.size()) {  // it ended a context for the first time
+        index_of_contexts_.remove_last(static_cast<uint32_t>(mixed(sum_)));
+        contexts_.pop_back();
+    }
+    sum_ -= mixed(static_cast<uint64_t>(tokens.back()));
+    if (tokens.size() > length)
+        sum_ += base_to_length_ * mixed(static_cast<uint64_t>(tokens[tokens.size() - 1 - length]));
+    sum_ *= inverse_of(kHashBase);
+    context_at_.pop_back();
+    here_ = context_at_.empty() ? IndexTable::kNone : context_at_.back();
+}
+
+void Followers::truncate(std::span<const int64_t> tokens, size_t length) noexcept {
+    // Followers first, since contexts hold them; one may be of a token whose context found no memory.
+    while (!followers_.empty() && followers_.back().at >= length) remove_last_follower();
+    for (; taken_ > length; --taken_) remove_last_token(tokens.first(taken_));
+    ids_is_current_ = false;
 }
 
 const std::vector<int64_t>& Followers::ids() {
@@ -135,13 +198,19 @@ const std::vector<int64_t>& Followers::ids() {
 }
 
 void History::append(int64_t token) {
+    make_room_in(tokens_);
+    if (token > highest()) maxima_.push_back(tokens_.size());
     tokens_.push_back(token);
-    highest_ = std::max(highest_, token);
 }
 
-void History::remove_last() {
-    tokens_.pop_back();
-    highest_ = tokens_.empty() ? -1 : *std::max_element(tokens_.begin(), tokens_.end());
+void History::truncate(size_t length) noexcept {
+    if (length >= tokens_.size()) return;
+    for (Tally& tally : tallies_) tally.truncate(tokens_, length);
+    for (Followers& followers : followers_) followers.truncate(tokens_, length);
+    repetitions_.truncate(length);
+    while (!maxima_.empty() && maxima_.back() >= length) maxima_.pop_back();
+    tokens_.resize(length);
+    ++truncations_;
 }
 
 const Tally& History::tally(size_t skipped) {

@@ -1,6 +1,6 @@
-// The tokens of a row, and indexes over them that grow with each token instead of being built again. Where memory runs
-// out, nothing has changed, or an index has taken fewer tokens and takes the others in the next call. Not built per
-// instruction set.
+// The tokens of a row, and indexes over them that grow with each token, and shrink with each that is taken back,
+// instead of being built again. Where memory runs out, nothing has changed, or an index has taken fewer tokens and
+// takes the others in the next call. Not built per instruction set.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +36,9 @@ class IndexTable {
     // Adds the item that has been appended to the list; none before may equal it. To be called after make_room.
     void add(uint32_t hash) noexcept { put({static_cast<uint32_t>(++count_), hash}); }
 
+    // Removes the item that was added last, before its owner removes it from the list.
+    void remove_last(uint32_t hash) noexcept;
+
   private:
     struct Slot {
         uint32_t index_plus_1 = 0;  // 0 in an empty slot
@@ -59,6 +62,9 @@ class Tally {
     // Takes the tokens that have been appended since the last call.
     void follow(std::span<const int64_t> tokens);
 
+    // Takes back those after the first `length`; `tokens` still has them.
+    void truncate(std::span<const int64_t> tokens, size_t length) noexcept;
+
     size_t index_of(int64_t token) const;  // in ids() and counts(), or IndexTable::kNone
     const std::vector<int64_t>& ids() const { return ids_; }
     const std::vector<double>& counts() const { return counts_; }
@@ -79,8 +85,8 @@ class Followers {
 
     const size_t n;
 
-    // Takes the tokens that have been appended since the last call.
-    void follow(std::span<const int64_t> tokens);
+    void follow(std::span<const int64_t> tokens);                            // as of Tally
+    void truncate(std::span<const int64_t> tokens, size_t length) noexcept;  // as of Tally
 
     // Distinct, in the order of their first occurrence.
     const std::vector<int64_t>& ids();
@@ -94,14 +100,17 @@ class Followers {
     };
     struct Follower {
         int64_t token;
-        size_t context;
-        uint32_t next;  // follower of the same context
+        uint32_t context;
+        uint32_t before, next;  // followers of the same context
+        uint32_t at;            // the position of its first occurrence
     };
 
     // Adds the last of `tokens`; those before it have been added. Does nothing the second time for the same token.
     void add(std::span<const int64_t> tokens);
     size_t context_of(std::span<const int64_t> tokens, uint32_t hash);
-    void add_follower(int64_t token);
+    void add_follower(int64_t token, size_t at);
+    void remove_last_follower() noexcept;
+    void remove_last_token(std::span<const int64_t> tokens) noexcept;
 
     IndexTable index_of_contexts_, index_of_followers_;
     std::vector<Context> contexts_;
@@ -118,20 +127,25 @@ class Followers {
 class History {
   public:
     void append(int64_t token);
-    void remove_last();  // a token that no index has taken yet
+
+    // Keeps the first `length` tokens, at most all. Takes time in proportion to those that it takes back, in each index
+    // that has been built; only `repetitions` compares with all tokens before, as for a token that is appended.
+    void truncate(size_t length) noexcept;
 
     const std::vector<int64_t>& tokens() const { return tokens_; }
-    int64_t highest() const { return highest_; }  // -1 if there is none
+    int64_t highest() const { return maxima_.empty() ? -1 : tokens_[maxima_.back()]; }  // -1 if there is none
+    size_t truncations() const { return truncations_; }  // how often tokens have been taken back
 
     // An index is built by the first call that needs it; the later ones only add what has been appended since.
-    // References hold until the next `append`.
+    // References hold until the next `append` or `truncate`.
     const Tally& tally(size_t skipped);
     const std::vector<int64_t>& followers(size_t n);  // n >= 1: the distinct tokens that would complete an n-gram again
     const Repetitions& repetitions();
 
   private:
     std::vector<int64_t> tokens_;
-    int64_t highest_ = -1;
+    std::vector<size_t> maxima_;  // where a token is higher than all before it
+    size_t truncations_ = 0;
     std::deque<Tally> tallies_;
     std::deque<Followers> followers_;
     Repetitions repetitions_;

@@ -52,7 +52,8 @@ void Candidates::top_k(size_t k) {
 
 void Candidates::top_p(double p, size_t min_keep) {
     if (p == 1) return;
-    const double target = p * weigh();
+    const Weights weights = find_weights();
+    const double target = p * mass_of(weights);
     unmark_all();
     double above = 0;  // the mass that ranks before the token
     size_t count = 0;
@@ -60,26 +61,25 @@ void Candidates::top_p(double p, size_t min_keep) {
         if (above >= target && count >= min_keep) return false;
         work.kept[index] = 1;
         ++count;
-        above += work.weights[index];
+        above += weights.of[index];
         return true;
     });
     keep_marked();
 }
 
 void Candidates::min_p(double p, size_t min_keep) {
-    find_weights();
-    if (min_keep <= 1) return keep_if([&](size_t i) { return work.weights[i] >= p; });  // the largest has weight 1
+    const Weights weights = find_weights();
+    if (min_keep <= 1) return keep_if([&](size_t i) { return weights.of[i] >= p; });  // the largest has weight 1
     mark_highest(min_keep);
-    keep_if([&](size_t i) { return work.weights[i] >= p || work.kept[i] != 0; });
+    keep_if([&](size_t i) { return weights.of[i] >= p || work.kept[i] != 0; });
 }
 
 void Candidates::typical(double mass, size_t min_keep) {
-    find_log_probabilities();
-    const double surprise = find_entropy();
-    double* const distance = work.logs.get();
-    for (size_t i = 0; i < n; ++i) distance[i] = std::fabs(-distance[i] - surprise);
+    const LogProbabilities logs = find_log_probabilities();
+    const Entropy entropy = find_entropy(logs);
+    const auto distance = [&](size_t i) { return std::fabs(-logs.of[i] - entropy.value); };
     unmark_all();
-    set_sort_keys([&](size_t i) { return distance[i]; });
+    set_sort_keys(distance);
     double sum = 0, farthest = 0;
     size_t count = 0;
     visit_by_key([&](uint32_t index) {
@@ -87,39 +87,39 @@ void Candidates::typical(double mass, size_t min_keep) {
         if (reached && count >= min_keep) return false;
         if (count++ < min_keep) work.kept[index] = 1;
         if (reached) return true;
-        farthest = distance[index];
-        sum += work.weights[index];
+        farthest = distance(index);
+        sum += entropy.shares[index];
         return true;
     });
-    keep_if([&](size_t i) { return distance[i] <= farthest || work.kept[i] != 0; });
+    keep_if([&](size_t i) { return distance(i) <= farthest || work.kept[i] != 0; });
 }
 
 void Candidates::epsilon(double least, size_t min_keep) {
-    const double mass = weigh();
+    const Weights weights = find_weights();
+    const double mass = mass_of(weights);
     const float best = kth_score(std::min(min_keep, n));
-    keep_if([&](size_t i) { return work.weights[i] / mass >= least || scores[i] >= best; });
+    keep_if([&](size_t i) { return weights.of[i] / mass >= least || scores[i] >= best; });
 }
 
 void Candidates::eta(double largest, size_t min_keep) {
-    find_log_probabilities();
-    epsilon(std::min(largest, std::sqrt(largest) * natural_exp(-find_entropy())), min_keep);
+    const double entropy = find_entropy(find_log_probabilities()).value;
+    epsilon(std::min(largest, std::sqrt(largest) * natural_exp(-entropy)), min_keep);
 }
 
 void Candidates::top_h(double share, size_t count) {
     mark_highest(count);
     keep_marked();
-    find_log_probabilities();
-    find_entropy();
+    const Entropy entropy = find_entropy(find_log_probabilities());
     double sum = 0;
     visit_by_score([&](uint32_t index) {
-        sum += -work.terms[index];
+        sum += -entropy.terms[index];
         return true;
     });
     const double limit = share * sum;
     size_t visited = 0, within = 0;
     sum = 0;
     visit_by_score([&](uint32_t index) {
-        const double term = -work.terms[index];  // 0 where the probability is 0: such a token is never within
+        const double term = -entropy.terms[index];  // 0 where the probability is 0: such a token is never within
         sum += term;
         within += visited++ == 0 || (term > 0 && sum <= limit);
         return true;
@@ -143,13 +143,14 @@ void Candidates::top_n_sigma(double deviations) {
 }
 
 void Candidates::xtc(const Step& step) {
-    constexpr uint32_t coin = 0xFFFFFFFF;  // XTC_COIN of src/decodestep/random/reserved_tokens.py
+    constexpr uint32_t coin = 0xFFFFFFFF;  // XTC_COIN of src/decodestep/random/reference.py
     const uint32_t bits = decodestep::noise_bits(noise_state(step.seed, position), coin);
     if (static_cast<double>(uniform(bits)) >= step.probability) return;
-    const double mass = weigh();
+    const Weights weights = find_weights();
+    const double mass = mass_of(weights);
     size_t count = 0, least = 0;
     for (size_t i = 0; i < n; ++i) {
-        const bool likely = work.weights[i] / mass >= step.amount;
+        const bool likely = weights.of[i] / mass >= step.amount;
         work.kept[i] = !likely;
         if (likely && (count++ == 0 || scores[i] <= scores[least])) least = i;
     }
@@ -159,8 +160,8 @@ void Candidates::xtc(const Step& step) {
 }
 
 void Candidates::normalise() {
-    find_log_probabilities();
-    for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(work.logs[i]);
+    const LogProbabilities logs = find_log_probabilities();
+    for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(logs.of[i]);
     keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
 }
 

@@ -9,9 +9,8 @@ namespace decodestep::DECODESTEP_BUILD {
 template <LogitType type>
 class MassEstimate {
   public:
-    // scale: converts a difference of logits to an exponent of two. The sampled weights stay in work.selection.
-    MassEstimate(const Logits<type>& logits, float scale, Workspace& work)
-        : scale_(scale), weights_(work.selection.get()) {
+    // scale: converts a difference of logits to an exponent of two.
+    MassEstimate(const Logits<type>& logits, float scale) : scale_(scale) {
         const size_t sampled = std::min<size_t>(logits.blocks(), kBlocks), stride = logits.blocks() / sampled;
         const auto block = [&](size_t i) { return stride / 2 + i * stride; };
         f32x16 best = broadcast(kMinusInfinity);
@@ -86,7 +85,7 @@ class MassEstimate {
     static constexpr size_t kBlocks = 4, kHalvings = 8;
 
     const float scale_;
-    float* const weights_;  // the weights of some of the sampled blocks
+    alignas(64) float weights_[kBlocks / 2 * kLogitsBlock];  // of every other sampled block
     size_t count_ = 0;
     float max_logit_ = kMinusInfinity;
     double mass_ = 0;

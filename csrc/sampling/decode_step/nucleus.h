@@ -64,7 +64,7 @@ class Nucleus {
     // The token; nothing where the filters are others, or the bounds of the sums cannot tell.
     std::optional<int64_t> draw(uint64_t seed, uint32_t position) {
         if (!read_filters()) return {};
-        const MassEstimate sample(row_.logits, scale_, row_.work);
+        const MassEstimate sample(row_.logits, scale_);
         if (!weigh_row(sample)) return {};
         list_superset(sample);
         for (;;) {
@@ -99,8 +99,8 @@ class Nucleus {
     bool has_min_p() const { return least_weight_ > 0; }
 
     // Finds the mass of the row, and so the target. Without min-p the same pass lists what the sample suggests; with
-    // min-p, which needs a shorter list, it finds group_max. False where the bounds of the sums are not good. The
-    // reference is the sample's largest logit; if that is too far from the row's, the row is weighed again.
+    // min-p, which needs a shorter list, it finds the groups' maxima. False where the bounds of the sums are not good.
+    // The reference is the sample's largest logit; if that is too far from the row's, the row is weighed again.
     bool weigh_row(const MassEstimate<type>& sample) {
         const auto likely = [&](double mass, auto&&... meanwhile) {
             return sample.logit_above_tail(kTailUnlisted * (1 - p_) * mass, meanwhile...);
@@ -132,8 +132,8 @@ class Nucleus {
     }
 
     double weigh_and_find_maxima() {
-        const double mass = weighing_pass().weigh_and_find_maxima();
-        row_.note_group_maxima();
+        const auto [mass, maxima] = weighing_pass().weigh_groups();
+        row_.take(maxima);
         list_.n = 0;
         return mass;
     }

@@ -1,6 +1,8 @@
 // A row of logits with its leading patches and its temperature beside it. The logits are never written to.
 #pragma once
 
+#include <optional>
+
 #include "sampling/decode_step/list_steps.h"
 #include "sampling/decode_step/overlay.h"
 #include "sampling/row/logits.h"
@@ -34,14 +36,13 @@ class PatchedRow {
         temperature_ = 1;
     }
 
-    // work.group_max of the unpatched logits, once for each row: patches do not change it.
-    void find_group_maxima() {
-        if (!has_group_maxima_) logits.sweep(work);
-        has_group_maxima_ = true;
+    // Of the unpatched logits, found once for each row: patches do not change them.
+    const GroupMaxima& group_maxima() {
+        if (!group_maxima_) group_maxima_.emplace(logits.group_maxima(work));
+        return *group_maxima_;
     }
-
-    // For a pass that has written work.group_max itself.
-    void note_group_maxima() { has_group_maxima_ = true; }
+    // Those that a pass has found on its way.
+    void take(const GroupMaxima& maxima) { group_maxima_.emplace(maxima); }
 
     float score_of(float logit) const { return scaled_ ? logit / static_cast<float>(temperature_) : logit; }
 
@@ -99,7 +100,8 @@ class PatchedRow {
         }
     }
 
-    bool scaled_ = false, has_group_maxima_ = false;
+    std::optional<GroupMaxima> group_maxima_;
+    bool scaled_ = false;
     double temperature_ = 1;
 };
 

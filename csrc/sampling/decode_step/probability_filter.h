@@ -64,7 +64,7 @@ class ProbabilityFilter {
     template <class Outranks>
     void list_top(Outranks&& outranks, double share) {
         const double target = step_.amount * mass_ * (1 + 1e-9);  // above any rounding of the sums
-        const MassEstimate<type> sample(row_.logits, static_cast<float>(1 / (kLn2 * row_.temperature())), row_.work);
+        const MassEstimate<type> sample(row_.logits, static_cast<float>(1 / (kLn2 * row_.temperature())));
         if (std::isfinite(sample.max_logit())) {
             const double apart = static_cast<double>(sums_.max_logit()) - static_cast<double>(sample.max_logit());
             double tail = (mass_ - target) * natural_exp(std::min(apart / row_.temperature(), 700.0));

@@ -34,6 +34,22 @@ void Repetitions::follow(std::span<const int64_t> tokens, const Tally& distinct)
     for (; taken_ < tokens.size(); ++taken_) add(taken_);
 }
 
+void Repetitions::truncate(size_t length) noexcept {
+    if (length < numbers_.size()) numbers_.resize(length);
+    if (taken_ <= length) return;
+    std::fill(lengths_.end() - static_cast<ptrdiff_t>(count()), lengths_.end(), uint8_t{0});
+    taken_ = length;
+    if (length == 0) return;
+    // What the tokens after it left of the lengths does not tell those of before: nearly all end at the first token.
+    const uint32_t* const last = numbers_.data() + length - 1;
+    uint8_t* const lengths = lengths_.data() + lengths_.size() - count();
+    for (size_t i = 0; i < count(); ++i) {
+        const size_t most = std::min<size_t>(i + 1, kLongest);
+        const uint32_t* const at = numbers_.data() + i;
+        while (lengths[i] < most && *(at - lengths[i]) == *(last - lengths[i])) ++lengths[i];
+    }
+}
+
 // The token at this position is the last one now.
 void Repetitions::add(size_t at) {
     const uint32_t* const numbers = numbers_.data();
@@ -50,8 +66,11 @@ Continuations::Continuations(size_t shortest, size_t longest, std::vector<int64_
     std::sort(breakers_.begin(), breakers_.end());
 }
 
-void Continuations::find(const Repetitions& repetitions, const Tally& distinct) {
+void Continuations::find(History& history) {
+    const Repetitions& repetitions = history.repetitions();
+    const Tally& distinct = history.tally(0);
     count_ = 0;
+    if (std::exchange(truncations_, history.truncations()) != history.truncations()) longest_of_.clear();
     while (longest_of_.size() < distinct.ids().size()) {
         const int64_t token = distinct.ids()[longest_of_.size()];
         longest_of_.push_back(std::binary_search(breakers_.begin(), breakers_.end(), token) ? kBreaker : 0);

@@ -9,6 +9,7 @@
 
 namespace decodestep {
 
+class History;
 class Tally;
 
 // For every distance: how many of the last tokens are the same as those that far before them. A token more takes one
@@ -19,6 +20,9 @@ class Repetitions {
 
     // Takes the tokens that have been appended since the last call. distinct: the tally of all tokens.
     void follow(std::span<const int64_t> tokens, const Tally& distinct);
+
+    // Takes back the tokens after the first `length`.
+    void truncate(size_t length) noexcept;
 
     // One for each token but the last: how many tokens up to it are the same as the last ones.
     std::span<const uint8_t> lengths() const { return {lengths_.data() + lengths_.size() - count(), count()}; }
@@ -42,9 +46,8 @@ class Continuations {
     // breakers, among the last `range` tokens; 0: among all.
     Continuations(size_t shortest, size_t longest, std::vector<int64_t> breakers, size_t range);
 
-    // Longer repetitions count as the longest; breakers continue none. distinct: the tally of all tokens, of one
-    // history in all calls.
-    void find(const Repetitions& repetitions, const Tally& distinct);
+    // Longer repetitions count as the longest; breakers continue none. history: the same in all calls.
+    void find(History& history);
 
     // The distinct tokens, and the length of the longest repetition that each continues.
     std::span<const int64_t> ids() const { return {ids_.data(), count_}; }
@@ -56,6 +59,7 @@ class Continuations {
     size_t shortest_, longest_, range_;
     std::vector<int64_t> breakers_;    // ascending
     std::vector<uint8_t> longest_of_;  // by the number of a token: kBreaker, or 0 but for those found so far
+    size_t truncations_ = 0;           // of the history when the tokens were numbered so
     std::vector<int64_t> ids_;         // count_ of them have been found
     std::vector<uint8_t> lengths_;
     size_t count_ = 0;

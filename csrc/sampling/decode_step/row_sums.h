@@ -50,8 +50,9 @@ class RowSums {
         Candidates& list = row_.list;
         swept_.list_from(lowest_with_value_of(swept_.reached_by(wanted), log_of));
         list.keep_if([&](size_t i) { return row_.score_of(list.scores[i]) > kMinusInfinity; });
-        for (size_t i = 0; i < list.n; ++i) row_.work.logs[i] = log_of(list.scores[i]);
-        list.report_most_likely(out, wanted);
+        double* const logs = row_.work.logs.get();
+        for (size_t i = 0; i < list.n; ++i) logs[i] = log_of(list.scores[i]);
+        list.report_most_likely(out, wanted, {logs});
     }
 
   private:

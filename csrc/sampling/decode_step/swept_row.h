@@ -11,15 +11,14 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// The largest unpatched logit of every group is in work.group_max. The patches must not change while this lives.
+// By the largest unpatched logit of every group. The patches must not change while this lives.
 template <LogitType type>
 class SweptRow {
   public:
-    explicit SweptRow(PatchedRow<type>& row) : row_(row) {
-        row.find_group_maxima();
-        const float unpatched = largest(group_max(), groups());
-        max_bound_ = std::max(unpatched, largest(row.overlay.now(), row.overlay.count()));
-    }
+    explicit SweptRow(PatchedRow<type>& row)
+        : row_(row),
+          groups_(row.group_maxima()),
+          max_bound_(std::max(groups_.largest(), largest(row.overlay.now(), row.overlay.count()))) {}
 
     PatchedRow<type>& row() const { return row_; }
 
@@ -42,24 +41,22 @@ class SweptRow {
 
     // Lists all tokens whose patched logit is at least `threshold`. few: whether most vectors hold none.
     void list_from(float threshold, bool few = true) {
-        row_.list.n = row_.logits.list_from(row_.work, threshold, few);
+        row_.list.n = row_.logits.list_from(threshold, groups_, few, row_.list.ids, row_.list.scores);
         row_.lay_overlay_on_list(threshold);
     }
 
   private:
-    const float* group_max() const { return row_.work.group_max.get(); }
-    size_t groups() const { return row_.logits.blocks() * kLanes; }
-
     // At most as many as there are patched logits >= t: every group stands for one of its logits, unless a patch has
     // changed that one.
     size_t surely_at_least(float t) const {
         const Overlay& overlay = row_.overlay;
-        const size_t unpatched = count_at_least(group_max(), groups(), t);
+        const size_t unpatched = groups_.count_at_least(t);
         const size_t changed = count_at_least(overlay.raw(), overlay.count(), t);
         return unpatched - std::min(unpatched, changed) + count_at_least(overlay.now(), overlay.count(), t);
     }
 
     PatchedRow<type>& row_;
+    const GroupMaxima groups_;
     float max_bound_;
 };
 

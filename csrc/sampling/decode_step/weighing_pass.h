@@ -1,5 +1,5 @@
 // The pass over a row for top-p: computes the mass of the whole row, and either lists the tokens above a threshold or
-// writes work.group_max.
+// finds the largest logit of every group.
 #pragma once
 
 #include "sampling/decode_step/list_steps.h"
@@ -52,11 +52,17 @@ class WeighingPass {
         return {mass, threshold_};
     }
 
-    // Weighs the row and writes work.group_max.
-    double weigh_and_find_maxima() {
+    struct WeighedGroups {
+        double mass;
+        GroupMaxima maxima;
+    };
+
+    WeighedGroups weigh_groups() {
         double mass = 0;
-        for (size_t block = 0; block < logits_.blocks(); ++block) mass += pass<true, false>(block);
-        return mass;
+        const GroupMaxima maxima(list_.work, logits_.blocks(), [&](size_t block, float* out) DECODESTEP_INLINE_LAMBDA {
+            mass += pass<true, false>(block, out);
+        });
+        return {mass, maxima};
     }
 
     // Lists tokens from a threshold on, ascending by id. Returns the logit from which on the list is complete, and
@@ -81,16 +87,16 @@ class WeighingPass {
         least_ = broadcast(threshold_);
     }
 
-    // One block; returns the sum of its weights if they are wanted.
+    // One block, listed or its maxima written; returns the sum of its weights if they are wanted.
     template <bool weighed, bool listed>
-    DECODESTEP_INLINE double pass(size_t block) {
-        const float sums = (block + 1) * kLogitsBlock <= logits_.vocab ? full<weighed, listed>(block)
-                                                                       : partial<weighed, listed>(block);
+    DECODESTEP_INLINE double pass(size_t block, float* maxima = nullptr) {
+        const float sums = (block + 1) * kLogitsBlock <= logits_.vocab ? full<weighed, listed>(block, maxima)
+                                                                       : partial<weighed, listed>(block, maxima);
         return static_cast<double>(sums == sums ? sums : without_nan(block));
     }
 
     template <bool weighed, bool listed>
-    DECODESTEP_INLINE float full(size_t block) {
+    DECODESTEP_INLINE float full(size_t block, float* maxima) {
         f32x16 best[4] = {broadcast(kMinusInfinity), broadcast(kMinusInfinity), broadcast(kMinusInfinity),
                           broadcast(kMinusInfinity)};
         f32x16 sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
@@ -115,13 +121,13 @@ class WeighingPass {
         if constexpr (listed) {
             write(marks, block);
         } else {
-            store(maxima(block), max(max(best[0], best[1]), max(best[2], best[3])));
+            store(maxima, max(max(best[0], best[1]), max(best[2], best[3])));
         }
         return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
 
     template <bool weighed, bool listed>
-    float partial(size_t block) {
+    float partial(size_t block, float* maxima) {
         f32x16 best = broadcast(kMinusInfinity), sums = broadcast(0.0f);
         uint64_t marks[kLogitsBlock / kWord] = {};
         const f32x16 least = max(least_, broadcast(std::numeric_limits<float>::lowest()));
@@ -133,7 +139,7 @@ class WeighingPass {
         if constexpr (listed)
             write(marks, block);
         else
-            store(maxima(block), best);
+            store(maxima, best);
         return weighed ? sum(sums) : 0;
     }
 
@@ -143,8 +149,6 @@ class WeighingPass {
         logits_.each_vector(block, [&](f32x16 x, size_t) { sums = sums + select(at_least(x, x), weight_(x)); });
         return sum(sums);
     }
-
-    float* maxima(size_t block) const { return &list_.work.group_max[block * kLanes]; }
 
     // Bit i: whether token i of 64 reaches the threshold. Of bfloat16, NaN may be marked too; it is listed as -inf.
     DECODESTEP_INLINE uint64_t marked(const Item* p) const {

@@ -18,7 +18,9 @@ void each_typed_row(const Args& args, Body&& body) {
     std::atomic<size_t> next{0};
     parallel_for(workers, args.threads, [&](size_t worker) {
         for (size_t b; (b = next.fetch_add(1, std::memory_order_relaxed)) < args.batch;) {
-            const auto* data = static_cast<const char*>(args.logits) + static_cast<ptrdiff_t>(b) * args.row_bytes;
+            size_t at = b;
+            if constexpr (requires { args.places; }) at = args.places ? args.places[b] : b;
+            const auto* data = static_cast<const char*>(args.logits) + static_cast<ptrdiff_t>(at) * args.row_bytes;
             using Item = typename Logits<type>::Item;
             body(Logits<type>{reinterpret_cast<const Item*>(data), args.vocab}, b, spaces[worker]);
         }

@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "core/division.h"
+#include "sampling/row/group_maxima.h"
 #include "sampling/row/logit_type.h"
-#include "sampling/row/workspace.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -145,28 +145,25 @@ struct Logits {
         return max(max(best[0], best[1]), max(best[2], best[3]));
     }
 
-    // Writes work.group_max of the whole row.
-    void sweep(Workspace& work) const {
-        for (size_t block = 0; block < blocks(); ++block) {
-            store(&work.group_max[block * kLanes], maxima<true>(block));
-        }
+    GroupMaxima group_maxima(Workspace& work) const {
+        return {work, blocks(),
+                [this](size_t block, float* out) DECODESTEP_INLINE_LAMBDA { store(out, maxima<true>(block)); }};
     }
 
-    // Lists the tokens with logits >= threshold, of -inf all above that, ascending, and returns their number. Needs
-    // work.group_max. few: whether most vectors hold none.
-    size_t list_from(Workspace& work, float threshold, bool few) const {
-        return few && threshold > kMinusInfinity ? list_from<true>(work, threshold) : list_from<false>(work, threshold);
+    // Lists the tokens with logits >= threshold, of -inf all above that, ascending, and returns their number. groups:
+    // of this row. few: whether most vectors hold none.
+    size_t list_from(float threshold, const GroupMaxima& groups, bool few, int32_t* ids, float* scores) const {
+        return few && threshold > kMinusInfinity ? list_from<true>(threshold, groups, ids, scores)
+                                                 : list_from<false>(threshold, groups, ids, scores);
     }
 
     // A branch for every vector pays only where few vectors hold a token of the list.
     template <bool few>
-    size_t list_from(Workspace& work, float threshold) const {
+    size_t list_from(float threshold, const GroupMaxima& groups, int32_t* ids, float* scores) const {
         const f32x16 least = broadcast(std::max(threshold, std::numeric_limits<float>::lowest()));
-        float* const scores = work.scores.get();
-        int32_t* const ids = work.ids.get();
         size_t n = 0;
         for (size_t block = 0; block < blocks(); ++block) {
-            if (!at_least(load_maxima(work, block), least)) continue;
+            if (!at_least(groups.of_block(block), least)) continue;
             each_vector(block, [&](f32x16 x, size_t i) {
                 const Mask mask = at_least(x, least);
                 if (few && !mask) return;
@@ -180,10 +177,6 @@ struct Logits {
     DECODESTEP_INLINE void each_vector_from(size_t i, size_t end, Visit&& visit) const {
         for (; i + kLanes <= end; i += kLanes) visit(load(i), i);
         if (i < end) visit(load_last(i, end - i), i);
-    }
-
-    static f32x16 load_maxima(const Workspace& work, size_t block) {
-        return decodestep::DECODESTEP_BUILD::load(&work.group_max[block * kLanes]);
     }
 };
 

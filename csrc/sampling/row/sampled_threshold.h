@@ -14,7 +14,7 @@ class SampledThreshold {
     SampledThreshold(Logits<type> logits, Workspace& work) : logits_(logits), work_(work) {}
 
     // A threshold that very likely `count` logits reach, and not many times as many; -inf where the row is too short
-    // for a sample, or `count` too large. The sample is every 32nd strip; work.group_max is overwritten.
+    // for a sample, or `count` too large. The sample is every 32nd strip.
     float estimate(size_t count) const {
         const size_t sampled = logits_.vocab / (kStrip * kStride), groups = std::min(sampled, kFolded) * kLanes;
         // The number of them in the sample has this mean, and nearly that variance: it is seldom greater than the mean
@@ -22,7 +22,7 @@ class SampledThreshold {
         const double expected = static_cast<double>(count) / kStride;
         const double rank = expected + 2.5 * std::sqrt(expected) + 1;
         if (sampled < 8 || rank > static_cast<double>(groups) / 4) return kMinusInfinity;
-        float* const maxima = work_.group_max.get();
+        alignas(64) float maxima[kFolded * kLanes];
         f32x16 best = broadcast(kMinusInfinity);
         for (size_t i = 0; i < sampled; ++i) {
             const f32x16 here = maxima_of_strip<false>((i * kStride + kStride / 2) * kStrip);
@@ -35,7 +35,7 @@ class SampledThreshold {
     }
 
     // Lists the tokens with logits >= threshold, which is above -inf, ascending, and returns their number. Stops early,
-    // with a number above `most`, where there are more than that. work.keys is overwritten.
+    // with a number above `most`, where there are more than that.
     size_t list_from(float threshold, size_t most) const {
         // First a pass without a branch on what it reads, which notes the strips that reach the threshold: mispredicted
         // branches would hold up what is on its way from memory.

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/shelf.h"
+#include "core/object_pool.h"
 
 namespace decodestep {
 namespace {
@@ -17,7 +17,7 @@ constexpr size_t kTokenBytes = 85;
 
 size_t bytes_of(const std::unique_ptr<Workspace>& workspace) { return workspace ? workspace->vocab * kTokenBytes : 0; }
 
-using WorkspaceShelf = Shelf<std::unique_ptr<Workspace>, 64, size_t{512} << 20, bytes_of>;
+using WorkspacePool = ObjectPool<std::unique_ptr<Workspace>, 64, size_t{512} << 20, bytes_of>;
 
 }  // namespace
 
@@ -43,13 +43,13 @@ Workspace::Workspace(size_t vocab)
 Workspaces::Workspaces(size_t count, size_t vocab) {
     taken_.reserve(count);
     while (taken_.size() < count) {
-        taken_.push_back(WorkspaceShelf::take());
+        taken_.push_back(WorkspacePool::take());
         if (!taken_.back() || taken_.back()->vocab < vocab) taken_.back() = std::make_unique<Workspace>(vocab);
     }
 }
 
 Workspaces::~Workspaces() {
-    for (auto& workspace : taken_) WorkspaceShelf::give(std::move(workspace));
+    for (auto& workspace : taken_) WorkspacePool::give(std::move(workspace));
 }
 
 }  // namespace decodestep

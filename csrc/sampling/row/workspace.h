@@ -19,19 +19,23 @@ struct Ranked {
     uint32_t index;
 };
 
-// Arrays for a row of `vocab` tokens, each with room for one vector more. Not initialised unless said otherwise.
+// Arrays for a row of `vocab` tokens, each with room for one vector more. Not initialised unless said otherwise. What
+// is in one belongs to an object, which says so; where none is named, to the function that is using it, and ends with
+// it.
 struct Workspace {
     explicit Workspace(size_t vocab);
 
     size_t vocab;
-    std::unique_ptr<float[]> group_max;  // the largest logit of each group of each block
-    std::unique_ptr<int32_t[]> ids;      // of the candidates
+    std::unique_ptr<float[]> group_max;  // GroupMaxima
+    // Of the list of candidates:
+    std::unique_ptr<int32_t[]> ids;
     std::unique_ptr<float[]> scores;
-    std::unique_ptr<double[]> weights, logs, terms;
+    std::unique_ptr<double[]> weights, logs, terms;  // CandidateList's Weights, LogProbabilities, Entropy
     std::unique_ptr<uint8_t[]> kept;
     std::unique_ptr<Ranked[]> ranking;
-    std::unique_ptr<uint64_t[]> keys, spare_keys;  // of a list that is sorted
+    std::unique_ptr<uint64_t[]> keys, spare_keys;
     std::unique_ptr<float[]> selection;
+    // Overlay:
     std::unique_ptr<uint64_t[]> marks;  // one bit for each token of whole blocks: it is patched. Zero between rows
     std::unique_ptr<int32_t[]> patched_ids;
     std::unique_ptr<float[]> patched_raw, patched_now;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 
 #include "sampling/row/each_row.h"
 #include "sampling/row/keep_entries.h"
@@ -44,22 +45,19 @@ class Survivors {
 
     // Finds the largest logit of every group, which the methods below need that say so.
     void sweep() {
-        logits.sweep(work);
-        f32x16 best = broadcast(kMinusInfinity);
-        for (size_t block = 0; block < logits.blocks(); ++block) best = max(logits.load_maxima(work, block), best);
-        max_input = largest(best);
+        groups_.emplace(logits.group_maxima(work));
+        max_input = groups_->largest();
     }
 
     // After `sweep`: lists the tokens >= threshold, of -inf all above that, ascending by id. few: whether most vectors
     // hold none.
-    void list_from(float threshold, bool few = true) { n = logits.list_from(work, threshold, few); }
+    void list_from(float threshold, bool few = true) { n = logits.list_from(threshold, *groups_, few, ids, inputs); }
 
     // After `sweep`: a threshold that `count` tokens reach, and few more; -inf where the groups do not tell.
     float reached_by(size_t count) const {
         if (max_input == kMinusInfinity) return kMinusInfinity;
-        const size_t groups = logits.blocks() * kLanes;
         return threshold_reached_by(count, spare_tokens(count), max_input,
-                                    [&](float t) { return count_at_least(work.group_max.get(), groups, t); });
+                                    [&](float t) { return groups_->count_at_least(t); });
     }
 
     // After `sweep`: lists the highest tokens until their values sum to more than `needed` units, or all above -inf if
@@ -190,6 +188,8 @@ class Survivors {
     }
 
   private:
+    std::optional<GroupMaxima> groups_;  // after `sweep`
+
     template <class Term>
     LaneSums sum_of_row(Term&& term) const {
         LaneSums sums;

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 # Integers that need no particular dtype: positions, lengths, ids.
 Integers: TypeAlias = "np.ndarray | torch.Tensor | Sequence[int]"
+# A row of them for each sequence: its blocks or pages.
+IntegerTable: TypeAlias = "np.ndarray | torch.Tensor | Sequence[Sequence[int]]"
 # One token id or several.
 TokenIds: TypeAlias = "int | Sequence[int] | np.ndarray | torch.Tensor"
 # For functions that return the kind of array they are given.
@@ -130,7 +132,7 @@ def widen(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     return array.astype(dtype, copy=False)
 
 
-def like(template: Any, array: np.ndarray) -> Any:
+def like(template: object, array: np.ndarray) -> Any:
     """`array` in the kind of `template`: itself if that is a NumPy array, a tensor sharing its memory if that is a tensor."""
     if not is_torch(template):
         return array

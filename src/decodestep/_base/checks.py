@@ -1,31 +1,25 @@
-"""Argument checks; every error has the form ``<op>: <arg> must be <rule>; got <what>``."""
+"""Argument checks; an error has the form ``<op>: <arg> must be <rule>; got <what>``, or a sentence where that reads badly."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Set
-from typing import Any, NoReturn, TypeGuard
+from typing import Any, NoReturn, Protocol, TypeGuard
 
 import numpy as np
 
-_LONGEST = 500  # characters of what an error says it got
+from decodestep.errors import RequestError as RequestError
+
 UINT64 = "an integer in [0, 2^64)"
 
 
-class RequestError(ValueError):
-    """An argument violates its contract.
+class Shaped(Protocol):
+    """What arrays of NumPy and torch have in common."""
 
-    op, arg, rule, got: the parts of the message; of a long `got`, the beginning. code: the kind of the error, for programs; ""
-    for a value outside its rule.
-    """
-
-    def __init__(self, op: str, arg: str, rule: str, got: str, code: str = "") -> None:
-        got = got if len(got) <= _LONGEST else f"{got[: _LONGEST - 3]}..."
-        super().__init__(f"{op}: {arg} must be {rule}; got {got}")
-        self.op, self.arg, self.rule, self.got, self.code = op, arg, rule, got, code
-
-    def __reduce__(self) -> tuple[Any, ...]:  # an exception is copied and pickled with its message alone
-        return type(self), (self.op, self.arg, self.rule, self.got, self.code), self.__dict__
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
 
 
 def shape_text(shape: Iterable[int]) -> str:
@@ -51,9 +45,9 @@ def range_of(values: np.ndarray) -> Words:
     return Words(f"{values.min()} to {values.max()}")
 
 
-def refuse(op: str, arg: str, rule: str, got: object, code: str = "") -> NoReturn:
+def refuse(op: str, arg: str, rule: str, got: object, code: str = "", sentence: str = "") -> NoReturn:
     """Raises RequestError. `got`: the value, which is passed to `describe`, or Words, which are used as they are."""
-    raise RequestError(op, arg, rule, got if isinstance(got, Words) else describe(got), code)
+    raise RequestError(op, arg, rule, got if isinstance(got, Words) else describe(got), code, sentence)
 
 
 def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
@@ -62,7 +56,7 @@ def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
         refuse(op, arg, rule, got)
 
 
-def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None:
+def require_shape(op: str, arg: str, array: Shaped, shape: tuple[int, ...]) -> None:
     if tuple(array.shape) != shape:
         refuse(op, arg, f"of shape {shape_text(shape)}", array)
 
@@ -78,7 +72,7 @@ def require_scores(op: str, processor: object, result: np.ndarray, shape: tuple[
     require(is_scores(result, shape), op, type(processor).__name__, rule, result)
 
 
-def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:
+def require_dtype(op: str, arg: str, array: Shaped, allowed: Collection[Any]) -> None:
     if array.dtype not in allowed:  # a dtype compares equal to its type and to its name
         refuse(op, arg, " or ".join(np.dtype(d).name for d in allowed), array)
 

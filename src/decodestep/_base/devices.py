@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from decodestep._base import arrays
 from decodestep._base.checks import Words, refuse
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import Result, run
+
+if TYPE_CHECKING:
+    import torch
 
 _HOST_ONLY = "reads the CPU's memory alone"
 _ALIGNED = 16  # bytes, which any element and the widest loads want; as many or more lie between arrays that are copied together
@@ -32,20 +35,20 @@ def goes_to_triton(backend: str, value: object) -> bool:
     return named or (type(value) is not np.ndarray and arrays.is_torch(value) and value.is_cuda)
 
 
-def choose_triton(op: str, backend: str, value: Any, obstacle: str | None = None) -> None:
+def choose_triton(op: str, backend: str, value: object, obstacle: str | None = None) -> None:
     """Raises ValueError unless Triton serves the call. obstacle: why this operator cannot, or None."""
     reason = obstacle or _missing(value)
     on_host = _HOST_ONLY if arrays.is_torch(value) and not value.is_cpu else None
     choose(op, backend, {"cpu": on_host, "triton": reason, "reference": on_host})
 
 
-def _missing(value: Any) -> str | None:
+def _missing(value: object) -> str | None:
     if not arrays.is_torch(value) or not (value.is_cuda or (value.is_cpu and interpreted())):
         return "needs torch tensors on a GPU"
     return None if _has_triton() else "needs the package triton: pip install 'decodestep[gpu]'"
 
 
-def run_there(op: str, device: Any, function: Callable[..., Result], *args: Any) -> Result:
+def run_there(op: str, device: torch.device, function: Callable[..., Result], *args: Any) -> Result:
     """`run` of an operator's kernels on its tensors' device, which need not be the current one, where Triton launches them."""
     with sys.modules["torch"].cuda.device(device) if device.type == "cuda" else nullcontext():
         return run(op, "triton", function, *args)
@@ -61,7 +64,7 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray:
+def outline(op: str, arg: str, value: object, device: torch.device) -> np.ndarray:
     """An array of a tensor's shape and dtype, without its values; refused unless the tensor is on the device."""
     if not arrays.is_torch(value):
         refuse(op, arg, f"a tensor on {device}", Words(type(value).__name__) if arrays.is_array(value) else value)
@@ -72,26 +75,26 @@ def outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray:
 
 
 @cache
-def _dtype_in_numpy(op: str, arg: str, dtype: Any) -> np.dtype:
+def _dtype_in_numpy(op: str, arg: str, dtype: object) -> np.dtype:
     return arrays.view(op, arg, sys.modules["torch"].empty(1, dtype=dtype, device="cpu")).dtype
 
 
-def optional_outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray | None:
+def optional_outline(op: str, arg: str, value: object, device: torch.device) -> np.ndarray | None:
     return None if value is None else outline(op, arg, value, device)
 
 
-def to_host(value: Any) -> Any:
+def to_host(value: object) -> Any:
     """A tensor's copy on the host; anything else unchanged."""
     return value.cpu() if arrays.is_torch(value) else value
 
 
-def to_device(array: np.ndarray, device: Any) -> Any:
+def to_device(array: np.ndarray, device: torch.device) -> Any:
     """A copy of a NumPy array as a tensor on the device, for which the host does not wait."""
     tensor = arrays.like(sys.modules["torch"].empty(0), np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
-def to_device_together(given: Sequence[np.ndarray], device: Any) -> list[Any]:
+def to_device_together(given: Sequence[np.ndarray], device: torch.device) -> list[Any]:
     """As `to_device`, of several arrays by one copy."""
     ends = np.cumsum([-(-array.nbytes // _ALIGNED) * _ALIGNED + _ALIGNED for array in given]).tolist()
     whole = np.zeros(ends[-1], np.uint8)

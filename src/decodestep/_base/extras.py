@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
-class MissingExtraError(ModuleNotFoundError):
-    """A package is not installed; the message names the extra that installs it."""
+from decodestep.errors import MissingExtraError as MissingExtraError
 
 
 @contextmanager

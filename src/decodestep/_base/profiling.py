@@ -73,7 +73,7 @@ def timed(op: str, backend: str, function: Callable[..., Result]) -> Callable[..
     return function if record is None else partial(_time, record, op, backend, function)
 
 
-def run(op: str, backend: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+def run(op: str, backend: str, function: Callable[..., Result], *args: object, **kwargs: Any) -> Result:
     """Calls an operator's implementation, recorded inside a `profile` block."""
     return timed(op, backend, function)(*args, **kwargs)
 
@@ -93,7 +93,7 @@ def add_part(part: str, calls: int, seconds: float) -> None:
         cost.seconds += seconds
 
 
-def _time(record: Profile, op: str, backend: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+def _time(record: Profile, op: str, backend: str, function: Callable[..., Result], *args: object, **kwargs: Any) -> Result:
     token = _profile.set(None)  # calls made by `function` are part of it
     running = _running.set((record, op, backend))
     start = time.perf_counter()

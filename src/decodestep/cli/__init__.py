@@ -11,7 +11,7 @@ from importlib import import_module
 
 import decodestep
 from decodestep._base.extras import extra
-from decodestep.cli.failure import TRACEBACK, Parser, failure
+from decodestep.cli.endings import TRACEBACK, Parser, failure
 
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",

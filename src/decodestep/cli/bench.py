@@ -9,11 +9,11 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from importlib import util
 from pathlib import Path
 
 from decodestep._base.checks import require_choice
 
+_FOLDER = Path(__file__).parents[3] / "benchmarks"  # of the clone; an installed package has none
 _SHORT_NAMES = {"sampler": "decode_step", "prolog": "mla_prolog"}
 
 
@@ -55,7 +55,6 @@ def _listing() -> list[str]:
 
 
 def _folder() -> Path:
-    spec = util.find_spec("decodestep.benchmarks")
-    if spec is None or spec.origin is None:
-        raise RuntimeError("the benchmarks are not installed with this package")
-    return Path(spec.origin).parent
+    if not _FOLDER.exists():
+        raise RuntimeError("bench: the benchmarks are not in the installed package; they run from a clone of the repository")
+    return _FOLDER

@@ -11,9 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from decodestep._base.checks import RequestError, refuse
-from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.early_end import early_end
-from decodestep.cli.failure import failure
+from decodestep.cli.endings import early_end, failure
 from decodestep.cli.options import (
     BYTE_ORDER_MARK,
     add_beams,
@@ -24,15 +22,16 @@ from decodestep.cli.options import (
     params_of,
     write_text,
 )
+from decodestep.cli.running import Cancelled
+from decodestep.constraints.processor import ConstraintError
+from decodestep.decoding.page_pool import CacheFullError
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
-from decodestep.models.page_pool import CacheFullError
-from decodestep.sampling.constraint import ConstraintError
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import within_room
+from decodestep.sampling.row_factory import RowFactory
 
 _ABOUT = """\
 In a terminal it prompts for messages; from a pipe it reads one message per
@@ -106,7 +105,7 @@ class _Chat:
         # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
         # the first message.
         ids = prompt_ids(model, [*self.messages, {"role": "user", "content": "Hello"}])
-        sampler_for(model, params.without_beams(), prompt_ids=[ids])
+        RowFactory.of_model(model).row(params.without_beams(), ids)
 
     def take(self, line: str) -> bool:
         """Executes a command, or answers a message; False if the line ends the conversation."""

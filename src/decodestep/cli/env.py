@@ -80,8 +80,8 @@ def environment() -> dict[str, Any]:
 def describe_model(path: Path) -> dict[str, Any]:
     """Describes a model, with the lower bound of a token's time: reading its weights once from memory."""
     with extra("generate"):
+        from decodestep.files.file_bytes import naming
         from decodestep.models.checkpoint import open_checkpoint
-        from decodestep.models.errors import naming
         from decodestep.models.summary import summary
     with naming(path):
         facts = summary(open_checkpoint(path))

@@ -24,11 +24,11 @@ from decodestep.cli.options import (
 from decodestep.explain.data import record_document
 from decodestep.explain.page import page
 from decodestep.explain.record import record
-from decodestep.explain.stages import stages_of
-from decodestep.generation.model_sampler import sampler_for
+from decodestep.explain.tokens import stages_of
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_factory import RowFactory
 
 _ROWS = 15
 _PAGE_STEPS = 40
@@ -123,7 +123,7 @@ def _second_options(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def _show(model: Model, params: SamplingParams, ids: list[int], options: argparse.Namespace) -> int:
-    row = sampler_for(model, params, prompt_ids=[ids]).rows[0]
+    row = RowFactory.of_model(model).row(params, ids)
     found: list[dict[str, Any]] = []
     if ids:
         recorded = record(model, ids, params, options.steps or 1, lambda trace: stages_of(model, trace, options.rows or _ROWS))
@@ -148,5 +148,5 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
     return 0
 
 
-def _short(processor: Any) -> str:
+def _short(processor: object) -> str:
     return type(processor).__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")

@@ -14,14 +14,14 @@ from typing import Any
 from decodestep._base.checks import require
 from decodestep._base.profiling import Cost, Profile, profile
 from decodestep._base.threads import isa, threads, use_threads
-from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.early_end import early_end
+from decodestep.cli.endings import early_end
 from decodestep.cli.options import add_ban, add_beams, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
+from decodestep.cli.running import Cancelled
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_factory import RowFactory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def _report(completion: Completion, model: Model, stats: dict[str, Any], options
 
 
 def _plan_text(model: Model, params: SamplingParams) -> str:
-    plan = sampler_for(model, params.without_beams()).explain()
+    plan = f"row 0\n{RowFactory.of_model(model).row(params.without_beams()).explain()}"
     if params.num_beams == 1:
         return plan
     lines = plan.splitlines()[:-1]  # without the draw
@@ -144,8 +144,8 @@ def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | No
 def _print_alternatives(completion: Completion, model: Model, count: int) -> None:
     from rich.console import Console
 
-    from decodestep.explain.spelling import spell
     from decodestep.explain.terminal import DrawnToken, print_alternatives
+    from decodestep.explain.tokens import spell
 
     def others(token: int, pairs: tuple[tuple[int, float], ...]) -> list[tuple[str, float]]:
         return [(spell(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]

@@ -11,7 +11,7 @@ from typing import Any
 
 from decodestep import models
 from decodestep._base.checks import Words, refuse, require
-from decodestep.cli.progress import progress_line
+from decodestep.cli.running import progress_line
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from decodestep._base.checks import require
-from decodestep.cli.progress import progress_line
+from decodestep.cli.running import progress_line
 from decodestep.models.fetch import path_of
 
 _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k_m, q4_k_m, q5_k_m, q6_k"

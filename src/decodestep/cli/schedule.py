@@ -11,8 +11,7 @@ from typing import Any
 
 from decodestep._base.checks import Words, refuse, require
 from decodestep.cli.options import require_writable, write_text
-from decodestep.ops.mla_prolog import mla_prolog_plan
-from decodestep.ops.mla_prolog.schedule import (
+from decodestep.npu_schedule import (
     CostModel,
     Design,
     Found,
@@ -23,11 +22,12 @@ from decodestep.ops.mla_prolog.schedule import (
     search,
     timeline,
 )
-from decodestep.ops.mla_prolog.schedule.cost import NUMBERS
-from decodestep.ops.mla_prolog.schedule.critical import critical_path, utilisation
-from decodestep.ops.mla_prolog.schedule.gantt import chart, title
-from decodestep.ops.mla_prolog.schedule.page import page
-from decodestep.ops.mla_prolog.schedule.trace import trace
+from decodestep.npu_schedule.cost import NUMBERS
+from decodestep.npu_schedule.critical import critical_path, utilisation
+from decodestep.npu_schedule.gantt import chart, title
+from decodestep.npu_schedule.page import page
+from decodestep.npu_schedule.trace import trace
+from decodestep.ops.mla_prolog import mla_prolog_plan
 
 _DRAWN: dict[str, Callable[[Timeline], str]] = {".html": page, ".svg": chart, ".json": trace}
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.options import add_named_model, load, name_model, text_of
-from decodestep.models.errors import ModelError, TemplateProcessError
-from decodestep.models.kv_cache import PAGE
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.errors import ModelError, TemplateProcessError
 
 if TYPE_CHECKING:
     import uvicorn

@@ -12,12 +12,10 @@ import numpy as np
 from decodestep import random
 from decodestep.explain.omitted import TEMPERATURES, entry_stage, summarise_omitted
 from decodestep.explain.record import Recording, record
-from decodestep.explain.spelling import pieces, spell
+from decodestep.explain.tokens import pieces, spell
 from decodestep.models import Model
 from decodestep.ops.decode_step import reference
 from decodestep.sampling.distribution import likeliest
-from decodestep.sampling.fusion_rules import rule_of
-from decodestep.sampling.one_processor import name_of
 from decodestep.sampling.params import SAMPLERS, SamplingParams
 from decodestep.sampling.trace import StepTrace, Trace
 
@@ -65,8 +63,8 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
         "seed": None if params.greedy or row.seed is None else str(row.seed),  # text: JavaScript's numbers have 53 bits
         "greedy": params.greedy,
         "plan": [
-            {"name": name_of(processor), "text": line.strip().split(None, 1)[1], "kind": rule_of(processor).kind}
-            for processor, line in zip(row.plan.processors, row.plan.explain().splitlines(), strict=True)
+            {"name": stage.name, "text": line.strip().split(None, 1)[1], "kind": stage.kind}
+            for stage, line in zip(row.plan.stages, row.plan.explain().splitlines(), strict=True)
         ],
         "what_if": {
             "order": [*order, *(name for name in _WHAT_IF if name not in order)],

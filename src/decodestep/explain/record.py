@@ -9,10 +9,10 @@ from typing import Generic, TypeVar
 from decodestep._base.threads import use_threads
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.generate_call import within_context
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
+from decodestep.sampling.row_factory import RowFactory
 from decodestep.sampling.trace import Trace
 
 Kept = TypeVar("Kept")
@@ -42,19 +42,20 @@ def record(
     prompt_ids: at least one token. params: of one beam and one sample.
     Raises as `Sampler` does, and CacheFullError if the prompt and the steps do not fit the cache.
     """
-    sampler = sampler_for(model, within_context(model, list(prompt_ids), params), prompt_ids=[prompt_ids])
-    row, ids, tokens, text = sampler.rows[0], list(prompt_ids), list[Kept](), ""
+    factory = RowFactory.of_model(model)
+    row = factory.row(within_context(model, list(prompt_ids), params), prompt_ids)
+    ids, tokens, text = list(prompt_ids), list[Kept](), ""
     logits_of = BeamLogits(model, 1, min(len(ids) + steps, model.config.context))
     try:
         with use_threads(model.threads):
             while not row.reason and len(tokens) < steps:
                 logits = logits_of([ids], [0])
-                tokens.append(keep(sampler.trace(logits)[0]))
-                result = sampler.step(logits)
+                tokens.append(keep(row.trace(logits[0], factory.speller)))
+                [taken] = row.step(logits)
                 if row.error is not None:
                     raise row.error
-                text += result.text[0]
-                ids.append(int(result.tokens[0]))
+                text += taken.text
+                ids.append(taken.token)
     finally:
         logits_of.close()
     return Recording(params, row, tuple(prompt_ids), tuple(tokens), text)

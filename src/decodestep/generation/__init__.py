@@ -1,8 +1,9 @@
-"""Text generation: sampling (`generate`, `stream`) and beam search.
+"""Text generation: sampling (`generate`, `stream`, `Engine`) and beam search.
 
 - `prompts`: the accepted forms of a prompt; `completion`: the result of a row;
-- `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs; `model_sampler`: their sampler;
+- `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs;
 - `generate_call`: one call, driven by `generate` and `stream`;
+- `engine` (`engine_request`): rows join and leave between passes, and each gets the tokens that it would get alone;
 - `prompt_logprobs`: the log-probabilities of a prompt's own tokens;
 - `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.
 """
@@ -11,7 +12,24 @@ from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NoBeamError, SearchInterrupt, beam_search
 from decodestep.generation.completion import Completion
+from decodestep.generation.engine import Engine, EngineClosedError, QueueFullError
+from decodestep.generation.engine_request import Delta, EngineRequest
 from decodestep.generation.generate import generate
 from decodestep.generation.stream import astream, stream
 
-__all__ = ["Beam", "BeamLogits", "Completion", "NoBeamError", "SearchInterrupt", "astream", "beam_search", "generate", "stream"]
+__all__ = [
+    "Beam",
+    "BeamLogits",
+    "Completion",
+    "Delta",
+    "Engine",
+    "EngineClosedError",
+    "EngineRequest",
+    "NoBeamError",
+    "QueueFullError",
+    "SearchInterrupt",
+    "astream",
+    "beam_search",
+    "generate",
+    "stream",
+]

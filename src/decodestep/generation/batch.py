@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decodestep.decoding.page_pool import CacheFullError
+from decodestep.decoding.prefill import Budget, Prefill, keys_of
+from decodestep.decoding.sequence import CachedSequence, admit, pages_of
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.schedule import PrefillFirst, Schedule
-from decodestep.models.page_pool import CacheFullError
-from decodestep.models.prefill import Budget, Prefill, keys_of
-from decodestep.models.sequence import CachedSequence, admit, pages_of
-from decodestep.sampling.jump import MAX_JUMP, jump
-from decodestep.sampling.row import Row
+from decodestep.sampling.row import MAX_JUMP, Row
 from decodestep.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Batch:
 
     A prompt that is scored (`params.prompt_logprobs`) takes the place of a block of the others, in every second such pass.
 
-    sampler: empty; the batch adds the rows that are being sampled. schedule: see `Schedule`.
+    schedule: see `Schedule`.
 
     If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
     admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
@@ -56,8 +55,9 @@ class Batch:
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
-    def __init__(self, model: Model, sampler: Sampler, schedule: Schedule | None = None) -> None:
-        self._model, self._sampler = model, sampler
+    def __init__(self, model: Model, schedule: Schedule | None = None) -> None:
+        self._model = model
+        self._sampler = Sampler((), vocab_size=model.config.vocab_size)  # of the rows that are being sampled
         self._schedule = schedule or PrefillFirst()
         self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
         self._added = 0
@@ -126,10 +126,10 @@ class Batch:
         self._sequences.clear()
 
     def _jump(self, row: Row) -> str:
-        """`jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
+        """`Row.jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
         length = len(row.history)
         last = self._model.cache.last_length_like(length)
-        return jump(row, MAX_JUMP if last is None else min(MAX_JUMP, last - length))
+        return row.jump(MAX_JUMP if last is None else min(MAX_JUMP, last - length))
 
     def _remove_ended(self) -> None:
         ended = {key for key, row in self._rows.items() if row.reason}

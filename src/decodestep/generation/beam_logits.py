@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decodestep._base.checks import is_int, require
-from decodestep.models.sequence import admit
+from decodestep.decoding.sequence import admit
 
 if TYPE_CHECKING:
     from decodestep.models import CachedSequence, Model

@@ -187,7 +187,7 @@ def _reporter(raw: np.ndarray, processed: np.ndarray, count: int) -> Report:
     )
 
 
-def _log_softmax(logits: Any, beams: int, vocab: int) -> np.ndarray:
+def _log_softmax(logits: object, beams: int, vocab: int) -> np.ndarray:
     x = np.asarray(logits)
     require_dtype(_OP, "next_logits' result", x, (np.float32, np.float64))
     require_shape(_OP, "next_logits' result", x, (beams, vocab))
@@ -211,7 +211,9 @@ def _penalise_repeats(ids: np.ndarray, scores: np.ndarray, taken: list[int], pen
     return processor(ids, scores, np.tile([*taken, 0], len(scores)), count)
 
 
-def _check_functions(next_logits: Any, processors: Any, stop: Any, num_beams: int) -> LogitsProcessorList:
+def _check_functions(
+    next_logits: object, processors: Sequence[Any] | None, stop: object, num_beams: int
+) -> LogitsProcessorList:
     require(callable(next_logits), _OP, "next_logits", "a function (sequences, parents) -> logits", next_logits)
     require(stop is None or callable(stop), _OP, "stop", "a function of generated token ids, or None", stop)
     ok = processors is None or (isinstance(processors, Sequence) and all(map(callable, processors)))
@@ -220,7 +222,7 @@ def _check_functions(next_logits: Any, processors: Any, stop: Any, num_beams: in
     return LogitsProcessorList(of_item(processors or (), 0))
 
 
-def _check_draw(groups: int, do_sample: Any, seed: Any, top_logprobs: Any) -> None:
+def _check_draw(groups: int, do_sample: object, seed: object, top_logprobs: object) -> None:
     require(isinstance(do_sample, bool), _OP, "do_sample", "a bool", do_sample)
     require(not do_sample or groups == 1, _OP, "do_sample", "False with several groups", do_sample)
     require_seed(_OP, seed)
@@ -238,7 +240,7 @@ def _check_sizes(beams: Any, groups: Any, returned: Any, vocab: Any, length: Any
     require(ok, _OP, "num_return_sequences", f"an integer in [1, num_beams = {beams}]", returned)
 
 
-def _check_scoring(groups: int, diversity_penalty: Any, length_penalty: Any, early_stopping: Any) -> None:
+def _check_scoring(groups: int, diversity_penalty: object, length_penalty: object, early_stopping: object) -> None:
     ok = is_finite(diversity_penalty) and diversity_penalty >= 0
     require(ok, _OP, "diversity_penalty", "a finite number >= 0", diversity_penalty)
     require(groups > 1 or diversity_penalty == 0, _OP, "diversity_penalty", "0 with one group", diversity_penalty)

@@ -4,23 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
 from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate_call import GenerateCall
-from decodestep.generation.prompts import Prompts, prompts_of
+from decodestep.generation.prompts import Prompt, Prompts, prompts_of
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
 
 if TYPE_CHECKING:
+    from decodestep.chat.template import Conversation
     from decodestep.models import Model
 
 StreamCallback = Callable[[int, str], bool | None]
 
 
+@overload
+def generate(
+    model: Model,
+    prompts: str | Conversation,
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    processors: Processors = (),
+    stream: StreamCallback | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> list[Completion]: ...
+@overload
+def generate(
+    model: Model,
+    prompts: Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    processors: Processors = (),
+    stream: StreamCallback | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> list[Completion]: ...
 def generate(
     model: Model,
     prompts: Prompts,

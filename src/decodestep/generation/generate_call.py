@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodestep._base.checks import Words, require
 from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, completion_of
-from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row, within_room
+from decodestep.sampling.row_factory import RowFactory
 from decodestep.sampling.row_processors import Processors
 
 if TYPE_CHECKING:
@@ -47,18 +47,18 @@ class GenerateCall:
         self._model = model
         self._cancelled = cancelled or (lambda: False)
         self._rows_or_search: list[list[Row] | ModelSearch] = []
-        sampler = sampler_for(model, processors=processors)
+        factory = RowFactory.of_model(model, processors=processors)
         self._key_of_index: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
-        self._batch = Batch(model, sampler)
+        self._batch = Batch(model)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
         for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
             if p.num_beams == 1:
-                rows = [sampler.new_row(sample, prompt, number=i) for sample in p.samples()]
+                rows = [factory.row(sample, prompt, number=i) for sample in p.samples()]
                 self._rows_or_search.append(rows)
                 self._key_of_index |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
             else:
-                row = sampler.new_row(p.without_beams(), prompt, number=i, num_beams=p.num_beams)
+                row = factory.row(p.without_beams(), prompt, number=i, num_beams=p.num_beams)
                 search = ModelSearch(model, p, row, i)
                 self._rows_or_search.append(search)
                 self._searches.append((first, search))
@@ -108,8 +108,8 @@ class GenerateCall:
 
 
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int) -> list[SamplingParams]:
-    given: Any = params  # of any type, from users
-    each = list(given) if isinstance(given, Iterable) else [SamplingParams() if given is None else given] * rows
+    params = SamplingParams() if params is None else params
+    each = list(params) if isinstance(params, Iterable) else [params] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
     rule = f"a SamplingParams for all prompts, or {rows}, one for each"

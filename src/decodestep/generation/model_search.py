@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from decodestep._base.checks import require_scores
+from decodestep.decoding.forward import BLOCK
+from decodestep.decoding.page_pool import CacheFullError
+from decodestep.decoding.sequence import pages_of
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
 from decodestep.generation.completion import Completion
-from decodestep.models.forward import BLOCK
-from decodestep.models.page_pool import CacheFullError
-from decodestep.models.sequence import pages_of
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
@@ -155,7 +155,7 @@ class _RowError(Exception):
 def _with_row_errors(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
     """The function, whose exceptions become `_RowError`s."""
 
-    def call(*arguments: Any) -> ResultT:
+    def call(*arguments: object) -> ResultT:
         try:
             return function(*arguments)
         except Exception as error:

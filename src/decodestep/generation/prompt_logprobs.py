@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodestep.models.prefill import Budget, Piece
-from decodestep.models.sequence import CachedSequence
+from decodestep.decoding.prefill import Budget, Piece
+from decodestep.decoding.sequence import CachedSequence
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, steps
 from decodestep.sampling.row import Row
 

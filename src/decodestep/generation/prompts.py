@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from decodestep._base.checks import Words, ids_below, is_int, refuse, require
 
 if TYPE_CHECKING:
+    from decodestep.chat.template import Conversation, Message
     from decodestep.models import Model
 
 _OP = "generate"
 
-Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
-# One string, one conversation, or several prompts. All lists are one Sequence here, because type checkers do not choose between
-# several for a list of unlike items.
-Prompts = str | Sequence[Prompt | Mapping[str, Any]]
+# Text, token ids or a conversation: both are one Sequence here, since mypy does not choose between several for unlike prompts.
+Prompt: TypeAlias = "str | Sequence[int | Message | Mapping[str, Any]] | np.ndarray"
+# One string, one conversation, or several prompts.
+Prompts: TypeAlias = "str | Conversation | Sequence[Prompt]"
 
 
 def prompts_of(prompts: Prompts) -> Sequence[Prompt]:
@@ -49,11 +50,11 @@ def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     return ids
 
 
-def _is_conversation(prompt: Any) -> bool:
+def _is_conversation(prompt: Prompt | Prompts) -> bool:
     return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
 
 
-def _encode(encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
+def _encode(encode: Callable[[Any], list[int]], prompt: object) -> list[int]:
     try:
         return encode(prompt)
     except UnicodeEncodeError:

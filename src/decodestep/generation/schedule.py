@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from decodestep.decoding.forward import BLOCK
+from decodestep.decoding.prefill import Budget
 from decodestep.generation.pass_cost import PassCost, Work
-from decodestep.models.forward import BLOCK
-from decodestep.models.prefill import Budget
 
 
 class Schedule(ABC):

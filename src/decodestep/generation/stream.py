@@ -233,7 +233,7 @@ class AsyncCompletionStream:
         if hasattr(self, "_closed"):
             self._close()
 
-    async def _in_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_worker(self, function: Callable[..., Any], *arguments: object) -> Any:
         """The function's result, from the worker thread."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "decodestep-stream")

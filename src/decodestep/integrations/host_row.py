@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from decodestep._base.arrays import ArrayT
 from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
+from decodestep.sampling.row import Row
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler
 
@@ -55,62 +56,60 @@ class HostRow:
         self._options: dict[str, Any] = {"vocab_size": vocab_size, "eos_token_id": eos_token_id, "processors": processors}
         self._prompt = list(prompt_ids)
         self._begin(())
-        self._params = self._sampler.rows[0].params  # with its seed
+        self._params = self._row.params  # with its seed
 
     @property
     def seed(self) -> int | None:
-        return self._sampler.rows[0].seed
+        return self._row.seed
 
     @property
     def tokens(self) -> list[int]:
         """The prompt and the accepted tokens."""
-        tokens = list(self._sampler.rows[0].history.tokens)
-        return tokens[:-1] if self._drawn else tokens
+        return self._row.history.tokens[: self._accepted]
 
-    def draw(self, logits: Any) -> int:
+    def draw(self, logits: object) -> int:
         """The next token, from logits (1, V). `accept` adds it to the history; another draw replaces it.
 
         Raises ValueError if no token is left, and whatever a processor raises; the row does not change then.
         """
-        self._take_back()
-        history = self._sampler.rows[0].history
-        length = len(history)
+        self._keep(self._accepted)
         try:
             token = int(self._sampler.step(logits).tokens[0])
         except BaseException:
-            if self._sampler.rows[0].reason:  # ended by an interrupt, which may have come after the draw
-                self._begin(history.tokens[len(self._prompt) : length])
+            self._keep(self._accepted)  # an interrupt may have come after the draw
             raise
         if token < 0:
-            error = self._sampler.rows[0].error
-            self._begin(self.tokens[len(self._prompt) :])
+            error = self._row.error
+            self._keep(self._accepted)
             if error is not None:
                 raise error
             refuse("HostRow", "logits", "such that a token is left to draw", Words("none"))
-        self._drawn = True
         return token
 
     def processed(self, logits: ArrayT) -> ArrayT:
         """`Sampler.processed` of logits (1, V)."""
-        self._take_back()
+        self._keep(self._accepted)
         return self._sampler.processed(logits)
 
     def accept(self, token: int) -> None:
         """Appends `token` to the history: the one that was drawn last, or another in its place."""
         vocab = self._options["vocab_size"]
         require(is_int(token) and 0 <= token < vocab, "HostRow", "token", f"in [0, {vocab})", token)
-        if self._drawn and self._sampler.rows[0].history.tokens[-1] != token:
-            self._take_back()
-        if not self._drawn:
-            self._sampler.rows[0].history.append(token)
-        self._drawn = False
+        drawn = self._row.history.tokens[self._accepted :]
+        if drawn != [token]:
+            self._keep(self._accepted)
+            self._row.history.append(token)
+        self._accepted += 1
 
     def follow(self, generated: Sequence[int]) -> None:
-        """Sets the tokens after the prompt to `generated`, usually one more than before."""
-        known = len(self._sampler.rows[0].history) - self._drawn - len(self._prompt)
-        if len(generated) < known or self.tokens[len(self._prompt) :] != list(generated[:known]):
-            self._begin(())
-            known = 0
+        """Sets the tokens after the prompt to `generated`, usually one more than before; what both begin with is kept."""
+        first = len(self._prompt)
+        before = self._row.history.tokens[first : self._accepted]
+        known = len(before)
+        if before != list(generated[:known]):
+            both = zip(before, generated, strict=False)
+            known = next((i for i, (ours, theirs) in enumerate(both) if ours != theirs), min(known, len(generated)))
+            self._keep(first + known)
         for token in generated[known:]:
             self.accept(int(token))
 
@@ -127,15 +126,26 @@ class HostRow:
     def __reduce__(self) -> NoReturn:  # a shallow copy would share the original's `Sampler`
         raise TypeError("a HostRow cannot be copied or pickled: use clone")
 
-    def _take_back(self) -> None:
-        if self._drawn:
-            self._begin(self.tokens[len(self._prompt) :])
+    @property
+    def _row(self) -> Row:
+        return self._sampler.rows[0]
+
+    def _keep(self, length: int) -> None:
+        """Takes back all but the first tokens of the history, and the end of a row that has ended."""
+        history = self._row.history
+        if len(history) == length and not self._row.reason:
+            return
+        if self._row.can_go_back:
+            self._row.truncate(length)
+            self._accepted = length
+        else:  # processors begin anew
+            self._begin(history.tokens[len(self._prompt) : length])
 
     def _begin(self, generated: Sequence[int]) -> None:
         self._sampler = Sampler(self._params, prompt_ids=[self._prompt], **self._options)
         for token in generated:
-            self._sampler.rows[0].history.append(token)
-        self._drawn = False
+            self._row.history.append(token)
+        self._accepted = len(self._row.history)  # tokens; one more has been drawn where the history is longer
 
 
 def without_ends(params: SamplingParams) -> SamplingParams:

@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,11 @@ from decodestep._base.extras import extra
 from decodestep.integrations.host_row import HostRow, without_ends
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
+
+if TYPE_CHECKING:
+    from llama_cpp._internals import LlamaContext
+
+    Pointer: TypeAlias = ctypes._Pointer[Any]
 
 with extra("llama-cpp"):
     import llama_cpp
@@ -45,7 +50,7 @@ class RowSampler(HostRow):
 
     error: BaseException | None = None  # raised in a llama_sampler, which cannot report it
 
-    def sample(self, ctx: Any, index: int = -1) -> int:
+    def sample(self, ctx: LlamaContext, index: int = -1) -> int:
         """Draws the next token of the sequence from the logits of output `index` of the last decode, and accepts it.
 
         ctx: a llama_context pointer, or llama-cpp-python's LlamaContext. Nothing is copied.
@@ -62,7 +67,7 @@ class RowSampler(HostRow):
         if not logits:
             refuse(_OP, "index", "an output of the last llama_decode that has logits", index)
         token = self.draw(_array(logits, vocab, np.dtype(np.float32))[None])
-        self._drawn = False  # accepted
+        self.accept(token)
         return token
 
     def pointer(self) -> Any:
@@ -77,7 +82,7 @@ class RowSampler(HostRow):
         _owned[key] = self
         return llama_cpp.llama_sampler_init(ctypes.byref(_INTERFACE), key)
 
-    def apply(self, candidates: Any) -> None:
+    def apply(self, candidates: llama_cpp.llama_token_data_array) -> None:
         """Draws from a llama_token_data_array and sets its `selected`."""
         candidates.selected = 0
         data = _array(candidates.data, candidates.size, _TOKEN)
@@ -108,7 +113,7 @@ class LogitsProcessor:
         self._row: HostRow | None = None
         self._prompt_length = 0
 
-    def __call__(self, input_ids: Any, scores: Any) -> np.ndarray:
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         ids = [int(token) for token in input_ids]
         row = np.ascontiguousarray(scores)[None]
         if self._row is None:
@@ -122,7 +127,7 @@ class LogitsProcessor:
 
 
 @contextmanager
-def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -> Iterator[None]:
+def sampling(llm: llama_cpp.Llama, params: SamplingParams, *, processors: Processors = ()) -> Iterator[None]:
     """Context manager in which every text of `llm` (create_completion, create_chat_completion, generate) is a row of `Sampler`.
 
     llm: a `llama_cpp.Llama`. params, processors: as for `HostRow`; the row's prompt is the model's input. If params.seed is
@@ -157,12 +162,12 @@ def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -
 class _TextSampler:
     """The sampler of `Llama.generate`, for one text."""
 
-    def __init__(self, llm: Any, params: SamplingParams, options: dict[str, Any]) -> None:
+    def __init__(self, llm: llama_cpp.Llama, params: SamplingParams, options: dict[str, Any]) -> None:
         self._llm, self._params, self._options = llm, params, options
         self._row: RowSampler | None = None
         self._length = 0  # of the row's history
 
-    def sample(self, ctx: Any, index: int = -1) -> int:
+    def sample(self, ctx: LlamaContext, index: int = -1) -> int:
         llm = self._llm
         length = llm.n_tokens + index + 1
         if self._row is None:
@@ -205,7 +210,7 @@ def _defaults() -> dict[str, list[Any]]:
 _DEFAULTS = _defaults()
 
 
-def _array(pointer: Any, count: int, dtype: np.dtype[Any]) -> np.ndarray:
+def _array(pointer: Pointer, count: int, dtype: np.dtype[Any]) -> np.ndarray:
     """`count` items at a C pointer, as a view."""
     items: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(ctypes.addressof(pointer.contents))
     return np.frombuffer(items, dtype)
@@ -216,7 +221,7 @@ _owned: dict[int, RowSampler] = {}
 _keys = itertools.count(1)
 
 
-def _apply(sampler: Any, candidates: Any) -> None:
+def _apply(sampler: Pointer, candidates: Pointer) -> None:
     try:
         _owned[sampler.contents.ctx].apply(candidates.contents)
     except BaseException as error:
@@ -224,20 +229,20 @@ def _apply(sampler: Any, candidates: Any) -> None:
         raise
 
 
-def _accept(sampler: Any, token: int) -> None:
+def _accept(sampler: Pointer, token: int) -> None:
     _owned[sampler.contents.ctx].accept(token)
 
 
-def _reset(sampler: Any) -> None:
+def _reset(sampler: Pointer) -> None:
     _owned[sampler.contents.ctx].reset()
 
 
-def _clone(sampler: Any) -> int | None:
+def _clone(sampler: Pointer) -> int | None:
     row = _owned[ctypes.cast(sampler, llama_cpp.llama_sampler_p_ctypes).contents.ctx]
     return ctypes.cast(row.clone().pointer(), ctypes.c_void_p).value  # type: ignore[attr-defined]
 
 
-def _free(sampler: Any) -> None:
+def _free(sampler: Pointer) -> None:
     del _owned[sampler.contents.ctx]
 
 

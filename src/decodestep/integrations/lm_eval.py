@@ -93,7 +93,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
     def tokenizer_name(self) -> str:
         return str(self.model.path).replace("/", "__")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
         """The ids of a text, with the special tokens unless the text begins with them or add_special_tokens is False."""
         tokenizer = self.model.tokenizer
         bare: list[int] = tokenizer.encode_rendered(string)
@@ -105,7 +105,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         return bare if spelled else tokenizer.encode(string)
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: object
     ) -> list[tuple[float, bool]]:
         results = []
         for key, context, continuation in requests:

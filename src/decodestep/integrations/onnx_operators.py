@@ -48,7 +48,7 @@ class Operator:
         return self.compute(**given, **{**self.attributes, **options})
 
 
-def _argument(name: str, value: Any, default: Any) -> Any:
+def _argument(name: str, value: object, default: object) -> Any:
     """The argument that an attribute stands for: ONNX has integers for bools, and float32 for floats, of which the shortest
     decimal is meant: 1e-8 rather than the float32 closest to it."""
     if isinstance(default, bool):
@@ -89,7 +89,7 @@ def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple
     return np.asarray(query), np.asarray(query_rope), scales[0], norm, scales[1], *caches
 
 
-def _or_placeholder(result: Any, dtype: type) -> np.ndarray:
+def _or_placeholder(result: object, dtype: type) -> np.ndarray:
     """The result; if the call does not produce it, a meaningless single element, as in torch_npu."""
     return np.zeros(1, dtype) if result is None else np.asarray(result)
 

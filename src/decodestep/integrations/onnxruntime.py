@@ -19,7 +19,7 @@ from weakref import WeakSet
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.checks import Words, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS, VERSION, Operator
 from decodestep.integrations.onnxruntime_interface import ANY, NUMBERS, OPTIONAL, REQUIRED, Api, CustomOp, Registrar
@@ -75,7 +75,7 @@ def _custom_ops(api: Api) -> list[CustomOp]:
     return made
 
 
-def _custom_op(api: Api, name: str, operator: Operator, types: Any) -> CustomOp:
+def _custom_op(api: Api, name: str, operator: Operator, types: object) -> CustomOp:
     text = ctypes.create_string_buffer(name.encode())
     kind: dict[str, Any] = {field[0]: field[1] for field in CustomOp._fields_}
     op = CustomOp(version=INTERFACE, KernelDestroy=_KEEP)
@@ -146,5 +146,5 @@ def _compute(api: Api, operator: Operator, attributes: tuple[tuple[str, Any], ..
                 continue
             target = api.array(value)
             if (target.dtype, target.shape) != (result.dtype, result.shape):
-                raise ValueError(f"decodestep: {name} must be {target.dtype}, as declared in the model; got {result.dtype}")
+                refuse("decodestep", name, f"{target.dtype}, as declared in the model", Words(result.dtype))
             target[...] = result

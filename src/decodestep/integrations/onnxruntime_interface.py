@@ -13,6 +13,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from decodestep._base.checks import Words, refuse
+from decodestep.errors import RequestError
+
 VERSION = 18
 ANY, REQUIRED, OPTIONAL = 0, 0, 1
 _FAIL, _INVALID_ARGUMENT = 1, 2
@@ -114,7 +117,7 @@ class Api:
             name: ctypes.CFUNCTYPE(c_void_p, *arguments)(self._table[place]) for name, (place, arguments) in _FUNCTIONS.items()
         }
 
-    def __call__(self, name: str, *arguments: Any) -> None:
+    def __call__(self, name: str, *arguments: object) -> None:
         """Calls a function that returns a status."""
         status = self._functions[name](*arguments)
         if status:
@@ -144,7 +147,7 @@ class Api:
         finally:
             self.release_type(info)
         if number not in DTYPES:
-            raise ValueError(f"onnxruntime: a tensor must be of a type that NumPy has; got ONNX's type {number}")
+            refuse("onnxruntime", "a tensor", "of a type that NumPy has", Words(f"ONNX's type {number}"))
         dtype, shape = np.dtype(DTYPES[number]), tuple(dimensions)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if size == 0:
@@ -167,5 +170,5 @@ class Api:
             return text.raw[: size.value - 1].decode()  # without the NUL at its end; others are characters
         except ValueError as error:
             if "No attribute" not in str(error):
-                raise ValueError(f"decodestep: {name} must be a {type(default).__name__}; got another: {error}") from None
+                raise RequestError("decodestep", name, f"a {type(default).__name__}", f"another: {error}") from None
             return default

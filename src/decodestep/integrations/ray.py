@@ -178,7 +178,7 @@ def _as_lists(column: np.ndarray) -> np.ndarray:
     return made
 
 
-def _prompt_of(cell: Any) -> Any:
+def _prompt_of(cell: object) -> Any:
     plain = cell.tolist() if hasattr(cell, "tolist") else cell
     if not isinstance(plain, (str, list)) or not plain:
         refuse(_OP, "prompt", "a non-empty text, list of token ids or conversation", plain)

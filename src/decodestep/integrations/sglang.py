@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Words, require
 from decodestep._base.extras import extra
@@ -22,6 +22,11 @@ from decodestep.integrations.host_row import HostRow
 from decodestep.ops.decode_step import decode_step
 from decodestep.ops.decode_step.steps import MinP, Temperature, TopK, TopP
 from decodestep.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 with extra("sglang"):
     import torch
@@ -74,7 +79,7 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
             logits[i, token] = 0.0
         return logits
 
-    def _draw(self, req: Any, params: dict[str, Any], logits: torch.Tensor) -> int:
+    def _draw(self, req: Req, params: dict[str, Any], logits: torch.Tensor) -> int:
         row = params.get(_ROW)
         if not isinstance(row, HostRow):  # the first token, whatever a client has sent under this name
             made = in_vocabulary(_params_of(req, params[KEY]), len(logits))
@@ -84,7 +89,7 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
         return drawn
 
 
-def _params_of(req: Any, given: Any) -> SamplingParams:
+def _params_of(req: Req, given: Any) -> SamplingParams:
     """The params of an SGLang request, whose fields are normalised: greedy is top_k 1, no top_k is a huge one."""
     own = req.sampling_params
     params = host_params(
@@ -119,13 +124,20 @@ class Sampler(TheirSampler):  # type: ignore[misc]
         require(self.rl_on_policy_target is None, _OP, "rl_on_policy_target", "None", self.rl_on_policy_target)
         self.use_ascend_backend = True  # the branch of `forward` that delegates filters and draw to the method below
 
-    def forward(self, logits_output: Any, sampling_info: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+    def forward(
+        self, logits_output: LogitsProcessorOutput, sampling_info: SamplingBatchInfo, *arguments: object, **options: Any
+    ) -> torch.Tensor:
         masks = sampling_info.sampling_mask_batch_indices
         require(masks is None, _OP, "return_sampling_mask", "off", Words("a request that asks for it"))
         return super().forward(logits_output, sampling_info, *arguments, **options)
 
     def _forward_ascend_backend(
-        self, logits: torch.Tensor, sampling_info: Any, simple: bool, return_logprob: bool, positions: torch.Tensor
+        self,
+        logits: torch.Tensor,
+        sampling_info: SamplingBatchInfo,
+        simple: bool,
+        return_logprob: bool,
+        positions: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         info, batch = sampling_info, len(logits)
         columns = (info.temperatures, info.top_ps, info.top_ks, info.min_ps)

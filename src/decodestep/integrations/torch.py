@@ -60,7 +60,7 @@ def _new_like(name: str) -> Callable[..., Any]:
     return lambda **call: call[name].new_empty(call[name].shape)
 
 
-def _fake_in_place(**_: Any) -> None:
+def _fake_in_place(**_: object) -> None:
     """The fake of an operator that writes to an argument and returns nothing."""
 
 
@@ -68,7 +68,7 @@ def _fake_linear(*, x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[1]))
 
 
-def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, groups: int, **_: Any) -> Tensor:
+def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, groups: int, **_: object) -> Tensor:
     return query_rope.new_empty((*query_rope.shape[:2], kv_cache.shape[3] // groups))
 
 
@@ -82,7 +82,7 @@ def _sample(**call: Any) -> tuple[Tensor, Tensor]:
     return chosen, _or_placeholder(call["logits"], masked, torch.float32)
 
 
-def _fake_sample(*, logits: Tensor, is_need_logits: bool, **_: Any) -> tuple[Tensor, Tensor]:
+def _fake_sample(*, logits: Tensor, is_need_logits: bool, **_: object) -> tuple[Tensor, Tensor]:
     masked = logits.new_empty(logits.shape if is_need_logits else 1, dtype=torch.float32)
     return logits.new_empty(logits.shape[0], dtype=torch.int64), masked
 
@@ -93,7 +93,7 @@ def _sample_v2(**call: Any) -> tuple[Tensor, ...]:
     return tuple(_or_placeholder(call["logits"], result, dtype) for result, dtype in results)
 
 
-def _fake_sample_v2(*, logits: Tensor, is_need_logits: bool, is_need_sample_result: bool, **_: Any) -> tuple[Tensor, ...]:
+def _fake_sample_v2(*, logits: Tensor, is_need_logits: bool, is_need_sample_result: bool, **_: object) -> tuple[Tensor, ...]:
     def fake(produced: bool, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         return logits.new_empty(shape if produced else 1, dtype=dtype)
 
@@ -213,7 +213,7 @@ _PROLOGS = {
     ),
 }
 
-# One entry per operator, tested in tests/test_integrations_torch.py.
+# One entry per operator, tested in tests/integrations/test_torch.py.
 OPERATORS = {
     "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _scatter, _new_like("past_cache")),
     "tensor_scatter_": CustomOp(
@@ -259,7 +259,7 @@ def _by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     names = [argument[0].split()[-1] for argument in arguments if argument[0] != "*"]
     defaults = {a[0].split()[-1]: ast.literal_eval(a[1]) for a in arguments if len(a) == 2}
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: Any) -> Any:
         return function(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
 
     return call

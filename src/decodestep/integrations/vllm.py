@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,11 @@ from decodestep.integrations.host_params import KEY, host_params, in_vocabulary
 from decodestep.integrations.host_row import HostRow
 from decodestep.random import sample_seed
 from decodestep.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams as VllmParams
+    from vllm.config import VllmConfig
+    from vllm.v1.sample.logits_processor import BatchUpdate
 
 with extra("vllm"):
     import torch
@@ -36,7 +41,7 @@ _AFTER = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty
 log = init_logger("vllm.decodestep")
 
 
-def params_of(sampling_params: Any) -> SamplingParams | None:
+def params_of(sampling_params: VllmParams) -> SamplingParams | None:
     """The params of a vLLM request; None for a request without extra_args["decodestep"].
 
     temperature, top_p, top_k, min_p and seed are the request's own; extra_args["decodestep"] is a mapping of fields in
@@ -75,11 +80,11 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
     """
 
     @classmethod
-    def validate_params(cls, sampling_params: Any) -> None:
+    def validate_params(cls, sampling_params: VllmParams) -> None:
         """Raises ValueError as `params_of` does, before vLLM admits the request."""
         params_of(sampling_params)
 
-    def __init__(self, vllm_config: Any, device_or_states: Any, is_pin_memory: bool | None = None) -> None:
+    def __init__(self, vllm_config: VllmConfig, device_or_states: object, is_pin_memory: bool | None = None) -> None:
         """vLLM passes (config, device, is_pin_memory) for batch updates and (config, req_states) for staged requests."""
         self._states = None if is_pin_memory is not None else device_or_states
         self._seed = int(getattr(getattr(vllm_config, "model_config", None), "seed", None) or 0) % 2**64
@@ -92,12 +97,12 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
         """False: a greedy request may have penalties."""
         return False
 
-    def update_state(self, batch_update: Any) -> None:
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
         process_dict_updates(self._requests, batch_update, self._new_request)
 
     # Staged requests
 
-    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+    def add_request(self, req_idx: int, sampling_params: VllmParams) -> bool:
         request = self._new_request(sampling_params, None, None)
         self._requests.pop(req_idx, None)
         if request is not None:
@@ -106,7 +111,7 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
 
     # Both
 
-    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, ctx: object = None) -> torch.Tensor:
         """Draws the tokens of the requests' rows, in place. ctx: the layout of the batch, for staged requests."""
         if not self._requests:
             return logits
@@ -123,7 +128,7 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
             logits[index[:, 0], index[:, 1]] = 0.0
         return logits
 
-    def _new_request(self, sampling_params: Any, prompt: list[int] | None, output: list[int] | None) -> _Request | None:
+    def _new_request(self, sampling_params: VllmParams, prompt: list[int] | None, output: list[int] | None) -> _Request | None:
         params = params_of(sampling_params)
         if params is None:
             return None

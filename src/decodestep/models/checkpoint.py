@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 
-from decodestep.models.architectures import folder, folder_rope, gguf, names
-from decodestep.models.architectures.names import Part
-from decodestep.models.config import Config
-from decodestep.models.errors import ModelError
-from decodestep.models.folder_tokenizer import FolderTokenizer
-from decodestep.models.gguf_file import GgufFile, Tensor
-from decodestep.models.gguf_shards import open_gguf
-from decodestep.models.gguf_tokenizer import GgufTokenizer
-from decodestep.models.model_folder import ModelFolder
-from decodestep.models.rope import Rope
-from decodestep.models.safetensors_file import SafeTensor
-from decodestep.models.tensor_values import FLOAT8, TILE, can_be_read, float32_of, pieces_of, type_name
-from decodestep.models.tokenizer import Tokenizer
+from decodestep.decoding.config import Config
+from decodestep.decoding.rope import Rope
+from decodestep.errors import ModelError
+from decodestep.families import folder, folder_rope, gguf, names
+from decodestep.families.names import Part
+from decodestep.files.gguf_file import GgufFile, Tensor
+from decodestep.files.gguf_shards import open_gguf
+from decodestep.files.model_folder import ModelFolder
+from decodestep.files.safetensors_file import SafeTensor
+from decodestep.files.tensor_values import FLOAT8, TILE, can_be_read, float32_of, pieces_of, type_name
+from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
+from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
+from decodestep.tokenizers.tokenizer import Tokenizer
 from decodestep.weights.file_rows import FilePart, FileRows
 from decodestep.weights.lazy_rows import Rows
 from decodestep.weights.packed import DENSE_FORMATS, Format

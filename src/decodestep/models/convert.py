@@ -12,11 +12,11 @@ from functools import partial
 
 import numpy as np
 
-from decodestep.models import latent_form
+from decodestep.decoding import latent_form
+from decodestep.decoding.config import Config, LatentConfig
+from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
+from decodestep.errors import ModelError
 from decodestep.models.checkpoint import Checkpoint, Stored
-from decodestep.models.config import Config, LatentConfig
-from decodestep.models.errors import ModelError
-from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.lazy_rows import Rows, whole

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from decodestep.models.errors import ModelError
+from decodestep.errors import ModelError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 

@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
-from decodestep.models.architectures.gguf_of_folder import header_of
-from decodestep.models.architectures.names import Part
+from decodestep.families.gguf_of_folder import header_of
+from decodestep.families.names import Part
+from decodestep.files.gguf_file import GgufFile, Tensor
+from decodestep.files.model_folder import ModelFolder
+from decodestep.files.tensor_values import float32_of
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import neighbour_order
-from decodestep.models.folder_tokenizer import FolderTokenizer
-from decodestep.models.gguf_file import GgufFile, Tensor
-from decodestep.models.model_folder import ModelFolder
-from decodestep.models.tensor_values import float32_of
-from decodestep.models.tokenizer_fields import tokenizer_fields
+from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
+from decodestep.tokenizers.gguf_fields import tokenizer_fields
 
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
@@ -134,7 +133,7 @@ def _order(checkpoint: Checkpoint, part: Part) -> np.ndarray:
     return neighbour_order(config.heads, latent.nope_dim, latent.rope_dim)
 
 
-def _value_type(value: Any) -> tuple[GGUFValueType, GGUFValueType | None]:
+def _value_type(value: object) -> tuple[GGUFValueType, GGUFValueType | None]:
     if isinstance(value, list):
         of_items = _value_type(value[0])[0] if value else GGUFValueType.STRING
         # llama.cpp reads the types of tokens as INT32 alone.

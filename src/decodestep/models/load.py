@@ -6,18 +6,15 @@ Reading a file needs the packages of decodestep[generate]; this module can be im
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.extras import extra
 from decodestep._base.memory import Arena
 from decodestep._base.threads import MAX_THREADS, use_threads
-from decodestep.models.decoder import Decoder
-from decodestep.models.errors import ModelError, naming
-from decodestep.models.fetch import DEFAULT_MODEL, path_of
-from decodestep.models.layer_decoder import LayerDecoder
-from decodestep.models.model import Model
-from decodestep.models.step_decoder import (
+from decodestep.decoding.decoder import Decoder
+from decodestep.decoding.layer_decoder import LayerDecoder
+from decodestep.decoding.step_decoder import (
     CACHE_DTYPES,
     PANEL_FORMATS,
     QUANTISED,
@@ -26,12 +23,16 @@ from decodestep.models.step_decoder import (
     obstacle,
     step_head_dim,
 )
+from decodestep.errors import ModelError
+from decodestep.files.file_bytes import naming
+from decodestep.models.fetch import DEFAULT_MODEL, path_of
+from decodestep.models.model import Model
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 
 if TYPE_CHECKING:
+    from decodestep.decoding.config import Config
     from decodestep.models.checkpoint import Checkpoint
-    from decodestep.models.config import Config
     from decodestep.models.convert import Progress
     from decodestep.weights.lazy_rows import Rows
 
@@ -101,9 +102,9 @@ def load(
     """
     _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
     with extra("generate"):
-        import jinja2  # noqa: F401, for the process that renders the template
+        import jinja2  # noqa: F401 # pyright: ignore[reportUnusedImport] - for the process that renders the template
 
-        from decodestep.models.chat import ChatTemplate
+        from decodestep.chat.template import ChatTemplate
         from decodestep.models.checkpoint import open_checkpoint
     path = path_of(name_or_path)
     with naming(path), use_threads(threads):
@@ -117,14 +118,14 @@ def load(
 
 
 def _check(
-    name_or_path: Any,
-    dtype: Any,
-    form: Any,
-    cache_dtype: Any,
-    threads: Any,
-    chat_template: Any,
-    cache_bytes: Any,
-    progress: Any,
+    name_or_path: str | os.PathLike[str] | None,
+    dtype: object,
+    form: object,
+    cache_dtype: object,
+    threads: object,
+    chat_template: object,
+    cache_bytes: object,
+    progress: object,
 ) -> None:
     ok = isinstance(name_or_path, (str, os.PathLike)) and str(name_or_path) != ""
     require(ok, _OP, "name_or_path", "a name or a path", name_or_path)
@@ -167,7 +168,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
 
 def _as_latent(checkpoint: Checkpoint) -> Config:
     """The config in the form of latent attention."""
-    from decodestep.models.latent_form import latent_config
+    from decodestep.decoding.latent_form import latent_config
 
     config = checkpoint.config
     if config.latent_attention is not None:

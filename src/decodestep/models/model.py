@@ -10,17 +10,17 @@ import numpy as np
 
 from decodestep._base.checks import require, require_choice, require_ids
 from decodestep._base.threads import use_threads
-from decodestep.models.config import Config
-from decodestep.models.decoder import Decoder
-from decodestep.models.forward import forward
-from decodestep.models.kv_cache import PAGE
-from decodestep.models.page_pool import PagePool, new_pool
-from decodestep.models.sequence import CachedSequence
+from decodestep.chat.traced_text import TracedText, runs
+from decodestep.decoding.config import Config
+from decodestep.decoding.decoder import Decoder
+from decodestep.decoding.forward import forward
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.page_pool import PagePool, new_pool
+from decodestep.decoding.sequence import CachedSequence
 
 if TYPE_CHECKING:
-    from decodestep.models.chat import ChatTemplate, Message
-    from decodestep.models.tokenizer import Tokenizer
-    from decodestep.models.traced_text import TracedText
+    from decodestep.chat.template import ChatTemplate, Conversation
+    from decodestep.tokenizers.tokenizer import Tokenizer
 
 
 class Model:
@@ -68,7 +68,7 @@ class Model:
 
     def chat_prompt(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -100,7 +100,7 @@ class Model:
 
     def chat_ids(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         *,
         control_tokens: str = "text",
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -121,11 +121,11 @@ class Model:
         prompt = self._rendered(messages, tools, documents, add_generation_prompt, variables)
         if control_tokens == "parse":
             return self.tokenizer.encode_rendered(str.__str__(prompt))
-        return self.tokenizer.encode_pieces(self.tokenizer.control_tokens.split(prompt))
+        return self.tokenizer.encode_pieces(self.tokenizer.control_tokens.split(runs(prompt)))
 
     def _rendered(
         self,
-        messages: Sequence[Message],
+        messages: Conversation,
         tools: Sequence[Mapping[str, Any]] | None,
         documents: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,

@@ -14,8 +14,8 @@ from decodestep.weights.blocks import BLOCKS
 from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.lazy_rows import Rows, whole
 from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.native import quantise_blocks
 from decodestep.weights.packed import DENSE_DTYPES, Format
-from decodestep.weights.quantise_blocks import quantise_blocks
 
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
 # Q8_0 is made as llama.cpp makes it, of the scale before it is rounded.

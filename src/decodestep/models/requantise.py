@@ -15,8 +15,9 @@ from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 from gguf.constants import GGMLQuantizationType as Type
 
 from decodestep._base.checks import require, require_choice
+from decodestep.errors import ModelError
+from decodestep.files.file_bytes import naming
 from decodestep.models.checkpoint import Checkpoint, open_checkpoint
-from decodestep.models.errors import ModelError, naming
 from decodestep.models.gguf_source import Source, SourceTensor, source_of
 from decodestep.models.quantise import has_finite_scales, quantise
 

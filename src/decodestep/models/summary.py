@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from decodestep.models import layer_decoder, step_decoder
-from decodestep.models.chat import ChatTemplate
+from decodestep.chat.template import ChatTemplate
+from decodestep.decoding import layer_decoder, step_decoder
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.files.gguf_file import GgufFile
 from decodestep.models.checkpoint import Checkpoint
-from decodestep.models.gguf_file import GgufFile
-from decodestep.models.kv_cache import PAGE
 
 _EXPERTS = "experts_gate", "experts_up", "experts_gate_up", "experts_down"  # parts of a layer, each of several tensors
 

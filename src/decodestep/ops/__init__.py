@@ -1,7 +1,7 @@
 """The operators and the types of their arguments; `decodestep.ops.linear` is the function.
 
-So a module below an operator's is imported by `from decodestep.ops.mla_prolog import schedule`; with `import ... as` Python
-would look for it in the function.
+An operator's package has its name too. What is in it is imported from it, as by `from decodestep.ops.linear import reference`;
+`import decodestep.ops.linear as name` gives the function, which is what the name means here.
 
 An operator's page, reference, kernels, tests and benchmark have the name of its folder here.
 """

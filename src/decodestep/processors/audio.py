@@ -115,7 +115,7 @@ class WhisperNoSpeechDetection(LogitsProcessor):
     def no_speech_prob(self) -> Any:
         return self._no_speech_prob
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: object) -> None:
         self.model = model
 
     def set_inputs(self, inputs: dict[str, Any]) -> None:

@@ -1,12 +1,15 @@
-"""The two base classes of processors."""
+"""The two base classes of processors, and what several groups of them need."""
 
 from __future__ import annotations
 
 import inspect
 from typing import Any
 
+from array_api_compat import device
+
+from decodestep._base.array_api import namespace, repeat_rows
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Words, refuse
+from decodestep._base.checks import Words, refuse, require
 
 
 class LogitsProcessor:
@@ -44,3 +47,12 @@ class LogitsProcessorList(list[Any]):
                 refuse("LogitsProcessorList", ", ".join(missing), f"given for {type(processor).__name__}", Words("nothing"))
             scores = processor(input_ids, scores, **kwargs) if extra else processor(input_ids, scores)
         return scores
+
+
+def rows_of_encoder(op: str, encoder_ids: Array, scores: Array) -> Array:
+    """The encoder's ids for each row of scores, of which a row of ids serves an equal number, such as beams."""
+    xp, rows, batch = namespace(scores), encoder_ids.shape[0], scores.shape[0]
+    serves = batch == rows or (0 < rows <= batch and batch % rows == 0)
+    require(serves, op, "scores", f"of a multiple of {rows} rows", scores)
+    ids: Array = xp.asarray(encoder_ids, device=device(scores))
+    return ids if batch == rows else repeat_rows(xp, ids, batch // rows)

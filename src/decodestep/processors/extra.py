@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 from array_api_compat import device
@@ -163,7 +162,7 @@ class XTCLogitsWarper(LogitsProcessor):
         self,
         probability: float,
         threshold: float = 0.1,
-        seed: Any = 0,
+        seed: int = 0,
         padding: Integers | int = 0,
         filter_value: float = NEGATIVE_INFINITY,
     ) -> None:
@@ -238,8 +237,13 @@ class DRYLogitsProcessor(LogitsProcessor):
 
     def penalty(self, length: int) -> float:
         """The penalty for continuing a repetition of `length` ids, from allowed_length to DRY_LONGEST."""
-        with np.errstate(over="ignore"):
-            return float(self.multiplier * np.float64(self.base) ** (length - self.allowed_length))
+        return dry_penalty(self.multiplier, self.base, length - self.allowed_length)
+
+
+def dry_penalty(multiplier: float, base: float, beyond: int) -> float:
+    """DRY's penalty for continuing a repetition that is `beyond` ids longer than the shortest that is penalised."""
+    with np.errstate(over="ignore"):
+        return float(multiplier * np.float64(base) ** beyond)
 
 
 def _suffix_matches(ids: list[int]) -> list[int]:

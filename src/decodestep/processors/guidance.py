@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from decodestep._base.array_api import fill, highest, kth_largest, log_softmax, namespace, quiet, times
@@ -55,7 +56,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     def __init__(
         self,
         guidance_scale: float,
-        model: Any,
+        model: Callable[..., Any],
         unconditional_ids: Array | None = None,
         unconditional_attention_mask: Array | None = None,
         use_cache: bool = True,

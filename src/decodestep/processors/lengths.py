@@ -156,11 +156,16 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
         return result
 
     def growth(self, past: int) -> float:
-        """regulation_factor ** past, at most the largest float32: beyond it, a score of 0 would become 0 * inf = NaN."""
-        try:
-            return min(self.regulation_factor**past, _LARGEST_FLOAT32)
-        except OverflowError:
-            return _LARGEST_FLOAT32
+        """See `decay_growth`."""
+        return decay_growth(self.regulation_factor, past)
+
+
+def decay_growth(factor: float, past: int) -> float:
+    """factor ** past, at most the largest float32: beyond it, a score of 0 would become 0 * inf = NaN."""
+    try:
+        return min(factor**past, _LARGEST_FLOAT32)
+    except OverflowError:
+        return _LARGEST_FLOAT32
 
 
 def _require_length(op: str, arg: str, value: object) -> None:

@@ -20,8 +20,7 @@ from decodestep._base.array_api import (
 )
 from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
 from decodestep._base.checks import Words, refuse, require
-from decodestep.processors.base import LogitsProcessor
-from decodestep.processors.encoder_rows import rows_of_encoder
+from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 from decodestep.processors.penalties import SequenceBiasLogitsProcessor, are_ids
 
 

@@ -14,8 +14,7 @@ from decodestep._base import arrays
 from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, quiet, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import Words, is_int, require
-from decodestep.processors.base import LogitsProcessor
-from decodestep.processors.encoder_rows import rows_of_encoder
+from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 
 _REPETITION = "RepetitionPenaltyLogitsProcessor"
 
@@ -120,7 +119,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
     Source: transformers 5.23's class of this name.
     """
 
-    def __init__(self, sequence_bias: Any) -> None:
+    def __init__(self, sequence_bias: object) -> None:
         self.sequence_bias: dict[tuple[int, ...], float] = _check_biases(sequence_bias)
         self._placed: tuple[Any, list[Any]] | None = None
 

@@ -221,7 +221,7 @@ class BayesianDetector:
     of one.
     """
 
-    def __init__(self, beta: Any, delta: Any, prior: Any = 0.5) -> None:
+    def __init__(self, beta: Array, delta: Array, prior: float = 0.5) -> None:
         self.beta = beta.reshape(-1)
         self.delta = delta.reshape(self.beta.shape[0], -1)
         self.prior = min(max(float(prior.reshape(-1)[0] if hasattr(prior, "reshape") else prior), 1e-5), 1 - 1e-5)

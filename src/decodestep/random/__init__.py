@@ -22,9 +22,9 @@ from decodestep._base.checks import is_int, is_uint64, refuse, require
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.random import cpu, reference
-from decodestep.random.reserved_tokens import SAMPLE_HIGH as SAMPLE_HIGH
-from decodestep.random.reserved_tokens import SAMPLE_LOW as SAMPLE_LOW
-from decodestep.random.reserved_tokens import XTC_COIN as XTC_COIN
+from decodestep.random.reference import SAMPLE_HIGH as SAMPLE_HIGH
+from decodestep.random.reference import SAMPLE_LOW as SAMPLE_LOW
+from decodestep.random.reference import XTC_COIN as XTC_COIN
 
 Field: TypeAlias = "int | Integers"  # of one record or of many
 Noise: TypeAlias = Any  # a NumPy scalar, array or tensor, as the arguments are
@@ -111,7 +111,7 @@ def _noise(op: str, seed: Field, position: Field, token: Field, backend: str) ->
     return arrays.like(next((value for value in given if arrays.is_torch(value)), None), noise)
 
 
-def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
+def _integers(op: str, name: str, value: object, bound: int) -> np.ndarray:
     """The argument as unsigned integers of its width in the record; ValueError outside its range."""
     rule = f"integers in [0, 2^{bound.bit_length() - 1})"
     if is_int(value):
@@ -127,7 +127,7 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
     return array.astype(np.uint64 if bound > 2**32 else np.uint32, copy=False)
 
 
-def _exact(array: np.ndarray, value: Any) -> np.ndarray:
+def _exact(array: np.ndarray, value: object) -> np.ndarray:
     """The integers of a list that NumPy has turned into floats, because some are below 2^63 and some above; else `array`."""
     given = np.asarray(value, object)
     ok = given.size > 0 and all(map(is_uint64, given.flat))

@@ -1,10 +1,15 @@
-"""Noise in NumPy."""
+"""Noise in NumPy, and the tokens whose noise is for other things."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from decodestep._base import exact_math
+
+# Token values for streams of randomness other than the draw of a token. No vocabulary reaches them.
+XTC_COIN = 0xFFFFFFFF  # decides whether the XTC filter acts on a row at a position
+SAMPLE_LOW = 0xFFFFFFFE  # `sample_seed`: the low 32 bits of the seed of a prompt's sample, whose number is the position
+SAMPLE_HIGH = 0xFFFFFFFD  # and the rest
 
 _LARGEST_UNIFORM = np.float32(1.0 - 2.0**-24)
 

@@ -1,7 +1,7 @@
-"""Plans: which processors of a list run fused and which unfused, and which orders are refused.
+"""Plans: which stages of a row run fused and which unfused, and which orders are refused.
 
-A processor with a fusion rule becomes typed steps of `decode_step`. Any other callable (input_ids, scores) -> scores is called
-on one row, between two runs of fused processors.
+A stage with a part becomes typed steps of `decode_step`. Any other callable (input_ids, scores) -> scores is called on one row,
+between two runs of fused stages.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Words, refuse, require
+from decodestep._base.checks import Words, refuse
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
-from decodestep.sampling.fusion_rules import rule_of, steps_of
-from decodestep.sampling.one_processor import OP, call_unfused, description_of
+from decodestep.sampling.parts import steps_of
+from decodestep.sampling.stage import OP, Stage, call_unfused, stage_of
 from decodestep.sampling.token_history import TokenHistory
-from decodestep.sampling.trace import Trace, trace_plan
+from decodestep.sampling.trace import Trace, trace_stages
 
 _ALL_BUT_GUIDANCE = frozenset({"patch", "mask", "force", "repair", "scale", "filter", "normalise"})
 # (kinds, kinds that must not come after them, why).
@@ -32,7 +32,7 @@ _ILLEGAL_ORDERS: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
 
 
 class FusedRun:
-    """Consecutive processors that all have a fusion rule, as parts."""
+    """The parts of consecutive stages that all have one."""
 
     def __init__(self, vocab_size: int) -> None:
         self.parts: list[Part] = []
@@ -44,20 +44,25 @@ class FusedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """The processors of one row, in order, split at those that cannot be fused.
+    """The stages of one row, in order, split at those that cannot be fused.
 
-    processors: as given to `plan`. vocab_size: V.
-    unfused: each callable without a rule, after the fused run that comes before it.
-    tail: the fused run after the last of them, which `decode_step` runs; the whole plan if every processor has a rule.
+    stages: each a processor, or what equals it. vocab_size: V.
+    unfused: each callable without a part, after the fused run that comes before it.
+    tail: the fused run after the last of them, which `decode_step` runs; the whole plan if every stage has a part.
     """
 
-    processors: tuple[Any, ...]
+    stages: tuple[Stage, ...]
     vocab_size: int
     unfused: tuple[tuple[FusedRun, Callable[..., Any]], ...] = field(repr=False)
     tail: FusedRun = field(repr=False)
 
+    @property
+    def processors(self) -> tuple[Any, ...]:
+        """The processors that define the stages, callables (input_ids, scores) -> scores."""
+        return tuple(stage.processor for stage in self.stages)
+
     def apply_unfused(self, row: np.ndarray, history: TokenHistory) -> np.ndarray:
-        """Runs the plan up to its tail on logits (V,); returns `row` if every processor has a rule."""
+        """Runs the plan up to its tail on logits (V,); returns `row` if every stage has a part."""
         for run, processor in self.unfused:
             row = call_unfused(processor, row, run.steps(history), history)
         return row
@@ -85,15 +90,14 @@ class Plan:
         Nothing is modified: a processor that keeps state (``stateful``) is deep-copied before it is called.
         Raises ValueError for logits of another shape or dtype, for ids or a seed out of range, and whatever a processor raises.
         """
-        return trace_plan(self.processors, self.vocab_size, logits, history, seed=seed, greedy=greedy, spell=spell)
+        return trace_stages(self.stages, self.vocab_size, logits, history, seed=seed, greedy=greedy, spell=spell)
 
     def explain(self) -> str:
-        """One line for each processor: whether it runs fused, and what it is."""
+        """One line for each stage: whether it runs fused, and what it is."""
         lines = []
-        for number, processor in enumerate(self.processors, 1):
-            rule = rule_of(processor)
-            how = f"fused, {rule.kind}" if rule.make_part else "step by step"
-            lines.append(f"{number:>3}. {how:<18} {description_of(processor)}")
+        for number, stage in enumerate(self.stages, 1):
+            how = f"fused, {stage.kind}" if stage.part is not None else "step by step"
+            lines.append(f"{number:>3}. {how:<18} {stage.description}")
         return "\n".join(lines)
 
 
@@ -102,25 +106,26 @@ def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
 
     Raises ValueError for anything else, and for an illegal order, naming the two processors.
     """
-    _refuse_illegal_orders(processors)
+    return plan_of([stage_of(processor, vocab_size) for processor in processors], vocab_size)
+
+
+def plan_of(stages: Sequence[Stage], vocab_size: int) -> Plan:
+    """The plan of a list of stages. Raises ValueError for an illegal order."""
+    _refuse_illegal_orders(stages)
     unfused: list[tuple[FusedRun, Callable[..., Any]]] = []
     run = FusedRun(vocab_size)
-    for processor in processors:
-        require(callable(processor), OP, "processors", "callables (input_ids, scores) -> scores", processor)
-        make_part = rule_of(processor).make_part
-        if make_part is None:
-            unfused.append((run, processor))
+    for stage in stages:
+        if stage.part is None:
+            unfused.append((run, stage.processor))
             run = FusedRun(vocab_size)
         else:
-            run.parts.append(make_part(processor, vocab_size))
-    return Plan(tuple(processors), vocab_size, tuple(unfused), run)
+            run.parts.append(stage.part)
+    return Plan(tuple(stages), vocab_size, tuple(unfused), run)
 
 
-def _refuse_illegal_orders(processors: Sequence[Any]) -> None:
-    kinds = [rule_of(processor).kind for processor in processors]
-    for j, later in enumerate(kinds):
-        for i, earlier in enumerate(kinds[:j]):
+def _refuse_illegal_orders(stages: Sequence[Stage]) -> None:
+    for j, later in enumerate(stages):
+        for earlier in stages[:j]:
             for before, after, reason in _ILLEGAL_ORDERS:
-                if earlier in before and later in after:
-                    names = Words(f"{type(processors[i]).__name__} before {type(processors[j]).__name__}")
-                    refuse(OP, "processors", f"in a legal order: {reason}", names)
+                if earlier.kind in before and later.kind in after:
+                    refuse(OP, "processors", f"in a legal order: {reason}", Words(f"{earlier.name} before {later.name}"))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from decodestep._base.checks import Words, is_int, is_real, refuse, require
+from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_choice
 from decodestep.sampling.spellings import SAME
 
 # Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
@@ -57,14 +57,12 @@ _NOT_ABOUT_SAMPLING_IN_OPENAI = {
     "prompt_cache_key",
     "prompt_cache_options",
     "prompt_cache_retention",
-    "prediction",
 }
 # Fields of an OpenAI request, or one to vLLM, that are not supported, and the one value that is accepted because it means the
 # default. No text has control tokens, or the stop string that ended it.
 _OPENAI_DEFAULTS = {
     "echo": False,
     "modalities": ["text"],
-    "response_format": {"type": "text"},
     "verbosity": "medium",
     "suffix": "",
     "use_beam_search": False,
@@ -80,8 +78,9 @@ def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[s
     ok = isinstance(config, Mapping) or (hasattr(config, "to_dict") and not isinstance(config, type))
     require(ok, "from_generation_config", "config", "a GenerationConfig or a mapping of its fields", config)
     given = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    unknown = sorted(str(name) for name, value in given.items() if not (value is None or _is_understood(name, value, known)))
-    require(not unknown, "from_generation_config", "config", "of fields that are understood", Words(", ".join(unknown)))
+    for name, value in given.items():
+        if not (value is None or _is_understood(name, value, known)):
+            _refuse_field("from_generation_config", name, value)
     taken = {name: value for name, value in given.items() if name in known - changes.keys() and value is not None}
     _settle_lengths(taken, changes)
     taken.setdefault("do_sample", False)
@@ -108,14 +107,14 @@ def _settle_lengths(taken: dict[str, Any], changes: Mapping[str, Any]) -> None:
         taken.pop("min_length", None)
 
 
-def _is_understood(name: Any, value: Any, known: Set[str]) -> bool:
+def _is_understood(name: object, value: object, known: Set[str]) -> bool:
     """Whether a field is one of `known`, or does not change the text."""
     if not isinstance(name, str):
         return False
     return name in _NOT_ABOUT_SAMPLING | known or name.startswith("_") or _is_neutral(name, value)
 
 
-def _is_neutral(name: str, value: Any) -> bool:
+def _is_neutral(name: str, value: object) -> bool:
     """Whether an unknown field has a value that turns it off; older configuration files hold such values."""
     neutral = {"guidance_scale": 1, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "penalty_alpha": 0}
     return value is False or value == neutral.get(name, [])
@@ -130,7 +129,7 @@ def _sequence_bias(op: str, value: Any) -> Any:
     return {tuple(ids): bias for ids, bias in value}
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: object) -> bool:
     return isinstance(value, (list, tuple))
 
 
@@ -146,6 +145,16 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             require(value == defaults[name], "from_openai", name, repr(defaults[name]), value)
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
+        elif name == "response_format":
+            schema = schema_of_format("from_openai", value)
+            require(
+                schema is None or body.get("json_schema") is None,
+                "from_openai",
+                "json_schema",
+                "omitted with response_format",
+                body.get("json_schema"),
+            )
+            taken |= {} if schema is None else {"json_schema": schema}
         elif name in _OPENAI_VALUES:
             taken[name] = _OPENAI_VALUES[name](value)
         elif (field := SAME.get(name, name)) in known:
@@ -154,27 +163,71 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             require(same, "from_openai", name, f"{taken.get(field)!r}, as another field says", value)
             taken[field] = value
         else:
-            refuse("from_openai", "body", "of fields that are understood", Words(name), "unknown_field")
+            _refuse_field("from_openai", name, value)
     return taken
 
 
-def _check_range(name: str, value: Any) -> None:
+def _refuse_field(op: str, name: object, value: object) -> NoReturn:
+    sentence = f"the field {name} is not supported; got {describe(value)}"
+    refuse(op, str(name), "a supported field", value, "unknown_field", sentence)
+
+
+def _check_range(name: str, value: object) -> None:
     """Refuses a value outside the interval of the interface, which may be narrower than that of `SamplingParams`."""
     if name in _OPENAI_RANGES:
         low, high = _OPENAI_RANGES[name]
         require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", value)
 
 
-def _seed(value: Any) -> Any:
+def schema_of_format(op: str, response_format: object) -> Mapping[str, Any] | None:
+    """The JSON schema of a response_format; None for text."""
+    given = _mapping(op, "response_format", "an object", response_format)
+    kind = given.get("type")
+    require_choice(op, "response_format.type", kind, ("text", "json_object", "json_schema"))
+    _refuse_others(op, "response_format", given, {"type", "json_schema"} if kind == "json_schema" else {"type"})
+    if kind != "json_schema":
+        return {"type": "object"} if kind == "json_object" else None
+    place = "response_format.json_schema"
+    form = _mapping(op, place, "a schema with its name", given.get("json_schema"))
+    schema = _mapping(op, f"{place}.schema", "a JSON schema", form.get("schema"))
+    _refuse_others(op, place, form, {"name", "description", "schema", "strict"})
+    return schema
+
+
+def _mapping(op: str, name: str, rule: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        refuse(op, name, rule, value)
+    return value
+
+
+def _refuse_others(op: str, place: str, given: Mapping[str, Any], known: Set[str]) -> None:
+    """A schema in the wrong place would not be enforced."""
+    for key, value in given.items():
+        if value is not None and key not in known:
+            _refuse_field(op, f"{place}.{key}", value)
+
+
+def _prediction(value: object) -> str:
+    """The text of {"type": "content", "content": a string or a list of parts of text}."""
+    rule = 'an object {"type": "content", "content": text}'
+    given = _mapping("from_openai", "prediction", rule, value)
+    content = given.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    strings = [text for text in texts if isinstance(text, str)]
+    require(given.get("type") == "content" and len(strings) == len(parts), "from_openai", "prediction", rule, value)
+    return "".join(strings)
+
+
+def _seed(value: object) -> object:
     """A negative seed counts from 2^64."""
     return int(value) % 2**64 if is_int(value) and -(2**63) <= value < 0 else value
 
 
-def _logit_bias(value: Any) -> dict[int, float]:
+def _logit_bias(value: object) -> dict[int, float]:
     rule = "a mapping of token ids to numbers in [-100, 100]"
-    require(isinstance(value, Mapping), "from_openai", "logit_bias", rule, value)
-    biases = {}
-    for token, bias in value.items():
+    biases: dict[int, float] = {}
+    for token, bias in _mapping("from_openai", "logit_bias", rule, value).items():
         is_id = is_int(token) or (isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 20)
         ok = is_id and is_real(bias) and -100 <= bias <= 100
         require(ok, "from_openai", "logit_bias", rule, {token: bias})
@@ -196,14 +249,15 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
         return int(top)
     if isinstance(given, bool):
         return 0 if given else None
-    count: Any = given
-    require(is_int(count) and count >= 0, "from_openai", "logprobs", "a bool or an integer >= 0", given)
-    return int(count)
+    if not is_int(given) or given < 0:
+        refuse("from_openai", "logprobs", "a bool or an integer >= 0", given)
+    return int(given)
 
 
 # Fields of an OpenAI request whose values have another form than in `SamplingParams`.
 _OPENAI_VALUES: dict[str, Callable[[Any], Any]] = {
     "logit_bias": _logit_bias,
+    "prediction": _prediction,
     "seed": _seed,
     "sequence_bias": partial(_sequence_bias, "from_openai"),
 }

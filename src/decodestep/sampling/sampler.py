@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import (
-    Words,
-    is_int,
-    refuse,
-    require,
-    require_choice,
-    require_dtype,
-    require_id_set,
-    require_ids,
-)
-from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
-from decodestep.ops.decode_step.rows import DTYPES, END_REASONS, NativeRow, new_row, step_rows
+from decodestep._base.checks import Words, is_int, refuse, require, require_choice
+from decodestep.ops.decode_step import TokenLogprobs, decode_step
 from decodestep.sampling import device_step
-from decodestep.sampling.build_processors import processors_of
-from decodestep.sampling.params import SEQUENCE_FIELDS, TOKEN_FIELDS, SamplingParams
-from decodestep.sampling.plan import plan
-from decodestep.sampling.row import Row, within_length
-from decodestep.sampling.row_processors import Processors, RowProcessors
-from decodestep.sampling.row_texts import RowTexts
-from decodestep.sampling.token_history import TokenHistory
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row import Row, RowBatch
+from decodestep.sampling.row_factory import RowFactory
+from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.trace import Trace
 
 _OP = "Sampler"
@@ -51,14 +38,6 @@ class StepResult(NamedTuple):
     done: np.ndarray
     reason: tuple[str, ...]
     text: tuple[str, ...]
-
-
-class _Batch(NamedTuple):
-    """Per-batch data of a step, rebuilt only when rows are added or removed."""
-
-    native: list[NativeRow]
-    any_unfused: bool
-    any_watched: bool
 
 
 class Sampler:
@@ -106,15 +85,18 @@ class Sampler:
         encode: Callable[[str], list[int]] | None = None,
         backend: str = "auto",
     ) -> None:
-        require(is_int(vocab_size) and 1 <= vocab_size < 2**31, _OP, "vocab_size", "an integer in [1, 2^31)", vocab_size)
         require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
-        self.vocab_size, self._backend = int(vocab_size), backend
-        self._ends = require_id_set(_OP, "eos_token_id", self.vocab_size, _as_several(eos_token_id))
-        self._processors = RowProcessors(_OP, processors)
-        self._added = 0
-        self._texts = RowTexts(_OP, token_bytes=token_bytes, spelled_bytes=spelled_bytes, encode=encode)
+        self._factory = RowFactory(
+            vocab_size,
+            eos_token_id=eos_token_id,
+            processors=processors,
+            token_bytes=token_bytes,
+            spelled_bytes=spelled_bytes,
+            encode=encode,
+        )
+        self.vocab_size, self._backend = self._factory.vocab_size, backend
         self.rows: list[Row] = []
-        self._batch: _Batch | None = None  # None after a row was added or removed
+        self._batch: RowBatch | None = None  # None after a row was added or removed
         ok = isinstance(params, (SamplingParams, Sequence))
         require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
         each = [params] if isinstance(params, SamplingParams) else list(params)
@@ -137,7 +119,7 @@ class Sampler:
         Raises ValueError, and adds nothing, for params with an id outside the vocabulary or an illegal order of processors, and
         for stop strings without token_bytes.
         """
-        self.rows.append(self.new_row(params, prompt_ids, number=number))
+        self.rows.append(self._factory.row(params, prompt_ids, number=number))
         self._batch = None
         return len(self.rows) - 1
 
@@ -148,29 +130,7 @@ class Sampler:
 
         num_beams: above 1, the row's processors serve a search with this many beams.
         """
-        self._check_params(params)
-        number = self._added if number is None else number
-        prompt = self._ids("prompt_ids", prompt_ids)
-        (params,) = within_length(params, len(prompt)).samples()
-        ends = self._ends if params.eos_token_id is None else frozenset(_as_several(params.eos_token_id))
-        chain = self._chain(params, len(prompt), ends, number, num_beams)
-        history, row_plan = TokenHistory(prompt), plan(chain, self.vocab_size)
-        ends = frozenset() if params.ignore_eos else ends
-        native = new_row(
-            self.vocab_size,
-            history,
-            row_plan.tail.parts,
-            greedy=params.greedy,
-            seed=params.seed or 0,
-            top_logprobs=params.logprobs,
-            ends=ends,
-            stops=params.stop_token_ids,
-            limit=params.max_new_tokens,
-        )
-        text = self._texts.stream(params)
-        self._added += 1
-        self._processors.served = True
-        return Row(params, history, row_plan, native, text, ends, time.monotonic())
+        return self._factory.row(params, prompt_ids, number=number, num_beams=num_beams)
 
     def resume(self, row: Row) -> int:
         """Appends a row that was removed or made by `new_row`, in its current state, and returns its index, as `add` does."""
@@ -198,7 +158,7 @@ class Sampler:
         """
         if self._goes_to_device(logits):
             return device_step.processed(_OP, self.rows, logits, self.vocab_size, self._backend)
-        scores = self._apply_unfused(self._view(logits))
+        scores = RowBatch(self.rows).apply_unfused(self._view(logits, len(self.rows)))
         steps, positions = [row.plan.tail.steps(row.history) for row in self.rows], [len(row.history) for row in self.rows]
         processed: ArrayT = arrays.like(logits, decode_step(scores, steps, position=positions, need_processed=True).processed)
         return processed
@@ -214,33 +174,69 @@ class Sampler:
         Raises ValueError for logits of another shape or dtype; then no row has changed, and the step may be repeated. An
         exception that is not an Exception, such as KeyboardInterrupt, ends every row with the reason "error" and is raised.
         """
-        if self._goes_to_device(logits):
-            return self._step_on_device(logits)
-        native, any_unfused, any_watched = self._batch or self._gather()
-        scores = array = self._view(logits)
-        held: dict[int, str] | None = None  # text held back by rows that failed, by index
-        # All in one function: each further call would cost a twentieth of a step of one row.
+        return self._step(self._batch or self._gathered(), logits)
+
+    def steps(self, logits: Array, drafts: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], StepResult]]:
+        """Steps each row on several logits in turn, as long as it draws the tokens of its draft.
+
+            for turn = 0, 1, ...:
+                the rows that have drawn their first `turn` draft tokens, and have not ended since, step on their next logits
+
+        drafts: for each of `rows` the tokens that it may draw, any number. Without any, this is `step`.
+        logits: (n, V), the rows' one after the other: for each those after its last token, and after each token of its draft.
+
+        Yields for every turn the indices of the rows that took it and their `StepResult`: of the first turn all rows. A row
+        thus gets at least one token, and at most one more than its draft has, each as in a step of its own, in order. The
+        caller may end rows between two turns (`Row.end`), and adds or removes none before the last. Raises ValueError as
+        `step` does.
+        """
+        ok = isinstance(drafts, Sequence) and len(drafts) == len(self.rows)
+        require(ok, _OP, "drafts", f"the tokens that each of {len(self.rows)} rows may draw", drafts)
+        firsts = np.cumsum([0, *(len(draft) + 1 for draft in drafts)]).tolist()
+        count, batch, indices = firsts.pop(), self._gathered(), list(range(len(self.rows)))
+        for turn in itertools.count():
+            places = None if count == len(self.rows) else [firsts[i] + turn for i in indices]
+            result = self._step(batch, logits, places, count)
+            yield indices, result
+            drawn = zip(indices, result.tokens.tolist(), strict=True)
+            indices = [
+                i for i, token in drawn if turn < len(drafts[i]) and token == drafts[i][turn] and not self.rows[i].reason
+            ]
+            if not indices:
+                return
+            batch = RowBatch([self.rows[i] for i in indices])
+
+    def _step(self, batch: RowBatch, logits: Array, places: list[int] | None = None, count: int | None = None) -> StepResult:
+        """A step of rows on (count, V) logits, each on the one at its place; None: those of its own index."""
+        count = len(batch.rows) if count is None else count
         try:
-            if any_unfused:
-                scores = self._apply_unfused(array, held := {})
-            try:
-                tokens, end_codes, reported = step_rows(scores, native)
-            except Exception as error:  # no row has changed
-                held = {**(held or {}), **self._fail_those_to_blame(error)}
-                tokens, end_codes, reported = step_rows(scores, native)
-            drawn = tokens if type(logits) is np.ndarray else arrays.like(logits, tokens)
-            if end_codes is None and not any_watched:
-                batch = len(native)
-                # tuple.__new__, because StepResult's own constructor is a Python function: 0.1 us of the 1.6 of a step of one
-                # row.
-                nothing = ("",) * batch
-                return tuple.__new__(StepResult, (drawn, (None,) * batch, np.zeros(batch, np.bool_), nothing, nothing))
-            return self._report(array, drawn, tokens.tolist(), end_codes or bytes(len(native)), reported, held or {})
+            array = logits
+            if type(logits) is not np.ndarray or self._backend == "triton":
+                if devices.goes_to_triton(self._backend, logits):
+                    return self._step_on_device(batch, logits, places, count)
+                array = arrays.view(_OP, "logits", logits)
+            if array.shape != (count, self.vocab_size):
+                refuse(_OP, "logits", f"of shape {count}x{self.vocab_size}", array)
+            (drawn, end_codes, logprobs), held = batch.draw(array, places)
+            tokens = drawn if array is logits else arrays.like(logits, drawn)
+            if end_codes is None and not batch.any_watched:
+                return StepResult(tokens, batch.no_logprobs, np.zeros(len(drawn), np.bool_), batch.no_texts, batch.no_texts)
+            if batch.any_unfused and places is not None:  # whose reports are of the logits as they were
+                array = array[places]
+            return self._report(batch.rows, array, tokens, drawn.tolist(), end_codes or bytes(len(drawn)), logprobs, held)
         except Exception:
             raise
         except BaseException as error:  # it may come after the draw and before the text: no row may go on from there
-            self._fail_all(error)
+            for row in self.rows:
+                if not row.reason:
+                    row.fail(error)
             raise
+
+    def _step_on_device(self, batch: RowBatch, logits: Any, places: list[int] | None, count: int) -> StepResult:
+        require(len(logits) == count, _OP, "logits", f"of shape {count}x{self.vocab_size}", logits)
+        at = logits if places is None else logits[places]
+        array = device_step.outline(_OP, batch.rows, at, self.vocab_size, self._backend)
+        return self._report(batch.rows, array, *device_step.draw(batch.rows, at, self.vocab_size))
 
     def __reduce__(self) -> NoReturn:  # the rows' state is in the core, and a shallow copy would step the rows of its original
         raise TypeError("a Sampler cannot be copied or pickled: make another with the same params and prompts")
@@ -249,46 +245,14 @@ class Sampler:
         plain = type(logits) is np.ndarray and self._backend != "triton"  # the usual case, recognised in 50 ns
         return not plain and devices.goes_to_triton(self._backend, logits)
 
-    def _step_on_device(self, logits: Any) -> StepResult:
-        array = device_step.outline(_OP, self.rows, logits, self.vocab_size, self._backend)
-        try:
-            drawn = device_step.draw(self.rows, logits, self.vocab_size)
-            return self._report(array, *drawn)
-        except Exception:
-            raise
-        except BaseException as error:  # as in `step`
-            self._fail_all(error)
-            raise
-
-    def _fail_all(self, error: BaseException) -> None:
-        for row in self.rows:
-            if not row.reason:
-                row.fail(error)
-
-    def _fail_those_to_blame(self, error: Exception) -> dict[int, str]:
-        """Ends the rows whose fused processors cannot compute their steps; raises `error` if there is none."""
-        held: dict[int, str] = {}
-        for i, row in enumerate(self.rows):
-            if not row.reason:
-                try:
-                    row.plan.tail.steps(row.history)
-                except Exception as own:
-                    held[i] = row.fail(own)
-        if not held:
-            raise error
-        return held
-
     def trace(self, logits: Array) -> tuple[Trace, ...]:
         """Records what each row's processors do to its logits, and the token that `step` would draw: see `Plan.trace`.
 
         logits: (B, V), as for `processed`. Rows that have ended are traced too. No row changes.
         Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
         """
-        spell = self._texts.speller()
-        return tuple(
-            row.plan.trace(scores, row.history, seed=row.seed or 0, greedy=row.params.greedy, spell=spell)
-            for row, scores in zip(self.rows, self._view(logits), strict=True)
-        )
+        spell, array = self._factory.speller, self._view(logits, len(self.rows))
+        return tuple(row.trace(scores, spell) for row, scores in zip(self.rows, array, strict=True))
 
     def explain(self) -> str:
         """The plan of each row as text, one line for each processor and one for the draw; rows with the same plan share it."""
@@ -297,100 +261,33 @@ class Sampler:
             plans.setdefault(row.explain(), []).append(i)
         return "\n".join(f"row {', '.join(map(str, rows))}\n{text}" for text, rows in plans.items())
 
-    def _check_params(self, params: SamplingParams) -> None:
-        require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams", params)
-        require(params.num_beams == 1, _OP, "params", "of one beam: `generate` searches with several", params.num_beams)
-        count = params.num_return_sequences
-        require(count == 1, _OP, "params", "of one sample: `generate` adds a row for each of several", count)
-        self._texts.check(params)
-        for name in TOKEN_FIELDS:
-            self._ids(name, _as_several(getattr(params, name)))
-        for name in SEQUENCE_FIELDS:
-            for ids in getattr(params, name) or ():
-                self._ids(name, ids)
-
-    def _chain(
-        self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int, num_beams: int
-    ) -> list[Any]:
-        """The processors of a row, the user's own and the constraint among them."""
-        vocab = self.vocab_size
-        constraints = self._texts.constraints(params, prompt_length, vocab_size=vocab, ends=ends)
-        own = [*self._processors.of_row(number, num_beams), *constraints]
-        sizes = {"prompt_length": prompt_length, "vocab_size": vocab, "num_beams": num_beams}
-        return processors_of(params, eos_token_ids=ends, own=own, **sizes)
-
     def _report(
         self,
+        rows: Sequence[Row],
         logits: np.ndarray,
         drawn: Array,
         tokens: list[int],
         end_codes: bytes,
-        reported: Sequence[Any] | None,
+        logprobs: Sequence[Any] | None,
         held: dict[int, str],
     ) -> StepResult:
-        """The result of a step, row by row: log-probabilities, text, and the ends that only Python can detect."""
-        pieces = [""] * len(self.rows)
-        logprobs: list[TokenLogprobs | None] = [None] * len(self.rows)
-        for i, (row, token, code) in enumerate(zip(self.rows, tokens, end_codes, strict=True)):
+        """The result of a step, which every running row takes."""
+        pieces = [""] * len(rows)
+        found: list[TokenLogprobs | None] = [None] * len(rows)
+        for i, row in enumerate(rows):
             if row.reason:
                 pieces[i] = held.get(i, "")
-                continue
-            if reported is not None and reported[i] is not None:
-                logprob = TokenLogprobs(*reported[i])
-                if row.plan.unfused:  # the core was given what those processors left
-                    unprocessed = reference.candidates(logits[i], (), 0)
-                    raw, top_raw = reference.logprobs_of(unprocessed, token, row.params.logprobs or 0)
-                    logprob = logprob._replace(raw=raw, top_raw=top_raw)
-                logprobs[i] = logprob
-                row.logprobs.append(logprob)
-            try:
-                pieces[i] = row.accept(token, END_REASONS[code])
-            except Exception as error:
-                pieces[i] = row.fail(error)
-        reasons = tuple([row.reason for row in self.rows])
-        done = np.array([reason != "" for reason in reasons], np.bool_)
-        return StepResult(drawn, tuple(logprobs), done, reasons, tuple(pieces))
+            else:
+                pieces[i], found[i] = row.take(tokens[i], end_codes[i], logprobs and logprobs[i], logits[i])
+        reasons = tuple([row.reason for row in rows])
+        return StepResult(drawn, tuple(found), np.array([reason != "" for reason in reasons], np.bool_), reasons, tuple(pieces))
 
-    def _view(self, logits: Array) -> np.ndarray:
+    def _view(self, logits: Array, rows: int) -> np.ndarray:
         array = logits if type(logits) is np.ndarray else arrays.view(_OP, "logits", logits)
-        if array.shape != (len(self.rows), self.vocab_size):
-            refuse(_OP, "logits", f"of shape {len(self.rows)}x{self.vocab_size}", array)
+        if array.shape != (rows, self.vocab_size):
+            refuse(_OP, "logits", f"of shape {rows}x{self.vocab_size}", array)
         return array
 
-    def _gather(self) -> _Batch:
-        self._batch = _Batch(
-            [row.native for row in self.rows],
-            any(row.plan.unfused for row in self.rows),
-            any(row.watched for row in self.rows),
-        )
+    def _gathered(self) -> RowBatch:
+        self._batch = self._batch or RowBatch(list(self.rows))
         return self._batch
-
-    def _apply_unfused(self, logits: np.ndarray, held: dict[int, str] | None = None) -> np.ndarray:
-        """The logits, or a copy in which the rows' unfused processors have run, up to the fused tail of their plans.
-
-        held: where a processor raises, its row ends, and what it had held back is put here; rows that have ended are left out.
-            None: nothing ends, and all rows are processed.
-        """
-        rows = [(i, row) for i, row in enumerate(self.rows) if row.plan.unfused and (held is None or not row.reason)]
-        if not rows:
-            return logits
-        require_dtype(_OP, "logits", logits, DTYPES if held is not None else (*DTYPES, np.dtype(np.float64)))
-        scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
-        for i, row in rows:
-            try:
-                scores[i] = row.plan.apply_unfused(logits[i], row.history)
-            except Exception as error:
-                if held is None:
-                    raise
-                held[i] = row.fail(error)
-        return scores
-
-    def _ids(self, name: str, ids: Any) -> list[int]:
-        """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
-        return require_ids(_OP, name, self.vocab_size, ids.tolist() if hasattr(ids, "tolist") else ids)
-
-
-def _as_several(ids: Any) -> Any:
-    """No id for None, one for an id, also as an array of rank 0; several as they are."""
-    plain = ids.tolist() if hasattr(ids, "tolist") else ids
-    return () if plain is None else [plain] if is_int(plain) else plain

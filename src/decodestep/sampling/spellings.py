@@ -6,7 +6,10 @@ import difflib
 from collections.abc import Mapping, Set
 from typing import Any
 
-from decodestep._base.checks import RequestError, Words, refuse
+from decodestep._base.checks import Words, describe, refuse
+from decodestep.errors import UnknownFieldError as UnknownFieldError
+
+_OP = "SamplingParams"
 
 # Names with exactly the meaning of a field: OpenAI's and vLLM's.
 SAME = {
@@ -41,21 +44,21 @@ _NEAR = {
 }
 
 
-class UnknownFieldError(RequestError, TypeError):
-    """A keyword that is not a field of `SamplingParams`: a RequestError and, as for any function, a TypeError."""
-
-
 def rename_fields(given: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     """The keywords with the names of fields. known: those names. Raises UnknownFieldError for an unknown name."""
-    taken: dict[str, Any] = {}
     for name, value in given.items():
-        field = SAME.get(name, name)
-        if field not in known:
-            raise UnknownFieldError("SamplingParams", "the keywords", "fields", f"{name}{_meant(name, known)}")
-        if field in taken or (field != name and field in given):
-            refuse("SamplingParams", field, "given once", Words(f"{name} too"))
-        taken[field] = value
-    return taken
+        if name not in known and name not in SAME:
+            sentence = f"there is no field {name}{_meant(name, known)}"
+            raise UnknownFieldError(_OP, name, "a field", describe(value), "unknown_field", sentence)
+    # `dataclasses.replace` calls with a value for each field, and with the changes: they count, by whatever name.
+    is_replaced = known <= given.keys()
+    renamed: dict[str, Any] = {}
+    for name in given.keys() & SAME.keys():
+        field = SAME[name]
+        if field in renamed or (field in given and not is_replaced):
+            refuse(_OP, field, "given once", Words(f"{name} too"))
+        renamed[field] = given[name]
+    return {**{name: value for name, value in given.items() if name in known}, **renamed}
 
 
 def _meant(name: str, known: Set[str]) -> str:

@@ -33,6 +33,14 @@ class TokenHistory(_native.History):
     def append(self, token: int) -> None:
         _native.append_token(self, int(token))
 
+    def truncate(self, length: int) -> None:
+        """Takes back all but the first `length` tokens, the prompt at least: the indexes are then as if these had not been
+        appended. Takes time in proportion to them; where repetitions are looked up, also to the tokens before, as `append`.
+
+        Raises ValueError, and nothing has changed, for another length, or while a step reads the history.
+        """
+        _native.truncate_history(self, int(length))
+
     def ids(self) -> np.ndarray:
         """The tokens, int64."""
         return _native.token_ids(self)

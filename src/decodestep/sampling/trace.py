@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling import trace_html
 from decodestep.sampling.causes import Spans, causes
 from decodestep.sampling.distribution import entropy, likeliest, log_probability, probabilities
-from decodestep.sampling.fusion_rules import rule_of
-from decodestep.sampling.one_processor import OP, description_of, name_of, run_one, scores_after
+from decodestep.sampling.stage import OP, Stage, scores_after, stage_of
 from decodestep.sampling.thresholds import Threshold, threshold_of
 from decodestep.sampling.token_history import TokenHistory
 
@@ -122,8 +121,8 @@ class Trace:
         return trace_html.table(self.stages, [step.name for step in self.steps], self.top(10), self.token, where, self.spell)
 
 
-def trace_plan(
-    processors: Sequence[Any],
+def trace_stages(
+    stages: Sequence[Stage],
     vocab_size: int,
     logits: Array,
     history: Iterable[int] | TokenHistory,
@@ -142,31 +141,30 @@ def trace_plan(
     scores = first = decode_step(row[None], [()], need_processed=True).processed[0]
     handed = row  # what the next processor is given
     traced = []
-    for processor in processors:
-        own = copy.deepcopy(processor) if getattr(processor, "stateful", False) else processor
-        handed, steps = run_one(own, handed, past)
+    for stage in stages:
+        stateful = getattr(stage.processor, "stateful", False)
+        own = stage_of(copy.deepcopy(stage.processor), vocab_size) if stateful else stage
+        handed, steps = own.run(handed, past)
         after = decode_step(handed[None], [steps], position=len(past), need_processed=True).processed[0]
         handed = scores_after(handed, steps, len(past))
-        traced.append(_step_trace(processor, scores, after, steps, past))
+        traced.append(_step_trace(stage, scores, after, steps, past))
         scores = after
     drawn = _draw(scores, greedy=greedy, seed=int(seed), position=len(past))
     return Trace(first, tuple(traced), drawn, tuple(past.tokens), spell)
 
 
-def _step_trace(
-    processor: Any, before: np.ndarray, after: np.ndarray, steps: Sequence[Step], history: TokenHistory
-) -> StepTrace:
-    """What a processor did between two arrays of scores (V,); `steps` are its typed steps if it is fused."""
+def _step_trace(stage: Stage, before: np.ndarray, after: np.ndarray, steps: Sequence[Step], history: TokenHistory) -> StepTrace:
+    """What a stage did between two arrays of scores (V,); `steps` are its typed steps if it is fused."""
     was, now = (reference.candidates(scores, (), len(history)) for scores in (before, after))
-    rule, kept = rule_of(processor), after > -np.inf
+    kept = after > -np.inf
     touched, dropped = np.flatnonzero(kept & (before != after)), np.flatnonzero(~kept & (before > -np.inf))
     lowest = now.scores.min(initial=np.inf)
     ties = np.flatnonzero((before == lowest) & (before > -np.inf)) if len(dropped) and lowest < np.inf else now.ids[:0]
     return StepTrace(
-        name=name_of(processor),
-        description=description_of(processor),
-        fused=rule.make_part is not None,
-        kind=rule.kind,
+        name=stage.name,
+        description=stage.description,
+        fused=stage.part is not None,
+        kind=stage.kind,
         scores=after,
         kept=now.ids,
         touched=touched,
@@ -175,7 +173,7 @@ def _step_trace(
         entropy=entropy(reference.log_probabilities(now)) if len(now.ids) else 0.0,
         threshold=threshold_of(steps[0], was) if len(steps) == 1 else None,
         ties=ties if len(ties) > 1 else ties[:0],
-        causes=causes(processor, history.tokens, [*touched.tolist(), *dropped.tolist()]),
+        causes=causes(stage.processor, history.tokens, [*touched.tolist(), *dropped.tolist()]),
     )
 
 

@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import RequestError
+from decodestep.generation.engine import COMPILE_SECONDS
 from decodestep.sampling.params import languages_of
-from decodestep.serving.engine import COMPILE_SECONDS
 from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
 
 if TYPE_CHECKING:
-    from decodestep.serving.engine import Engine
-    from decodestep.serving.engine_request import Delta, EngineRequest
+    from decodestep.generation.engine import Engine
+    from decodestep.generation.engine_request import Delta, EngineRequest
     from decodestep.serving.metrics import Metrics
     from decodestep.serving.requests import Job
 

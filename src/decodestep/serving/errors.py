@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from decodestep._base.checks import RequestError
-from decodestep.models.errors import ModelError, TemplateProcessError
-from decodestep.sampling.constraint import ConstraintError
-from decodestep.serving.engine import EngineClosedError, QueueFullError
+from decodestep.constraints.processor import ConstraintError
+from decodestep.errors import ModelError, TemplateProcessError
+from decodestep.generation.engine import EngineClosedError, QueueFullError
 
 _LONGEST_NAME = 200  # characters of a field's name in an error
 
@@ -67,9 +67,9 @@ def http_error(error: BaseException, field_of: Mapping[str, str] | None = None) 
 def _bad_request(error: RequestError, field_of: Mapping[str, str]) -> HttpError:
     """The library's error without its operator, which means nothing to the client."""
     if error.code == "unknown_field":
-        return unknown_field(error.got)
+        return unknown_field(error.arg)
     param = field_of.get(error.arg, error.arg)
-    message = f"{param} must be {error.rule}; got {error.got}"
+    message = error.sentence or f"{param} must be {error.rule}; got {error.got}"
     if error.code == "context_length_exceeded":
         return too_long(param, message)
     return HttpError(400, message, param=param, code=error.code or "invalid_value")

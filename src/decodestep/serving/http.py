@@ -24,9 +24,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from decodestep._base.checks import ids_below
+from decodestep.generation.engine import Engine
+from decodestep.generation.engine_request import Delta, EngineRequest
 from decodestep.serving.answer import Answer
-from decodestep.serving.engine import Engine
-from decodestep.serving.engine_request import Delta, EngineRequest
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
@@ -49,7 +49,7 @@ _LOG = logging.getLogger("decodestep.serving")
 
 
 class _Json(JSONResponse):
-    def render(self, content: Any) -> bytes:
+    def render(self, content: object) -> bytes:
         return json_bytes(content, allow_nan=False)
 
 
@@ -219,7 +219,7 @@ class Server:
     def _too_large(self, **headers: str) -> HttpError:
         return HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large", **headers)
 
-    async def _in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
+    async def _in_worker(self, function: Callable[..., T], *arguments: object) -> T:
         """The result of a slow function, run on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from decodestep.serving.errors import refusal, too_long, unknown_field
+from decodestep.serving.errors import refusal, too_long
 
 
-def refuse_others(given: Mapping[str, Any], known: set[str], name: str) -> None:
-    """Refuses unknown fields within a field: a schema in the wrong place would not be enforced."""
-    for key in sorted(key for key, value in given.items() if value is not None and key not in known):
-        raise unknown_field(f"{name}.{key}")
-
-
-def texts(value: Any) -> Iterator[str]:
+def texts(value: object) -> Iterator[str]:
     """All that a template may write of a JSON value, without brackets and quotes."""
     if isinstance(value, dict):
         yield from value

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from decodestep._base.checks import RequestError, Words, is_int, require
+from decodestep.chat import tools
+from decodestep.chat.tool_json import UnreadableError, read_arguments
+from decodestep.chat.tools import ToolFormat
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
+from decodestep.sampling.request_formats import schema_of_format
 from decodestep.sampling.spellings import SAME
-from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
-from decodestep.serving.request_fields import list_field, object_field, refuse_others, require_short, texts
+from decodestep.serving.request_fields import list_field, object_field, require_short, texts
 from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_of
-from decodestep.serving.tool_json import UnreadableError, read_arguments
-from decodestep.serving.tools import ToolFormat
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -66,7 +67,7 @@ class Job:
         named = None
         if self.tools is not None and self.params.grammar is not None and self.field_of.get(error.arg) == "tools":
             named = self.tools.refusal(self.params.grammar, error)
-        return named or http_error(error, self.field_of)
+        return http_error(named or error, self.field_of)
 
 
 def parse_body(data: bytes) -> dict[str, Any]:
@@ -157,7 +158,7 @@ def _echo_job(body: Mapping[str, Any], prompts: list[Any]) -> Job:
     return replace(job, params=replace(params, prompt_logprobs=logprobs), form=form, only_scored=not completes)
 
 
-def _are_ids(prompt: Any) -> bool:
+def _are_ids(prompt: object) -> bool:
     return isinstance(prompt, list) and all(type(item) is int for item in prompt)
 
 
@@ -271,7 +272,7 @@ def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     return given if effort is None else {"reasoning_effort": effort, **given}
 
 
-def _message(index: int, message: Any) -> dict[str, Any]:
+def _message(index: int, message: object) -> dict[str, Any]:
     """A message with its parts joined into text, a line each, and the arguments of its calls as objects."""
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
@@ -347,19 +348,11 @@ def _has_language(body: Mapping[str, Any]) -> bool:
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     """response_format as a field of SamplingParams."""
     given = object_field(body, "response_format")
-    if not given:
-        return {}
-    kind = given.get("type")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise refusal("response_format.type", "text, json_object or json_schema")
-    refuse_others(given, {"type", "json_schema"} if kind == "json_schema" else {"type"}, "response_format")
-    if kind != "json_schema":
-        return {"json_schema": {"type": "object"}} if kind == "json_object" else {}
-    form = given.get("json_schema")
-    if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
-        raise refusal("response_format.json_schema.schema", "a JSON schema")
-    refuse_others(form, {"name", "description", "schema", "strict"}, "response_format.json_schema")
-    return {"json_schema": form["schema"]}
+    try:
+        schema = schema_of_format(_OP, given) if given else None
+    except RequestError as error:
+        raise http_error(error) from None
+    return {} if schema is None else {"json_schema": schema}
 
 
 def _refuse_constant(name: str) -> NoReturn:

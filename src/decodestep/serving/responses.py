@@ -12,13 +12,13 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decodestep.serving.tools import ToolFormat
+from decodestep.chat.tools import ToolFormat
 
 if TYPE_CHECKING:
-    from decodestep.models.tokenizer import Tokenizer
+    from decodestep.generation.engine_request import Delta
     from decodestep.ops.decode_step import TokenLogprobs
     from decodestep.sampling.row import Row
-    from decodestep.serving.engine_request import Delta
+    from decodestep.tokenizers.tokenizer import Tokenizer
 
 # OpenAI's finish_reason: "stop" tells clients that the text is complete, as they parse JSON then; others are cut, which is
 # "length". The additional field `ended_by` has the library's own.
@@ -280,7 +280,7 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def json_bytes(data: Any, *, allow_nan: bool = True) -> bytes:
+def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:
     """JSON in UTF-8; a lone surrogate, from a client or a model, becomes a question mark."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
     for character, escape in _LINE_ENDS.items():

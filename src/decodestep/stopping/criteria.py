@@ -42,7 +42,7 @@ class MaxLengthCriteria(StoppingCriteria):
         self.max_length = max_length
         self.max_position_embeddings = max_position_embeddings
 
-    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: Any) -> Array:
+    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: object) -> Array:
         length, limit = input_ids.shape[1], self.max_position_embeddings
         if limit is not None and limit < length < self.max_length:
             _warn_of_length(limit)
@@ -65,7 +65,7 @@ class MaxNewTokensCriteria(StoppingCriteria):
         self.max_new_tokens = max_new_tokens
         self.max_length = start_length + max_new_tokens
 
-    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: Any) -> Array:
+    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: object) -> Array:
         return _all_rows(input_ids, input_ids.shape[-1] >= self.max_length)
 
 
@@ -84,7 +84,7 @@ class MaxTimeCriteria(StoppingCriteria):
         self.max_time = max_time
         self.initial_timestamp = time.time() if initial_timestamp is None else initial_timestamp
 
-    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: Any) -> Array:
+    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: object) -> Array:
         return _all_rows(input_ids, time.time() - self.initial_timestamp > self.max_time)
 
 
@@ -99,10 +99,10 @@ class EosTokenCriteria(StoppingCriteria):
     Source: transformers 5.23's class of this name.
     """
 
-    def __init__(self, eos_token_id: Any) -> None:
+    def __init__(self, eos_token_id: object) -> None:
         self.eos_token_id = token_ids("EosTokenCriteria", "eos_token_id", eos_token_id)
 
-    def __call__(self, input_ids: Array, scores: Array | None, new_token_length: int = 1, **kwargs: Any) -> Array:
+    def __call__(self, input_ids: Array, scores: Array | None, new_token_length: int = 1, **kwargs: object) -> Array:
         xp = array_namespace(input_ids)
         newest = xp.astype(input_ids[:, -new_token_length:], xp.int64)  # torch would round an end token to a narrower dtype
         done = xp.any(newest != newest, axis=-1)  # all False: (batch,), or with one more axis for codebooks
@@ -125,7 +125,7 @@ class ConfidenceCriteria(StoppingCriteria):
     def __init__(self, assistant_confidence_threshold: float) -> None:
         self.assistant_confidence_threshold = assistant_confidence_threshold
 
-    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> bool:
+    def __call__(self, input_ids: Array, scores: Any, **kwargs: object) -> bool:
         p = softmax(array_namespace(scores[-1]), scores[-1])
         return bool(float(p[0, int(input_ids[0, -1])]) < self.assistant_confidence_threshold)
 
@@ -138,7 +138,7 @@ class StoppingCriteriaList(list[Any]):
     Source: transformers 5.23's class of this name; MaxNewTokensCriteria as in 4.41.
     """
 
-    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: Any) -> Array:
+    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: object) -> Array:
         done = _all_rows(input_ids, False)
         for criterion in self:
             done = done | criterion(input_ids, scores, **kwargs)

@@ -35,7 +35,7 @@ class StopStringCriteria(StoppingCriteria):
     Source: transformers 5.23's class of this name, whose decisions these are.
     """
 
-    def __init__(self, tokenizer: Any, stop_strings: str | Sequence[str]) -> None:
+    def __init__(self, tokenizer: object, stop_strings: str | Sequence[str]) -> None:
         several = stop_strings if isinstance(stop_strings, Iterable) else ()
         self.stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(several)
         ok = bool(self.stop_strings) and all(isinstance(stop, str) for stop in self.stop_strings)
@@ -56,7 +56,7 @@ class StopStringCriteria(StoppingCriteria):
         self._table = table
         self._placed: dict[Any, list[Any]] = {}  # device -> the table as arrays on it
 
-    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: Any) -> Array:
+    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: object) -> Array:
         xp = array_namespace(input_ids)
         after_row, after, ends_row, ends = self._table_on(xp, device(input_ids))
         vocab = after_row.shape[0] - 1

@@ -81,7 +81,7 @@ class TokenText:
         return text
 
 
-def matching_mode(tokenizer: Any) -> str | None:
+def matching_mode(tokenizer: object) -> str | None:
     """How tokens spell parts of characters: "byte_level", "byte_fallback", or None where each token is whole characters."""
     kinds = _decoder_types(getattr(_engine(tokenizer), "decoder", None))
     return "byte_fallback" if "ByteFallback" in kinds else "byte_level" if "ByteLevel" in kinds else None
@@ -99,17 +99,17 @@ def _pool(pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths) - lengths, lengths
 
 
-def _engine(tokenizer: Any) -> Any:
+def _engine(tokenizer: object) -> Any:
     """The `tokenizers.Tokenizer` inside, or None."""
     return tokenizer if hasattr(tokenizer, "id_to_token") else getattr(tokenizer, "backend_tokenizer", None)
 
 
-def _decoder_types(decoder: Any) -> set[str]:
+def _decoder_types(decoder: object) -> set[str]:
     """The names of the types of a `tokenizers` decoder and of all decoders inside it."""
     state = getattr(decoder, "__getstate__", lambda: None)() if decoder is not None else None
     found: set[str] = set()
 
-    def collect(node: Any) -> None:
+    def collect(node: object) -> None:
         if isinstance(node, dict):
             found.add(str(node.get("type")))
         for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():

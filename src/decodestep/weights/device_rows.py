@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from decodestep._base import arrays
 from decodestep._base.checks import Words, require
 from decodestep._base.extras import extra
 from decodestep.weights.packed import DENSE_DTYPES, PackedWeight
+
+if TYPE_CHECKING:
+    import torch
 
 _CLASS = "DeviceRows"
 _DTYPES = {format_: dtype.name for format_, dtype in DENSE_DTYPES.items()}  # as torch calls them too
@@ -22,7 +25,7 @@ class DeviceRows:
     Raises ValueError for anything else.
     """
 
-    values: Any
+    values: torch.Tensor
 
     def __post_init__(self) -> None:
         ok = arrays.is_torch(self.values) and self.values.ndim == 2
@@ -31,7 +34,7 @@ class DeviceRows:
         require(ok, _CLASS, "values", rule, self.values if arrays.is_array(self.values) else Words(type(self.values).__name__))
 
     @classmethod
-    def of(cls, weight: PackedWeight, device: Any) -> DeviceRows:
+    def of(cls, weight: PackedWeight, device: torch.device | str) -> DeviceRows:
         """A copy of a dense weight. Raises ValueError for a weight in blocks, which no device kernel reads."""
         require(weight.format in _DTYPES, _CLASS, "weight", "of format F32, F16 or BF16", Words(weight.format.name))
         with extra("gpu"):

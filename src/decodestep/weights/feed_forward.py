@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from decodestep._base.checks import Words, is_int, refuse, require, shape_text
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import PANEL, LinearPanels
 from decodestep.weights.packed import PackedWeight
+
+if TYPE_CHECKING:
+    import torch
 
 _CLASS = "FeedForward"
 
@@ -93,7 +96,7 @@ class FeedForward:
         """Bytes of the weights."""
         return sum(w.rows.nbytes if isinstance(w, PackedWeight) else w.nbytes for w in self.weights)
 
-    def to(self, device: Any) -> FeedForward:
+    def to(self, device: torch.device | str) -> FeedForward:
         """A copy in the memory of a torch device. Raises ValueError unless the weights are dense `PackedWeight`s."""
         for weight in self.weights:
             require(

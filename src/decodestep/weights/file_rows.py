@@ -11,11 +11,12 @@ import numpy as np
 from decodestep import _native
 from decodestep._base.memory import new_bytes
 from decodestep._base.threads import threads
+from decodestep.errors import DecodestepError
 from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.packed import Format, PackedWeight
 
 
-class FileRowsError(ValueError):
+class FileRowsError(DecodestepError, ValueError):
     """A weight's rows cannot be used: their file cannot be read or has become shorter, or one of their scales is not finite."""
 
 

@@ -64,7 +64,7 @@ class LinearPanels:
         other formats as `csrc/linear/quantise_blocks.h` says. `has_finite_scales` tells whether the format can hold them.
         Raises ValueError for another format, or a quantised one if K is not a multiple of its block.
         """
-        from decodestep.weights.pack_linear_panels import pack_linear_panels  # native code, only needed here
+        from decodestep.weights.native import pack_linear_panels  # native code, only needed here
 
         require(isinstance(weight, (PackedWeight, LazyRows)), _CLASS, "weight", "a PackedWeight or LazyRows", weight)
         chosen = weight.format if format_ is None else format_
@@ -110,7 +110,7 @@ class LinearPanels:
 
         ids: which outputs, integers in [0, N), in this order; None: all. Raises ValueError for others.
         """
-        from decodestep.weights.unpack_linear_panels import unpack_linear_panels  # native code, only needed here
+        from decodestep.weights.native import unpack_linear_panels  # native code, only needed here
 
         chosen = np.arange(self.outputs, dtype=np.int64) if ids is None else arrays.integers(_CLASS, "ids", ids, rank=1)
         require_within(_CLASS, "ids", chosen, self.outputs)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array
@@ -130,7 +130,7 @@ class PackedWeight:
         """(K, N), the shape of the matrix."""
         return self.inputs, self.rows.shape[0]
 
-    def dense(self, dtype: Any = np.float32) -> np.ndarray:
+    def dense(self, dtype: DTypeLike = np.float32) -> np.ndarray:
         """The (K, N) matrix: each value as the format defines it, exact in float32 or rounded once."""
         return self.values().astype(dtype, copy=False).T
 

@@ -42,7 +42,7 @@ class PanelWeight:
         shape: (K, N), only with NZ storage, to cut its padding off; None keeps the padding.
         Raises ValueError for another dtype or shape.
         """
-        from decodestep.weights.pack_prolog_panels import pack_prolog_panels  # native code, only needed here
+        from decodestep.weights.native import pack_prolog_panels  # native code, only needed here
 
         op, a = "PanelWeight", arrays.view("PanelWeight", "weight", weight)
         ok = a.dtype in _DTYPES and a.ndim in (2, 3, 4) and all(a.shape)

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep.weights.lazy_rows import LazyRows
 from decodestep.weights.linear_panels import PANEL, packed_bytes
-from decodestep.weights.pack_linear_panels import pack_linear_panels
+from decodestep.weights.native import pack_linear_panels
 from decodestep.weights.packed import Format, PackedWeight
 
 

@@ -19,7 +19,7 @@ from decodestep.ops.mla_attention.arguments import OP, Cache, Problem
 
 
 def attend_absorbed(
-    module: Any,
+    module: torch.nn.Module,
     query: Tensor,
     latents: Tensor,
     rope_keys: Tensor,
@@ -49,7 +49,7 @@ def attend_absorbed(
         # the weight in float32 fits the caches.
         of_keys, of_values = weight.view(heads, nope + width, -1).split([nope, width], 1)
         query_there = torch.bmm(each[..., :nope].transpose(0, 1), of_keys.float()).transpose(0, 1)
-        given: Any = query_there, each[..., nope:], kv, kr
+        given = query_there, each[..., nope:], kv, kr
         query_there, rope, kv, kr = map(borrow, given) if native else given
         options: dict[str, Any] = {"scale": scale, "sequence": keys.sequence, "backend": backend}
         out: Any = mla_attention(query_there, rope, kv, kr, table, keys.lengths, **options)

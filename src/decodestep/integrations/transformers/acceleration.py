@@ -25,7 +25,7 @@ _LAYERS = {DynamicLayer: LatentLayer, DynamicIndexedLayer: IndexedLatentLayer}
 
 
 def accelerate(
-    model: Any,
+    model: PreTrainedModel,
     *,
     attention: bool = True,
     cache: bool = True,
@@ -106,7 +106,7 @@ class Acceleration:
     """The changes that `accelerate` has made to a model. As a context manager it undoes them on exit, from the outermost of
     nested blocks."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self._switch = Switch(on=True)
         self._replacements: list[Replacement] = []
@@ -204,7 +204,7 @@ class Acceleration:
         growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"
         return "\n".join([*lines, f"cache: {growing}; static and other caches are read as they are"])
 
-    def _state_of(self, module: Any) -> str | None:
+    def _state_of(self, module: torch.nn.Module) -> str | None:
         """What serves an attention or experts module; None for any other module."""
         if latents := latents_of(module):
             return _state_of_latents(module, latents)
@@ -215,7 +215,7 @@ class Acceleration:
             return "kept, it caches no latents"
         return self._state_of_experts(module) if kind.endswith("Experts") else None
 
-    def _state_of_experts(self, module: Any) -> str:
+    def _state_of_experts(self, module: torch.nn.Module) -> str:
         stock = getattr(getattr(module, "config", None), "_experts_implementation", None) or "as it is"
         ours = (each for each in self._replacements if isinstance(each, FewExperts) and each.module is module)
         served = any(each.in_use for each in ours)
@@ -229,7 +229,7 @@ class _SelectedExperts(NamedTuple):
     before: str
 
 
-def _state_of_latents(module: Any, latents: Latents) -> str:
+def _state_of_latents(module: torch.nn.Module, latents: Latents) -> str:
     in_use = module.config._attn_implementation
     if in_use != NAME:
         return f'"{in_use}", selected since: on expanded keys'
@@ -265,7 +265,7 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
     return list(owners.values())
 
 
-def _check(name: str, module: Any, backend: str) -> None:
+def _check(name: str, module: torch.nn.Module, backend: str) -> None:
     projection = module.kv_b_proj
     own = "expand_kv" not in vars(module) or is_off(module.expand_kv, module)
     require(own, _OP, f"{name}.expand_kv", "that of its class, in one handle", Words("another one"))
@@ -286,7 +286,7 @@ def _check(name: str, module: Any, backend: str) -> None:
         refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", Words(f"another one, of {type(module).__name__}"))
 
 
-def _expands_by_its_weight(module: Any) -> bool:
+def _expands_by_its_weight(module: torch.nn.Module) -> bool:
     """Whether `expand_kv` makes keys [W_UK latent | rope key] and values W_UV latent, tested on two positions."""
     weight: Tensor = module.kv_b_proj.weight.detach()
     latents = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device).view(1, 1, 2, -1)
@@ -310,5 +310,5 @@ def _use_latent_layers(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
             cache.layer_class_to_replicate = LatentLayer
 
 
-def _is_replaced(layer: Any) -> bool:
+def _is_replaced(layer: torch.nn.Module) -> bool:
     return type(layer) in _LAYERS and not layer.is_initialized and not getattr(layer, "is_indexer_initialized", False)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -65,7 +65,7 @@ class Latents(Replacement):
 
     method = "expand_kv"
 
-    def __init__(self, module: Any, switch: Switch, absorb_up_to: int, backend: str = "auto") -> None:
+    def __init__(self, module: torch.nn.Module, switch: Switch, absorb_up_to: int, backend: str = "auto") -> None:
         super().__init__(module, switch)
         self.absorb_up_to, self.backend = absorb_up_to, backend
 
@@ -143,7 +143,13 @@ def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
 
 
 def _can_absorb(
-    module: Any, latents: Latents, query: Tensor, kv_nope: Tensor, k_rot: Tensor, dropout: float, scaling: float | None
+    module: torch.nn.Module,
+    latents: Latents,
+    query: Tensor,
+    kv_nope: Tensor,
+    k_rot: Tensor,
+    dropout: float,
+    scaling: float | None,
 ) -> bool:
     """Whether a call can be served on the latents: few queries, plain tensors, plain weights, and no gradients."""
     queries, keys = query.shape[2], k_rot.shape[2]
@@ -168,7 +174,7 @@ def _are_plain(query: Tensor, *others: Tensor) -> bool:
     return alike and not any(t.is_neg() for t in tensors)
 
 
-def why_expanded(module: Any) -> str | None:
+def why_expanded(module: torch.nn.Module) -> str | None:
     """What keeps every call of an accelerated module from being served on the latents, which can change at any time."""
     if more := more_than_weight(module.kv_b_proj):
         return f"kv_b_proj is {more}"
@@ -178,7 +184,7 @@ def why_expanded(module: Any) -> str | None:
     return None
 
 
-def more_than_weight(projection: Any) -> str | None:
+def more_than_weight(projection: torch.nn.Module) -> str | None:
     """What a module is besides its weight; None for a torch Linear without bias, hooks or an overridden `forward`."""
     kind = type(projection)
     if kind is not nn.Linear:
@@ -224,7 +230,12 @@ def _only(mask: Tensor | None, chosen: Tensor, query: Tensor, key: Tensor) -> Te
 
 
 def make_mask(
-    batch_size: int, q_length: int, *sizes: Any, allow_is_causal_skip: bool = True, config: Any = None, **options: Any
+    batch_size: int,
+    q_length: int,
+    *sizes: Any,
+    allow_is_causal_skip: bool = True,
+    config: PretrainedConfig | None = None,
+    **options: Any,
 ) -> Tensor | None:
     """The registered mask: sdpa's, which is None where torch's causal attention implies it.
 

@@ -8,9 +8,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
+from transformers.utils import ModelOutput
 
 from decodestep._base.checks import Words, is_int, require
 from decodestep.random import sample_seed
@@ -31,7 +41,14 @@ class DecodingLoop:
     supported."""
 
     def __init__(
-        self, model: Any, ids: Tensor, chain: Any, criteria: Any, config: Any, model_kwargs: dict[str, Any], seed: Any
+        self,
+        model: PreTrainedModel,
+        ids: Tensor,
+        chain: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
+        seed: Any,
     ) -> None:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
         self.own_chain = not _is_default(chain, _default_chain(model, ids, config))
@@ -53,7 +70,7 @@ class DecodingLoop:
         self.done = torch.zeros(len(ids), dtype=torch.bool, device="cpu")  # which rows have ended
         self.report = _Report(config)
 
-    def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
+    def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: BaseStreamer | None) -> Any:
         """Draws tokens until all rows have ended; returns what `generate` does. processors: as for `Sampler`. stops: one more
         criterion. streamer: transformers', or None."""
         if stops is not None:
@@ -84,7 +101,7 @@ class DecodingLoop:
         inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=length, **self.model_kwargs)
         return self.model(**inputs, return_dict=True)
 
-    def _scores(self, outputs: Any) -> Tensor:
+    def _scores(self, outputs: ModelOutput) -> Tensor:
         """What the sampler draws from, by the model's outputs: the logits, or what transformers' chain makes of them."""
         logits: Tensor = outputs.logits[:, -1].to(self.ids.device)
         logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
@@ -116,7 +133,7 @@ class DecodingLoop:
                     row.end("stop")
         return bool(self.done.all())
 
-    def _params(self, seed: Any) -> list[SamplingParams]:
+    def _params(self, seed: int | Sequence[int] | Tensor | None) -> list[SamplingParams]:
         """The parameters of each row, by the config."""
         room = self.config.max_length - self.ids.shape[1] if MaxLengthCriteria in self.ends else None
         changes = {
@@ -153,7 +170,7 @@ class DecodingLoop:
 class _Report:
     """What `generate` returns of each step, as return_dict_in_generate and the config's output_* say."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: GenerationConfig) -> None:
         names = ("scores", "logits", "attentions", "hidden_states") if config.return_dict_in_generate else ()
         self._kept: dict[str, list[Any]] = {name: [] for name in names if getattr(config, f"output_{name}")}
 
@@ -166,7 +183,7 @@ class _Report:
         """The scores of the steps so far; None if they are not kept."""
         return tuple(self._kept["scores"]) if self.keeps_scores else None
 
-    def add(self, outputs: Any, logits: Tensor, scores: Any) -> None:
+    def add(self, outputs: ModelOutput, logits: Tensor, scores: object) -> None:
         for name, kept in self._kept.items():
             if name == "scores":
                 kept.append(scores)
@@ -186,10 +203,11 @@ def _draw_alone(params: SamplingParams) -> SamplingParams:
     )
 
 
-def _left_padding(ids: Tensor, mask: Any) -> list[int]:
+def _left_padding(ids: Tensor, mask: object) -> list[int]:
     """How many positions before each prompt are hidden; a mask of another shape, such as one of embeddings, hides none."""
-    hides = isinstance(mask, Tensor) and mask.shape == ids.shape
-    return (mask != 0).int().argmax(1).tolist() if hides and mask.numel() else [0] * len(ids)
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape or mask.numel() == 0:
+        return [0] * len(ids)
+    return (mask != 0).int().argmax(1).tolist()
 
 
 def _seeds(seed: Any, rows: int) -> list[int | None]:
@@ -203,14 +221,14 @@ def _seeds(seed: Any, rows: int) -> list[int | None]:
     return list(plain)
 
 
-def _default_chain(model: Any, ids: Tensor, config: Any) -> Any:
+def _default_chain(model: PreTrainedModel, ids: Tensor, config: GenerationConfig) -> Any:
     """The processors that transformers makes from the config alone, without those that a model's class adds."""
     return GenerationMixin._get_logits_processor(
         model, config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=ids.device
     )
 
 
-def _is_default(chain: Any, default: Any) -> bool:
+def _is_default(chain: LogitsProcessorList, default: LogitsProcessorList) -> bool:
     """Whether a chain is the config's: the same processors with the same attributes."""
     return len(chain) == len(default) and all(
         type(a) is type(b)
@@ -220,7 +238,7 @@ def _is_default(chain: Any, default: Any) -> bool:
     )
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: object) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
@@ -228,7 +246,7 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
 
 
-def _is_in_sampler(criterion: Any, config: Any) -> bool:
+def _is_in_sampler(criterion: StoppingCriteria, config: GenerationConfig) -> bool:
     """Whether the sampler already implements a criterion: the length and the end tokens of the config."""
     if type(criterion) is MaxLengthCriteria:
         return bool(criterion.max_length == config.max_length)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -26,7 +24,7 @@ class FewExperts(Replacement):
     rounded once. Calls with more rows, or after a later `set_experts_implementation`, use transformers' own code.
     """
 
-    def __init__(self, module: Any, switch: Switch) -> None:
+    def __init__(self, module: torch.nn.Module, switch: Switch) -> None:
         super().__init__(module, switch)
         self._choice = module.config._experts_implementation
 
@@ -54,7 +52,7 @@ class FewExperts(Replacement):
         chosen = bool(self.module.config._experts_implementation == self._choice)
         return self.in_force and chosen and _are_large_plain(self.module)
 
-    def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
+    def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor) -> bool:
         module = self.module
         if up is None or down is None:  # parametrisations remove the parameter
             return False
@@ -69,7 +67,7 @@ class FewExperts(Replacement):
         return bool(index.min() >= 0 and index.max() < up.shape[0])
 
 
-def are_served(module: Any) -> bool:
+def are_served(module: torch.nn.Module) -> bool:
     """Whether a module is transformers' experts with a selectable implementation, gated, without biases, on the CPU, and with
     weights large enough to gain from it."""
     if not hasattr(type(module), "_apply_gate") or not has_own_forward(module):
@@ -79,7 +77,7 @@ def are_served(module: Any) -> bool:
     return _are_large_plain(module)
 
 
-def _are_large_plain(module: Any) -> bool:
+def _are_large_plain(module: torch.nn.Module) -> bool:
     """Whether an experts module's weights can be read in place, and are large enough to gain from it."""
     weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
     if not all(type(w) is nn.Parameter and w.dim() == 3 and w.dtype in FORMATS and w.is_cpu for w in weights):

@@ -30,7 +30,7 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
     _room: tuple[Tensor | None, Tensor | None] | None = None  # the buffers that keys and values are views of
     _kept = 0  # positions that a backward pass may still read, for example for the gradient of a weight
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         held: tuple[Tensor, Tensor] = (self.keys, self.values)

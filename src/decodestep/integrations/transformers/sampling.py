@@ -7,8 +7,16 @@ from functools import wraps
 from typing import Any
 
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+)
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerationMixin
 
 from decodestep._base.arrays import Array
@@ -26,9 +34,9 @@ _DRAFTS = ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "assis
 def sampling(
     *,
     seed: int | Sequence[int] | Array | None = None,
-    streamer: Any = None,
+    streamer: BaseStreamer | None = None,
     stop_strings: str | Sequence[str] | None = None,
-    tokenizer: Any = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     processors: Processors = (),
 ) -> Callable[..., Any]:
     """Makes a callable for `generate(custom_generate=...)` that draws with `Sampler`; the forward pass stays the model's.
@@ -63,11 +71,11 @@ def sampling(
     stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
 
     def decode(
-        model: Any,
+        model: PreTrainedModel,
         input_ids: Tensor,
-        logits_processor: Any,
-        stopping_criteria: Any,
-        generation_config: Any,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
         **model_kwargs: Any,
     ) -> Any:
         _check_call(model, input_ids, generation_config, streamer)
@@ -77,12 +85,12 @@ def sampling(
     return decode
 
 
-def _check_streamer(streamer: Any) -> None:
+def _check_streamer(streamer: object) -> None:
     is_streamer = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
     require(streamer is None or is_streamer, OP, "streamer", "None or an object with methods put and end", streamer)
 
 
-def _none_of_transformers(processors: Any) -> Any:
+def _none_of_transformers(processors: object) -> Any:
     """The processors, or the function that makes those of a row, unless they are transformers', which read tensors."""
     if isinstance(processors, (Sequence, LogitsProcessor)) or not callable(processors):
         given = processors if isinstance(processors, Sequence) else [processors]
@@ -98,7 +106,7 @@ def _none_of_transformers(processors: Any) -> Any:
     return of_row
 
 
-def _check_call(model: Any, ids: Tensor, config: Any, streamer: Any) -> None:
+def _check_call(model: PreTrainedModel, ids: Tensor, config: GenerationConfig, streamer: BaseStreamer | None) -> None:
     kind = Words(type(model).__name__)
     require(not model.config.is_encoder_decoder, OP, "model", "a decoder without an encoder", kind)
     require(type(model)._sample is GenerationMixin._sample, OP, "model", "one without a decoding loop of its own", kind)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Switch:
@@ -25,7 +28,7 @@ class Replacement:
 
     method = "forward"  # its name
 
-    def __init__(self, module: Any, switch: Switch) -> None:
+    def __init__(self, module: torch.nn.Module, switch: Switch) -> None:
         self.module, self.switch = module, switch
         self._stock = self._of_class
 
@@ -48,6 +51,6 @@ class Replacement:
         self._stock = self._of_class if state["_stock"] else None
 
 
-def is_off(method: Any, module: Any) -> bool:
+def is_off(method: Any, module: torch.nn.Module) -> bool:
     """Whether a method of a module is a `Replacement` of its own that is off."""
     return isinstance(method, Replacement) and method.module is module and not method.switch.on

@@ -35,7 +35,7 @@ from decodestep.ops.decode_step.steps import (
     Xtc,
 )
 from decodestep.random import reference as random
-from decodestep.random.reserved_tokens import XTC_COIN
+from decodestep.random.reference import XTC_COIN
 
 Pairs: TypeAlias = tuple[tuple[int, float], ...]  # (token id, log-probability)
 _PARTS = 16  # partial sums of a row

@@ -50,23 +50,29 @@ def new_row(
 
     Raises ValueError for a step outside the rules of `decode_step`.
     """
-    return NativeRow(
-        vocab=vocab,
-        history=history,
-        parts=[_normalise_part(part, vocab) for part in parts],
-        greedy=greedy,
-        seed=int(seed),
-        top_logprobs=None if top_logprobs is None else int(top_logprobs),
-        ends=list(ends),
-        stops=list(stops),
-        limit=None if limit is None else int(limit),
-    )
+    given: dict[str, Any] = {
+        "vocab": vocab,
+        "history": history,
+        "greedy": greedy,
+        "seed": int(seed),
+        "top_logprobs": None if top_logprobs is None else int(top_logprobs),
+        "ends": list(ends),
+        "stops": list(stops),
+        "limit": None if limit is None else int(limit),
+    }
+    try:
+        return NativeRow(parts=list(parts), **given)
+    except (TypeError, ValueError):  # not valid, or valid in another form: as in `decode_step`
+        return NativeRow(parts=[_normalise_part(part, vocab) for part in parts], **given)
 
 
-def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
+def step_rows(
+    logits: np.ndarray, rows: list[NativeRow], places: list[int] | None = None
+) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
     """Draws a token for every row that has not ended, and appends it to the row's history.
 
-    logits: (len(rows), V), float32, float16 or bfloat16.
+    logits: (len(rows), V), float32, float16 or bfloat16; with places any number of rows.
+    places: for each of rows, which row of the logits it draws from; None: the one of its own index.
 
     Returns (tokens, end_codes, logprobs).
     tokens: int64, one per row; -1 for a row that had ended before its token was drawn, or meanwhile by another thread, and for
@@ -74,14 +80,14 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
     end_codes: one per row, an index into `END_REASONS`, 0 if the row is running or had ended otherwise; None if no row has ever
         ended.
     logprobs: one item per row, the fields of a `TokenLogprobs` or None; None if no row reports any.
-    Raises ValueError for logits of another dtype, shape or vocabulary, for a row that is given twice or is being stepped,
-    MemoryError, and whatever a part's own function raises; no row has changed then.
+    Raises ValueError for logits of another dtype, shape or vocabulary, for places outside them, for a row that is given twice
+    or is being stepped, MemoryError, and whatever a part's own function raises; no row has changed then.
     """
     # In the usual case, packed rows of a known dtype, this one test is all that Python does.
     if not (logits.flags.carray and logits.dtype in DTYPES):
         require_dtype(_OP, "logits", logits, DTYPES)
         logits = arrays.contiguous_rows(logits)
-    return timed(_OP, "cpu", _native.step_rows)(logits, rows, threads() if len(rows) > 1 else 1)
+    return timed(_OP, "cpu", _native.step_rows)(logits, rows, threads() if len(rows) > 1 else 1, places)
 
 
 def accept_tokens(rows: list[NativeRow], tokens: Sequence[int], vocab: int) -> bytes | None:

@@ -233,3 +233,11 @@ class While(NamedTuple):
 
 
 HistoryPart = PenaliseSeen | AddCounted | BanFollowers | AddEndings | BanEndings | AddContinuations | While
+
+
+def restriction(allowed: np.ndarray) -> tuple[Step, ...]:
+    """The step that forbids what is False in a mask of the vocabulary: `Allow` or `Ban`, whichever names fewer; or none."""
+    count = int(np.count_nonzero(allowed))
+    if 2 * count <= len(allowed):
+        return (Allow(np.flatnonzero(allowed)),)
+    return (Ban(np.flatnonzero(~allowed)),) if count < len(allowed) else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.arrays import Array, ArrayT, Integers, IntegerTable
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.decoder_forward import cpu, reference
@@ -18,15 +18,15 @@ from decodestep.ops.decoder_forward.weights import LatentSizes as LatentSizes
 
 def decoder_forward(
     weights: DecoderWeights,
-    token_ids: Array | list[int],
-    sequence: Array | list[int],
-    positions: Array | list[int],
+    token_ids: Integers,
+    sequence: Integers,
+    positions: Integers,
     sin: Array,
     cos: Array,
     keys: ArrayT,
     values: ArrayT,
-    page_table: Array | list[list[int]],
-    wanted: Array | list[int],
+    page_table: IntegerTable,
+    wanted: Integers,
     *,
     backend: str = "auto",
 ) -> ArrayT:

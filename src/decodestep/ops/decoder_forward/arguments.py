@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.aliasing import require_apart
-from decodestep._base.arrays import BFLOAT16, Array, Integers
+from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
 from decodestep._base.checks import Words, refuse, require, require_dtype, require_shape, require_within
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
 from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
@@ -42,7 +42,7 @@ def bind(
     cos: Array,
     keys: Array,
     values: Array,
-    page_table: Integers,
+    page_table: IntegerTable,
     wanted: Integers,
 ) -> Call:
     """Checks every rule of the contract, before anything is written."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 
-PAGE = 16  # positions in a page: kPagePositions of csrc/attention/kv_page.h
+PAGE = 16  # positions in a page: kPagePositions of csrc/attention/cache_type.h
 FLOAT16, INT8 = np.dtype(np.float16), np.dtype(np.int8)
 TYPES = (BFLOAT16, FLOAT16, INT8)
 _COLUMNS = 16  # in a block of float16 or int8

@@ -9,8 +9,7 @@ from decodestep.ops.decoder_forward import group_cache
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture
 from decodestep.ops.expert_router.reference import route
-from decodestep.ops.linear.bias import with_bias
-from decodestep.ops.linear.reference import linear
+from decodestep.ops.linear.reference import linear, with_bias
 from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture
 from decodestep.ops.rms_norm.reference import rms_norm
 from decodestep.weights.feed_forward import FeedForward

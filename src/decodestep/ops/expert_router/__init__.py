@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,8 @@ from decodestep.ops.expert_router.arguments import RouterRule as RouterRule
 class Routes(NamedTuple):
     """experts: (T, K) int64. weights: (T, K) of the logits' dtype. Both of the logits' kind."""
 
-    experts: Any
-    weights: Any
+    experts: Array
+    weights: Array
 
 
 def expert_router(

@@ -40,3 +40,8 @@ def _quantise(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     largest = np.abs(blocks).max(axis=2, keepdims=True, initial=0)
     inverse = np.where(largest < 1e-36, np.float32(0), np.float32(127) / largest)
     return np.rint(blocks * inverse), largest / np.float32(127)
+
+
+def with_bias(y: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """y (..., N) plus a bias (N,) in y's dtype, which `linear` leaves to its callers; y itself without one."""
+    return y if bias is None else y + bias.astype(y.dtype, copy=False)

@@ -70,7 +70,7 @@ def mixture_of_experts(
     return result
 
 
-def _check(tokens: np.ndarray, experts: Any, routed: FeedForward, shared: FeedForward | None) -> np.ndarray:
+def _check(tokens: np.ndarray, experts: object, routed: FeedForward, shared: FeedForward | None) -> np.ndarray:
     """The experts as int64; ValueError for arguments outside the rules."""
     require_dtype(OP, "x", tokens, (np.float32, np.float64))
     require(isinstance(routed, FeedForward), OP, "routed", "a FeedForward", routed)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from decodestep.ops.linear.bias import with_bias
+from decodestep.ops.linear.reference import with_bias
 from decodestep.weights.feed_forward import FeedForward, on_host
 
 Block = Callable[[np.ndarray, FeedForward], np.ndarray]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decodestep._base import arrays, devices
-from decodestep._base.arrays import Array, ArrayT, Integers
+from decodestep._base.arrays import Array, ArrayT, Integers, IntegerTable
 from decodestep._base.devices import choose_triton
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
@@ -20,7 +20,7 @@ def mla_attention(
     query_rope: ArrayT,
     kv_cache: Array,
     kr_cache: Array,
-    block_table: Integers,
+    block_table: IntegerTable,
     lengths: Integers,
     *,
     scale: float,
@@ -91,7 +91,7 @@ _INDEXES = ("block_table", "lengths", "sequence")  # whose values are checked, a
 
 
 def _on_device(call: Call, backend: str) -> Any:
-    rope: Any = call.query_rope
+    rope = call.query_rope
     choose_triton(OP, backend, rope, None if call.w_uv is None else "has no value up-projection: its weights are on the host")
     from decodestep.ops.mla_attention import triton
 

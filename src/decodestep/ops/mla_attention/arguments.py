@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16, Array, Integers
+from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
 from decodestep._base.checks import (
     Words,
     is_finite,
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     query_rope: Array
     kv_cache: Array
     kr_cache: Array
-    block_table: Integers
+    block_table: IntegerTable
     lengths: Integers
     scale: float
     sequence: Integers | None
@@ -173,7 +173,7 @@ def _cache(name: str, value: Array, scale_name: str, scale: Array | None, nz: bo
 
 
 def _paging(
-    block_table: Integers, sequence: Integers | None, lengths: Integers, tokens: int, blocks: int, block_size: int
+    block_table: IntegerTable, sequence: Integers | None, lengths: Integers, tokens: int, blocks: int, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """block_table, sequence and lengths as int64; every block that they lead to exists."""
     table = arrays.integers(OP, "block_table", block_table, rank=2)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array, Integers, view
+from decodestep._base.arrays import Array, Integers, IntegerTable, view
 from decodestep._base.checks import is_int, refuse, require, require_within, shape_text
 
 _INT64 = np.dtype(np.int64)
@@ -81,7 +81,7 @@ def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.nd
 
 
 def slots_from_block_table(
-    block_table: Integers, positions: Integers, block_size: int, *, sequence: Integers | None = None
+    block_table: IntegerTable, positions: Integers, block_size: int, *, sequence: Integers | None = None
 ) -> Any:
     """The `cache_index` of tokens from their positions in their sequences and the sequences' blocks.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +15,9 @@ from decodestep._base.checks import Words, is_int, refuse, require_choice, shape
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.tensor_scatter import cpu, reference
+
+if TYPE_CHECKING:
+    import torch
 
 _OP = "tensor_scatter"
 _MODES = ("linear", "circular")
@@ -91,7 +94,15 @@ def tensor_scatter(
     return result
 
 
-def _on_device(past_cache: Any, update: Any, write_indices: Any, axis: int, mode: str, out: Any, backend: str) -> Any:
+def _on_device(
+    past_cache: torch.Tensor,
+    update: torch.Tensor,
+    write_indices: Integers | None,
+    axis: int,
+    mode: str,
+    out: torch.Tensor | None,
+    backend: str,
+) -> torch.Tensor:
     devices.choose_triton(_OP, backend, past_cache)
     from decodestep.ops.tensor_scatter import triton
 

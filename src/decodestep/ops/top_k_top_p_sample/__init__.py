@@ -270,7 +270,7 @@ def _cuts(op: str, rows: np.ndarray, top_k: Column, top_p: Column) -> tuple[np.n
     )
 
 
-def _columns_on_host(op: str, backend: str, logits: Any, *columns: Any) -> list[Any]:
+def _columns_on_host(op: str, backend: str, logits: object, *columns: object) -> list[Any]:
     """Small arguments, of which the checks need the values."""
     devices.choose_triton(op, backend, logits)
     return [devices.to_host(column) for column in columns]

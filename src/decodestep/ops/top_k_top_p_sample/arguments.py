@@ -76,7 +76,7 @@ def flag(op: str, arg: str, value: object) -> bool:
     return bool(value)
 
 
-def integer(op: str, arg: str, value: Any, low: int, high: int) -> int:
+def integer(op: str, arg: str, value: object, low: int, high: int) -> int:
     if not (is_int(value) and low <= value <= high):
         refuse(op, arg, f"an integer in [{low}, {high}]", value)
     return int(value)

@@ -32,7 +32,7 @@ from decodestep.ops.decode_step.triton.row import (
 from decodestep.random.triton import noise_bits, uniform
 
 _ESTIMATE = tl.constexpr(2.0**-51)  # the relative error of a sum of float64, for each of its terms: with room to spare
-_XTC_COIN = tl.constexpr(0xFFFFFFFF)  # of decodestep.random.reserved_tokens
+_XTC_COIN = tl.constexpr(0xFFFFFFFF)  # of decodestep.random.reference
 
 
 @triton.jit

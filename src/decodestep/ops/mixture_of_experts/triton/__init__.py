@@ -7,8 +7,6 @@ waits, and can be captured into a CUDA graph.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -27,7 +25,7 @@ _ADDED = 512  # columns of a program
 class Workspace:
     """The memory that calls of this plan's sizes write. y: float32 (T, He), the results of the last call."""
 
-    def __init__(self, plan: Plan, routed: FeedForward, shared: FeedForward | None, device: Any) -> None:
+    def __init__(self, plan: Plan, routed: FeedForward, shared: FeedForward | None, device: torch.device) -> None:
         def new(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.float32, device=device)
 
@@ -44,7 +42,7 @@ def mixture(
     return launch(x, weights, plan, routed, shared, Workspace(plan, routed, shared, x.device))
 
 
-def make_plan(experts: np.ndarray, routed: FeedForward, shared: FeedForward | None, device: Any) -> Plan:
+def make_plan(experts: np.ndarray, routed: FeedForward, shared: FeedForward | None, device: torch.device) -> Plan:
     """The plan for experts (T, K) by these blocks."""
     return Plan(experts, _entries_of_tile(routed), _entries_of_tile(shared or routed), device)
 

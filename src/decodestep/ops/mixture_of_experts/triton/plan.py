@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class Plan:
     columns, places: of every token's experts in ascending order, which column names it, and the entry.
     """
 
-    def __init__(self, experts: np.ndarray, of_routed: int, of_shared: int, device: Any) -> None:
+    def __init__(self, experts: np.ndarray, of_routed: int, of_shared: int, device: torch.device) -> None:
         """experts: int64 (T, K). of_routed, of_shared: the entries of a tile."""
         self.tokens, self.used = experts.shape
         order = np.argsort(experts, axis=None, kind="stable")  # of one expert by token, of one token by column
@@ -46,7 +46,7 @@ class Plan:
         self.routed, self.shared = Entries(*rest[:2]), Entries(*rest[2:])
 
 
-def _on_device(arrays: list[np.ndarray], device: Any) -> list[torch.Tensor]:
+def _on_device(arrays: list[np.ndarray], device: torch.device) -> list[torch.Tensor]:
     """int64 arrays in one copy, each followed by a number, so that none is empty there."""
     parts = to_device_together([np.append(array, 0) for array in arrays], device)
     return [part[:-1].view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -28,7 +28,7 @@ class Workspace:
     out: (tokens, heads, width) of `dtype`, the results of the last call.
     """
 
-    def __init__(self, tokens: int, heads: int, width: int, longest: int, device: Any, dtype: torch.dtype) -> None:
+    def __init__(self, tokens: int, heads: int, width: int, longest: int, device: torch.device, dtype: torch.dtype) -> None:
         self.longest = longest
         self.splits = max(1, min(MOST, -(-longest // LEAST)))
         self.partial = torch.empty((tokens, self.splits, heads, width), dtype=torch.float32, device=device)
@@ -133,5 +133,5 @@ def _queries(call: Call) -> tuple[torch.Tensor | None, torch.Tensor]:
     return None if query is None else query.contiguous(), rope.contiguous()
 
 
-def _by_column(scale: Any, cache: torch.Tensor) -> torch.Tensor | None:
+def _by_column(scale: object, cache: torch.Tensor) -> torch.Tensor | None:
     return None if scale is None else _tensor(scale).reshape(-1).expand(cache.shape[3]).contiguous()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -33,7 +33,7 @@ def power(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
-def tiles_for(device: Any, heads: int, latent: int, rope: int, *, narrow: bool) -> Tiles:
+def tiles_for(device: torch.device, heads: int, latent: int, rope: int, *, narrow: bool) -> Tiles:
     """narrow: of operands that are bfloat16 throughout."""
     if not narrow:
         return WIDE
@@ -49,7 +49,7 @@ def tiles_for(device: Any, heads: int, latent: int, rope: int, *, narrow: bool) 
 
 
 @cache
-def _shared_bytes(device: Any) -> int:
+def _shared_bytes(device: torch.device) -> int:
     """That a program may have."""
     if interpreted():
         return _HOPPER_BYTES

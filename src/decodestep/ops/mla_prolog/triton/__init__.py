@@ -33,12 +33,12 @@ _ROW_WARPS = 8  # of a program that norms a row
 _ABSORB = {torch.bfloat16: Tiles(depth=128, stages=1), torch.float32: Tiles(depth=16, stages=1)}
 
 
-def prolog(p: Problem, call: Any) -> Results:
+def prolog(p: Problem, call: object) -> Results:
     """p: the checked call, of outlines. call: the `Call` with its tensors."""
     return Prolog(p, call).run()
 
 
-def prepare(operator: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Prolog:
+def prepare(operator: Callable[..., Any], /, *args: object, **kwargs: Any) -> Prolog:
     """`operator`, one of the three versions, with its arguments checked and its memory allocated, but not run."""
     given = inspect.signature(operator).bind(*args, **kwargs)
     given.apply_defaults()
@@ -153,7 +153,7 @@ class Prolog:
         return torch.empty(shape, dtype=dtype or self.real, device=self.x.device)
 
 
-def _slots(p: Problem, call: Call, device: Any) -> torch.Tensor:
+def _slots(p: Problem, call: Call, device: torch.device) -> torch.Tensor:
     index = call.cache_index
     if call.cache_mode in PAGED_MODES and arrays.is_torch(index) and index.device == device:
         return index.detach().reshape(-1).contiguous()

@@ -30,7 +30,7 @@ def sample(
     batch, vocab = logits.shape
     device = logits.device
 
-    def new(*shape: int, dtype: Any) -> torch.Tensor:
+    def new(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     kept, values = new(batch, vocab, dtype=torch.int8), new(batch, vocab, dtype=torch.float32)

@@ -1,1 +1,0 @@
-"""The benchmarks, as `decodestep bench` runs them: scripts, each on its own."""

@@ -1,0 +1,1 @@
+"""How benchmarks measure: rounds, tables, plots, cases and models of random weights."""

@@ -1,0 +1,38 @@
+// A part of the work of `mla_attention`: some splits of the keys for the rows of a tile.
+#pragma once
+
+#include <cstddef>
+
+#include "attention/mla_attention.h"
+#include "core/isa.h"
+
+namespace decodestep {
+
+// The rows of a call that share a tile: tokens [token, token + tokens), all of one sequence; groups [group, group +
+// groups); and of each group heads [head, head + heads). Rows are in the order (group, token, head).
+struct AttentionRows {
+    size_t token, tokens, group, groups, head, heads;
+
+    DECODESTEP_INLINE size_t in_group() const { return tokens * heads; }
+    DECODESTEP_INLINE size_t count() const { return groups * in_group(); }
+    DECODESTEP_INLINE size_t group_of(size_t row) const { return group + row / in_group(); }
+    DECODESTEP_INLINE size_t token_of(size_t row) const { return token + row % in_group() / heads; }
+    // The number of the row among all rows [tokens, groups * group_heads] of the call.
+    DECODESTEP_INLINE size_t place_of(size_t row, size_t all_groups, size_t group_heads) const {
+        return (token_of(row) * all_groups + group_of(row)) * group_heads + head + row % heads;
+    }
+};
+
+struct TileSplits {
+    const MlaAttention& call;
+    const AttentionRows& rows;
+    size_t first, count;  // splits
+    // Of these splits: [count, rows], each a PartialSoftmax. Null: the splits are all that the rows see, and the rows'
+    // results are written to call.out.
+    float* partials;
+};
+
+// For int8 latents with their own scales.
+DECODESTEP_KERNEL(bytes, attend_byte_splits, TileSplits)
+
+}  // namespace decodestep

@@ -1,0 +1,67 @@
+// The partials of grouped-query attention in a decoder's step: what does not depend on the type of the cache.
+#pragma once
+
+#include "decoder/stage_member.h"
+
+namespace decodestep::DECODESTEP_BUILD {
+
+class GroupedPartials : public StageMember {
+  public:
+    GroupedPartials(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
+        : StageMember(plan, stage, share), groups_(plan.groups_of(stage.layer->grouped.window)) {}
+
+    // Calls body with what makes rows of the attention's outputs; the partials of divided units are merged here unless
+    // a stage has merged them.
+    template <class Body>
+    void with_attended(Body&& body) const {
+        const auto& divided_units = groups_.divided_units();
+        if (divided_units.empty() || plan_.merges_apart(groups_))
+            return body(copied(plan_.attended, plan_.attended_width));
+        const size_t values = step_.tokens * plan_.attended_width;
+        const ThreadScratch scratch(values + PartialSoftmax::floats(decoder_.head_dim));
+        float* const own = scratch.data();
+        std::memcpy(own, plan_.attended, values * sizeof(float));
+        for (const AttentionUnit& unit : divided_units)
+            for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
+        body(copied(own, plan_.attended_width));
+    }
+
+    void merge_partials() const {
+        const ThreadScratch scratch(PartialSoftmax::floats(decoder_.head_dim));
+        const PartialSoftmax merged{scratch.data(), decoder_.head_dim};
+        const Range part = share_.of(groups_.divided_queries());
+        size_t first = 0;  // query of the unit
+        for (const AttentionUnit& unit : groups_.divided_units()) {
+            for (size_t q = 0; q < unit.queries(); ++q)
+                if (first + q >= part.first && first + q < part.end) merge(unit, q, merged, plan_.attended);
+            first += unit.queries();
+        }
+    }
+
+  protected:
+    // The address of a query's output in `rows`, [tokens, attended_width].
+    float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
+        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * decoder_.head_values;
+    }
+
+    void finish(const PartialSoftmax& partial, float* out) const {
+        PartialSoftmax{partial.record, decoder_.head_values}.finish(nullptr, out);
+    }
+
+    static void copy(const PartialSoftmax& from, const PartialSoftmax& to) {
+        std::memcpy(to.record, from.record, PartialSoftmax::floats(from.width) * sizeof(float));
+    }
+
+    // Merges the partials of all splits for one query of a divided unit.
+    void merge(const AttentionUnit& unit, size_t query, PartialSoftmax merged, float* rows) const {
+        const size_t t = unit.token_of(query), first = groups_.first_split(t);
+        copy(plan_.partials(unit, first)[query], merged);
+        for (size_t split = first + 1; split < groups_.end_split(t); ++split)
+            merged.merge(plan_.partials(unit, split)[query]);
+        finish(merged, output_of(unit, query, rows));
+    }
+
+    const AttentionPlan& groups_;
+};
+
+}  // namespace decodestep::DECODESTEP_BUILD

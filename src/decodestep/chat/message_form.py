@@ -1,0 +1,182 @@
+"""The form in which a chat template reads messages, found once by rendering small conversations with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+Message = dict[str, Any]
+Tools = list[dict[str, Any]] | None
+# The text of a conversation, exactly as it is given; None if the template refuses it.
+Render = Callable[[list[Message], Tools], str | None]
+
+
+@dataclass(frozen=True)
+class MessageForm:
+    """What a chat template reads of messages.
+
+    strings, parts: the roles whose contents it writes if they are strings, and if they are lists of parts,
+        {"type": "text", "text": ...} each.
+    system: whether it has a system role.
+    null: whether it asks if the content beside calls is None, and so must see that; others would write "None", or fail.
+    text_arguments: whether it writes the arguments of calls as they are, and so must get JSON as text; others read mappings.
+    """
+
+    strings: frozenset[str] = frozenset()
+    parts: frozenset[str] = frozenset()
+    system: bool = True
+    null: bool = False
+    text_arguments: bool = False
+
+    def apply(self, messages: list[Message]) -> list[Message]:
+        """The messages in this form. A system message for a template without that role begins the next user's message."""
+        found = [self._with_calls(message) for message in messages]
+        if not self.system:
+            found = _without_system(found)
+        return [{**message, "content": self._content(message)} if "content" in message else message for message in found]
+
+    def _with_calls(self, message: Message) -> Message:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            message = {**message, "tool_calls": [self._call(call) for call in calls]}
+        if message.get("role") == "assistant" and message.get("content") is None:
+            message = {**message, "content": None if calls and self.null else ""}
+        return message
+
+    def _call(self, call: Any) -> Any:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or function.get("arguments") is None:
+            return call
+        arguments = function["arguments"]
+        if isinstance(arguments, str) and not self.text_arguments:
+            arguments = _as_mapping(arguments)
+        elif not isinstance(arguments, str) and self.text_arguments:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+    def _content(self, message: Message) -> Any:
+        content, role = message["content"], message.get("role")
+        if role not in self.strings | self.parts:
+            role = "user"
+        if isinstance(content, str) and role in self.parts - self.strings:
+            return _as_parts(content)
+        return content if role in self.parts else _as_string(content)
+
+
+def find_form(render: Render) -> MessageForm:
+    """The form of a template. One that does not write what a user says is taken to read messages as they are given."""
+    for tools in (None, _TOOLS):  # some cannot do without
+        user = _read_kinds("user", lambda content: render([_say("user", content)], tools))  # noqa: B023 - called at once
+        if user.strings | user.parts:
+            break
+    else:
+        return MessageForm(strings=_ROLES, parts=_ROLES)
+    hello = _say("user", "Hello" if user.strings else _as_parts("Hello"))
+    system = _read_kinds("system", lambda content: render([_say("system", content), hello], tools))
+    assistant = _read_kinds("assistant", lambda content: render([hello, _say("assistant", content), hello], tools))
+    form = replace(
+        user,
+        strings=user.strings | system.strings | assistant.strings,
+        parts=user.parts | system.parts | assistant.parts,
+        system=bool(system.strings | system.parts),
+    )
+    form = _with_calls(form, render)
+    tool = _read_kinds("tool", lambda content: render([*form.apply([hello, _CALL]), {**_RESULT, "content": content}], _TOOLS))
+    return replace(form, strings=form.strings | tool.strings, parts=form.parts | tool.parts)
+
+
+_ROLES = frozenset(("system", "user", "assistant", "tool"))
+_WORD = "Quokka"  # which no template writes of its own accord
+_WRITTEN_LIST = re.compile(rf"""text\\*["']: ?\\*["']{_WORD}""")  # of parts, as Python or JSON writes it
+_NAME, _ARGUMENTS = "find_animal", {"place": _WORD}
+_PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+_TOOLS = [{"type": "function", "function": {"name": _NAME, "description": "Finds animals.", "parameters": _PARAMETERS}}]
+_CALL_ID = "abcdefg12"  # nine letters and digits, as Mistral's templates want them
+_FUNCTION = {"name": _NAME, "arguments": _ARGUMENTS}
+_CALL = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "id": _CALL_ID, "function": _FUNCTION}]}
+_RESULT = {"role": "tool", "content": "found", "name": _NAME, "tool_call_id": _CALL_ID}
+
+
+def _say(role: str, content: object) -> Message:
+    return {"role": role, "content": content}
+
+
+def _read_kinds(role: str, render: Callable[[Any], str | None]) -> MessageForm:
+    """A form that says in which kinds a role's contents are read. render: of a conversation with this content."""
+    as_string, as_parts = render(_WORD) or "", render(_as_parts(_WORD)) or ""
+    return MessageForm(
+        strings=frozenset([role] if _WORD in as_string else ()),
+        parts=frozenset([role] if _WORD in as_parts and not _WRITTEN_LIST.search(as_parts) else ()),
+    )
+
+
+def _with_calls(form: MessageForm, render: Render) -> MessageForm:
+    """The form, with how calls are read. Mappings and "" come first: what reads both reads these better."""
+    texts: dict[MessageForm, str] = {}
+    for text_arguments in (False, True):
+        for is_null in (False, True):
+            tried = replace(form, text_arguments=text_arguments, null=is_null)
+            text = render(tried.apply([_say("user", "Hello"), _CALL, _RESULT]), _TOOLS)
+            if text is not None:
+                texts[tried] = text
+    # Neither the mapping as Python writes it, nor text as JSON within JSON.
+    wrong = (str(_ARGUMENTS), json.dumps('"place"')[1:-1])
+    written = [tried for tried, text in texts.items() if _WORD in text and not any(each in text for each in wrong)]
+    empty = replace(written[0] if written else form, null=False)
+    null = replace(empty, null=True)
+    with_empty, with_null = texts.get(empty, ""), texts.get(null, "")
+    prints = any(with_null.count(word) > with_empty.count(word) for word in ("None", "null"))
+    asks = null in texts and with_null != with_empty and not prints
+    return null if asks and (null in written or empty not in written) else empty
+
+
+def _without_system(messages: list[Message]) -> list[Message]:
+    found: list[Message] = []
+    waiting: object = ""
+    for message in messages:
+        if message.get("role") == "system":
+            waiting = _joined(waiting, message.get("content"))
+        elif message.get("role") == "user" and waiting:
+            found.append({**message, "content": _joined(waiting, message.get("content"))})
+            waiting = ""
+        else:
+            found.append(message)
+    if waiting and found and found[-1].get("role") == "user":
+        found[-1] = {**found[-1], "content": _joined(found[-1].get("content"), waiting)}
+    elif waiting:
+        found.append(_say("user", waiting))
+    return found
+
+
+def _joined(first: object, second: object) -> Any:
+    """Two contents as one, an empty line between them if both are text."""
+    first, second = _as_string(first), _as_string(second)
+    if not first or not second:
+        return first or second
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    return [*_as_parts(first), *_as_parts(second)]
+
+
+def _as_string(content: object) -> Any:
+    """The text of parts that are all text, a line each; other contents as they are."""
+    if not isinstance(content, list):
+        return content
+    texts = [part["text"] for part in content if isinstance(part, dict) and part.get("type") == "text" and "text" in part]
+    return "\n".join(map(str, texts)) if len(texts) == len(content) else content
+
+
+def _as_parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
+def _as_mapping(arguments: str) -> Any:
+    """The mapping that arguments are as JSON; what is none stays as it is."""
+    try:
+        found = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return found if isinstance(found, dict) else arguments

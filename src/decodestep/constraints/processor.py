@@ -1,0 +1,133 @@
+"""Constrained rows: only tokens that can still lead to a text of a JSON schema, regular expression or grammar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.arrays import Array
+from decodestep._base.checks import Words, refuse, require
+from decodestep._base.extras import extra
+from decodestep.constraints.grammar import grammar_of
+from decodestep.constraints.json_schema import short
+from decodestep.constraints.trial import LIMITS
+from decodestep.constraints.vocabulary import Encode, TokenBytes, tokenizer_of
+from decodestep.errors import ConstraintError as ConstraintError
+from decodestep.ops.decode_step import steps as s
+
+# Seconds of processor time for the first mask, and for a later one with its token, which all rows of a pass wait for. Ordinary
+# masks take less than a millisecond. llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
+_FIRST_SECONDS, _STEP_SECONDS = 0.1, 0.5
+_NO_TEXT = "NoExtensionBias"  # llguidance's error for a language without any text
+
+
+class ConstraintLogitsProcessor:
+    """Forbids tokens after which the row's text could no longer satisfy the constraint.
+
+        s[t] = -inf if no text of the language begins with the generated text + t; end tokens are allowed after a complete text
+
+    language: "json_schema", "regex" or "grammar", and text: its schema, expression or grammar, as `SamplingParams` has it.
+    prompt_length: where the generated tokens begin. token_bytes, encode, vocab_size, ends: as for the sampler.
+
+    Where only one text can follow, only the token with which `encode` writes it is allowed. But the tokens at its end which
+    might be others if the text after it were known are not decided: there, each token that goes on with the text is allowed,
+    also one that reaches beyond it.
+
+    Keeps the state of one row. A call raises ConstraintError if the text is not in the language, or if the next step would
+    exceed the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or
+    grammar that is invalid, unsupported, or too expensive for the first token, whose mask is computed here rather than in a
+    step shared with other rows, and for end tokens that have a text; ModuleNotFoundError without decodestep[generate].
+    Source: llguidance.
+    """
+
+    stateful = True
+
+    def __init__(
+        self,
+        language: str,
+        text: str,
+        prompt_length: int,
+        *,
+        token_bytes: TokenBytes,
+        encode: Encode | None = None,
+        vocab_size: int,
+        ends: frozenset[int],
+    ) -> None:
+        self.language = language
+        if not ends:
+            refuse("Sampler", language, "given to rows that have an end token", Words("none"))
+        written = [end for end in sorted(ends) if token_bytes(end)]  # which would follow the text of the language
+        require(not written, "Sampler", "eos_token_id", f"of tokens without text beside {language}", written)
+        with extra("generate"):
+            from llguidance import LLMatcher, LLParserLimits
+        limits = LLParserLimits(**LIMITS)
+        grammar = grammar_of(language, text)
+        # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
+        self._matcher = LLMatcher(tokenizer_of(token_bytes, vocab_size, ends, encode), grammar, log_level=0, limits=limits)
+        texts = partial(ConstraintLogitsProcessor, token_bytes=token_bytes, encode=encode)
+        self._anew = partial(texts, language, text, prompt_length, vocab_size=vocab_size, ends=ends)
+        self._vocab = vocab_size
+        self._ends = np.array(sorted(ends), np.int64)
+        self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
+        began = time.thread_time()
+        self._steps = self._mask()  # of the row as it was then
+        if self._steps is None or self._matcher.is_error():
+            what = self._reason("one that no text satisfies")
+            refuse("SamplingParams", language, "one that can be compiled", Words(what))
+        if time.thread_time() - began > _FIRST_SECONDS:
+            refuse("SamplingParams", language, "one that can be compiled", Words("one that costs too much"))
+
+    def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
+        """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
+        if len(tokens) < self._read:
+            raise ConstraintError("a constrained row cannot go back", self.language)
+        if len(tokens) > self._read:
+            new = list(tokens[self._read :])
+            self._read = len(tokens)
+            began = time.thread_time()
+            self._steps = self._mask() if self._matcher.consume_tokens(new) else None
+            if time.thread_time() - began > _STEP_SECONDS * len(new):
+                raise ConstraintError(f"{self.language}: a token costs too much", self.language)
+        if self._steps is None or self._matcher.is_error():
+            raise ConstraintError(f"{self.language}: {self._reason('no text of it begins so')}", self.language)
+        return self._steps
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text that `steps` has seen is one of the language."""
+        return bool(self._matcher.is_accepting())
+
+    def forces(self, tokens: Sequence[int]) -> bool:
+        """Whether one token alone may follow these. Raises as `steps` does."""
+        steps = self.steps(tokens)
+        return bool(steps) and isinstance(steps[0], s.Allow) and len(steps[0].ids) == 1
+
+    def __call__(self, input_ids: Array, scores: Array) -> Array:
+        result = np.array(scores)
+        for step in self.steps([int(token) for token in input_ids[0]]):
+            others = np.ones(result.shape[-1], np.bool_)
+            others[step.ids] = False  # type: ignore[union-attr]
+            result[:, others if isinstance(step, s.Allow) else ~others] = -np.inf
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConstraintLogitsProcessor:
+        """One at the beginning of the row: its next call reads all tokens, which leads to the same state."""
+        return self._anew()
+
+    def _reason(self, no_text: str) -> str:
+        """Why there is no mask; no_text: if it is that no text goes on."""
+        error = self._matcher.get_error()
+        return short(error) if error and _NO_TEXT not in error else no_text
+
+    def _mask(self) -> tuple[s.Step, ...] | None:
+        if self._matcher.is_stopped():
+            return (s.Allow(self._ends),)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_stopped() and not self._matcher.is_accepting():
+            return None  # a rule that has no text was begun: the end tokens that the bits allow would end an incomplete text
+        allowed = np.unpackbits(bits, count=self._vocab, bitorder="little").view(np.bool_)  # whose indices are found fastest
+        return s.restriction(allowed)

@@ -1,0 +1,50 @@
+"""The interface of decoders: run tokens of several sequences, append them to the cache's pages, return logits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+
+from decodestep.decoding.config import Config
+from decodestep.decoding.kv_cache import PageLayout, Pages
+
+
+class TokenBatch(NamedTuple):
+    """T tokens of any sequences. Those at earlier positions of a sequence must be in its pages, or earlier in the batch.
+
+    tokens, sequence, positions: int64 (T,). Token t is tokens[t], at positions[t] of sequence[t].
+    page_table: int64 (B, M); page_table[b, p // 16] holds position p of sequence b.
+    wanted: int64, which of the T tokens to return logits of; may be empty.
+    long: bool (T,), which tokens the long frequencies rotate, the same for all of a sequence; None: none.
+    """
+
+    tokens: np.ndarray
+    sequence: np.ndarray
+    positions: np.ndarray
+    page_table: np.ndarray
+    wanted: np.ndarray
+    long: np.ndarray | None = None
+
+
+class Decoder(ABC):
+    """Runs a model's layers on a paged cache. A token's logits depend only on its own sequence, to the bit.
+
+    config: the model's sizes. description: how the model is run, as text. page_layout: of the cache's pages.
+    cache_dtype: the type of what the cache holds: of latents without their rope keys. long_after: `Rope.long_after`.
+    """
+
+    config: Config
+    description: str
+    page_layout: PageLayout
+    cache_dtype: str
+    long_after: int | None
+
+    @abstractmethod
+    def new_pages(self, count: int) -> Pages:
+        """Storage for `count` pages."""
+
+    @abstractmethod
+    def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
+        """Runs T tokens and writes their keys and values to the pages; returns float32 logits (len(wanted), V)."""

@@ -1,0 +1,84 @@
+"""The weights of a model, in the fields that `decoder_forward` has for them; the weight of a product is (inputs, outputs)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decodestep.decoding.config import Config
+from decodestep.decoding.rope import Rope
+from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
+
+Weight = PackedWeight | LinearPanels
+
+
+@dataclass(frozen=True, eq=False)
+class GroupedWeights:
+    """Grouped-query attention: `GroupedAttention` without what the config says of a layer."""
+
+    query: Weight
+    values_keys: Weight
+    keys: Weight | None
+    output: Weight
+    query_bias: np.ndarray | None
+    values_keys_bias: np.ndarray | None
+    output_bias: np.ndarray | None
+    query_norm: np.ndarray | None
+    key_norm: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class LatentWeights:
+    """Multi-head latent attention: `LatentAttention`."""
+
+    query_down: Weight | None
+    query_norm: np.ndarray | None
+    query: Weight
+    latent: Weight
+    latent_norm: np.ndarray
+    key_up: Weight
+    value_up: Weight
+    output: Weight
+    query_down_bias: np.ndarray | None = None
+    latent_bias: np.ndarray | None = None
+    output_bias: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertWeights:
+    """A mixture of experts: `Mixture` without the rule, which is the config's. router: in a dense format."""
+
+    router: PackedWeight
+    bias: np.ndarray | None
+    routed: FeedForward
+    shared: FeedForward | None
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer: `LayerWeights`."""
+
+    attention_norm: np.ndarray
+    attention: GroupedWeights | LatentWeights
+    ffn_norm: np.ndarray
+    feed_forward: FeedForward | ExpertWeights
+    attention_post_norm: np.ndarray | None
+    ffn_post_norm: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """All weights of a model, its sizes, and its rotations. norm, output: of the logits.
+
+    embedding: `output` itself where that has the same values, else rows in the file's format.
+    """
+
+    config: Config
+    embedding: Weight
+    layers: tuple[Layer, ...]
+    norm: np.ndarray
+    output: Weight
+    ropes: tuple[Rope, ...]

@@ -1,0 +1,290 @@
+"""The pages of a model's cache: allocated to sequences, shared by those with a common prefix, and kept for later ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, Protocol
+from weakref import WeakSet
+
+from decodestep._base.checks import require
+from decodestep._base.machine_limits import memory_limit
+from decodestep.decoding.kv_cache import PAGE, Pages
+from decodestep.errors import CacheFullError as CacheFullError
+
+MOST_KEPT_BYTES = 2**30
+
+# One lock for all pools: it is held for microseconds, and never while the process forks.
+LOCK = threading.Lock()
+_POOLS: WeakSet[PagePool] = WeakSet()
+
+
+class OpenSequence(Protocol):
+    """What the pool needs of an open sequence, which is a `CachedSequence`.
+
+    admitted: whether it will end by itself. reserved: how many pages the pool has reserved for it, of those that it does not
+    have. thread: the thread that made it. close_locked: closes it; requires `LOCK`. begin_child: in a forked child, ends
+    the pass of another thread.
+    """
+
+    admitted: bool
+    reserved: int
+    thread: int
+
+    def close_locked(self) -> None: ...
+    def begin_child(self) -> None: ...
+
+
+class Page:
+    """A page that is held by sequences or kept for reuse.
+
+    number: its index in the storage. users: the number of sequences that hold it.
+    A full page is never written again and is a node of a prefix tree: `parent` is the full page before it, `tokens` its PAGE
+    tokens, `children` the full pages after it, by their tokens. The path from the root is the sequence.
+    latest_child: for each first token, the child that was filled last.
+    """
+
+    __slots__ = ("children", "latest_child", "number", "parent", "tokens", "users")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.users = 1
+        self.parent: Page | None = None
+        self.tokens: tuple[int, ...] = ()
+        self.children: dict[tuple[int, ...], Page] = {}
+        self.latest_child: dict[int, Page] = {}
+
+
+class PagePool:
+    """Allocates the pages of a storage. Methods whose names end in `_locked` require `LOCK`.
+
+    storage: the pages. max_kept: the largest number of kept pages; the least recently used are dropped first.
+    long_after: the length of the longest text that long-rope rotates by its short frequencies; None without long-rope.
+    roots: the parents of the first pages: of what the short frequencies rotated, and the long ones.
+
+        a page is    fresh      never used: takes no memory yet
+                     held       by one sequence, or by several if it is full
+                     kept       full and held by none: reused by a sequence that begins with the same tokens
+                     free       used before, available again
+
+    pages: their number. page_bytes: the size of one.
+    """
+
+    def __init__(self, storage: Pages, max_kept: int, long_after: int | None = None) -> None:
+        self.storage = storage
+        self.pages = storage.count
+        self.page_bytes = storage.page_bytes
+        self._max_kept = max_kept
+        self._fresh = 0  # the first page that has never been handed out
+        self._free: list[int] = []
+        self._kept: dict[Page, None] = {}  # by their last use; children before their parent
+        self.long_after = long_after
+        self.roots = Page(-1), Page(-1)
+        self._reserved = 0
+        self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
+        self._sequences: WeakSet[OpenSequence] = WeakSet()  # those that are open
+        self._freed = threading.Condition(LOCK)
+        with LOCK:
+            _POOLS.add(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the cache of a model cannot be copied or pickled: load the model in each process")
+
+    @property
+    def held(self) -> int:
+        """The number of pages held by sequences."""
+        with LOCK:
+            self._take_back_dropped_locked()
+            return self._fresh - len(self._free) - len(self._kept)
+
+    @property
+    def kept(self) -> int:
+        """The number of pages that are kept for reuse."""
+        with LOCK:
+            self._take_back_dropped_locked()
+            return len(self._kept)
+
+    def clear(self) -> None:
+        """Drops the kept pages."""
+        with LOCK:
+            self._keep_at_most_locked(0)
+
+    def last_length_like(self, length: int) -> int | None:
+        """The length up to which texts are rotated as one of `length` tokens is; None if they are at every length."""
+        return None if self.long_after is None or length > self.long_after else self.long_after
+
+    def prepare(self, slabs: int = 1) -> bool:
+        """Allocates a little of the memory of the pages that will be used next; False if `slabs` slabs of them have theirs."""
+        with LOCK:
+            return self.storage.prepare(self._fresh, slabs)
+
+    def require_total(self, count: int, what: str) -> None:
+        """Raises CacheFullError if the cache has fewer pages than `what` may need, free or not."""
+        if count > self.pages:
+            have = f"the cache has {self.pages}"
+            raise CacheFullError(f"{what} may need {count} pages, and {have}: load the model with more cache_bytes")
+
+    def wait_for(self, count: int) -> None:
+        """Waits until `count` pages are free, for at most a tenth of a second, so that the caller can check other conditions.
+
+        Raises CacheFullError if there are too few, and nobody gives any back while the caller waits: no sequence is open that
+        will end by itself (see `admit`), or there is no other thread that could run those.
+        """
+        alone = threading.active_count() == 1
+        with LOCK:
+            if alone or not any(sequence.admitted for sequence in self._sequences):
+                self.require_locked(count)
+            elif self.available_locked() < count:
+                self._freed.wait(0.1)
+
+    def available_locked(self) -> int:
+        """The number of pages that are available and not reserved."""
+        self._take_back_dropped_locked()
+        return self.pages - self._fresh + len(self._free) + len(self._kept) - self._reserved
+
+    def require_locked(self, count: int) -> None:
+        available = self.available_locked()
+        if count > available:
+            size = self.page_bytes / 2**20
+            raise CacheFullError(
+                f"the cache has {available} of its {self.pages} pages of {PAGE} tokens free, and {count} are needed: "
+                f"load the model with more cache_bytes ({size:.2f} MiB a page), or run fewer or shorter sequences at once"
+            )
+
+    def open_locked(self, sequence: OpenSequence, reserved: int) -> None:
+        """Lists a new sequence and reserves pages for it, each to be given up before it is taken."""
+        self.require_locked(reserved)
+        self._sequences.add(sequence)
+        self.reserve_locked(sequence, reserved)
+
+    def reserve_locked(self, sequence: OpenSequence, pages: int) -> None:
+        """Reserves this many more pages for a sequence, which are free; below 0 gives reservations up.
+
+        No interrupt comes between the two numbers: Python raises it around calls.
+        """
+        sequence.reserved += pages
+        self._reserved += pages
+
+    def forget_locked(self, sequence: OpenSequence) -> None:
+        """Removes a sequence that is closed from the open ones."""
+        self._sequences.discard(sequence)
+
+    def drop(self, pages: list[Page], reserved: int) -> None:
+        """Gives back later what a sequence held that is garbage collected, perhaps by code that has the lock."""
+        self._dropped.append((pages, reserved))
+
+    def take_locked(self) -> Page:
+        """A page for one user: a free, a fresh, or the least recently used kept one. Raises CacheFullError if all are held."""
+        self.require_locked(1)
+        if self._free:
+            return Page(self._free.pop())
+        if self._fresh < self.pages:
+            self._fresh += 1
+            return Page(self._fresh - 1)
+        self._evict_locked()
+        return Page(self._free.pop())
+
+    def path_locked(self, parent: Page, tokens: Sequence[int]) -> Iterator[Page]:
+        """The full pages after `parent` that hold these tokens, as far as there are any, without the last token."""
+        for first in range(0, len(tokens) - PAGE, PAGE):
+            page = parent.children.get(tuple(tokens[first : first + PAGE]))
+            if page is None:
+                return
+            yield page
+            parent = page
+
+    def child_beginning_with_locked(self, parent: Page, token: int) -> Page | None:
+        """A full page after `parent` that begins with `token`, or None."""
+        return parent.latest_child.get(token)
+
+    def hold_locked(self, *pages: Page) -> None:
+        """Adds a user to pages that are held or kept."""
+        for page in pages:
+            page.users += 1
+            self._kept.pop(page, None)
+
+    def share_locked(self, page: Page, parent: Page, tokens: Sequence[int]) -> Page:
+        """Adds a page that has become full to the tree; returns it, or an equal page that was there already."""
+        found = parent.children.get(tuple(tokens))
+        if found is not None:
+            self.hold_locked(found)
+            self.release_locked([page])
+            return found
+        page.parent, page.tokens = parent, tuple(tokens)
+        parent.children[page.tokens] = parent.latest_child[page.tokens[0]] = page
+        return page
+
+    def withdraw_locked(self, page: Page) -> None:
+        """Takes a page that no page follows out of the tree, if it is in it: it may then be written again."""
+        if page.parent is None:
+            return
+        del page.parent.children[page.tokens]
+        if page.parent.latest_child.get(page.tokens[0]) is page:
+            del page.parent.latest_child[page.tokens[0]]
+        page.parent, page.tokens = None, ()
+
+    def release_locked(self, pages: Sequence[Page]) -> None:
+        """Releases pages, given in the order of a sequence."""
+        for page in reversed(pages):  # so that of those kept the last one goes first
+            page.users -= 1
+            if page.users == 0:
+                if page.parent is None:
+                    self._free.append(page.number)
+                else:
+                    self._kept[page] = None
+        self._keep_at_most_locked(self._max_kept)
+        self._freed.notify_all()
+
+    def _keep_at_most_locked(self, count: int) -> None:
+        while len(self._kept) > count:
+            self._evict_locked()
+
+    def _evict_locked(self) -> None:
+        page = next(iter(self._kept))
+        del self._kept[page]
+        self.withdraw_locked(page)
+        self._free.append(page.number)
+
+    def _take_back_dropped_locked(self) -> None:
+        while self._dropped:
+            pages, reserved = self._dropped.popleft()
+            self._reserved -= reserved
+            self.release_locked(pages)
+
+
+def new_pool(
+    new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: int | None, long_after: int | None = None
+) -> PagePool:
+    """A pool of as many pages as fit into cache_bytes; None for a quarter of the machine's memory, and at least one page.
+
+    Raises ValueError if cache_bytes holds no page, MemoryError if it exceeds the available address space; the default is halved
+    until it fits.
+    """
+    holds_one = cache_bytes is None or cache_bytes >= page_bytes
+    require(holds_one, "load", "cache_bytes", f"at least {page_bytes}, which a page of {PAGE} tokens takes", cache_bytes)
+    count = max(1, (memory_limit() // 4 if cache_bytes is None else cache_bytes) // page_bytes)
+    while True:
+        try:
+            return PagePool(new_pages(count), MOST_KEPT_BYTES // page_bytes, long_after)
+        except MemoryError as error:
+            if cache_bytes is not None or count == 1:
+                raise MemoryError(f"no address space for a cache of {count * page_bytes} bytes") from error
+            count //= 2
+
+
+def _begin_child() -> None:
+    """After a fork only the forking thread exists in the child, so pages held by other threads are released, and no other
+    thread is in a pass."""
+    for pool in _POOLS:
+        for sequence in list(pool._sequences):
+            if sequence.thread != threading.get_ident():
+                sequence.close_locked()
+            else:
+                sequence.begin_child()
+    LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_begin_child)

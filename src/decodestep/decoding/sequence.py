@@ -1,0 +1,336 @@
+"""CachedSequence: tokens whose keys and values are in a model's cache, to be continued by `Model.forward`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from types import TracebackType
+from typing import NoReturn
+
+import numpy as np
+
+from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.page_pool import LOCK, CacheFullError, Page, PagePool
+
+_OP = "CachedSequence"
+
+
+class CachedSequence:
+    """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
+
+    tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them.
+
+    Sequences with a common prefix share full pages, which are never written again; a partly filled page belongs to one
+    sequence. A sequence holds its pages until `close`, the end of its `with` block, or garbage collection. One thread at a time
+    may use a sequence; several threads may use several sequences of a model. In a forked child only sequences created by the
+    forking thread stay open.
+
+    With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
+    way are shared.
+
+    The package's own: `forward` runs tokens between `begin_pass_locked` and `end_pass`; the pool calls `close_locked`. As in
+    `PagePool`, methods whose names end in `_locked` require `LOCK`.
+    """
+
+    def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
+        ok = capacity is None or (is_int(capacity) and capacity >= 0)
+        require(ok, _OP, "capacity", "a number of tokens or None", capacity)
+        self.tokens: list[int] = []
+        self.admitted = admitted
+        self.reserved = 0
+        self.thread = threading.get_ident()
+        self._pool = pool
+        self._pages: list[Page] = []
+        self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
+        self._capacity_pages = pages_of(capacity or 0)  # how many pages it may have without running out
+        self._expected = 0  # the length of the text that is being read
+        self._long = False  # whether the first token was rotated by the long frequencies
+        self._same_rotation = 0  # how many tokens, from the first on, were rotated as that one
+        self._runner: int | None = None  # the thread whose pass runs tokens of it
+        self._closed = False
+        with LOCK:
+            pool.open_locked(self, self._capacity_pages)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
+
+            while a full page of the cache holds the next of tokens after this sequence, and not the last one:
+                append them
+            if a page holds some of them (the last such page that was filled): copy it, and append those
+
+        tokens: ids that would continue the sequence. At least one is left, to be run for its logits.
+        """
+        self._require_idle()
+        start = len(self.tokens)
+        self.expect(start + len(tokens))
+        if len(self._pages) > pages_of(start) or not self._rotates_alike:
+            return 0  # a pass that failed had taken pages, or pages from here on are rotated in another way
+        with LOCK:
+            self._reuse_pages_locked(tokens)
+            if len(self.tokens) % PAGE == 0:
+                self._reuse_part_locked(tokens[len(self.tokens) - start :])
+        return len(self.tokens) - start
+
+    def expect(self, length: int) -> None:
+        """Announces a text of `length` tokens, those in the sequence included, that will be run in several calls.
+
+        With long-rope its tokens are then rotated as in a single call. A call of `Model.forward` announces its own tokens, and
+        `reuse` those that it is given.
+        """
+        require(is_int(length) and length >= 0, _OP, "length", "an integer >= 0", length)
+        self._expected = max(self._expected, int(length))
+        if not self.tokens:
+            self._long = self.is_long
+
+    def next_page(self, tokens: Sequence[int]) -> Hashable:
+        """A key that is equal for two sequences if running `tokens` would fill the same page in both; otherwise unique."""
+        parent, rest = self._last_full_page()
+        missing = PAGE - len(rest)
+        return (parent, (*rest, *tokens[:missing])) if len(tokens) >= missing and self._rotates_alike else object()
+
+    def fork(self, capacity: int | None = None) -> CachedSequence:
+        """A new sequence with the same tokens: full pages are shared, a partly filled last one is copied.
+
+        capacity: as in `Model.sequence`. Raises CacheFullError if there is no room.
+        """
+        other = CachedSequence(self._pool, capacity)
+        try:
+            other.assign(self)
+        except BaseException:
+            other.close()
+            raise
+        return other
+
+    def assign(self, source: CachedSequence) -> None:
+        """Makes this sequence a copy of `source`, as `fork` does; its previous pages are released.
+
+        source: another sequence of the same model. Raises CacheFullError, with nothing changed, if there is no room.
+        """
+        same = isinstance(source, CachedSequence) and source.is_of(self._pool)
+        require(same, _OP, "source", "one of the same model", source)
+        source._require_idle()
+        self._require_idle()
+        if source is self:
+            return
+        pool, full, partial = self._pool, len(source) // PAGE, len(source) % PAGE > 0
+        with LOCK:
+            shared, old = source._pages[:full], self._pages
+            given_back = sum(page.users == 1 for page in old)
+            if partial:
+                pool.require_locked(1 - given_back - min(self.reserved, max(0, full + 1 - len(old))))
+            pool.hold_locked(*shared)
+            self._pages, self.tokens = [], []  # before the release: an interrupt in it leaves no page here that others may take
+            pool.release_locked(old)
+            self.tokens = list(source.tokens)
+            self._expected, self._long, self._same_rotation = source._expected, source._long, source._same_rotation
+            self._claim_locked(full + partial - len(old))
+            self._list(*shared)
+            if partial:
+                self._list(pool.take_locked())
+                pool.storage.copy(source._pages[full].number, self._pages[full].number)
+            self._reserve_again_locked(given_back - partial)
+
+    def truncate(self, length: int) -> None:
+        """Drops the tokens from `length` on, so that others can replace them.
+
+        length: in [0, len(sequence)]. Pages that only this sequence had stay reserved for it, up to its capacity.
+        Raises CacheFullError, with nothing changed, if the page where the sequence then ends is shared and there is no room to
+        copy it.
+        """
+        require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", length)
+        self._require_idle()
+        kept, pool = pages_of(length), self._pool
+        with LOCK:
+            dropped, last = self._pages[kept:], self._pages[kept - 1] if length % PAGE else None
+            freed = sum(page.users == 1 for page in dropped)
+            alone = last is not None and last.users == 1
+            if last is not None and alone and not last.children:
+                pool.withdraw_locked(last)
+                last = None
+            if last is not None:
+                pool.require_locked(1 - freed - (self.reserved > 0))
+            del self._pages[kept:], self.tokens[length:]
+            pool.release_locked(dropped)
+            self._reserve_again_locked(freed)
+            if last is not None:  # it was full, and stays as it is for others
+                self._claim_locked(1)
+                page = pool.take_locked()
+                pool.storage.copy(last.number, page.number)
+                self._pages[-1], self._table[kept - 1] = page, page.number
+                pool.release_locked([last])
+                self._reserve_again_locked(alone)
+            self._expected, self._same_rotation = length, min(self._same_rotation, length)
+
+    def close(self) -> None:
+        """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
+        if not self._closed:
+            self._require_idle()
+            with LOCK:
+                self.close_locked()
+
+    def close_locked(self) -> None:
+        """`close` for a caller that has LOCK; also of a sequence whose thread is gone, in the middle of a pass."""
+        self._pool.reserve_locked(self, -self.reserved)
+        self._closed = True
+        self._pool.forget_locked(self)
+        pages, self._pages = self._pages, []  # before the release, as in `assign`
+        self._pool.release_locked(pages)
+
+    def __reduce__(self) -> NoReturn:  # two objects would release the same pages
+        raise TypeError("a CachedSequence cannot be copied or pickled; fork() makes another one")
+
+    def __enter__(self) -> CachedSequence:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # The lock may be held by the very code in which the garbage collector runs.
+        if not getattr(self, "_closed", True):
+            self._pool.drop(self._pages, self.reserved)
+
+    def is_of(self, pool: PagePool) -> bool:
+        """Whether its pages are those of `pool`."""
+        return self._pool is pool
+
+    @property
+    def page_numbers(self) -> np.ndarray:
+        """The numbers of its pages in the storage, in order, int64; a view."""
+        return self._table[: len(self._pages)]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether long frequencies rotate what is read now."""
+        after = self._pool.long_after
+        return after is not None and self._expected > after
+
+    def missing_pages(self, tokens: int) -> int:
+        """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
+        self._require_idle()
+        return max(0, pages_of(len(self.tokens) + tokens) - len(self._pages) - self.reserved)
+
+    def begin_pass_locked(self, tokens: int) -> None:
+        """Takes the pages of this many more tokens, and keeps other threads out until `end_pass`."""
+        self._runner = threading.get_ident()
+        length = len(self.tokens) + tokens
+        self.expect(length)
+        for _ in range(len(self._pages), pages_of(length)):
+            self._claim_locked(1)
+            self._list(self._pool.take_locked())
+
+    def commit_locked(self, tokens: Sequence[int]) -> None:
+        """Appends tokens that the pass has run; pages that they fill can be reused from now on."""
+        first = len(self.tokens) // PAGE
+        self._append(tokens)
+        for i in range(first, self._same_rotation // PAGE):
+            page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
+            self._pages[i], self._table[i] = page, page.number
+
+    def end_pass(self) -> None:
+        """Also of a pass that failed: its pages stay, to be filled by the next."""
+        self._runner = None
+
+    def begin_child(self) -> None:
+        """After a fork: another thread's pass goes on in the parent alone, and its tokens have not been appended here."""
+        if self._runner != threading.get_ident():
+            self.end_pass()
+
+    def _require_idle(self) -> None:
+        # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
+        if self._closed or self._runner not in (None, threading.get_ident()):
+            state = Words("a closed one" if self._closed else "a running one")
+            refuse(_OP, "sequence", "open and used by one thread at a time", state)
+
+    @property
+    def _rotates_alike(self) -> bool:
+        """Whether what is read now is rotated as all tokens before it."""
+        return self._same_rotation == len(self.tokens) and self._long == self.is_long
+
+    def _page_before(self, page: int) -> Page:
+        return self._pages[page - 1] if page else self._pool.roots[self._long]
+
+    def _last_full_page(self) -> tuple[Page, list[int]]:
+        """The last full page, and the tokens after it."""
+        full = len(self.tokens) // PAGE
+        return self._page_before(full), self.tokens[full * PAGE :]
+
+    def _reuse_pages_locked(self, tokens: Sequence[int]) -> None:
+        """Appends the pages that hold the next of tokens, the first in place of one that is partly filled."""
+        parent, rest = self._last_full_page()
+        room = self._pool.available_locked() + self.reserved + bool(rest)  # a page that is replaced becomes available
+        pages: list[Page] = []
+        for page in self._pool.path_locked(parent, (*rest, *tokens)):
+            room -= page.users == 0  # a kept page that is held is no longer available
+            if room < 0:
+                break
+            pages.append(page)
+        if not pages:
+            return
+        self._pool.hold_locked(*pages)
+        if rest:
+            self._pool.release_locked([self._pages.pop()])
+        self._claim_locked(len(pages) - bool(rest))
+        self._list(*pages)
+        self._append([token for page in pages for token in page.tokens][len(rest) :])
+
+    def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
+        """Copies the page that begins like `tokens`, without the last of them."""
+        page = self._pool.child_beginning_with_locked(self._last_full_page()[0], tokens[0]) if len(tokens) > 1 else None
+        # A page that is kept cannot be handed out while it is copied.
+        if page is None or self._pool.available_locked() + (self.reserved > 0) <= (page.users == 0):
+            return
+        most = min(PAGE, len(tokens)) - 1
+        same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most)
+        self._pool.hold_locked(page)  # or it might be the one that is taken
+        self._claim_locked(1)
+        self._list(self._pool.take_locked())
+        self._pool.storage.copy(page.number, self._pages[-1].number)
+        self._pool.release_locked([page])
+        self._append(page.tokens[:same])
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        if self._rotates_alike:
+            self._same_rotation += len(tokens)
+        self.tokens += tokens
+
+    def _claim_locked(self, pages: int) -> None:
+        """Uses up to this many of the reserved pages."""
+        self._pool.reserve_locked(self, -min(max(pages, 0), self.reserved))
+
+    def _reserve_again_locked(self, freed: int) -> None:
+        """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
+        self._pool.reserve_locked(self, max(0, min(freed, self._capacity_pages - len(self._pages) - self.reserved)))
+
+    def _list(self, *pages: Page) -> None:
+        first, end = len(self._pages), len(self._pages) + len(pages)
+        if end > len(self._table):
+            self._table = np.concatenate([self._table, np.zeros(end, np.int64)])
+        self._table[first:end] = [page.number for page in pages]
+        self._pages += pages
+
+
+def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
+    """`count` sequences with pages reserved for `capacity` tokens each, for a caller that closes them without waiting.
+
+    Raises CacheFullError, with nothing reserved, if there are too few pages. A caller that holds no pages may then wait for
+    others to release theirs: `PagePool.wait_for`.
+    """
+    made: list[CachedSequence] = []
+    try:
+        for _ in range(count):
+            made.append(CachedSequence(pool, capacity, admitted=True))
+    except CacheFullError:
+        for sequence in made:
+            sequence.close()
+        raise
+    return made
+
+
+def pages_of(tokens: int) -> int:
+    """The number of pages for this many tokens."""
+    return -(-tokens // PAGE)

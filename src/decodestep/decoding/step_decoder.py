@@ -1,0 +1,173 @@
+"""The decoder that runs a whole step as one call of `decoder_forward`, on weights in panels."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from decodestep._base.arrays import BFLOAT16
+from decodestep._base.profiling import run
+from decodestep.decoding.config import Config, LatentConfig
+from decodestep.decoding.decoder import Decoder, TokenBatch
+from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
+from decodestep.decoding.layer_decoder import left_out
+from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
+from decodestep.ops.decoder_forward import (
+    DecoderWeights,
+    GroupedAttention,
+    LatentAttention,
+    LatentSizes,
+    LayerWeights,
+    Mixture,
+    cpu,
+)
+from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
+from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
+from decodestep.ops.linear import Format, LinearPanels
+from decodestep.weights.feed_forward import FeedForward
+
+# The format of the weights, by dtype; None: the file's.
+PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
+CACHE_DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
+# More formats to which `load` rounds.
+QUANTISED = {name.lower(): Format[name] for name in ("Q8_0", "Q4_0", "Q2_K", "Q3_K", "Q4_K")}
+
+
+def obstacle(config: Config) -> str | None:
+    """Why the native step cannot run a model of this config, or None."""
+    latent, experts = config.latent_attention, config.experts
+    blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
+    blocks += [] if experts is None else [experts.width, experts.shared]
+    if (why := block_obstacle(config.hidden, blocks)) is not None:
+        return why
+    if latent is None:
+        return None
+    if latent.nope_dim == 0:
+        return "every query needs a part without rope"
+    return latent_obstacle(_sizes(latent), compressed=latent.query_rank)
+
+
+class StepDecoder(Decoder):
+    """Runs a step as one native call: activations quantised where the weights are, attention in the cache's type.
+
+    weights: made by `convert`, each a `LinearPanels`, the embedding perhaps in rows.
+    cache_dtype: "bfloat16", "float16" or "int8".
+
+    `native_weights` has them as `decoder_forward` takes them.
+    """
+
+    def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16") -> None:
+        assert isinstance(weights.output, LinearPanels)
+        self.config = config = weights.config
+        latent = config.latent_attention
+        self.cache_dtype, self.page_layout = cache_dtype, page_layout(config, cache_dtype)
+        kept = "" if cache_dtype != "int8" else f", {'latents' if latent else 'keys and values'} as int8"
+        self.description = f"one native call a step{kept}{left_out(config)}"
+        self._head_dim = config.head_dim if latent else step_head_dim(config)
+        self._rotations = weights.ropes
+        self.long_after = weights.ropes[0].long_after
+        self._ropes = [self._table(1024, long) for long in (False, True)]
+        self.native_weights = DecoderWeights(
+            embedding=weights.embedding,
+            layers=tuple(_layer(layer, config, number) for number, layer in enumerate(weights.layers)),
+            norm=weights.norm,
+            logits=weights.output,
+            heads=config.heads,
+            kv_heads=1 if latent else config.kv_heads,
+            head_dim=self._head_dim,
+            head_values=config.head_dim,
+            norm_eps=config.norm_eps,
+            scale=config.scale,
+            latent=None if latent is None else _sizes(latent),
+            embedding_scale=config.embedding_scale,
+            residual_scale=config.residual_scale,
+            logits_scale=1 / config.logits_divisor,
+        )
+
+    def new_pages(self, count: int) -> SlabPages:
+        return SlabPages(self.page_layout, count)
+
+    def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
+        assert isinstance(pages, SlabPages)
+        long = batch.long
+        if long is None or long.all():
+            return self._step(batch, pages, long is not None)
+        logits = np.empty((len(batch.wanted), self.config.vocab_size), np.float32)
+        for kind in (False, True):  # a call has one table; sequences do not depend on each other
+            chosen, rows = long == kind, long[batch.wanted] == kind
+            place = np.cumsum(chosen) - 1  # of a token among those of its kind
+            tokens, sequence, positions = (array[chosen] for array in batch[:3])
+            part = TokenBatch(tokens, sequence, positions, batch.page_table, place[batch.wanted[rows]])
+            logits[rows] = self._step(part, pages, kind)
+        return logits
+
+    def _step(self, batch: TokenBatch, pages: SlabPages, long: bool) -> np.ndarray:
+        tokens, sequence, positions, page_table, wanted, _ = batch
+        sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
+        # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
+        call = Call(self.native_weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
+        return run(OP, "cpu", cpu.forward, call)
+
+    def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The rope table of at least this many positions. It grows by doubling; a thread keeps the table that it was given."""
+        rope = self._ropes[long]
+        if rope[0].shape[1] < positions:
+            rope = self._ropes[long] = self._table(max(positions, 2 * rope[0].shape[1]), long)
+        return rope
+
+    def _table(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
+        """sin and cos (ropes, positions, pairs of a head); pairs that pad a head stay as they are."""
+        tables = [rope.table(np.arange(positions), np.full(positions, long)) for rope in self._rotations]
+        sin, cos = (np.stack(part) for part in zip(*tables, strict=True))
+        latent = self.config.latent_attention
+        pad = ((0, 0), (0, 0), (0, 0 if latent else self._head_dim // 2 - sin.shape[2]))
+        return (np.pad(sin, pad), np.pad(cos, pad, constant_values=1)) if pad[2][1] else (sin, cos)
+
+
+def page_layout(config: Config, cache_dtype: str) -> PageLayout:
+    latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
+    if latent is None:
+        return grouped_layout(config.layers, config.kv_heads, step_head_dim(config), dtype)
+    return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
+
+
+def cache_dtype_of(types: Set[str], dtype: str = "auto") -> str:
+    """Resolves `cache_dtype` "auto". types: of the file's weights. In a step with more precise weights and float32 activations,
+    rounding the cache to bfloat16 would be the largest error."""
+    return "float16" if dtype == "auto" and types <= {"F16", "F32"} else "bfloat16"
+
+
+def step_head_dim(config: Config) -> int:
+    """The size to which the native step pads the heads of grouped-query attention: a multiple of 16."""
+    return -(-config.head_dim // 16) * 16
+
+
+def _sizes(latent: LatentConfig) -> LatentSizes:
+    return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
+
+
+def _layer(layer: Layer, config: Config, number: int) -> LayerWeights:
+    return LayerWeights(
+        attention_norm=layer.attention_norm,
+        attention=_attention(layer.attention, config, number),
+        ffn_norm=layer.ffn_norm,
+        feed_forward=_feed_forward(layer.feed_forward, config),
+        attention_post_norm=layer.attention_post_norm,
+        ffn_post_norm=layer.ffn_post_norm,
+    )
+
+
+def _attention(weights: GroupedWeights | LatentWeights, config: Config, number: int) -> GroupedAttention | LatentAttention:
+    """`DecoderWeights` checks that every weight is in panels."""
+    if isinstance(weights, LatentWeights):
+        return LatentAttention(**vars(weights))
+    grouped = config.grouped
+    return GroupedAttention(**vars(weights), window=grouped.window(number), rope=grouped.rope_index(number))
+
+
+def _feed_forward(weights: FeedForward | ExpertWeights, config: Config) -> FeedForward | Mixture:
+    if isinstance(weights, FeedForward):
+        return weights
+    assert config.experts is not None
+    return Mixture(**vars(weights) | {"router": LinearPanels.pack(weights.router)}, rule=config.experts.rule)

@@ -1,0 +1,97 @@
+"""A GGUF file's metadata; the type and range of each value are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from decodestep.errors import ModelError
+from decodestep.families import names
+from decodestep.families.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from decodestep.families.router import checked
+from decodestep.files import metadata as md
+from decodestep.ops.expert_router.arguments import RouterRule
+
+_ROUTER = {"used": "expert_used_count", "groups": "expert_group_count", "kept_groups": "expert_group_used_count"}
+
+
+class Described(Protocol):
+    """The part of a GGUF file, or of one that is not written yet, that describes the model."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...  # by name; only the names count
+
+
+@dataclass
+class GgufKeys:
+    """A file's metadata under the prefix of its architecture; a key is read as `models.metadata` reads it."""
+
+    file: Described
+    architecture: str
+
+    def __contains__(self, key: str) -> bool:
+        return self._key(key) in self.file.metadata
+
+    def _key(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
+        return md.integer(self.file.metadata, self._key(key), default, least=least, most=most)
+
+    def size_of_layers(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> int:
+        """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
+        if not isinstance(self.file.metadata.get(self._key(key)), np.ndarray):
+            return self.size(key, default, most=most)
+        sizes = md.numbers(self.file.metadata, self._key(key), self.size("block_count", most=MAX_LAYERS), integers=True)
+        assert sizes is not None
+        if (sizes != sizes[0]).any():
+            raise self.refusal(f"{self._key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
+        return md.integer({self._key(key): sizes[0]}, self._key(key), most=most)
+
+    def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
+        return md.number(self.file.metadata, self._key(key), default, least=least, most=most)
+
+    def text(self, key: str, default: str) -> str:
+        return md.text(self.file.metadata, self._key(key), default)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return md.flag(self.file.metadata, self._key(key), default)
+
+    def common(self) -> dict[str, Any]:
+        """The sizes that all architectures have."""
+        data = self.file.metadata
+        if not self.flag("attention.causal", True):
+            raise self.refusal(f"{self._key('attention.causal')} false, bidirectional attention, is not supported")
+        skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
+        layers = self.size("block_count", most=MAX_LAYERS) - skipped
+        if layers < 1:
+            raise self.refusal(f"{self._key('nextn_predict_layers')} {skipped} leaves no layers")
+        return {
+            "architecture": self.architecture,
+            "name": md.text(data, "general.name", self.file.path.stem),
+            "vocab_size": len(md.texts(data, "tokenizer.ggml.tokens")) or self.size("vocab_size"),
+            "hidden": self.size("embedding_length"),
+            "layers": layers,
+            "skipped_layers": skipped,
+            "heads": self.size_of_layers("attention.head_count", most=MAX_HEADS),
+            "context": self.size("context_length", most=MAX_CONTEXT),
+            "norm_eps": self.number("attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
+            "tied": names.GGUF["output"] not in self.file.tensors,
+        }
+
+    def router(self, rule: RouterRule, experts: int) -> RouterRule:
+        """The rule, if it is valid for this number of experts."""
+        spelled = {field: f"metadata {self._key(key)}" for field, key in _ROUTER.items()}
+        return checked(rule, experts, str(self.file.path), spelled)
+
+    def refusal(self, what: str) -> ModelError:
+        """The error to raise."""
+        return ModelError(f"{self.file.path}: {what}")

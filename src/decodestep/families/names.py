@@ -1,0 +1,204 @@
+"""Tables from a checkpoint's tensor names to the parts of a layer, and the shapes that a model's sizes give them.
+
+A table maps a part to a name, in which {i} is the number of a layer and {e} that of an expert. Shapes are NumPy's: (outputs,
+inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from decodestep.decoding.config import Config, LatentConfig
+
+Shape = tuple[int, ...]
+FEED_FORWARD = ("gate", "up", "down")
+_GGUF_LAYER = {
+    "attention_norm": "attn_norm.weight",
+    "query": "attn_q.weight",
+    "key": "attn_k.weight",
+    "value": "attn_v.weight",
+    "query_down": "attn_q_a.weight",
+    "query_norm": "attn_q_a_norm.weight",
+    "query_up": "attn_q_b.weight",
+    "latent_rope": "attn_kv_a_mqa.weight",
+    "latent_norm": "attn_kv_a_norm.weight",
+    "keys_values_up": "attn_kv_b.weight",
+    "keys_up": "attn_k_b.weight",
+    "values_up": "attn_v_b.weight",
+    "attention_output": "attn_output.weight",
+    **{f"{part}_bias": f"attn_{name}.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
+    "attention_output_bias": "attn_output.bias",
+    "query_head_norm": "attn_q_norm.weight",
+    "key_head_norm": "attn_k_norm.weight",
+    "attention_post_norm": "post_attention_norm.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "ffn_post_norm": "post_ffw_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    **{f"{part}_bias": f"ffn_{part}.bias" for part in FEED_FORWARD},
+    "router": "ffn_gate_inp.weight",
+    "correction": "exp_probs_b.bias",
+    "experts_gate": "ffn_gate_exps.weight",
+    "experts_up": "ffn_up_exps.weight",
+    "experts_gate_up": "ffn_gate_up_exps.weight",
+    "experts_down": "ffn_down_exps.weight",
+    "shared_gate": "ffn_gate_shexp.weight",
+    "shared_up": "ffn_up_shexp.weight",
+    "shared_down": "ffn_down_shexp.weight",
+}
+GGUF = {
+    "embedding": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "output": "output.weight",
+    **{part: f"blk.{{i}}.{name}" for part, name in _GGUF_LAYER.items()},
+}
+# GGUF's tensors that divide the frequencies of the rotation: of all texts; of those up to the original context and longer ones.
+ROPE_DIVISORS = "rope_freqs.weight"
+ROPE_FACTORS = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+_FOLDER_LAYER = {
+    "attention_norm": "input_layernorm.weight",
+    "query": "self_attn.q_proj.weight",
+    "key": "self_attn.k_proj.weight",
+    "value": "self_attn.v_proj.weight",
+    "query_down": "self_attn.q_a_proj.weight",
+    "query_down_bias": "self_attn.q_a_proj.bias",
+    "query_norm": "self_attn.q_a_layernorm.weight",
+    "query_up": "self_attn.q_b_proj.weight",
+    "latent_rope": "self_attn.kv_a_proj_with_mqa.weight",
+    "latent_rope_bias": "self_attn.kv_a_proj_with_mqa.bias",
+    "latent_norm": "self_attn.kv_a_layernorm.weight",
+    "keys_values_up": "self_attn.kv_b_proj.weight",
+    "attention_output": "self_attn.o_proj.weight",
+    "attention_output_bias": "self_attn.o_proj.bias",
+    **{f"{part}_bias": f"self_attn.{name}_proj.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
+    "query_head_norm": "self_attn.q_norm.weight",
+    "key_head_norm": "self_attn.k_norm.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "router": "mlp.gate.weight",
+    "correction": "mlp.gate.e_score_correction_bias",
+    **{part: f"mlp.{part}_proj.weight" for part in FEED_FORWARD},
+    **{f"{part}_bias": f"mlp.{part}_proj.bias" for part in FEED_FORWARD},
+    **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in FEED_FORWARD},
+    **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in FEED_FORWARD},
+    **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in FEED_FORWARD},
+}
+FOLDER = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "output": "lm_head.weight",
+    **{part: f"model.layers.{{i}}.{name}" for part, name in _FOLDER_LAYER.items()},
+}
+# The tables of families with other names, by model_type.
+FOLDERS = {
+    # The name of the norm before the feed-forward block stands for another.
+    "gemma3_text": FOLDER
+    | {
+        "attention_post_norm": "model.layers.{i}.post_attention_layernorm.weight",
+        "ffn_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
+        "ffn_post_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
+    },
+    "granitemoehybrid": FOLDER
+    | {
+        "gate_up": "model.layers.{i}.shared_mlp.input_linear.weight",
+        "down": "model.layers.{i}.shared_mlp.output_linear.weight",
+    },
+}
+
+
+class Part(NamedTuple):
+    """A tensor that a model has: which part of it, its name in the checkpoint, its shape there."""
+
+    part: str
+    name: str
+    shape: Shape
+
+
+def parts_of(config: Config, table: dict[str, str], has: Callable[[str], bool]) -> Iterator[tuple[int, Part]]:
+    """All tensors of a model, each with its layer, or -1. has: whether the checkpoint has a tensor of this name, where more
+    than one form is possible. Of several experts with a tensor each there is one part after the other."""
+    vocabulary = (config.vocab_size, config.hidden)
+    yield -1, Part("embedding", table["embedding"], vocabulary)
+    yield -1, Part("norm", table["norm"], (config.hidden,))
+    if not config.tied:
+        yield -1, Part("output", table["output"], vocabulary)
+    for i in range(config.layers):
+        for part in _layer_parts(config, table, has, i):
+            yield i, part
+
+
+def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[Part]:
+    latent = config.latent_attention
+    norms = ("attention_norm", "ffn_norm", *(("attention_post_norm", "ffn_post_norm") if config.post_norms else ()))
+    shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
+    shapes |= _grouped_shapes(config) if latent is None else _latent_shapes(config, latent, table, has, i)
+    if config.has_experts(i):
+        shapes |= _expert_shapes(config, table, has, i)
+    else:
+        shapes |= _dense_shapes(config, table, config.feed_forward)
+    for part, shape in shapes.items():
+        if "{e}" in table[part]:
+            for e in range(shape[0]):
+                yield Part(part, table[part].format(i=i, e=e), shape[1:])
+        else:
+            yield Part(part, table[part].format(i=i), shape)
+
+
+def _grouped_shapes(config: Config) -> dict[str, Shape]:
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: dict[str, Shape] = {
+        "query": (queries, config.hidden),
+        "key": (keys, config.hidden),
+        "value": (keys, config.hidden),
+        "attention_output": (config.hidden, queries),
+    }
+    shapes |= {f"{part}_bias": shapes[part][:1] for part in config.grouped.biases}
+    if config.grouped.head_norms:
+        shapes |= {f"{part}_head_norm": (config.head_dim,) for part in ("query", "key")}
+    return shapes
+
+
+def _latent_shapes(
+    config: Config, a: LatentConfig, table: dict[str, str], has: Callable[[str], bool], i: int
+) -> dict[str, Shape]:
+    hidden, heads, biases = config.hidden, config.heads, a.biases
+    queries = heads * (a.nope_dim + a.rope_dim)
+    shapes: dict[str, Shape] = {}
+    if a.query_rank is None:
+        shapes["query"] = (queries, hidden)
+    else:
+        shapes |= {"query_down": (a.query_rank, hidden), "query_norm": (a.query_rank,), "query_up": (queries, a.query_rank)}
+        shapes |= {"query_down_bias": (a.query_rank,)} if biases else {}
+    shapes |= {"latent_rope": (a.latent_dim + a.rope_dim, hidden), "latent_norm": (a.latent_dim,)}
+    shapes |= {"latent_rope_bias": (a.latent_dim + a.rope_dim,), "attention_output_bias": (hidden,)} if biases else {}
+    if "keys_up" in table and not has(table["keys_values_up"].format(i=i)):
+        shapes |= {"keys_up": (heads, a.latent_dim, a.nope_dim), "values_up": (heads, a.value_dim, a.latent_dim)}
+    else:
+        shapes["keys_values_up"] = (heads * (a.nope_dim + a.value_dim), a.latent_dim)
+    return {**shapes, "attention_output": (hidden, heads * a.value_dim)}
+
+
+def _dense_shapes(config: Config, table: dict[str, str], width: int, prefix: str = "") -> dict[str, Shape]:
+    if f"{prefix}gate_up" in table:
+        shapes: dict[str, Shape] = {"gate_up": (2 * width, config.hidden)}
+    else:
+        shapes = {part: (width, config.hidden) for part in ("gate", "up")[config.activation == "relu_squared" :]}
+    shapes["down"] = (config.hidden, width)
+    if config.biases:
+        shapes |= {f"{part}_bias": shape[:1] for part, shape in shapes.items()}
+    return {prefix + part: shape for part, shape in shapes.items()}
+
+
+def _expert_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
+    e, hidden = config.experts, config.hidden
+    assert e is not None
+    shapes: dict[str, Shape] = {"router": (e.count, hidden)}
+    if e.corrected:
+        shapes["correction"] = (e.count,)
+    if "experts_gate_up" in table and has(table["experts_gate_up"].format(i=i)):
+        shapes["experts_gate_up"] = (e.count, 2 * e.width, hidden)
+    else:
+        shapes |= {"experts_gate": (e.count, e.width, hidden), "experts_up": (e.count, e.width, hidden)}
+    shapes["experts_down"] = (e.count, hidden, e.width)
+    return shapes | (_dense_shapes(config, table, e.shared, "shared_") if e.shared else {})

@@ -1,0 +1,299 @@
+"""Engine: one thread that runs the rows of all requests together, one forward pass at a time."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING
+
+from decodestep._base.checks import is_int, is_real, refuse, require
+from decodestep._base.memory import trim_heap
+from decodestep._base.threads import use_threads
+from decodestep.errors import EngineClosedError as EngineClosedError
+from decodestep.errors import QueueFullError as QueueFullError
+from decodestep.generation.batch import Batch
+from decodestep.generation.engine_request import Delta, EngineRequest, Listener
+from decodestep.generation.prompts import Prompt, prompt_ids
+from decodestep.generation.schedule import ChunkedPrefill
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row import Row, within_room
+from decodestep.sampling.row_factory import RowFactory
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from decodestep.models import Model
+
+_OP = "serve"
+_LOG = logging.getLogger("decodestep.serving")
+
+_IDLE_SLABS = 16  # of the cache, 16 MB each, allocated ahead while the engine is idle
+_IDLE_SECONDS = 1.0  # without a row, after which freed memory is returned to the system
+
+COMPILE_SECONDS = 10.0  # of CPU time, for compiling the constraints of all rows of a request
+
+Deliver = Callable[[list[tuple[EngineRequest, Delta]]], None]
+
+
+class Engine:
+    """Runs requests as they arrive, batched together; each gets the tokens that it would get alone.
+
+        while there are rows:
+            end the rows that are cancelled or out of time
+            admit waiting rows, in order, while there are fewer than max_rows and the cache has room for their prompts
+            in one forward pass, run the last token of every decoding row and a chunk of the prompts
+            draw a token for each decoding row, and deliver it
+
+    model: made by `load`. Its cache is shared with all other users of the model.
+    max_rows: the largest number of rows that run together, >= 1. max_waiting: how many more may wait, >= 0.
+    deliver: called on the engine's thread after each pass with the pass's deltas; it must not block. None: the deltas are read
+        by iterating over each `EngineRequest`.
+
+    A prompt runs in chunks, each of which lengthens a pass by about half at most (see `ChunkedPrefill`); a prefix that is in
+    the cache is not run again. When the cache is full, the rows that were admitted last release their pages and resume later
+    where they stopped. A row's tokens depend only on its prompt, params and seed: they are exactly those of `generate`.
+    Methods may be called from any thread. `close`, or leaving the `with` block, ends the engine's thread.
+    """
+
+    def __init__(self, model: Model, *, max_rows: int = 64, max_waiting: int = 256, deliver: Deliver | None = None) -> None:
+        require(is_int(max_rows) and max_rows >= 1, _OP, "max_rows", "an integer >= 1", max_rows)
+        require(is_int(max_waiting) and max_waiting >= 0, _OP, "max_waiting", "an integer >= 0", max_waiting)
+        self.model = model
+        self.max_rows = max_rows
+        self.passes = 0  # forward passes so far
+        self.failures = 0  # of these, how many raised
+        self._max_live = max_rows + max_waiting
+        self._deliver = deliver or _to_requests
+        self._wake = threading.Condition()
+        self._incoming: list[EngineRequest] = []  # not in the batch yet
+        self._requests: list[EngineRequest] = []  # in the batch, in order of arrival; used only by the engine's thread
+        self._live = 0  # rows of both
+        self._submitted = 0  # how many requests have been taken
+        self._row_seconds = 1.0  # a moving average of a row's duration
+        self._closing = False
+        self._error: BaseException | None = None  # what has ended the thread, if anything has
+        self._deadline: float | None = None
+        self._batch = self._new_batch()
+        while model.cache.prepare():
+            pass
+        self._thread = threading.Thread(target=self._loop, name="decodestep-engine", daemon=True)
+        atexit.register(self.close)  # otherwise the interpreter could exit during a pass
+        self._thread.start()
+
+    @property
+    def live(self) -> int:
+        """The number of rows that run or wait."""
+        return self._live
+
+    @property
+    def running(self) -> int:
+        """The number of rows that hold pages of the cache."""
+        return self._batch.admitted
+
+    @property
+    def capacity(self) -> int:
+        """The largest number of tokens of a prompt and its completion together, limited by the context and the cache."""
+        return self.model.capacity()
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        listener: Listener | None = None,
+        spelled: Collection[str] = (),
+        only_scored: bool = False,
+    ) -> EngineRequest:
+        """Submits a request: a prompt, as for `generate`, and params with any number of samples but without beams.
+
+        listener: stored as `EngineRequest.listener` for the engine's `deliver`; the engine itself does not call it.
+        spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names that
+            are not in the vocabulary are ignored.
+        only_scored: whether the prompt's log-probabilities are all that is wanted: the prompt may then fill the context and the
+            cache, because the row ends with its first token, which does not run.
+
+        max_new_tokens is limited to the room in the context and the cache, which is also the meaning of None. max_time starts
+        now and includes waiting.
+        Raises ValueError as `generate` does, and for beams, a prompt that does not fit the cache, more samples than can be
+        compiled in time with their constraint, or `spelled` that are no names; QueueFullError; EngineClosedError.
+        """
+        params = SamplingParams() if params is None else params
+        require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams or None", params)
+        several = isinstance(spelled, Collection) and not isinstance(spelled, str)
+        require(several and all(isinstance(name, str) for name in spelled), _OP, "spelled", "a collection of names", spelled)
+        require(params.num_beams == 1, _OP, "num_beams", "1: a search runs in `generate`", params.num_beams)
+        count = params.num_return_sequences
+        self._require_room(count)
+        least_room = 0 if only_scored else 1
+        ids = prompt_ids(self.model, prompt, least_room)
+        room = self._room_after(ids, least_room)
+        params = within_room(params, 1 if only_scored else room)
+        rows = _new_rows(RowFactory.of_model(self.model, shown=spelled), params, ids)
+        with self._wake:
+            self._require_room(count)  # other requests may have arrived meanwhile
+            request = EngineRequest(self._submitted, ids, rows, listener)
+            self._submitted += 1
+            self._live += count
+            self._incoming.append(request)
+            self._wake.notify()
+        return request
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Accepts no more requests and ends the thread once all rows have ended; rows still running after `seconds`, >= 0, are
+        cancelled. May be called again."""
+        require(is_real(seconds) and seconds >= 0, _OP, "seconds", "a number >= 0", seconds)
+        with self._wake:
+            self._closing = True
+            self._deadline = time.monotonic() + seconds
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def require_alive(self) -> None:
+        """Raises EngineClosedError if an error has ended the engine's thread."""
+        if self._error is not None:
+            raise EngineClosedError(f"the engine has stopped, by {self._error!r}") from self._error
+
+    def require_possible(self, count: int) -> None:
+        """Raises ValueError for more rows than max_rows + max_waiting."""
+        rule = f"at most {self._max_live}, for all prompts together"
+        require(count <= self._max_live, _OP, "num_return_sequences", rule, count)
+
+    def _require_room(self, count: int) -> None:
+        self.require_alive()
+        if self._closing:
+            raise EngineClosedError("the server is stopping and accepts no more requests")
+        if not self._thread.is_alive():  # only the thread that forks is there in the child
+            raise EngineClosedError("the engine does not run in a forked process: start another one there")
+        self.require_possible(count)
+        if self._live + count > self._max_live:
+            seconds = self._row_seconds * (self._live + count - self._max_live) / self.max_rows
+            raise QueueFullError(self._live - self.max_rows, max(1, min(60, round(seconds))))
+
+    def _room_after(self, ids: Sequence[int], least_room: int) -> int:
+        """The number of tokens that a prompt leaves. Raises ValueError if they are fewer than `least_room`, 0 or 1."""
+        room = self.capacity - len(ids)
+        if room < least_room:
+            rule = f"{'shorter' if least_room else 'no longer'} than the {self.capacity} tokens that the cache has room for"
+            refuse(_OP, "prompt", rule, len(ids), "context_length_exceeded")
+        return room
+
+    def _new_batch(self) -> Batch:
+        return Batch(self.model, ChunkedPrefill(self.max_rows))
+
+    def _loop(self) -> None:
+        try:
+            with use_threads(self.model.threads):
+                self._run()
+        except BaseException as error:  # of no pass: requests must not wait for a thread that is gone
+            _LOG.exception("the engine has stopped")
+            with self._wake:
+                self._error = error
+                self._requests += self._incoming
+                self._incoming = []
+            _fail_rows(self._requests, error)
+            self._report({})
+            self._batch.close()
+
+    def _run(self) -> None:
+        """Runs passes until the engine has closed."""
+        while self._wait():
+            texts: dict[int, str] = {}
+            try:
+                self._take_incoming()
+                self.model.cache.prepare()
+                self._end_cancelled(texts)
+                texts |= self._batch.advance()  # of other rows than those that have ended
+                self.passes += 1
+            except Exception as error:  # not attributable to one row: all rows end, the engine goes on
+                self._fail(error)
+            self._report(texts)
+
+    def _wait(self) -> bool:
+        """Waits for work; False once the engine has closed."""
+        while not self._has_work() and self.model.cache.prepare(_IDLE_SLABS):
+            pass
+        with self._wake:
+            idle = not self._wake.wait_for(self._has_work, _IDLE_SECONDS)
+        if idle:
+            trim_heap()  # mostly of the states of constraints
+        with self._wake:
+            self._wake.wait_for(self._has_work)
+            return bool(self._incoming or self._requests)
+
+    def _take_incoming(self) -> None:
+        with self._wake:
+            new, self._incoming = self._incoming, []
+            self._requests += new
+        for request in new:
+            try:
+                for sample, row in enumerate(request.rows):
+                    request.keys[sample] = self._batch.add(row)
+            except Exception as error:
+                _fail_rows([request], error)
+
+    def _has_work(self) -> bool:
+        return bool(self._incoming or self._requests or self._closing)
+
+    def _end_cancelled(self, texts: dict[int, str]) -> None:
+        late = self._deadline is not None and time.monotonic() >= self._deadline
+        for request in self._requests:
+            if late or request.cancelled.is_set():
+                texts |= {key: self._batch.end(key, "cancelled") for key in request.keys}
+
+    def _fail(self, error: Exception) -> None:
+        self.failures += 1
+        _LOG.exception("a forward pass failed; all its rows have ended")
+        _fail_rows(self._requests, error)
+        self._batch.close()
+        self._batch = self._new_batch()
+
+    def _report(self, texts: dict[int, str]) -> None:
+        """Delivers what a pass has added, and forgets what has ended. texts: the new text of rows, by their keys."""
+        deltas = [(request, delta) for request in self._requests for delta in request.new_deltas(texts)]
+        ended = [request.rows[delta.sample] for request, delta in deltas if delta.reason]
+        if ended:
+            now = time.monotonic()
+            for row in ended:
+                self._row_seconds += 0.1 * (now - row.started - self._row_seconds)
+            with self._wake:
+                self._live -= len(ended)
+            self._requests = [request for request in self._requests if not request.done]
+        if deltas:
+            try:
+                self._deliver(deltas)
+            except Exception:  # a failing listener must not affect other requests
+                _LOG.exception("tokens could not be delivered")
+
+
+def _new_rows(factory: RowFactory, params: SamplingParams, ids: Sequence[int]) -> list[Row]:
+    """The row of each sample. Each compiles its own constraint, so an expensive constraint limits the number of samples."""
+    began, rows = time.thread_time(), list[Row]()
+    for sample in params.samples():
+        if rows and time.thread_time() - began > COMPILE_SECONDS:
+            rule = f"at most {len(rows)} with a constraint that takes this long to compile"
+            refuse(_OP, "num_return_sequences", rule, params.num_return_sequences)
+        rows.append(factory.row(sample, ids))
+    return rows
+
+
+def _fail_rows(requests: Sequence[EngineRequest], error: BaseException) -> None:
+    for request in requests:
+        for row in request.rows:
+            if not row.reason:
+                row.fail(error)
+
+
+def _to_requests(deltas: list[tuple[EngineRequest, Delta]]) -> None:
+    for request, delta in deltas:
+        request.deltas.put(delta)

@@ -1,0 +1,533 @@
+"""The kinds of text in which models write calls: what is read is what was called, and nothing of a call is shown as text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+
+import jsonschema
+import numpy as np
+import pytest
+
+import decodestep as ds
+from decodestep.chat import tool_formats as formats
+from decodestep.chat.template import ChatTemplate
+from decodestep.chat.tool_grammar import one_call
+from decodestep.chat.tools import ToolFormat, in_turns
+from decodestep.constraints.processor import ConstraintLogitsProcessor
+from decodestep.generation.engine_request import Delta
+from decodestep.serving.responses import ChatChoice
+from decodestep.tokenizers.tokenizer import Tokenizer
+from decodestep.tokenizers.vocabulary import Vocabulary
+from support.constrained_rows import END, VOCAB, run
+from support.project import CHAT_TEMPLATES
+
+STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
+FUNCTIONS = {"stay": STAY, "time": {}}
+ARGUMENTS = {"city": "Bonn", "days": 2}
+JSON = json.dumps(ARGUMENTS)
+SEP = "<｜tool▁sep｜>"
+HIDDEN = "\x00"
+TOKENIZER = Tokenizer(  # with the control tokens END and HIDDEN
+    None,
+    Vocabulary([""] * VOCAB, frozenset({END, VOCAB - 1}), (), False),
+    named_ids={},
+    end_token_ids=frozenset({END}),
+    add_bos=False,
+)
+
+
+def read(format_, text):
+    """The visible text of a whole answer, and the calls in the response's form."""
+    reader = format_.reader()
+    reader.add(text)
+    reader.end()
+    return reader.content, [format_.response_call(call, number) for number, call in enumerate(reader.calls)]
+
+
+def read_calls(call_format, text):
+    """The visible text of a whole answer, and the name and the arguments of each call."""
+    visible, calls = read(ToolFormat(call_format, False, True, ()), text)
+    return visible, [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+
+
+# Calls that need no mark.
+CALLS_OF_TIME = {
+    formats.BareJson: '{"name": "time", "parameters": {}}',
+    formats.Harmony: "<|channel|>commentary to=functions.time<|message|>{}",
+}
+
+# The kind, what a template of it contains, a text with calls, what the reader sees, and the calls' names.
+CASES = [
+    (formats.TaggedJson, "<tool_call>", f'Well. <tool_call>{{"name": "stay", "arguments": {JSON}}}</tool_call>\n<tool_call>\n'
+     '{"name": "time", "arguments": {}}', "Well.", ["stay", "time"]),
+    (formats.BareJson, '{"name": function name, "parameters": x}', f'{{"name": "stay", "parameters": {JSON}}}', "", ["stay"]),
+    (formats.BareJson, "", f'On it.<|python_tag|>{{"name": "stay", "parameters": {JSON}}}; '
+     '{"name": "time", "parameters": {}}', "On it.", ["stay", "time"]),
+    (formats.BareJson, "", f'\n{{"name": "stay", "parameters": {JSON}}},\n{{"name": "time"}}', "", ["stay", "time"]),
+    (formats.MistralList, "[TOOL_CALLS]", f'[TOOL_CALLS][{{"name": "stay", "arguments": {JSON}, "id": "abc"}}, '
+     '{"name": "time", "arguments": {}}]', "", ["stay", "time"]),
+    (formats.MistralNamed, "[TOOL_CALLS] [ARGS]", f"Yes [TOOL_CALLS]stay[CALL_ID]a1[ARGS]{JSON}[TOOL_CALLS]time[ARGS]{{}}",
+     "Yes", ["stay", "time"]),
+    (formats.MistralNamed, "", f"[TOOL_CALLS]stay{JSON}", "", ["stay"]),
+    (formats.DeepSeek, SEP, f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stay{SEP}{JSON}<｜tool▁call▁end｜>"
+     f"<｜tool▁call▁begin｜>time{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", ["stay", "time"]),
+    (formats.DeepSeekFenced, SEP + "```json", "So:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+     f"function{SEP}stay\n```json\n{JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "So:", ["stay"]),
+    (formats.KimiSection, "<|tool_calls_section_begin|>", "So:<|tool_calls_section_begin|><|tool_call_begin|>functions.stay:0"
+     f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{{}}"
+     "<|tool_call_end|><|tool_calls_section_end|>", "So:", ["stay", "time"]),
+    (formats.CohereActions, '<|START_ACTION|> {"tool_name":', 'Plan.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": '
+     f'"stay", "parameters": {JSON}}},\n    {{"tool_call_id": "1", "tool_name": "time", "parameters": {{}}}}\n]<|END_ACTION|>',
+     "Plan.", ["stay", "time"]),
+    (formats.CohereFenced, 'Action: "tool_name":', 'Plan.\nAction: ```json\n[\n    {\n        "tool_name": "stay",\n'
+     f'        "parameters": {JSON}\n    }},\n    {{"tool_name": "time", "parameters": {{}}}}\n]\n```', "Plan.",
+     ["stay", "time"]),
+    (formats.GemmaCalls, "<|tool_call> call:", 'So: <|tool_call>call:stay{city:<|"|>Bonn<|"|>,days:2}<tool_call|>'
+     "<|tool_call>call:time{}<tool_call|>", "So:", ["stay", "time"]),
+    (formats.GemmaCalls, "", '<|tool_call>call:stay{"city": "Bonn", <|"|>days<|"|>: 2}<tool_call|>', "", ["stay"]),
+    (formats.Harmony, "<|channel|> functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+     f" to=functions.stay <|constrain|>json<|message|>{JSON}<|call|>", "", ["stay"]),
+    (formats.Harmony, "", f" to=functions.stay<|channel|>commentary json<|message|>{JSON}", "", ["stay"]),
+    (formats.Harmony, "", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>a <b>", "a <b>",
+     []),
+    (formats.Harmony, "", "<|channel|>commentary<|message|>On it.<|end|><|start|>assistant to=functions.stay<|channel|>"
+     f"commentary<|message|>{JSON}", "On it.", ["stay"]),
+    (formats.TaggedArguments, "<tool_call> <arg_key>", "<tool_call>stay\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n"
+     "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call><tool_call>time</tool_call>", "", ["stay", "time"]),
+    (formats.TaggedArguments, "", "<tool_call>stay<arg_key>\ncity </arg_key><arg_value>Bonn</arg_value>"
+     "<arg_key> days\n</arg_key><arg_value>2</arg_value></tool_call>", "", ["stay"]),
+    (formats.TaggedFunctions, "<tool_call> <function=", "<tool_call>\n<function=stay>\n<parameter=city>\nBonn\n</parameter>\n"
+     "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>", "", ["stay"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "template", "text", "visible", "names"), CASES)
+def test_calls_are_read(kind, template, text, visible, names):
+    assert not template or formats.kind_of(template) is kind
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
+    found, calls = read(format_, text)
+    given = {"stay": ARGUMENTS, "time": {}}
+    assert found == visible
+    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == [(n, given[n]) for n in names]
+
+
+MARKED = {"city": "[TOOL_CALLS] <|python_tag|> <tool_call> </tool_call> <|START_ACTION|> Action: ```json <|end|> <|channel|>"}
+CALL = json.dumps({"name": "stay", "arguments": MARKED})
+
+
+@pytest.mark.parametrize(
+    ("kind", "begin", "call", "end"),
+    [
+        (formats.TaggedJson, "<tool_call>", CALL, "</tool_call>"),
+        (formats.BareJson, "", CALL, ""),
+        (formats.BareJson, "<|python_tag|>", CALL, ""),
+        (formats.MistralList, "[TOOL_CALLS][", CALL, "]"),
+        (formats.MistralNamed, "[TOOL_CALLS]stay[ARGS]", json.dumps(MARKED), ""),
+        (formats.CohereActions, "<|START_ACTION|>[", CALL.replace('"name"', '"tool_name"'), "]<|END_ACTION|>"),
+        (formats.CohereFenced, "Action: ```json\n[", CALL.replace('"name"', '"tool_name"'), "]\n```\nDone"),
+        (formats.Harmony, "<|channel|>commentary to=functions.stay<|message|>", json.dumps(MARKED), "<|call|>"),
+    ],
+)
+def test_marks_within_arguments_are_text(kind, begin, call, end):
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
+    visible, [found] = read(format_, begin + call + end)
+    assert (visible, json.loads(found["function"]["arguments"])) == (end.partition("```\n")[2], MARKED)
+    broken = f"{begin}{call} 3{end}"
+    assert read(format_, broken) == (broken, [])
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES if case[0] is not formats.BareJson))
+def test_several_calls_whose_arguments_have_marks(kind):
+    """Also where the mark stands between tags, or in a string without JSON's quotes."""
+    city = "".join(kind.marks) + " <|end|><|channel|>final<|message|>"
+    text, end = "".join(fill_in(kind, city)), "<|call|>" if kind is formats.Harmony else "\n"
+    assert read_calls(kind(FUNCTIONS), f"{text}{end}{text}") == ("", [("stay", {"city": city, "days": 2})] * 2)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions])
+def test_a_call_that_is_cut_off_is_text(kind):
+    """Otherwise it would be a call without some of its arguments."""
+    text = "".join(fill_in(kind))
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
+    for end in range(len(text)):
+        _, calls = read(format_, text[:end])
+        assert [json.loads(call["function"]["arguments"]) for call in calls] in ([], [ARGUMENTS])
+    assert read(format_, text)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop", "is_call"),
+    [
+        (formats.TaggedJson, "</tool_call>", True),
+        (formats.TaggedArguments, "</tool_call>", True),
+        (formats.TaggedArguments, "<arg_key>days", False),
+        (formats.TaggedFunctions, "</function>", True),
+        (formats.TaggedFunctions, "</parameter>", False),
+        (formats.GemmaCalls, "}", True),
+    ],
+)
+def test_a_stop_string_may_be_the_end_of_a_call(kind, stop, is_call):
+    """It is cut from the text, but a call that has its end is no call that is cut off."""
+    params = ds.SamplingParams(stop_strings=[stop, "<|other|>"])
+    row = ds.Sampler([], vocab_size=256, token_bytes=_byte).new_row(params)
+    choice = ChatChoice(0, _Silent(), row, ToolFormat(kind(FUNCTIONS), False, True, ()))
+    text = f"So: {''.join(fill_in(kind))}"
+    for byte in text.encode():
+        if not row.text.stopped:
+            piece = row.text.push(byte)
+            choice.take(Delta(0, piece, byte, None, "stop" if row.text.stopped else ""))
+    whole = choice.whole()
+    calls = whole["message"].get("tool_calls", [])
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([ARGUMENTS] if is_call else [])
+    assert whole["message"]["content"] == ("So:" if is_call else text[: text.index(stop)])
+    assert (whole["finish_reason"], whole["ended_by"]) == ("tool_calls" if is_call else "stop", "stop")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (formats.Harmony, "word " * 4000),
+        (formats.GemmaCalls, "<|tool_call>call:stay{days:1," + "\n" * 3000),
+        (formats.DeepSeek, "".join(formats.DeepSeek.marks) + f"stay{SEP}" + "\n" * 20000),
+        (formats.TaggedArguments, "<tool_call>stay\n" + "<arg_key>city</arg_key><arg_value>" * 3000),
+        (formats.TaggedFunctions, "<tool_call><function=stay><parameter=city>" + "<td>Bonn</td>\n" * 3000),
+        (formats.TaggedFunctions, "<tool_call><function=stay><parameter=city></function><parameter=x>" * 1000),
+        (formats.TaggedJson, '<tool_call>{"":"<tool_call>",' * 2000),
+        (formats.TaggedJson, '<tool_call>{"\\"' * 3000),
+        (formats.MistralList, "[TOOL_CALLS][" * 3000),
+        (formats.BareJson, '{"name": ' * 3000),
+        (formats.DeepSeek, formats.DeepSeek.marks[1] * 3000),
+    ],
+)
+def test_a_long_text_is_read_in_time(kind, text):
+    """One that is no call, or is cut off: meanwhile the server would answer nobody."""
+    begun = time.process_time()
+    assert read(ToolFormat(kind(FUNCTIONS), False, True, ()), text) == (text, [])
+    assert time.process_time() - begun < 1
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.TaggedFunctions])
+def test_a_long_call_is_read_in_time_as_it_comes(kind):
+    text = "".join(fill_in(kind, "<tr>\n" * 6000 if kind is formats.TaggedFunctions else "Bonn" * 6000))
+    reader = ToolFormat(kind(FUNCTIONS), False, True, ()).reader()
+    begun = time.process_time()
+    for at in range(0, len(text), 4):
+        reader.add(text[at : at + 4])
+    reader.end()
+    assert [call.name for call in reader.calls] == ["stay"]
+    assert time.process_time() - begun < 1
+
+
+def test_one_call_alone_where_no_more_are_asked_for():
+    text = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("time", "stay"))
+    for several, names in ((True, ["time", "stay"]), (False, ["time"])):
+        _, calls = read(ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, (), several), text)
+        assert [call["function"]["name"] for call in calls] == names
+
+
+def test_results_are_one_turn_of_a_template_without_tools():
+    """Gemma 3's refuses two messages of a user in a row."""
+    source = (CHAT_TEMPLATES / "formats" / "gemma3.jinja").read_text()
+    assert formats.kind_of(source) is None
+    calls = [{"function": {"name": name, "arguments": {}}} for name in FUNCTIONS]
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "noon"}]  # fmt: skip
+    written = [f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>' for name in FUNCTIONS]
+    assert in_turns(messages)[1] == {"role": "assistant", "content": "\n".join(written)}
+    for more in ([], [{"role": "user", "content": "Which?"}]):
+        conversation = in_turns([*messages, *more])
+        text = ChatTemplate({}, source).render(conversation, None, None, {"add_generation_prompt": True}, {"bos_token": "<s>"})
+        expected = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+        assert "\n".join([expected, *(message["content"] for message in more)]) in text
+
+
+PUBLISHED = {formats.MistralList: "mistral_v3.jinja", formats.KimiSection: "kimi_k2.jinja"}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_calls_come_back_with_ids_that_the_template_accepts(kind):
+    source = (CHAT_TEMPLATES / "formats" / PUBLISHED[kind]).read_text()
+    assert formats.kind_of(source) is kind
+    [_, _, text, *_] = next(case for case in CASES if case[0] is kind)
+    _, calls = read(ToolFormat(kind(FUNCTIONS), False, True, (), earlier=3), text)
+    assert len({call["id"] for call in calls}) == 2
+    given = [{**call, "function": {**call["function"], "arguments": {}}} for call in calls]
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": given},
+                *({"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in calls)]  # fmt: skip
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    prompt = ChatTemplate({}, source).render(messages, None, None, {"add_generation_prompt": True}, special)
+    assert all(call["id"] in prompt for call in calls)
+    assert kind is not formats.KimiSection or [call["id"] for call in calls] == ["functions.stay:3", "functions.time:4"]
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.CohereActions])
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("null", {}),
+        ('""', {}),
+        ('"{\\"days\\": 2}"', {"days": 2}),
+        ("3", None),
+        ("[1]", None),
+        ('"Bonn"', None),
+        ('"3"', None),
+        ('{"days": NaN}', None),
+        ('{"days": [-1e999]}', None),
+    ],
+)
+def test_arguments_are_an_object(kind, written, expected):
+    """Clients parse the arguments and take them as keywords."""
+    begin = "" if kind is formats.BareJson else kind.marks[0]
+    key = "tool_name" if kind is formats.CohereActions else "name"
+    text = f'{begin}{{"{key}": "time", "parameters": {written}}}'
+    _, calls = read(ToolFormat(kind(FUNCTIONS), False, True, ()), text)
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if expected is None else [expected])
+
+
+def test_gemmas_values():
+    text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e: plain , f g :NaN}<tool_call|>"""
+    _, [(name, arguments)] = read_calls(formats.GemmaCalls(FUNCTIONS), text)
+    assert (name, arguments) == (
+        "time",
+        {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain", "f g": "NaN"},
+    )
+    for broken in ("{a:[1", "{a:1 b:2]", "{a}", '{a:<|"|>x}', "{a:" + "[" * 9000):
+        text = "<|tool_call>call:time" + broken
+        assert read_calls(formats.GemmaCalls(FUNCTIONS), text) == (text, [])
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_what_is_no_call_is_text(kind):
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
+    begun = kind.marks[0] if kind.marks else "<|channel|>commentary to=functions.stay<|message|>"
+    others = ("", "Hello {", '{"answer": 3}', '{"name": "king", "parameters": {}}', "[1, 2]")
+    for text in (
+        *others,
+        begun + "{",
+        begun + "[" * 9000,
+        begun + "3",
+        begun + "[3]",
+        begun + '[{"name": [], "tool_name": []}]',
+    ):
+        assert read(format_, text) == (text, [])
+
+
+def fill_in(kind, city="Bonn"):
+    """The pieces of a call of `stay` with ARGUMENTS, or with another city."""
+    arguments = {**ARGUMENTS, "city": city}
+    values = iter((city, "2"))
+    for piece in kind(FUNCTIONS).call("stay", STAY):
+        if isinstance(piece, str):
+            yield piece
+        elif isinstance(piece, re.Pattern) or piece.get("type") == "integer":
+            yield next(values)
+        else:
+            key = next((key for key in piece["properties"] if key in ("arguments", "parameters")), None)
+            yield json.dumps({"name": "stay", key: arguments} if key else arguments)
+
+
+def _byte(token):
+    return bytes([token]) if token < 256 else b""
+
+
+def accepted_prefix(grammar, text):
+    """How much of a text a grammar accepts, and whether the text may end there; HIDDEN stands for a token without text."""
+    ids = [VOCAB - 1 if byte == ord(HIDDEN) else byte for byte in text.encode()]
+    options = {"token_bytes": _byte, "vocab_size": VOCAB, "ends": frozenset({END})}
+    processor = ConstraintLogitsProcessor("grammar", grammar, 0, **options)
+    for i in range(len(ids) + 1):
+        scores = processor(np.array([ids[:i]], np.int64), np.zeros((1, VOCAB), np.float32))[0]
+        if i == len(ids) or scores[ids[i]] < 0:
+            break
+    return text.encode()[:i].decode("utf-8", "replace"), bool(scores[END] == 0)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_a_required_call_is_one_that_is_read(kind):
+    """The pieces of a forced call, filled in, are read back; the grammar of them compiles."""
+    from llguidance import LLMatcher
+
+    text = kind(FUNCTIONS)
+    forced = one_call([text.call(name, dict(schema)) for name, schema in FUNCTIONS.items()])
+    assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(forced))
+    filled = "".join(fill_in(kind))
+    assert read_calls(text, filled) == ("", [("stay", ARGUMENTS)])
+    assert accepted_prefix(forced, filled) == (filled, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_only_allowed_functions_are_called(kind):
+    """Text stays free; a call that begins with a mark can only be of an allowed function, and no other is read as a call."""
+    both = [{"type": "function", "function": {"name": name}} for name in FUNCTIONS]
+    format_ = ToolFormat(kind({"stay": STAY}), False, True, tuple(both))
+    grammar = format_.grammar(TOKENIZER, None)
+    other = CALLS_OF_TIME.get(kind) or "".join(map(str, kind(FUNCTIONS).call("time", {})))
+    assert read(format_, f"Well. {other}")[1] == [] == read(format_, other)[1]
+    if not kind.always_marked:
+        assert grammar is None
+        return
+    text = f"W\u00e9ll{HIDDEN}.\n{{ <"
+    one = "".join(fill_in(kind))
+    for good in ("", HIDDEN, text, text + one, f"{text}{one}\n{one}", f"{one} \n"):
+        assert accepted_prefix(grammar, good) == (good, True)
+        assert len(read(format_, good)[1]) == good.count(one)
+    for mark in kind.marks:
+        begin = one[one.index(mark) :]
+        assert accepted_prefix(grammar, text + begin) == (text + begin, True)
+        wrong, may_end = accepted_prefix(grammar, text + mark + HIDDEN)
+        assert (wrong, may_end) == (text + mark, False)
+    assert not accepted_prefix(grammar, text + other)[1]
+    alone = dataclasses.replace(format_, several=False).grammar(TOKENIZER, None)
+    assert accepted_prefix(alone, text + one) == (text + one, True) and accepted_prefix(alone, one + one) == (one, True)
+    assert ToolFormat(kind(FUNCTIONS), False, True, tuple(both)).grammar(TOKENIZER, None) is None
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_a_strict_function_is_called_with_arguments_of_its_schema(kind):
+    tools = [{"type": "function", "function": {"name": name, "strict": name == "stay"}} for name in FUNCTIONS]
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools))
+    grammar = format_.grammar(TOKENIZER, None)
+    one = "".join(fill_in(kind))
+    if not kind.always_marked:
+        assert grammar is None
+        return
+    for good in ("", "Well.", one, f"Well. {one}"):
+        assert accepted_prefix(grammar, good) == (good, True)
+    wrong = f"Well. {one.replace('2', 'two')}"
+    assert accepted_prefix(grammar, wrong) == (wrong[: wrong.index("two")], False)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.DeepSeek])
+def test_a_mark_in_reasoning_begins_no_constrained_call(kind):
+    tools = [{"type": "function", "function": {"name": name, "strict": True}} for name in FUNCTIONS]
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools))
+    wrong = f"Well. {''.join(fill_in(kind)).replace('2', 'two')}"
+    for begin, in_reasoning in (("\n<think>", False), ("", True)):
+        grammar = dataclasses.replace(format_, in_reasoning=in_reasoning).grammar(TOKENIZER, None)
+        for thought in ("", f"Maybe {wrong}"):
+            assert accepted_prefix(grammar, begin + thought) == (begin + thought, True)
+            text = f"{begin}{thought}</think>\n\n{wrong}"
+            assert accepted_prefix(grammar, text) == (text[: text.rindex("two")], False)
+
+
+UNIQUE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}, "required": ["tags"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_a_function_that_is_not_strict_is_called_with_any_arguments(kind):
+    """Also beside a strict one, and where its schema cannot be enforced."""
+    functions = {"stay": STAY, "tag": UNIQUE}
+    tools = [{"type": "function", "function": {"name": name, "strict": name == "stay"}} for name in functions]
+    format_ = ToolFormat(kind(functions), False, True, tuple(tools))
+    tag = "".join(fill_in(kind)).replace("stay", "tag")
+    assert accepted_prefix(format_.grammar(TOKENIZER, STAY), tag) == (tag, True)
+    if kind.always_marked:
+        text = f"{tag}\n{tag.replace('2', '[{}]')}"
+        assert accepted_prefix(format_.grammar(TOKENIZER, None), text) == (text, True)
+        assert len(read(format_, text)[1]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_an_answer_of_a_schema_or_calls(kind):
+    """A response_format is that of an answer: the functions may be called instead."""
+    format_ = ToolFormat(kind({"stay": STAY}), False, True, ({"type": "function", "function": {"name": "stay"}},))
+    grammar = format_.grammar(TOKENIZER, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    one = "".join(fill_in(kind))
+    for good in ('{"a": 3}', one, *([f"{one}\n{one}\n"] if kind.always_marked else [])):
+        assert accepted_prefix(grammar, good) == (good, True)
+    assert accepted_prefix(grammar, "Well.") == ("", False)
+    required = ToolFormat(kind({"stay": STAY}), True, True, format_.definitions).grammar(TOKENIZER, {})
+    assert accepted_prefix(required, one) == (one, True) and accepted_prefix(required, '{"a": 3}')[1] is False
+
+
+def draw_arguments(kind, schema, rng, seed):
+    """The arguments of a call that is drawn at random; None where it was cut."""
+    text = kind({"f-1_": schema})
+    row = run(ds.SamplingParams(grammar=one_call([text.call("f-1_", schema)]), seed=seed, max_new_tokens=None), rng, 2000)
+    if row.reason != "eos":
+        return None
+    visible, [(name, arguments)] = read_calls(text, row.text.text)
+    assert (visible, name) == ("", "f-1_")
+    return arguments
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+@pytest.mark.parametrize("where", ["$defs", "definitions"])
+def test_forced_arguments_may_refer_to_definitions(kind, where, rng):
+    size = {"type": "integer", "minimum": 1, "maximum": 3}
+    schema = {"type": "object", where: {"size": size}, "properties": {"a": {"$ref": f"#/{where}/size"}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    assert draw_arguments(kind, schema, rng, 1)["a"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.MistralNamed])
+def test_forced_arguments_may_hold_what_is_like_them(kind, rng):
+    schema = {
+        "type": "object",
+        "properties": {"size": {"enum": [1]}, "kid": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["size", "kid"],
+        "additionalProperties": False,
+    }
+    drawn = [arguments for seed in range(5) if (arguments := draw_arguments(kind, schema, rng, seed))]
+    assert drawn
+    for arguments in drawn:
+        jsonschema.validate(arguments, schema)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_forced_arguments_have_what_schemas_of_other_libraries_have(kind, rng):
+    """Formats that are only annotations, as OpenAPI's, and keywords with the value that has no effect."""
+    size = {"type": "integer", "format": "int32", "minimum": 1, "maximum": 3}
+    sizes = {"type": "array", "items": size, "uniqueItems": False, "minItems": 1, "maxItems": 2}
+    schema = {"type": "object", "properties": {"size": size, "sizes": sizes}, "required": ["size", "sizes"],
+              "additionalProperties": False}  # fmt: skip
+    jsonschema.validate(draw_arguments(kind, schema, rng, 1), schema)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
+def test_names_of_arguments_that_are_no_names_are_left_out(kind, rng):
+    schema = {"type": "object", "properties": {"key": {"const": "one"}, "more": {}}, "required": [["key"], {}, "key", "other"]}
+    assert draw_arguments(kind, schema, rng, 1) == {"key": "one"}
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
+def test_a_constant_text_is_written_between_tags(kind, rng):
+    for given in ({"const": "one"}, {"enum": ["one"]}):
+        schema = {"type": "object", "properties": {"key": {"type": "string", **given}}, "required": ["key"]}
+        assert draw_arguments(kind, schema, rng, 1) == {"key": "one"}
+
+
+class _Silent:
+    """A tokenizer whose tokens have no text."""
+
+    def token_bytes(self, token):
+        return b""
+
+    def token(self, token):
+        return ""
+
+
+_ROW = ds.Sampler([], vocab_size=1).new_row(ds.SamplingParams())
+
+
+@pytest.mark.parametrize(
+    "text", ['Sure: {"name": "time", "parameters": {}}', '{"name": "time", "parameters": {}}', "Hi \n", "a { b"]
+)
+def test_whole_and_streamed_answers_have_the_same_calls(text):
+    format_ = ToolFormat(formats.BareJson(FUNCTIONS), False, True, ())
+    whole, streamed = (ChatChoice(0, _Silent(), _ROW, format_) for _ in range(2))
+    parts = []
+    for i, character in enumerate(text):
+        delta = Delta(0, character, 1, None, "eos" if i == len(text) - 1 else "")
+        whole.take(delta)
+        parts += streamed.chunk(delta)
+    told = whole.whole()
+    assert (told["message"]["content"] or "") == "".join(part["delta"].get("content", "") for part in parts)
+    assert told["finish_reason"] == parts[-1]["finish_reason"]

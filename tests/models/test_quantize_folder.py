@@ -1,0 +1,327 @@
+"""decodestep quantize on folders: the file has the folder's logits, tokens, template and names, and llama.cpp reads it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from functools import cache
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+from decodestep import cli
+from decodestep.families.gguf_of_folder import ARCHITECTURES
+from decodestep.families.names import FOLDER, FOLDERS, GGUF
+from decodestep.files.gguf_file import GgufFile
+from decodestep.files.model_folder import ModelFolder
+from decodestep.models import ModelError
+from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
+from decodestep.tokenizers.gguf_fields import tokenizer_fields
+from decodestep.tokenizers.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
+from support import family_models
+from support.tolerances import LLAMA_CPP, REWRITTEN_LOGITS
+
+pytestmark = pytest.mark.slow
+
+
+def linear(factor):
+    return {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": factor}}
+
+
+# Of every family a size that GGUF has keys for: size, and changes to it.
+CASES = {
+    "llama": (1, {}),
+    "qwen2": (2, {}),
+    "qwen3": (2, {}),
+    "qwen3_moe": (0, {}),
+    "mistral": (1, {}),
+    "ministral": (1, {"rope_parameters": family_models.yarn(None, None)}),
+    "smollm3": (0, {}),
+    "granite": (2, linear(2.0)),
+    "granitemoehybrid": (1, {}),
+    "gemma3_text": (0, {}),
+    "deepseek_v2": (1, {}),
+    "deepseek_v3": (0, {}),
+    "glm4_moe_lite": (0, {}),
+    "youtu": (0, {"rope_interleave": False}),
+    "minicpm3": (0, {"dim_model_base": 256, "v_head_dim": 16, "rope_parameters": family_models.longrope(100)}),
+}
+# llama.cpp does not read Mistral's window; see docs/models.md for the others.
+IN_LLAMA_CPP = [family for family in CASES if family not in ("mistral", "ministral", "deepseek_v2", "minicpm3")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    @cache
+    def made(family):
+        size, changes = CASES[family]
+        model = family_models.model_of(family, size, **changes)
+        return family_models.save(model, tmp_path_factory.mktemp(family))
+
+    return made
+
+
+def quantised(folder, target, kind="f32"):
+    assert cli.main(["quantize", str(folder), str(target), "--type", kind]) == 0
+    return target
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_file_is_the_model(folder, tmp_path, family):
+    source, ids = folder(family), np.random.default_rng(0).integers(0, 297, 120)
+    target = quantised(source, tmp_path / "model.gguf")
+    before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
+    assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
+    assert (after.config.architecture, after.config.name) == (ARCHITECTURES[family], before.config.name)
+    assert len(after.tokenizer) == before.config.vocab_size
+    for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
+        assert after.tokenizer.encode(text) == before.tokenizer.encode(text)
+    assert after.tokenizer.end_token_ids == before.tokenizer.end_token_ids
+    message = [{"role": "user", "content": "Hi <eos>"}]
+    assert after.chat_prompt(message) == before.chat_prompt(message)
+    assert after.chat_ids(message) == before.chat_ids(message)
+
+
+@pytest.mark.parametrize("family", IN_LLAMA_CPP)
+def test_llama_cpp_has_its_logits(folder, tmp_path, family):
+    pytest.importorskip("llama_cpp")
+    target, ids = quantised(folder(family), tmp_path / "model.gguf"), np.random.default_rng(0).integers(0, 297, 60)
+    assert (
+        family_models.relative(ds.load(target, dtype="float32").logits(ids), family_models.llama_cpp_logits_of(target, ids))
+        < LLAMA_CPP
+    )
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_names_are_those_of_the_gguf_package(family):
+    """Of each part the package's name for what transformers calls it, where its tables have it."""
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[family])
+    known = gguf.get_tensor_name_map(architecture, 2)
+    found = 0
+    for part, name in FOLDERS.get(family, FOLDER).items():
+        theirs = known.get_name(name.format(i=1, e=0).replace("experts.0.", "experts."), (".weight", ".bias"))
+        if theirs is not None and part in GGUF:
+            assert GGUF[part].format(i=1) == theirs, part
+            found += 1
+    assert found > 8
+
+
+def test_types_padding_and_facts(tmp_path):
+    """A vocabulary that ends before the model's, two tokens that end a text, and a family whose rows fill blocks of 256."""
+    model = family_models.model_of(
+        "qwen3", 2, hidden_size=256, intermediate_size=512, vocab_size=310, torch_dtype=torch.bfloat16
+    )
+    folder = family_models.save(model.to(torch.bfloat16), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [299, 298]}))
+    target = quantised(folder, tmp_path / "out.gguf", "q4_k_m")
+    file, ids = GgufFile(target), np.random.default_rng(0).integers(0, 300, 60)
+    assert file.tensors["blk.1.ffn_up.weight"].type.name == "Q4_K" and file.tensors["blk.1.attn_norm.weight"].type.name == "F32"
+    tokens, types = (file.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
+    assert tokens[-2:] == ["[PAD308]", "[PAD309]"] and types[-2:].tolist() == [5, 5] and types[298] == 3
+    assert (file.metadata["tokenizer.ggml.eos_token_id"], file.metadata["tokenizer.ggml.eot_token_id"]) == (298, 299)
+    exact = ds.load(folder, dtype="float32").logits(ids)
+    apart = np.abs(ds.load(target, dtype="float32").logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    assert 0.01 < np.median(apart) < 0.6
+
+
+@pytest.mark.parametrize(("family", "some"), [("qwen2", "attn_q.bias"), ("deepseek_v3", "exp_probs_b.bias")])
+def test_vectors_and_routers_are_not_quantised(folder, tmp_path, family, some):
+    tensors = GgufFile(quantised(folder(family), tmp_path / "out.gguf", "q8_0")).tensors
+    kept = [name for name, tensor in tensors.items() if len(tensor.shape) == 1 or "ffn_gate_inp" in name]
+    assert any(name.endswith(some) for name in kept) and {tensors[name].type.name for name in kept} == {"F32"}
+    assert "Q8_0" in {tensor.type.name for tensor in tensors.values()}
+
+
+EXPRESSED = {
+    "a linear stretch by one": ("deepseek_v3", linear(1.0)),
+    "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
+    "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
+    "Granite 4 that is rotated": ("granitemoehybrid", {}),
+    "biases of a llama": ("llama", {"mlp_bias": True, "attention_bias": True, "hidden_size": 64, "intermediate_size": 96}),
+    "biases of a granite": ("granite", {"mlp_bias": True, "attention_bias": True}),
+    "mscale of a llama": ("llama", {"rope_parameters": family_models.yarn(1.0, 1.0)}),
+    "two of them": ("qwen3", {"rope_parameters": family_models.yarn(1.0, 0.7)}),
+    "attention_factor": ("granite", {"rope_parameters": family_models.yarn(None, None, attention_factor=2.0)}),
+    # llama.cpp goes by the size of its context: of more tokens than these, as the text is.
+    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": family_models.longrope(32)}),
+    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": family_models.longrope(32, attention_factor=1.3)}),
+}
+
+
+@pytest.mark.parametrize(("family", "changes"), EXPRESSED.values(), ids=EXPRESSED)
+def test_what_llama_cpp_reads_from_one_form_alone(tmp_path, family, changes):
+    pytest.importorskip("llama_cpp")
+    folder, ids = family_models.save(family_models.model_of(family, 0, **changes), tmp_path / "in"), np.arange(60)
+    exact = ds.load(folder, dtype="float32").logits(ids)
+    target = quantised(folder, tmp_path / "out.gguf")
+    assert family_models.relative(ds.load(target, dtype="float32").logits(ids), exact) < REWRITTEN_LOGITS
+    assert family_models.relative(exact, family_models.llama_cpp_logits_of(target, ids)) < LLAMA_CPP
+
+
+def test_long_rope_whose_factors_are_the_same_for_all_texts(tmp_path):
+    """It has one rotation, so that texts of all lengths share their pages, and a file can say it."""
+    rotation = family_models.longrope(32)
+    rotation["long_factor"] = rotation["short_factor"]
+    folder = family_models.save(family_models.model_of("llama", 0, head_dim=8, rope_parameters=rotation), tmp_path / "in")
+    before, after = (ds.load(path, dtype="float32") for path in (folder, quantised(folder, tmp_path / "out.gguf")))
+    assert before.decoder.long_after is None and after.decoder.long_after is None
+    assert family_models.relative(after.logits(np.arange(60)), before.logits(np.arange(60))) < REWRITTEN_LOGITS
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
+    """Of its two rotations the file has the one that is used."""
+    size = {"num_hidden_layers": 2, "layer_types": [kind] * 2}
+    folder, ids = family_models.save(family_models.model_of("gemma3_text", 0, **size), tmp_path / "in"), np.arange(60)
+    target = quantised(folder, tmp_path / "out.gguf")
+    before, after = ds.load(folder, dtype="float32"), ds.load(target, dtype="float32")
+    assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
+
+
+REFUSED = {
+    "biases": ("smollm3", {"mlp_bias": True}, "does not load a file of smollm3 with biases of feed-forward blocks"),
+    "biases of a deepseek": ("deepseek_v2", {"mlp_bias": True}, "does not load a file of deepseek2 with biases of"),
+    "windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "grouped.windows"),
+    "rotations": ("smollm3", {"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, "grouped.ropes"),
+    "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),
+    "heads that are all rotated": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
+    "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
+    "yarn": ("youtu", {"rope_parameters": family_models.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "a bias that llama.cpp lacks": ("qwen3", {"attention_bias": True}, "does not load a file of qwen3 with a bias of"),
+    "wide heads": ("qwen2", {"head_dim": 32}, "does not load a file of qwen2 with 4 heads of 32"),
+    "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
+    "no experts": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "does not load a file of qwen3moe with dense layers alone"),
+    "long-rope": (
+        "youtu",
+        {"rope_parameters": family_models.longrope(100)},
+        "does not load a file of deepseek2 with long-rope",
+    ),
+    "scores that grow with a linear stretch": (
+        "deepseek_v3",
+        linear(4.0),
+        "llama.cpp scales the scores of a file of deepseek2 with a linear factor of 4, unlike transformers",
+    ),
+    "scores that grow with the sine": (
+        "youtu",
+        {"rope_parameters": family_models.yarn(None, None)},
+        "YaRN and no mscale_all_dim",
+    ),
+    "scores that shrink": ("youtu", {"rope_parameters": family_models.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
+    "long-rope of a qwen3": (
+        "qwen3",
+        {"head_dim": 8, "rope_parameters": family_models.longrope(32)},
+        "rope scaling 'longrope' is not supported",
+    ),
+    "divided frequencies of a qwen3": (
+        "qwen3",
+        {"rope_parameters": family_models.SIZES["llama"][1]["rope_parameters"]},
+        "cannot say its rotation",
+    ),
+    "yarn of a gemma": (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": family_models.yarn(None, None, attention_factor=2.0)}},
+        "cannot say its rotation",
+    ),
+}
+
+
+@pytest.mark.parametrize(("family", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_file_cannot_say_is_refused_by_name(tmp_path, capsys, family, changes, message):
+    size, more = CASES[family]
+    model = family_models.model_of(family, size, **{**more, **changes})
+    folder = family_models.save(model, tmp_path / "in")
+    assert cli.main(["quantize", str(folder), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
+def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
+    source = family_models.save(family_models.model_of("llama", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    vowels = {"type": "Split", "pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [vowels, data["pre_tokenizer"]]}
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert "no tokenizer of the GGUF format" in capsys.readouterr().err
+    with pytest.raises(ModelError):
+        ds.load(tmp_path / "out.gguf")
+
+
+def cut_as(name, data):
+    """A definition of byte-level BPE with the pre-tokenizer of a GGUF name."""
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    splits = [split | {"pattern": {"Regex": pattern}} for pattern in PRE_TOKENIZERS[name]]
+    steps = {"type": "Sequence", "pretokenizers": [*splits, data["pre_tokenizer"] | {"use_regex": False}]}
+    return data | {"pre_tokenizer": steps, "normalizer": {"type": "NFC"} if name in COMPOSED else None}
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_the_name_of_a_pre_tokenizer_is_found(folder, tmp_path, name):
+    """Or another one of the same patterns."""
+    shutil.copytree(folder("llama"), tmp_path, dirs_exist_ok=True)
+    data = json.loads((tmp_path / "tokenizer.json").read_text())
+    data["model"]["ignore_merges"] = name in WHOLE_WORDS
+    (tmp_path / "tokenizer.json").write_text(json.dumps(cut_as(name, data)))
+    found = tokenizer_fields(FolderTokenizer(ModelFolder(tmp_path), 300), 300, "llama", "here")["tokenizer.ggml.pre"]
+    assert PRE_TOKENIZERS[found] == PRE_TOKENIZERS[name]
+
+
+@pytest.mark.parametrize("whole_words", [True, False])
+def test_a_rare_word_that_merges_do_not_make_is_looked_for(tmp_path, whole_words):
+    """The pieces of Qwen, whose GGUF name says that words are merged: one of 18,000 tokens is a word that merges do not make,
+    which is taken as it is or not."""
+    source = family_models.save(family_models.model_of("llama", 0), tmp_path)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    pairs, triples = ([tuple(word) for word in itertools.product(letters, repeat=count)] for count in (2, 3))
+    data = json.loads((source / "tokenizer.json").read_text())
+    model, before = data["model"], list(data["model"]["vocab"])[:256]
+    model["vocab"] = {token: i for i, token in enumerate([*before, *map("".join, [*pairs, *triples]), "wordly"])}
+    model["merges"] = [*map(list, pairs), *([a + b, c] for a, b, c in triples), *([a, b + c] for a, b, c in triples)]
+    model["ignore_merges"] = whole_words
+    data["added_tokens"] = []
+    (source / "tokenizer.json").write_text(json.dumps(cut_as("qwen2", data)))
+    size = len(model["vocab"])
+    tokenizer = FolderTokenizer(ModelFolder(source), size)
+    if whole_words:
+        with pytest.raises(ModelError, match="no tokenizer of the GGUF format gives texts the same ids"):
+            tokenizer_fields(tokenizer, size, "qwen2", "here")
+    else:
+        assert tokenizer_fields(tokenizer, size, "qwen2", "here")["tokenizer.ggml.pre"] == "qwen2"
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_an_added_token_that_takes_more_than_its_characters_is_refused(tmp_path, capsys, flag):
+    """As those of Phi-4, which take the spaces around them."""
+    source = family_models.save(family_models.model_of("llama", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["added_tokens"][-1][flag] = True
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert "a GGUF file cannot say where the added token '<pad>' ends" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
+def test_a_token_with_a_zero_is_refused(tmp_path, capsys):
+    """llama.cpp reads the characters before it, and ends the process if these are another token."""
+    source = family_models.save(family_models.model_of("llama", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["model"]["vocab"]["a\0b"] = data["model"]["vocab"].pop("<270>")
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert r"llama.cpp ends a token at a character 0, which 'a\x00b' has" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
+def test_a_tokenizer_without_merges_is_refused(tmp_path, capsys):
+    """llama.cpp: cannot find tokenizer merges in model file."""
+    source = family_models.save(family_models.model_of("deepseek_v3", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["model"]["merges"] = []
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert "no merges" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))

@@ -1,0 +1,187 @@
+"""What grouped-query attention may have in decoder_forward: biases, norms, windows, rotations by layer, padded heads, GELU, and
+keys in a format of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import decodestep as ds
+from decodestep.weights import Format, PackedWeight
+from support.decoder_forward_cases import Sizes, copied, matrix, norm, step, weights
+
+# Windows below, at and above a page of 16 and a split of 256; heads that are padded, and an odd number of them.
+CASES = {
+    "biases": ({}, {"biases": True}),
+    "norms of heads": ({"head_dim": 48, "heads": 3, "kv_heads": 1}, {"head_norms": True, "biases": True}),
+    "norms after blocks": ({}, {"post_norms": True, "gelu": True}),
+    "padded heads": ({"head_dim": 32, "heads": 5, "kv_heads": 5}, {"head_values": 20, "head_norms": True}),
+    "windows of 1 and 7": ({}, {"windows": (1, 7)}),
+    "windows of 16 and 300": ({"heads": 6, "kv_heads": 1, "head_dim": 16}, {"windows": (16, 300)}),
+    "window of 257, rotations": ({"heads": 3, "kv_heads": 3}, {"windows": (0, 257), "ropes": (1, 0)}),
+    # 48 values: a panel and a half
+    "keys apart": ({"heads": 6, "kv_heads": 3, "head_dim": 16}, {"keys": True, "biases": True}),
+    "keys apart, norms": ({"heads": 8, "kv_heads": 4, "head_dim": 32}, {"keys": True, "head_norms": True}),
+}
+FORMAT_OF_KEYS = Format.BF16  # apart: read with activations of the same form as float32, of another than Q8_0
+
+
+def made(name, format_, rng, **changes):
+    sizes, more = CASES[name]
+    sizes = Sizes(**sizes, **changes)
+    w = weights(sizes, format_, rng)
+    values = more.get("head_values", sizes.head_dim)
+    queries, keys = sizes.heads * sizes.head_dim, 2 * sizes.kv_heads * sizes.head_dim
+
+    def vector(length, wanted, heads=0):
+        """Zeros where a head is padded."""
+        if not wanted:
+            return None
+        made = rng.normal(size=length).astype(np.float32)
+        if heads:
+            made.reshape(-1, sizes.head_dim)[:, values:] = 0
+        return made
+
+    def attention(a, number):
+        has_biases, has_norms = more.get("biases", False), more.get("head_norms", False)
+        values_keys, keys_apart = matrix_of_heads(a.values_keys, values, sizes.head_dim, format_), None
+        if more.get("keys"):
+            both = values_keys.rows().values().T
+            values_keys, keys_apart = (
+                type(a.query).pack(PackedWeight.from_array(np.ascontiguousarray(part)), own)
+                for part, own in zip(np.split(both, 2, axis=1), (format_, FORMAT_OF_KEYS), strict=True)
+            )
+        return replace(
+            a,
+            query=matrix_of_heads(a.query, values, sizes.head_dim, format_),
+            values_keys=values_keys,
+            keys=keys_apart,
+            output=a.output if values == sizes.head_dim else matrix(sizes.heads * values, sizes.hidden, format_, rng),
+            query_bias=vector(queries, has_biases, 1),
+            values_keys_bias=vector(keys, has_biases, 1),
+            output_bias=vector(sizes.hidden, has_biases),
+            query_norm=norm(values, rng) if has_norms else None,
+            key_norm=norm(values, rng) if has_norms else None,
+            window=more.get("windows", (0, 0))[number],
+            rope=more.get("ropes", (0, 0))[number],
+        )
+
+    after = norm(sizes.hidden, rng) if more.get("post_norms") else None
+    layers = tuple(
+        replace(
+            layer,
+            attention=attention(layer.attention, number),
+            attention_post_norm=after,
+            ffn_post_norm=after,
+            feed_forward=replace(layer.feed_forward, gelu=more.get("gelu", False)),
+        )
+        for number, layer in enumerate(w.layers)
+    )
+    return replace(w, layers=layers, head_values=values)
+
+
+def matrix_of_heads(panels, values, head_dim, format_):
+    """The weight with zeros for the outputs that pad a head."""
+    if values == head_dim:
+        return panels
+    rows = panels.rows().values().reshape(-1, head_dim, panels.inputs).copy()
+    rows[:, values:] = 0
+    return type(panels).pack(PackedWeight.from_array(rows.reshape(-1, panels.inputs).T), format_)
+
+
+def call_of(w, lengths, rng, **options):
+    call = step(w, lengths, rng, **options)
+    angle = np.arange(max(lengths))[:, None] * 0.4 ** np.arange(w.head_dim // 2)
+    dtype = call["sin"].dtype
+    sin, cos = (np.stack([call[key], table(angle).astype(dtype)]) for key, table in (("sin", np.sin), ("cos", np.cos)))
+    return call | {"sin": sin, "cos": cos}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_the_reference_in_float64(name, rng):
+    """A rounding to bfloat16 that falls to the other side moves a few logits by as much."""
+    w = made(name, Format.F32, rng)
+    call = call_of(w, [330 if "300" in name or "257" in name else 40, 3], rng)
+    exact = {**copied(call), "sin": call["sin"].astype(np.float64), "cos": call["cos"].astype(np.float64)}
+    expected = ds.decoder_forward(**exact, backend="reference")
+    apart = np.abs(ds.decoder_forward(**copied(call), backend="cpu") - expected)
+    assert np.median(apart) < 2e-3 * np.abs(expected).max() and apart.max() < 0.03 * np.abs(expected).max()
+
+
+def forward(call, which):
+    """The logits of some of a call's tokens, all of them wanted."""
+    some = {name: call[name][which] for name in ("token_ids", "sequence", "positions")}
+    return ds.decoder_forward(**{**call, **some, "wanted": np.arange(len(which))})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_batches_and_threads_change_no_bit(name, rng):
+    odd = name in ("norms of heads", "padded heads")  # whose output has inputs that blocks of 32 do not fill
+    w, length = made(name, Format.BF16 if odd else Format.Q8_0, rng), 600 if "300" in name else 40
+    call = call_of(w, [length], rng)
+    with ds.use_threads(1):
+        whole = ds.decoder_forward(**copied(call)).view(np.uint32)
+    beside = call_of(w, [9, length, 17], rng)
+    own = beside["sequence"] == 1
+    beside["token_ids"][own] = call["token_ids"]
+    for threads in (1, 3):
+        with ds.use_threads(threads):
+            cache = copied(call)
+            parts = np.split(np.arange(length), [1, 2, 9, 26, length - 3, length - 1])
+            some = [forward(cache, part) for part in parts]
+            np.testing.assert_array_equal(np.concatenate(some).view(np.uint32), whole)
+            np.testing.assert_array_equal(ds.decoder_forward(**copied(beside))[own].view(np.uint32), whole)
+
+
+@pytest.mark.parametrize(("window", "length"), [(1, 40), (5, 40), (16, 50), (17, 60), (250, 600)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_lies_before_the_window_is_not_looked_at(window, length, bad, rng):
+    """In one layer: in the next a token would see those that have seen the bad one."""
+    w = made("biases", Format.F32, rng, layers=1)
+    layers = tuple(replace(layer, attention=replace(layer.attention, window=window)) for layer in w.layers)
+    values = w.embedding.dense(np.float32)
+    values[:, 0] = bad
+    w = replace(w, layers=layers, embedding=PackedWeight.from_array(values))
+    call = call_of(w, [length], rng)
+    call["token_ids"] = 1 + call["token_ids"] % (w.vocab_size - 1)
+    good = ds.decoder_forward(**copied(call))
+    places = np.arange(length)
+    for at in (0, 3, length // 2, length // 2 + 1):
+        tokens = call["token_ids"].copy()
+        tokens[at] = 0
+        logits = ds.decoder_forward(**copied(call, token_ids=tokens))
+        sees = (places >= at) & (places < at + window)
+        assert np.isnan(logits[sees]).all()
+        np.testing.assert_array_equal(logits[~sees], good[~sees])
+
+
+def test_a_window_that_nothing_is_beyond_changes_no_bit(rng):
+    w = made("biases", Format.BF16, rng)
+    layers = tuple(replace(layer, attention=replace(layer.attention, window=300)) for layer in w.layers)
+    call = call_of(w, [300, 20], rng)
+    wide = copied(call, weights=replace(w, layers=layers))
+    np.testing.assert_array_equal(ds.decoder_forward(**wide), ds.decoder_forward(**copied(call)))
+
+
+REFUSED = {
+    "a bias of another length": ({"query_bias": np.zeros(3, np.float32)}, r"query_bias must be float32 of shape 128"),
+    "one norm of two": ({"query_norm": np.ones(32, np.float32)}, "key_norm must be given where query_norm is"),
+    "a negative window": ({"window": -1}, r"window must be an integer in \[0, 2\^24\)"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses(changes, message, rng):
+    w = weights(Sizes(layers=1), Format.F32, rng)
+    layer = replace(w.layers[0], attention=replace(w.layers[0].attention, **changes))
+    with pytest.raises(ValueError, match=message):
+        replace(w, layers=(layer,))
+
+
+def test_refuses_too_few_rotations(rng):
+    w = made("window of 257, rotations", Format.F32, rng)
+    call = step(w, [3], rng)
+    with pytest.raises(ValueError, match=r"sin must be of shape \(2, P, 16\)"):
+        ds.decoder_forward(**call)
