@@ -74,7 +74,7 @@ void multiply_byte_columns(const ByteColumns& a) {
                 for (size_t v = 0; v < 2; ++v) store_bits(a.outputs[p * a.tokens + t] + v * kLanes, start);
         }
     }
-    dense_panels(tile, a.panels);
+    dense_panels(tile, a.panels, a.panel_stride);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -63,20 +63,22 @@ class ColumnTokens {
         }
     }
 
-    // Tokens [first, first + count) times `blocks` blocks of one or two panels from w on, whose inputs are those from
-    // block first_block on; added to the sums unless that is 0. A panel's sums follow those of the one before.
-    void multiply(const uint8_t* w, size_t panels, const uint8_t* next, size_t first_block, size_t blocks, size_t first,
-                  size_t count, float (*sums)[kPanelOutputs]) const {
+    // Tokens [first, first + count) times `blocks` blocks of one or two panels from w on, panel_stride bytes apart,
+    // whose inputs are those from block first_block on; added to the sums unless that is 0. A panel's sums follow those
+    // of the one before.
+    void multiply(const uint8_t* w, size_t panels, size_t panel_stride, const uint8_t* next, size_t first_block,
+                  size_t blocks, size_t first, size_t count, float (*sums)[kPanelOutputs]) const {
         const bool adds = first_block > 0;
         switch (value_) {
             case WeightType::f32:
                 return dense_panels<FloatDot<Format::f32>>(
-                    {w, next, blocks, rows<float>(), first, count, sums, first_block, adds}, panels);
+                    {w, next, blocks, rows<float>(), first, count, sums, first_block, adds}, panels, panel_stride);
             case WeightType::bf16:
                 return dense_panels<Bf16Dot>(
-                    {w, next, blocks, rows<PairDot::Value>(), first, count, sums, first_block, adds}, panels);
+                    {w, next, blocks, rows<PairDot::Value>(), first, count, sums, first_block, adds}, panels,
+                    panel_stride);
             case WeightType::i8:
-                return decodestep::multiply_byte_columns({w, next, panels, blocks, rows<int8_t>().values,
+                return decodestep::multiply_byte_columns({w, next, panels, panel_stride, blocks, rows<int8_t>().values,
                                                           reinterpret_cast<const int32_t*>(sums_), tokens_, first,
                                                           count, sums, first_block, adds});
         }
@@ -122,14 +124,14 @@ struct ColumnProduct {
     const uint8_t* next = nullptr;  // with packed weights: what the caller reads afterwards, prefetched at the end
 };
 
-// A weight that is not packed is packed on the way, kPackedBytes of each of some panels at a time. Of NZ, whose columns
-// are contiguous, few panels.
-constexpr size_t kPackedBytes = 4096;
+// A weight that is not packed is packed on the way, kPackedBytes of each of some panels at a time; at a stride at which
+// they do not all fall into the same sets of the cache. Of NZ, whose columns are contiguous, few panels.
+constexpr size_t kPackedBytes = 4096, kPackedStride = kPackedBytes + 2 * kCacheLine;
 inline size_t panels_together(const ColumnWeight& w) { return w.layout == ColumnLayout::nz ? 2 : kColumnPanels; }
 
 // Bytes of memory, aligned to cache lines, in which a product packs, and keeps the sums of `tokens` meanwhile.
 inline size_t scratch_bytes(const ColumnWeight& w, size_t tokens) {
-    return w.packed() ? 0 : panels_together(w) * (kPackedBytes + tokens * kPanelOutputs * sizeof(float));
+    return w.packed() ? 0 : panels_together(w) * (kPackedStride + tokens * kPanelOutputs * sizeof(float));
 }
 
 // Calls sink(t, n, sums, count) for every token t < a.count: `count` sums from output n on.
@@ -147,28 +149,24 @@ void multiply_columns(const ColumnProduct& a, Sink&& sink) {
         for (size_t p = a.first / kPanelOutputs; p < end; p += 2) {
             const uint8_t* panel = static_cast<const uint8_t*>(a.w.data) + p * bytes;
             const size_t panels = std::min<size_t>(2, end - p);
-            a.x.multiply(panel, panels, p + panels == end && a.next ? a.next : panel + panels * bytes, 0, blocks,
+            a.x.multiply(panel, panels, bytes, p + panels == end && a.next ? a.next : panel + panels * bytes, 0, blocks,
                          a.begin, a.count, sums);
             for (size_t i = 0; i < panels; ++i) emit((p + i) * kPanelOutputs, sums + i * a.count);
         }
         return;
     }
     const size_t together = panels_together(a.w), slab = kPackedBytes / panel_bytes(a.w.value, 1);  // in blocks
-    const auto all_sums = reinterpret_cast<float (*)[kPanelOutputs]>(a.scratch + together * kPackedBytes);
+    const auto sums = reinterpret_cast<float (*)[kPanelOutputs]>(a.scratch + together * kPackedStride);
     for (size_t span = a.first; span < a.last; span += together * kPanelOutputs) {
-        const size_t end = std::min(a.last, span + together * kPanelOutputs);
-        const auto each_panel = [&](auto&& body) {
-            for (size_t p = 0; span + p * kPanelOutputs < end; ++p)
-                body(a.scratch + p * kPackedBytes, span + p * kPanelOutputs, all_sums + p * a.count);
-        };
+        const size_t end = std::min(a.last, span + together * kPanelOutputs), panels = panel_count(end - span);
         for (size_t b = 0; b < std::max<size_t>(blocks, 1); b += slab) {
             const size_t count = std::min(slab, blocks - b);
-            decodestep::pack_columns({a.w, span, end, b, count, a.scratch, kPackedBytes});
-            each_panel([&](const uint8_t* panel, size_t, float (*sums)[kPanelOutputs]) {
-                a.x.multiply(panel, 1, nullptr, b, count, a.begin, a.count, sums);
-            });
+            decodestep::pack_columns({a.w, span, end, b, count, a.scratch, kPackedStride});
+            for (size_t p = 0; p < panels; p += 2)
+                a.x.multiply(a.scratch + p * kPackedStride, std::min<size_t>(2, panels - p), kPackedStride, nullptr, b,
+                             count, a.begin, a.count, sums + p * a.count);
         }
-        each_panel([&](const uint8_t*, size_t n, const float (*sums)[kPanelOutputs]) { emit(n, sums); });
+        for (size_t p = 0; p < panels; ++p) emit(span + p * kPanelOutputs, sums + p * a.count);
     }
 }
 

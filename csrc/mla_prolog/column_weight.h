@@ -59,7 +59,7 @@ DECODESTEP_KERNEL(vectors, pack_columns, PackColumns)
 // Sums of int8 products, as int32 in the memory of float32: see dense_panels.
 struct ByteColumns {
     const uint8_t *panel, *next_panel;
-    size_t panels, blocks;
+    size_t panels, panel_stride, blocks;
     const int8_t* x;        // DenseRows of `x_tokens`
     const int32_t* x_sums;  // of each token's values
     size_t x_tokens, first, tokens;
