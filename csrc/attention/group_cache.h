@@ -11,7 +11,6 @@
 #pragma once
 
 #include "attention/cache_type.h"
-#include "simd/dot_products.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {

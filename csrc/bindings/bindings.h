@@ -17,7 +17,7 @@
 
 #include "linear/linear.h"
 #include "linear/linear_panels.h"
-#include "mla_prolog/prolog_panels.h"
+#include "mla_prolog/column_weight.h"
 
 namespace decodestep {
 

@@ -1,6 +1,6 @@
-#include "mla_prolog/prolog_panels.h"
-
 #include "bindings/bindings.h"
+#include "core/parallel.h"
+#include "mla_prolog/column_weight.h"
 
 namespace decodestep {
 namespace {
@@ -62,12 +62,17 @@ void bind_panels(nb::module_& m) {
             require(!from.packed(), "the weight is packed");
             const size_t bytes = panel_count(out) * panel_bytes(from.value, in), batch = count ? count : 1;
             require(to.shape(0) == bytes * batch, "`to` has the wrong length");
-            require(reinterpret_cast<uintptr_t>(to.data()) % kGroupBytes == 0, "`to` must be aligned to groups");
+            require(reinterpret_cast<uintptr_t>(to.data()) % sizeof(uint32_t) == 0, "`to` must be aligned to words");
             const ptrdiff_t stride = count ? w.stride(0) * static_cast<ptrdiff_t>(value_bytes(from.value)) : 0;
             thread_count(threads);
             const ReleasedGil released;
+            const size_t stride_of_panels = panel_bytes(from.value, in), blocks = ceil_div(in, kBlockInputs),
+                         panels = kColumnPanels * kPanelOutputs;
             for (size_t i = 0; i < batch; ++i) {
-                pack_panels({from, to.data() + i * bytes, threads});
+                parallel_for(ceil_div(out, panels), threads, [&](size_t span) {
+                    pack_columns({from, span * panels, std::min(out, (span + 1) * panels), 0, blocks,
+                                  to.data() + i * bytes + span * kColumnPanels * stride_of_panels, stride_of_panels});
+                });
                 from.data = static_cast<const uint8_t*>(from.data) + stride;
             }
         },

@@ -23,12 +23,12 @@ struct QuantisedBlocks {
 constexpr size_t kStretch = 8;
 
 // Tokens of `in` values, a multiple of 32, in one of the forms or both. A form whose pointers are null is neither
-// written nor read. Quantised blocks are stored in stretches of eight: a stretch of all tokens, then the next stretch
-// of all tokens. A product with many tokens processes a stretch at a time, so the tokens are at constant distances.
+// written nor read. Blocks are stored in stretches of eight: a stretch of all tokens, then the next stretch of all
+// tokens. A product with many tokens processes a stretch at a time, so it reads memory from end to end.
 struct Activations {
     size_t in = 0, tokens = 0;
-    float* values = nullptr;            // [tokens, in]
-    QuantisedBlocks quantised{};        // [stretches, tokens, kStretch]; the end of the last stretch is unspecified
+    float* values = nullptr;            // [stretches, tokens, kStretch * 32]; the last stretch's end is unspecified
+    QuantisedBlocks quantised{};        // [stretches, tokens, kStretch]; as above
     QuantisedBlocks residual{};         // [tokens]: the rounding error of one block of each token, quantised
     int32_t* residual_block = nullptr;  // [tokens]: the number of that block
     float* block_sum = nullptr;         // as `quantised`: sum of a block's quantised values, residual included
@@ -42,7 +42,7 @@ struct Activations {
     // The floats that one or both forms need: a block of 32 takes 8 floats of bytes, a scale, three sums and a
     // block_sum.
     static DECODESTEP_INLINE size_t floats(size_t tokens, size_t in, bool as_values, bool as_bytes) {
-        return tokens * ((as_values ? in : 0) + (as_bytes ? 13 * whole_stretches(in) + 13 : 0));
+        return tokens * ((as_values ? 32 * whole_stretches(in) : 0) + (as_bytes ? 13 * whole_stretches(in) + 13 : 0));
     }
     // space: of floats(...) floats.
     static DECODESTEP_INLINE Activations in_space(float* space, size_t tokens, size_t in, bool as_values,
@@ -58,7 +58,7 @@ struct Activations {
                                    reinterpret_cast<int32_t*>(take(count)),
                                    reinterpret_cast<int32_t*>(take(2 * count))};
         };
-        if (as_values) x.values = take(in);
+        if (as_values) x.values = take(32 * whole_stretches(in));
         if (!as_bytes) return x;
         x.quantised = take_blocks(whole_stretches(in));
         x.block_sum = take(whole_stretches(in));

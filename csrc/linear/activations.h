@@ -18,9 +18,9 @@ inline void copy_row(const Activations& from, size_t row, const Activations& to,
         copy(source.sum, at, target.sum, to_at, blocks);
         copy(source.half_sums, at, target.half_sums, to_at, 2 * blocks);
     };
-    copy(from.values, row, to.values, to_row, from.in);
     for (size_t b = 0; b < from.blocks(); b += kStretch) {
         const size_t at = from.at(row, b) / kStretch, to_at = to.at(to_row, b) / kStretch;
+        copy(from.values, at, to.values, to_at, 32 * kStretch);
         copy_blocks(from.quantised, at, to.quantised, to_at, kStretch);
         copy(from.block_sum, at, to.block_sum, to_at, kStretch);
     }
@@ -49,8 +49,8 @@ DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const
 // Stores block b of token t, in the forms that x has.
 DECODESTEP_INLINE void store_block(const Activations& x, size_t t, size_t b, const Block& values) {
     if (x.values) {
-        store(x.values + t * x.in + 32 * b, values.first);
-        store(x.values + t * x.in + 32 * b + kLanes, values.second);
+        store(x.values + 32 * x.at(t, b), values.first);
+        store(x.values + 32 * x.at(t, b) + kLanes, values.second);
     }
     if (x.quantised.bytes) {
         const size_t at = x.at(t, b);

@@ -1,14 +1,12 @@
 // y = x W for float32 x and a weight stored as in a GGUF file: one row per output, in blocks.
 //
-// There are three products of activations with a weight:
+// There are two products of activations with a weight:
 //   linear (this file) reads the rows as stored in the file, widens them to float32 and multiplies in float32. It needs
 //     no packing and is as accurate as the file: for `dtype="float32"` models and weights that are multiplied once. It
 //     supports all formats.
 //   linear_panels reads a copy of the weight packed in panels of 32 outputs, each contiguous in memory, and multiplies
 //     int8 activations by blocks as integers, float32 ones by dense weights: for decoders, which read every weight at
-//     every step.
-//   prolog_panels (csrc/mla_prolog) reads panels of 64 columns with the roundings of the Ascend operator: bfloat16
-//     pairs, and int8 with a scale per output, which no GGUF format has.
+//     every step. mla_prolog multiplies its bfloat16 and int8 weights in panels of the same layout.
 // They share the task size and the vector primitives but not the inner loops, because each needs a different byte
 // order.
 #pragma once

@@ -83,8 +83,11 @@ constexpr DECODESTEP_INLINE size_t panel_block_inputs(Format format) {
     return quantises_activations(format) ? traits(format).values : kBlockInputs;
 }
 
-// Bytes of 32 outputs by the inputs of a block. Dense formats (F32, F16, BF16) store the 32 outputs of each input
-// together.
+// Dense formats (F32, F16, BF16) store the 32 outputs of each input together; BF16, of each two inputs, an output's two
+// side by side: one load then holds two inputs, each of which takes one instruction to widen.
+constexpr DECODESTEP_INLINE size_t dense_inputs(Format format) { return format == Format::bf16 ? 2 : 1; }
+
+// Bytes of 32 outputs by the inputs of a block.
 constexpr DECODESTEP_INLINE size_t panel_block_bytes(Format format) {
     if (quantises_activations(format)) return panel_layout(format).block_bytes();
     return kPanelOutputs * row_bytes(format, kBlockInputs);

@@ -54,36 +54,40 @@ void pack_blocks_of(Format format, const PanelRows& rows, size_t blocks, uint8_t
     });
 }
 
-// A dense panel of items of `Size` bytes; fill(r, k, values, items) gives `values` items of output r from input k on.
-template <size_t Size, size_t Block, class Fill>
-void transpose_items(size_t in, size_t count, Fill&& fill, uint8_t* out) {
-    constexpr size_t side = sizeof(uint64_t) / Size;
+// A dense panel; fill(r, k, values, row) gives `values` values of output r from input k on, k a multiple of Block.
+template <Format F, size_t Block, class Fill>
+void pack_dense(size_t in, size_t count, Fill&& fill, uint8_t* out) {
+    constexpr size_t item = row_bytes(F, dense_inputs(F)), side = sizeof(uint64_t) / item;  // an item: an output's part
     for (size_t k = 0; k < in; k += Block) {
-        alignas(kCacheLine) uint8_t items[kPanelOutputs][Size * Block] = {};
+        alignas(kCacheLine) uint8_t rows[kPanelOutputs][row_bytes(F, Block)] = {};
         const size_t values = std::min(Block, in - k);
-        for (size_t r = 0; r < count; ++r) fill(r, k, values, items[r]);
-        for (size_t i = 0; i < ceil_div(values, kBlockInputs) * kBlockInputs; i += side)
+        for (size_t r = 0; r < count; ++r) fill(r, k, values, rows[r]);
+        const size_t items = round_up(values, kBlockInputs) / dense_inputs(F);
+        for (size_t i = 0; i < items; i += side)
             for (size_t r = 0; r < kPanelOutputs; r += side)
-                transpose_fields<side, 8 * Size, uint64_t>(
-                    [&](size_t j) { return items[r + j] + Size * i; },
-                    [&](size_t j) { return out + Size * (kPanelOutputs * (k + i + j) + r); });
+                transpose_fields<side, 8 * item, uint64_t>(
+                    [&](size_t j) { return rows[r + j] + item * i; },
+                    [&](size_t j) { return out + item * (kPanelOutputs * (i + j) + r); });
+        out += item * kPanelOutputs * items;
     }
 }
 
 // A dense panel from rows in its own format, or one of BF16 from rows of another format.
 void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t count, uint8_t* out) {
-    const auto copy = [&](size_t r, size_t k, size_t values, uint8_t* items) {
-        std::memcpy(items, rows.row[r] + row_bytes(a.format, k), row_bytes(a.format, values));
-    };
-    if (a.format == Format::f32) return transpose_items<4, kBlockInputs>(a.rows.in, count, copy, out);
-    if (a.format == a.rows.format) return transpose_items<2, kBlockInputs>(a.rows.in, count, copy, out);
+    if (a.format == a.rows.format)
+        return with_format(a.format, [&]<Format F>() {
+            const auto copy = [&](size_t r, size_t k, size_t values, uint8_t* row) {
+                std::memcpy(row, rows.row[r] + row_bytes(F, k), row_bytes(F, values));
+            };
+            if constexpr (!quantises_activations(F)) pack_dense<F, kBlockInputs>(a.rows.in, count, copy, out);
+        });
     with_format(a.rows.format, [&]<Format F>() {
-        const auto round = [&](size_t r, size_t k, size_t values, uint8_t* items) {
+        const auto round = [&](size_t r, size_t k, size_t values, uint8_t* row) {
             float wide[kBlockValues<F>];
             widen<F>(rows.row[r] + row_bytes(F, k), values, wide);
-            put_all(wide, values, reinterpret_cast<Bf16*>(items));
+            put_all(wide, values, reinterpret_cast<Bf16*>(row));
         };
-        transpose_items<2, kBlockValues<F>>(a.rows.in, count, round, out);
+        pack_dense<Format::bf16, kBlockValues<F>>(a.rows.in, count, round, out);
     });
 }
 

@@ -9,10 +9,12 @@ namespace decodestep::DECODESTEP_BUILD {
 
 // Prefetches a panel and the beginning of the next one, 32 inputs at a time, at a fixed distance ahead of the product:
 // panels are too short for the hardware prefetcher.
-template <Format F>
-class PanelPrefetcher {
+template <size_t kBlockBytes>
+class BlockPrefetcher {
   public:
-    PanelPrefetcher(const uint8_t* panel, const uint8_t* next_panel, size_t blocks)
+    static constexpr size_t kBytes = kBlockBytes;  // of the 32 inputs
+
+    BlockPrefetcher(const uint8_t* panel, const uint8_t* next_panel, size_t blocks)
         : panel_(panel), next_panel_(next_panel), blocks_(blocks), distance_(kPrefetchBytes / kBytes) {
         if (distance_ > blocks) distance_ = blocks;
     }
@@ -29,12 +31,13 @@ class PanelPrefetcher {
         return at < end ? panel_ + at : next_panel_ + (at - end);
     }
 
-    static constexpr size_t kBytes = panel_block_bytes(F) * kBlockInputs / panel_block_inputs(F);
-
   private:
     const uint8_t *panel_, *next_panel_;
     size_t blocks_, distance_;
 };
+
+template <Format F>
+using PanelPrefetcher = BlockPrefetcher<panel_block_bytes(F) * kBlockInputs / panel_block_inputs(F)>;
 
 // Prefetches, into the L2 cache, these tokens' share of the memory that is read after all tokens: the L1 cache is full
 // of what the tokens read.

@@ -3,10 +3,7 @@
 // tiles.
 #pragma once
 
-#include <cstring>
-
 #include "linear/byte_tile.h"
-#include "linear/float_tile.h"
 #include "linear/panel_product.h"
 #include "linear/residuals.h"
 
@@ -136,23 +133,6 @@ template <Format F>
 void stream_bytes(const PanelStreams& a, size_t streams) {
     const size_t groups = ceil_div(a.tokens, kRegisterTokens);
     with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() { stream_bytes<F, T>(a, streams); });
-}
-
-template <Format F>
-void stream_floats(const PanelStreams& a) {
-    const float* values = a.x.values + a.first * a.x.in;
-    FloatSums<1, 2> y[kStreams];
-    for (auto& sums : y) clear<1, 2>(sums);
-    for (size_t b = 0; b < a.blocks; ++b)
-        for (size_t s = 0; s < kStreams; ++s) {
-            const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
-            FloatSums<1, 2> sums;  // of its own: GCC would store y[s] with every prefetch
-            std::memcpy(sums, y[s], sizeof sums);
-            add_float_block<F, 1>(a.panels[s] + b * panel_block_bytes(F), values + b * kBlockInputs, 0, sums,
-                                  prefetcher.ahead(b, kSpreadDistance));
-            std::memcpy(y[s], sums, sizeof sums);
-        }
-    for (size_t s = 0; s < kStreams; ++s) store_outputs<1, 2>(y[s], 0, a.outputs + s);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -1,11 +1,10 @@
 #include "linear/panel_tile.h"
 
 #include "linear/byte_tile.h"
-#include "linear/float_tile.h"
+#include "linear/dense_tile.h"
 #include "linear/panel_product.h"
 #include "linear/panel_streams.h"
 #include "linear/stored_tile.h"
-#include "linear/widened_tile.h"
 #include "linear/with_format.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -21,9 +20,8 @@ void multiply_bytes(const PanelTile& a) {
 
 template <Format F>
 void multiply_floats(const PanelTile& a) {
-    if constexpr (kStoresBytes)
-        if (a.tokens >= kWidenedFrom) return widened_tiles<F>(a);
-    each_constant_piece<kRegisterTokens>(a.tokens, [&]<int T>(size_t t) { float_tile<F, T>(a.part(t, T)); });
+    const DenseRows<float> x{a.x.values, a.x.tokens};
+    dense_tiles<FloatDot<F>>({a.panel, a.next_panel, a.blocks, x, a.first, a.tokens, a.outputs});
 }
 
 }  // namespace
@@ -43,7 +41,7 @@ void panel_streams(const PanelStreams& a) {
             if constexpr (quantises_activations(F))
                 stream_bytes<F>(a, kStreams);
             else
-                stream_floats<F>(a);
+                dense_streams<FloatDot<F>>(a.panels, a.next, a.blocks, {a.x.values, a.x.tokens}, a.first, a.outputs);
         });
 }
 

@@ -23,7 +23,7 @@ template <Format F>
 DECODESTEP_INLINE void unpack_block(const uint8_t* panel, size_t r, uint8_t* out) {
     constexpr PanelLayout layout = panel_layout(F);
     if constexpr (!quantises_activations(F)) {
-        collect<row_bytes(F, 1), kBlockInputs>(panel, r, out);
+        collect<row_bytes(F, dense_inputs(F)), kBlockInputs / dense_inputs(F)>(panel, r, out);
     } else {
         SplitBlock split;
         for (size_t i = 0; i < layout.pieces; ++i, panel += layout.piece_bytes()) {

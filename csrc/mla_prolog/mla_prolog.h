@@ -7,7 +7,7 @@
 #include "core/isa.h"
 #include "linear/linear.h"
 #include "linear/linear_panels.h"
-#include "mla_prolog/prolog_panels.h"
+#include "mla_prolog/column_weight.h"
 
 namespace decodestep {
 
@@ -72,6 +72,6 @@ struct MlaProlog {
     int threads;
 };
 
-DECODESTEP_KERNEL(vectors, mla_prolog, MlaProlog)
+DECODESTEP_KERNEL(pairs, mla_prolog, MlaProlog)
 
 }  // namespace decodestep

@@ -7,14 +7,14 @@
 #include "core/thread_scratch.h"
 #include "linear/linear_panels_tasks.h"
 #include "linear/linear_tasks.h"
-#include "mla_prolog/arena.h"
+#include "mla_prolog/column_product.h"
 #include "mla_prolog/mla_prolog.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
 // The tokens in blocks of as equal sizes as possible.
 struct TokenBlocks {
-    static constexpr size_t kLargest = 128;  // whose sums fit the cache beside the weights of a head
+    static constexpr size_t kLargest = ColumnTokens::kMost;  // whose sums fit the cache beside the weights of a head
     size_t tokens, count;
 
     explicit TokenBlocks(size_t tokens) : tokens(tokens), count(ceil_div(tokens, kLargest)) {}
@@ -48,7 +48,7 @@ class ProjectionTasks {
     static size_t sums_stride(const Projection& w) {
         switch (w.form) {
             case WeightForm::columns:
-                return panel_count(w.columns.out) * kPanel;
+                return round_up(w.columns.out, kLanes);
             case WeightForm::rows:
                 return w.rows.out;
             case WeightForm::panels:
@@ -60,32 +60,30 @@ class ProjectionTasks {
     // No tasks.
     ProjectionTasks() = default;
 
-    // x: rows of the weight's type, zeros up to a multiple of kGroupBytes; for GGUF blocks rows of float32.
-    ProjectionTasks(const Projection& w, TokenRows x, TokenBlocks blocks, TokenSums sums, int threads)
+    // x: the tokens of a column weight, read before any task runs. floats: those of GGUF blocks, rows of float32.
+    ProjectionTasks(const Projection& w, const ColumnTokens& x, TokenRows floats, TokenBlocks blocks, TokenSums sums,
+                    int threads)
         : w_(&w), x_(x), sums_(sums) {
+        const auto call = [&]<class Call>(const auto& weight) {
+            return Call{.x = floats.row<float>(0),
+                        .x_stride = static_cast<ptrdiff_t>(floats.stride / sizeof(float)),
+                        .tokens = blocks.tokens,
+                        .w = weight,
+                        .y = sums.data,
+                        .y_stride = static_cast<ptrdiff_t>(sums.stride),
+                        .threads = 1};
+        };
         switch (w.form) {
             case WeightForm::columns:
                 columns_.emplace(blocks, span_of(w.columns, threads));
                 count_ = blocks.count * columns_->spans(w.columns);
                 break;
             case WeightForm::rows:
-                rows_.emplace(Linear{.x = x.row<float>(0),
-                                     .x_stride = static_cast<ptrdiff_t>(x.stride / sizeof(float)),
-                                     .tokens = blocks.tokens,
-                                     .w = w.rows,
-                                     .y = sums.data,
-                                     .y_stride = static_cast<ptrdiff_t>(sums.stride),
-                                     .threads = 1});
+                rows_.emplace(call.operator()<Linear>(w.rows));
                 count_ = rows_->multiply_count();
                 break;
             case WeightForm::panels:
-                panels_.emplace(LinearPanels{.x = x.row<float>(0),
-                                             .x_stride = static_cast<ptrdiff_t>(x.stride / sizeof(float)),
-                                             .tokens = blocks.tokens,
-                                             .w = w.panels,
-                                             .y = sums.data,
-                                             .y_stride = static_cast<ptrdiff_t>(sums.stride),
-                                             .threads = 1});
+                panels_.emplace(call.operator()<LinearPanels>(w.panels));
                 count_ = panels_->multiply_count();
                 break;
         }
@@ -93,7 +91,7 @@ class ProjectionTasks {
 
     // Whether `read` does anything.
     bool reads_tokens() const { return panels_ || (rows_ && rows_->read_count() > 0); }
-    // To be called for every token, once its row of x is there and before any task runs.
+    // With GGUF blocks, to be called for every token, once its row is there and before any task runs.
     void read(size_t t) const {
         if (panels_) panels_->read(t);
         if (rows_) rows_->read(t);
@@ -120,31 +118,33 @@ class ProjectionTasks {
         size_t spans(const ColumnWeight& w) const { return ceil_div(w.out, span); }
     };
 
-    // A span is one panel. Of a matrix that is not packed it is several, so that a task reads long stretches of the
+    // A span is two panels. Of a matrix that is not packed it is several, so that a task reads long stretches of the
     // matrix's rows, but no more than leave two spans for each thread.
     static size_t span_of(const ColumnWeight& w, int threads) {
-        if (w.layout != ColumnLayout::rows) return kPanel;
-        return std::max(kPanel, round_up(w.out / (2 * static_cast<size_t>(threads)), kPanel));
+        constexpr size_t least = 2 * kPanelOutputs;
+        if (w.layout != ColumnLayout::rows) return least;
+        return std::max(least, round_up(w.out / (2 * static_cast<size_t>(threads)), least));
     }
 
     void multiply_span(size_t task) const {
         const ColumnWeight& w = w_->columns;
-        const size_t spans = columns_->spans(w), block = task / spans, begin = columns_->blocks.begin(block);
-        const size_t first = task % spans * columns_->span;
-        const ThreadScratch scratch(kProductScratch / sizeof(float) + kCacheLine);
-        decodestep::multiply_columns({.x = x_.row<uint8_t>(begin),
-                                      .x_stride = x_.stride,
-                                      .tokens = columns_->blocks.size(block),
-                                      .w = w,
-                                      .first = first,
-                                      .last = std::min(w.out, first + columns_->span),
-                                      .y = sums_.data + begin * sums_.stride + first,
-                                      .y_stride = sums_.stride,
-                                      .scratch = Arena(scratch.data()).take<uint8_t>(0)});
+        const size_t spans = columns_->spans(w), block = task / spans, begin = columns_->blocks.begin(block),
+                     count = columns_->blocks.size(block), first = task % spans * columns_->span;
+        const ThreadScratch scratch(scratch_bytes(w, count) / sizeof(float));
+        multiply_columns({.x = x_,
+                          .begin = begin,
+                          .count = count,
+                          .w = w,
+                          .first = first,
+                          .last = std::min(w.out, first + columns_->span),
+                          .scratch = reinterpret_cast<uint8_t*>(scratch.data())},
+                         [&](size_t t, size_t n, const float* sums, size_t outputs) {
+                             std::memcpy(sums_.data + (begin + t) * sums_.stride + n, sums, outputs * sizeof(float));
+                         });
     }
 
     const Projection* w_ = nullptr;
-    TokenRows x_{};
+    ColumnTokens x_;
     TokenSums sums_{};
     size_t count_ = 0;
     std::optional<ColumnTasks> columns_;

@@ -25,8 +25,8 @@ DECODESTEP_INLINE void dequantise(const float* sums, float token, const float* s
 struct CompressedQueries {
     const MlaProlog& a;
     TokenBlocks blocks;
-    TokenRows rows;  // as w_uq_qr multiplies them
-    float* scale;    // [tokens], of int8 rows
+    ColumnTokens rows;  // as a column w_uq_qr multiplies them
+    float* scale;       // [tokens], of int8 rows
     // Whether w_uq_qr has been multiplied for all heads, into up_projected; else each head multiplies its part.
     bool all_heads;
     TokenSums up_projected;
@@ -42,7 +42,7 @@ class PrefetchQueue {
     PrefetchQueue(const ColumnWeight& w, size_t first, size_t last) {
         if (!w.packed() || first >= last) return;
         const size_t panel = panel_bytes(w.value, w.in);
-        at_ = static_cast<const uint8_t*>(w.data) + first / kPanel * panel;
+        at_ = static_cast<const uint8_t*>(w.data) + first / kPanelOutputs * panel;
         end_ = at_ + panel_count(last - first) * panel;
     }
 
@@ -88,17 +88,21 @@ class HeadTask {
             split(t, sums.row(t));
         }
         queue = next_head();
-        decodestep::multiply_columns({.x = nope_.data,
-                                      .x_stride = nope_.stride,
-                                      .tokens = tokens_,
-                                      .w = w_uk,
-                                      .first = 0,
-                                      .last = a_.latent,
-                                      .y = query_sums_.data,
-                                      .y_stride = query_sums_.stride,
-                                      .scratch = scratch_,
-                                      .next = queue.begin(),
-                                      .rounded = kUnrounded ? nullptr : reinterpret_cast<uint16_t*>(query_values_)});
+        multiply_columns({.x = nope_,
+                          .begin = 0,
+                          .count = tokens_,
+                          .w = w_uk,
+                          .first = 0,
+                          .last = a_.latent,
+                          .scratch = scratch_,
+                          .next = queue.begin()},
+                         [&](size_t t, size_t n, const float* query_sums, size_t) {
+                             T* to = query_values_ + t * query_stride() + n;
+                             if constexpr (std::is_same_v<T, float>)
+                                 std::memcpy(to, query_sums, kPanelOutputs * sizeof(float));
+                             else
+                                 store_sums(to, query_sums, kPanelOutputs);
+                         });
         for (size_t t = 0; t < tokens_; ++t) {
             queue.prefetch_more();
             store_query(t);
@@ -106,24 +110,24 @@ class HeadTask {
     }
 
   private:
-    static constexpr bool kUnrounded = std::is_same_v<T, float>;  // sums are results as they are
-
     void place(Arena& arena) {
-        const size_t most = p_.blocks.largest(), first = first_output();
-        scratch_ = arena.take<uint8_t>(kProductScratch);
+        const size_t most = p_.blocks.largest();
         up_sums_ = {};
+        size_t scratch = scratch_bytes(a_.w_uk, most);
         if (!p_.all_heads) {
-            const size_t stride = sums_width(a_.w_uq_qr.columns, first, first + p_.head_width());
+            const size_t stride = round_up(p_.head_width(), kLanes);
             up_sums_ = {arena.take<float>(most * stride), stride};
+            scratch = std::max(scratch, scratch_bytes(a_.w_uq_qr.columns, most));
         }
-        const size_t nope_bytes = round_up(a_.nope * sizeof(T), kGroupBytes);
-        nope_ = {arena.take<uint8_t>(most * nope_bytes), nope_bytes};
-        const size_t latent = panel_count(a_.latent) * kPanel;
-        query_sums_ = {arena.take<float>(most * latent), latent};
-        query_values_ = kUnrounded ? reinterpret_cast<T*>(query_sums_.data) : arena.take<T>(most * latent);
+        scratch_ = arena.take<uint8_t>(scratch);
+        const size_t nope_bytes = ColumnTokens::bytes(a_.w_uk.value, most, a_.nope);
+        nope_ = {a_.w_uk.value, most, a_.nope, arena.take<uint8_t>(nope_bytes)};
+        nope_row_ = arena.take<T>(a_.nope);
+        query_values_ = arena.take<T>(most * query_stride());
         row_ = arena.take<float>(p_.head_width());
     }
 
+    size_t query_stride() const { return round_up(a_.latent, kPanelOutputs); }
     size_t first_output() const { return head_ * p_.head_width(); }
 
     // The weights that this thread most probably multiplies next.
@@ -140,22 +144,23 @@ class HeadTask {
     }
 
     // The sums of the head's part of w_uq_qr. next: what is multiplied afterwards.
-    TokenSums up_project(const void* next) const {
+    TokenSums up_project(const uint8_t* next) const {
         const size_t first = first_output();
         if (p_.all_heads)
             return {p_.up_projected.data + begin_ * p_.up_projected.stride + first, p_.up_projected.stride};
-        const ColumnWeight& w = a_.w_uq_qr.columns;
-        decodestep::multiply_columns({.x = p_.rows.template row<uint8_t>(begin_),
-                                      .x_stride = p_.rows.stride,
-                                      .tokens = tokens_,
-                                      .w = w,
-                                      .first = first,
-                                      .last = first + p_.head_width(),
-                                      .y = up_sums_.data,
-                                      .y_stride = up_sums_.stride,
-                                      .scratch = scratch_,
-                                      .next = next});
-        return {up_sums_.data + sums_before(w, first), up_sums_.stride};
+        multiply_columns({.x = p_.rows,
+                          .begin = begin_,
+                          .count = tokens_,
+                          .w = a_.w_uq_qr.columns,
+                          .first = first,
+                          .last = first + p_.head_width(),
+                          .scratch = scratch_,
+                          .next = next},
+                         [&](size_t t, size_t n, const float* sums, size_t count) {
+                             std::memcpy(up_sums_.data + t * up_sums_.stride + (n - first), sums,
+                                         count * sizeof(float));
+                         });
+        return up_sums_;
     }
 
     // Stores the nope part as the input of w_uk, and the rotated rope part as a result. The rope part of an int8
@@ -167,10 +172,8 @@ class HeadTask {
         } else {
             for (size_t i = 0; i < width; ++i) row_[i] = rounded<T>(sums[i]);
         }
-        if (nope_.stride) {
-            std::memset(nope_.row<uint8_t>(t) + nope_.stride - kGroupBytes, 0, kGroupBytes);
-            put_all(row_, a_.nope, nope_.template row<T>(t));
-        }
+        put_all(row_, a_.nope, nope_row_);
+        nope_.read(t, nope_row_);
         const size_t at = (begin_ + t) * a_.rope;
         rotate_to_halves(row_ + a_.nope, a_.rope / 2, a_.sin + at, a_.cos + at, rope_of(t));
     }
@@ -181,7 +184,7 @@ class HeadTask {
     uint8_t* query_of(size_t t) const { return static_cast<uint8_t*>(a_.query) + index_of(t) * query_bytes(); }
 
     void store_query(size_t t) const {
-        const T* query_row = query_values_ + t * query_sums_.stride;
+        const T* query_row = query_values_ + t * query_stride();
         if (!a_.query_scale) {
             std::memcpy(query_of(t), query_row, query_bytes());
             return;
@@ -202,10 +205,11 @@ class HeadTask {
     const MlaProlog& a_;
     const size_t task_, head_, begin_, tokens_;  // begin_: the block's first token
     uint8_t* scratch_ = nullptr;
-    TokenSums up_sums_{}, query_sums_{};  // of this head's part of w_uq_qr, if it multiplies that; of w_uk
-    T* query_values_ = nullptr;           // the query as T, [tokens, query_sums_.stride]
-    TokenRows nope_{};                    // the input of w_uk
-    float* row_ = nullptr;                // [head_width()]
+    TokenSums up_sums_{};        // of this head's part of w_uq_qr, if it multiplies that
+    T* query_values_ = nullptr;  // [tokens, query_stride()]
+    ColumnTokens nope_;          // the input of w_uk
+    T* nope_row_ = nullptr;      // of one token
+    float* row_ = nullptr;       // [head_width()]
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

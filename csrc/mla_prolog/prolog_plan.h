@@ -37,14 +37,14 @@ class PrologPlan {
           caches_(caches_anything(call)),
           all_heads_(multiplies_all_heads(call, blocks_)),
           arrays_(*this),
-          down_query_(call.w_dq, rows_of_x(call.w_dq), blocks_, arrays_.down_query, call.threads),
-          down_latent_(caches_ ? ProjectionTasks(call.w_dkv_kr, rows_of_x(call.w_dkv_kr), blocks_, arrays_.down_latent,
-                                                 call.threads)
+          down_query_(call.w_dq, arrays_.x, float_rows_of_x(), blocks_, arrays_.down_query, call.threads),
+          down_latent_(caches_ ? ProjectionTasks(call.w_dkv_kr, arrays_.x, float_rows_of_x(), blocks_,
+                                                 arrays_.down_latent, call.threads)
                                : ProjectionTasks()),
-          up_query_(all_heads_
-                        ? ProjectionTasks(call.w_uq_qr, arrays_.compressed, blocks_, arrays_.up_query, call.threads)
-                        : ProjectionTasks()),
-          queries_{call, blocks_, arrays_.compressed, arrays_.compressed_scale, all_heads_, arrays_.up_query} {}
+          up_query_(all_heads_ ? ProjectionTasks(call.w_uq_qr, arrays_.queries, arrays_.float_queries, blocks_,
+                                                 arrays_.up_query, call.threads)
+                               : ProjectionTasks()),
+          queries_{call, blocks_, arrays_.queries, arrays_.compressed_scale, all_heads_, arrays_.up_query} {}
 
     size_t tasks(PrologStage stage) const {
         switch (stage) {
@@ -99,7 +99,8 @@ class PrologPlan {
     struct Arrays {
         std::unique_ptr<uint8_t[]> buffer;
         TokenSums down_query{}, down_latent{}, up_query{};
-        TokenRows compressed{}, cache_rows{}, float_x{}, padded_x{};
+        ColumnTokens x, queries;  // of column weights
+        TokenRows float_x{}, float_queries{}, cache_rows{};
         float* compressed_scale = nullptr;
 
         explicit Arrays(const PrologPlan& plan) {
@@ -122,12 +123,17 @@ class PrologPlan {
             down_query = sums(a.w_dq, true);
             down_latent = sums(a.w_dkv_kr, plan.caches_);
             up_query = sums(a.w_uq_qr, plan.all_heads_);
-            const size_t item = a.w_uq_qr.reads_floats() ? sizeof(float) : value_bytes(a.w_uq_qr.columns.value);
-            compressed = rows(round_up(a.width * item, kGroupBytes), true);
+            const auto columns = [&](const Projection& w, size_t in, bool used) {
+                if (!used) return ColumnTokens();
+                const WeightType value = w.columns.value;
+                return ColumnTokens(value, a.tokens, in, arena.take<uint8_t>(ColumnTokens::bytes(value, a.tokens, in)));
+            };
+            x = columns(a.w_dq.reads_floats() ? a.w_dkv_kr : a.w_dq, a.hidden, plan.projects_x(false));
+            queries = columns(a.w_uq_qr, a.width, !a.w_uq_qr.reads_floats());
+            float_queries = rows(a.width * sizeof(float), a.w_uq_qr.reads_floats());
             cache_rows = rows(plan.kv_bytes() + a.kr.width * a.kr.value_bytes, plan.caches_);
             compressed_scale = arena.take<float>(a.tokens);
             float_x = rows(a.hidden * sizeof(float), plan.widens_x());
-            padded_x = rows(round_up(plan.x_bytes(), kGroupBytes), plan.pads_x());
         }
     };
 
@@ -145,27 +151,25 @@ class PrologPlan {
         return a_.w_dq.reads_floats() == floats || (caches_ && a_.w_dkv_kr.reads_floats() == floats);
     }
     bool widens_x() const { return projects_x(true) && sizeof(T) != sizeof(float); }
-    bool pads_x() const { return projects_x(false) && x_bytes() % kGroupBytes != 0; }
     bool reads_tokens() const {
-        return widens_x() || pads_x() || down_query_.reads_tokens() || down_latent_.reads_tokens();
+        return projects_x(false) || widens_x() || down_query_.reads_tokens() || down_latent_.reads_tokens();
     }
 
-    size_t x_bytes() const { return a_.hidden * (a_.x_scale ? 1 : sizeof(T)); }
     size_t kv_bytes() const { return a_.kv.width * a_.kv.value_bytes; }
     const T* real_x(size_t t) const { return static_cast<const T*>(a_.x) + t * a_.hidden; }
 
-    // x as a projection reads it: the caller's memory, unless that has to be widened or padded.
-    TokenRows rows_of_x(const Projection& w) const {
-        if (w.reads_floats() && widens_x()) return arrays_.float_x;
-        if (!w.reads_floats() && pads_x()) return arrays_.padded_x;
-        return {static_cast<uint8_t*>(const_cast<void*>(a_.x)), x_bytes()};
+    // x as GGUF blocks read it: the caller's memory, unless that has to be widened.
+    TokenRows float_rows_of_x() const {
+        if (widens_x()) return arrays_.float_x;
+        return {static_cast<uint8_t*>(const_cast<void*>(a_.x)), a_.hidden * sizeof(float)};
     }
 
     void read_token(size_t t) const {
-        if (pads_x()) {
-            uint8_t* row = arrays_.padded_x.template row<uint8_t>(t);
-            std::memcpy(row, static_cast<const uint8_t*>(a_.x) + t * x_bytes(), x_bytes());
-            std::memset(row + x_bytes(), 0, arrays_.padded_x.stride - x_bytes());
+        if (projects_x(false)) {
+            if (a_.x_scale)
+                arrays_.x.read(t, static_cast<const int8_t*>(a_.x) + t * a_.hidden);
+            else
+                arrays_.x.read(t, real_x(t));
         }
         if (widens_x()) widen_all(real_x(t), a_.hidden, arrays_.float_x.template row<float>(t));
         down_query_.read(t);
@@ -193,47 +197,40 @@ class PrologPlan {
     }
 
     void norm_token(size_t t) const {
-        const ThreadScratch scratch(a_.width + a_.latent + 2 * a_.rope + 4 * kCacheLine);
+        const ThreadScratch scratch(2 * a_.width + a_.latent + 2 * a_.rope + 5 * kCacheLine);
         Arena arena(scratch.data());
-        norm_query(t, arena.take<float>(a_.width));
+        norm_query(t, arena.take<float>(a_.width), arena.take<float>(a_.width));
         if (caches_ && a_.slots[t] >= 0) norm_latent(t, arena.take<float>(a_.latent + a_.rope), arena.take<T>(a_.rope));
     }
 
-    void norm_query(size_t t, float* row) const {
+    // stored: memory for the row as it is stored.
+    void norm_query(size_t t, float* row, void* stored) const {
         values_of(a_.w_dq, arrays_.down_query, t, a_.width, row);
         norm(row, a_.width, a_.gamma_cq, a_.eps_cq, a_.alpha_cq);
-        if (a_.w_uq_qr.scale) {
-            store_int8_query(t, row);
-        } else if (a_.w_uq_qr.reads_floats()) {
-            float* out = arrays_.compressed.template row<float>(t);
-            for (size_t i = 0; i < a_.width; ++i) out[i] = rounded<T>(row[i]);
-            if (a_.query_norm) put_all(row, a_.width, static_cast<T*>(a_.query_norm) + t * a_.width);
+        if (a_.w_uq_qr.scale) return store_int8_query(t, row, static_cast<int8_t*>(stored));
+        T* values = static_cast<T*>(stored);
+        put_all(row, a_.width, values);
+        copy_query_norm(t, values);
+        if (a_.w_uq_qr.reads_floats()) {
+            widen_all(values, a_.width, arrays_.float_queries.template row<float>(t));
             up_query_.read(t);
         } else {
-            put_all(row, a_.width, static_cast<T*>(padded_query(t)));
-            copy_query_norm(t, sizeof(T));
+            arrays_.queries.read(t, values);
         }
     }
 
-    void store_int8_query(size_t t, float* row) const {
+    void store_int8_query(size_t t, float* row, int8_t* values) const {
         for (size_t i = 0; a_.smooth && i < a_.width; ++i) row[i] *= a_.smooth[i];
-        const float scale = quantise_row(row, a_.width, false, static_cast<int8_t*>(padded_query(t)));
+        const float scale = quantise_row(row, a_.width, false, values);
         arrays_.compressed_scale[t] = scale;
         if (a_.norm_scale) a_.norm_scale[t] = scale;
-        copy_query_norm(t, 1);
+        copy_query_norm(t, values);
+        arrays_.queries.read(t, values);
     }
 
-    // The row of a compressed query, its last group zeros so that what follows the last value is.
-    void* padded_query(size_t t) const {
-        uint8_t* row = arrays_.compressed.template row<uint8_t>(t);
-        std::memset(row + arrays_.compressed.stride - kGroupBytes, 0, kGroupBytes);
-        return row;
-    }
-
-    void copy_query_norm(size_t t, size_t item) const {
-        if (!a_.query_norm) return;
-        std::memcpy(static_cast<uint8_t*>(a_.query_norm) + t * a_.width * item,
-                    arrays_.compressed.template row<uint8_t>(t), a_.width * item);
+    template <class V>
+    void copy_query_norm(size_t t, const V* values) const {
+        if (a_.query_norm) std::memcpy(static_cast<V*>(a_.query_norm) + t * a_.width, values, a_.width * sizeof(V));
     }
 
     void norm_latent(size_t t, float* row, T* key) const {

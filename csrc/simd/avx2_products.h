@@ -102,7 +102,7 @@ DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
 #ifdef __AVXVNNI__
 
 #define DECODESTEP_HAS_DOT_QUADS
-constexpr bool kUnsignedTokens = true;  // see fallbacks.h
+constexpr bool kUnsignedWeights = true;  // see fallbacks.h
 // sums + the products of sixteen groups of four unsigned bytes with four signed ones.
 DECODESTEP_INLINE i32x16 dot_quads(i32x16 sums, i32x16 a, i32x16 b) {
     return {_mm256_dpbusd_avx_epi32(sums.low, a.low, b.low), _mm256_dpbusd_avx_epi32(sums.high, a.high, b.high)};

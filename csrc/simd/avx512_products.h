@@ -53,7 +53,7 @@ DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
 #ifdef __AVX512VNNI__
 
 #define DECODESTEP_HAS_DOT_QUADS
-constexpr bool kUnsignedTokens = true;  // see fallbacks.h
+constexpr bool kUnsignedWeights = true;  // see fallbacks.h
 // sums + the products of sixteen groups of four unsigned bytes with four signed ones.
 DECODESTEP_INLINE i32x16 dot_quads(i32x16 sums, i32x16 a, i32x16 b) { return {_mm512_dpbusd_epi32(sums.v, a.v, b.v)}; }
 DECODESTEP_INLINE i32x16 dot_nibbles(i32x16 sums, u8x64 w, i8x4 x) { return dot_quads(sums, {w.v}, {x.v}); }

@@ -84,19 +84,19 @@ DECODESTEP_INLINE std::pair<PairSums, PairSums> round_to_bytes(f32x16 first, f32
 }
 #endif
 
-// Products of groups of four int8: sixteen groups by sixteen groups are added to sixteen sums, which are exact. Where
-// kUnsignedTokens is true, the bytes of the first factor are unsigned: they are then a token's values + 128.
+// Products of groups of four int8 of any value, also -128: sixteen groups by sixteen groups are added to sixteen sums,
+// which are exact. Where kUnsignedWeights is true, the bytes of the first factor are unsigned: the weights + 128.
 #ifdef DECODESTEP_HAS_DOT_QUADS
 using I8Quads = i32x16;
 DECODESTEP_INLINE I8Quads i8_quads(i32x16 bits) { return bits; }
-DECODESTEP_INLINE i32x16 add_products(i32x16 sums, I8Quads x, I8Quads w) { return dot_quads(sums, x, w); }
+DECODESTEP_INLINE i32x16 add_products(i32x16 sums, I8Quads w, I8Quads x) { return dot_quads(sums, w, x); }
 #else
 struct I8Quads {
     i32x16 even, odd;
 };
-constexpr bool kUnsignedTokens = false;
+constexpr bool kUnsignedWeights = false;
 DECODESTEP_INLINE I8Quads i8_quads(i32x16 bits) { return {even_bytes(bits), odd_bytes(bits)}; }
-DECODESTEP_INLINE i32x16 add_products(i32x16 sums, const I8Quads& x, const I8Quads& w) {
+DECODESTEP_INLINE i32x16 add_products(i32x16 sums, const I8Quads& w, const I8Quads& x) {
     return sums + (multiply_pairs(x.even, w.even) + multiply_pairs(x.odd, w.odd));
 }
 #endif
@@ -146,20 +146,11 @@ DECODESTEP_INLINE void store_weights(uint8_t* p, u8x64 w) { store_bits(p, words_
 DECODESTEP_INLINE StoredBytes load_weights(const uint8_t* p) { return load_bytes(p); }
 #endif
 
-// Products of pairs of bfloat16: sixteen pairs by sixteen pairs are added to sixteen sums. A pair adds its second
-// product, then its first, each with the one rounding of a fused multiply-add; the dot-product instruction does the
-// same, but flushes subnormals.
+// Products of pairs of bfloat16 of a token and of sixteen outputs, in kSteps steps. A pair adds its second product,
+// then its first, each with the one rounding of a fused multiply-add; the dot-product instruction does the same, but
+// flushes subnormals. A token's values lie in memory in the form that is read fastest: here a product is a step, and
+// values are widened to float32.
 #ifndef DECODESTEP_HAS_BF16_PAIRS
-struct Bf16Pairs {
-    f32x16 first, second;
-};
-DECODESTEP_INLINE Bf16Pairs bf16_pairs(i32x16 bits) { return {low_bf16(bits), high_bf16(bits)}; }
-DECODESTEP_INLINE f32x16 add_products(f32x16 sums, const Bf16Pairs& x, const Bf16Pairs& w) {
-    return fma(x.first, w.first, fma(x.second, w.second, sums));
-}
-
-// Pairs of bfloat16 of a token and of weights, as above, but in kSteps steps, where a token's values lie in memory in
-// the form that is read fastest: here a product a step, the second one first, and values widened to float32.
 struct PairDot {
     static constexpr int kSteps = 2;
     using Value = float;  // rounded to bfloat16

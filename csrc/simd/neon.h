@@ -254,7 +254,7 @@ DECODESTEP_INLINE u32x4 dot_signed(u32x4 sums, int8x16_t a, int8x16_t b) {
 #ifdef __ARM_FEATURE_DOTPROD
 
 #define DECODESTEP_HAS_DOT_QUADS
-constexpr bool kUnsignedTokens = false;  // see fallbacks.h
+constexpr bool kUnsignedWeights = false;  // see fallbacks.h
 DECODESTEP_INLINE i32x16 dot_quads(i32x16 sums, i32x16 a, i32x16 b) {
     return int_quarters([&](int q) DECODESTEP_INLINE_LAMBDA {
         return dot_signed(sums.v[q], vreinterpretq_s8_u32(a.v[q]), vreinterpretq_s8_u32(b.v[q]));

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
+from decodestep.weights import LinearPanels, PackedWeight
 from support.mla_prolog_cases import BF16, MODES, SCENARIOS, agree, call, copied, legal, make
 
 WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_dkv_kr", "weight_uk")
@@ -54,14 +55,22 @@ def test_weights_come_back(seed, K, N, dtype):
 
 def test_a_panel_by_hand():
     w = np.arange(5 * 66).reshape(5, 66).astype(BF16)
-    rows = ds.PanelWeight.from_array(w).data.astype(int).reshape(2, 3, 64, 2)  # panels, groups of two inputs, columns
+    rows = ds.PanelWeight.from_array(w).data.astype(int).reshape(3, 16, 32, 2)  # panels, groups of two inputs, columns
     assert rows[0, 1, 7].tolist() == w[2:4, 7].astype(int).tolist()
-    assert rows[0, 2, 7].tolist() == [w[4, 7], 0] and not rows[1, :, 2:].any()
-    assert rows[1, 0, 1].tolist() == w[:2, 65].astype(int).tolist()
+    assert rows[0, 2, 7].tolist() == [w[4, 7], 0] and not rows[2, :, 2:].any() and not rows[:, 3:].any()
+    assert rows[2, 0, 1].tolist() == w[:2, 65].astype(int).tolist()
+    assert rows[1, 0, 31].tolist() == w[:2, 63].astype(int).tolist()
     small = np.full((6, 2), [[1, -2]], np.int8)
-    data = ds.PanelWeight.from_array(small).data
-    assert data[:256].view(np.int32)[:3].tolist() == [-128 * 6, 128 * 12, 0]
-    assert data[256:].reshape(2, 64, 4)[:, 1].tolist() == [[-2] * 4, [-2, -2, 0, 0]]
+    data = ds.PanelWeight.from_array(small).data.view(np.uint8).reshape(8, 32, 4)  # groups of four inputs, columns
+    assert data[:3, 0].tolist() == [[129] * 4, [129, 129, 128, 128], [128] * 4]
+    assert data[:2, 1].tolist() == [[126] * 4, [126, 126, 128, 128]] and (data[:, 2:] == 128).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_panels_are_those_of_linear(dtype):
+    w = np.random.default_rng(3).standard_normal((77, 70), np.float32).astype(dtype)
+    panels = LinearPanels.pack(PackedWeight.from_array(w))
+    np.testing.assert_array_equal(as_bits(ds.PanelWeight.from_array(w).data), panels.data)
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,20 @@ from decodestep._base.checks import require
 from decodestep._base.memory import new_bytes
 
 _DTYPES = (np.dtype(np.float32), BFLOAT16, np.dtype(np.int8))
-_PANEL_COLUMNS, _GROUP_BYTES = 64, 4  # as in csrc/mla_prolog/prolog_panels.h
+_PANEL, _BLOCK = 32, 32  # columns of a panel, and to how many inputs it is padded, as in csrc/linear/linear_panels.h
+_GROUP_BYTES = 4
+_INT8_OFFSET = np.uint8(128)
 
 
 @dataclass(frozen=True, eq=False)
 class PanelWeight:
-    """A (K, N) weight, or H of them as (H, K, N), in panels of 64 columns. `from_array` makes one.
+    """A (K, N) weight, or H of them as (H, K, N), in panels of 32 columns. `from_array` makes one.
 
-        data = for every matrix: for every 64 columns: for every 4 bytes of inputs: those of column 0, 1, ... 63
+        data = for every matrix: for every 32 columns: for every 4 bytes of inputs: those of column 0, 1, ... 31
 
     data: one axis, contiguous, of the weight's dtype, float32, bfloat16 or int8. A group is 4 bytes of one column's inputs:
-        1, 2 or 4 values. K is padded with zeros to whole groups and N to whole panels. In int8 each panel begins with 64
-        int32, one a column: -128 times the sum of its weights.
+        1, 2 or 4 values; int8 ones are stored as the bytes that are 128 above them. K and N are padded with zeros to multiples
+        of 32. In float32 and bfloat16 these are the panels of `LinearPanels`.
     shape: of the weight, (K, N) or (H, K, N).
     """
 
@@ -72,10 +74,10 @@ class PanelWeight:
     def dense(self) -> np.ndarray:
         """The weight as an array of its shape and dtype, a copy."""
         *count, inputs, outputs = self.shape
+        data = (self.data.view(np.uint8) ^ _INT8_OFFSET).view(np.int8) if self.dtype == np.int8 else self.data
         group = _GROUP_BYTES // self.dtype.itemsize
-        groups, sums = -(-inputs // group), int(self.dtype.itemsize == 1)  # sums: the row of int32 that begins an int8 panel
-        w = self.data.reshape(*count, -1, sums + groups, _PANEL_COLUMNS, group)  # (..., panel, group, column, input of group)
-        w = w[..., sums:, :, :]
+        groups = -(-inputs // _BLOCK) * _BLOCK // group
+        w = data.reshape(*count, -1, groups, _PANEL, group)  # (..., panel, group, column, input of group)
         w = np.moveaxis(w, -4, -2)  # (..., group, column, panel, input of group)
         w = np.moveaxis(w, -1, -3)  # (..., group, input of group, column, panel)
         w = w.swapaxes(-1, -2)  # (..., group, input of group, panel, column)
@@ -85,5 +87,4 @@ class PanelWeight:
 
 def _packed_bytes(inputs: int, outputs: int, itemsize: int) -> int:
     """Bytes of a packed (inputs, outputs) weight."""
-    rows = -(-inputs * itemsize // _GROUP_BYTES) + (itemsize == 1)
-    return -(-outputs // _PANEL_COLUMNS) * rows * _PANEL_COLUMNS * _GROUP_BYTES
+    return -(-outputs // _PANEL) * _PANEL * -(-inputs // _BLOCK) * _BLOCK * itemsize

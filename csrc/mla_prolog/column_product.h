@@ -1,0 +1,173 @@
+// The product of tokens with a weight that stores the values of one input together, in its specified precision: int8
+// sums are exact, and bfloat16 is multiplied in pairs of inputs.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/parallel.h"
+#include "linear/dense_panels.h"
+#include "mla_prolog/column_weight.h"
+#include "simd/rounding.h"
+
+namespace decodestep::DECODESTEP_BUILD {
+
+// bfloat16 times bfloat16. Products are added in the order of the dot-product instruction: see PairDot.
+struct Bf16Dot {
+    using Value = PairDot::Value;
+    using Weights = decltype(PairDot::weights<0>(nullptr));
+    using Sums = f32x16;
+    static constexpr size_t kInputs = 2, kBytes = kPanelOutputs * kInputs * sizeof(Bf16);
+    static constexpr int kSteps = PairDot::kSteps;
+    static constexpr bool kConverts = kSteps == 2;
+    using Converted = ConvertedDot<Bf16Dot>;
+
+    template <int step>
+    static DECODESTEP_INLINE auto token(const Value* group) {
+        return PairDot::token<step>(group);
+    }
+    template <int step>
+    static DECODESTEP_INLINE Weights weights(const uint8_t* group, size_t v) {
+        return PairDot::weights<step>(group + v * (kBytes / 2));
+    }
+    static DECODESTEP_INLINE f32x16 add(f32x16 sums, const auto& x, const auto& w) { return PairDot::add(sums, x, w); }
+    static DECODESTEP_INLINE f32x16 load_sums(const float* p) { return load(p); }
+    static DECODESTEP_INLINE void store_sums(float* p, f32x16 sums) { store(p, sums); }
+};
+
+// The tokens of a product, in the form in which it reads them.
+class ColumnTokens {
+  public:
+    // The largest number that is multiplied at a time.
+    static constexpr size_t kMost = 128;
+
+    ColumnTokens() = default;
+    // memory: of bytes(value, tokens, in), aligned to cache lines.
+    ColumnTokens(WeightType value, size_t tokens, size_t in, uint8_t* memory)
+        : value_(value), tokens_(tokens), in_(in), values_(memory), sums_(memory + tokens * row_bytes(value, in)) {}
+
+    static size_t bytes(WeightType value, size_t tokens, size_t in) {
+        return tokens * (row_bytes(value, in) + sizeof(int32_t));
+    }
+
+    // Takes token t's values, of the weight's type.
+    template <class V>
+    void read(size_t t, const V* row) const {
+        if constexpr (std::is_same_v<V, float>) return copy(rows<float>(), t, row);
+        if constexpr (std::is_same_v<V, Bf16>) return copy(rows<PairDot::Value>(), t, row);
+        if constexpr (std::is_same_v<V, int8_t>) {
+            copy(rows<int8_t>(), t, row);
+            int32_t sum = 0;
+            for (size_t k = 0; k < in_; ++k) sum += row[k];
+            std::memcpy(sums_ + t * sizeof sum, &sum, sizeof sum);
+        }
+    }
+
+    // Tokens [first, first + count) times `blocks` blocks of one or two panels from w on, panel_stride bytes apart,
+    // whose inputs are those from block first_block on; added to the sums unless that is 0. A panel's sums follow those
+    // of the one before.
+    void multiply(const uint8_t* w, size_t panels, size_t panel_stride, const uint8_t* next, size_t first_block,
+                  size_t blocks, size_t first, size_t count, float (*sums)[kPanelOutputs]) const {
+        const bool adds = first_block > 0;
+        switch (value_) {
+            case WeightType::f32:
+                return dense_panels<FloatDot<Format::f32>>(
+                    {w, next, blocks, rows<float>(), first, count, sums, first_block, adds}, panels, panel_stride);
+            case WeightType::bf16:
+                return dense_panels<Bf16Dot>(
+                    {w, next, blocks, rows<PairDot::Value>(), first, count, sums, first_block, adds}, panels,
+                    panel_stride);
+            case WeightType::i8:
+                return decodestep::multiply_byte_columns({w, next, panels, panel_stride, blocks, rows<int8_t>().values,
+                                                          reinterpret_cast<const int32_t*>(sums_), tokens_, first,
+                                                          count, sums, first_block, adds});
+        }
+    }
+
+  private:
+    static size_t row_bytes(WeightType value, size_t in) {
+        const size_t item = value == WeightType::bf16 ? sizeof(PairDot::Value) : value_bytes(value);
+        return round_up(in * item, DenseRows<uint8_t>::kStretchValues);
+    }
+
+    template <class Value>
+    DenseRows<Value> rows() const {
+        return {reinterpret_cast<Value*>(values_), tokens_};
+    }
+
+    template <class Value, class V>
+    void copy(DenseRows<Value> to, size_t t, const V* row) const {
+        constexpr size_t stretch = DenseRows<Value>::kStretchValues;
+        for (size_t k = 0; k < in_; k += stretch) {
+            const size_t count = std::min(stretch, in_ - k);
+            Value* out = to.at(t, k / kBlockInputs);
+            if constexpr (std::is_same_v<Value, V>)
+                std::memcpy(out, row + k, count * sizeof(V));
+            else
+                widen_all(row + k, count, out);
+            std::fill(out + count, out + round_up(count, kBlockInputs), Value{});
+        }
+    }
+
+    WeightType value_ = WeightType::f32;
+    size_t tokens_ = 0, in_ = 0;
+    uint8_t *values_ = nullptr, *sums_ = nullptr;
+};
+
+// Tokens [begin, begin + count), at most ColumnTokens::kMost, times outputs [first, last).
+struct ColumnProduct {
+    const ColumnTokens& x;
+    size_t begin, count;
+    ColumnWeight w;
+    size_t first, last;
+    uint8_t* scratch = nullptr;     // of scratch_bytes(w, count)
+    const uint8_t* next = nullptr;  // with packed weights: what the caller reads afterwards, prefetched at the end
+};
+
+// A weight that is not packed is packed on the way, kPackedBytes of each of some panels at a time; at a stride at which
+// they do not all fall into the same sets of the cache. Of NZ, whose columns are contiguous, few panels.
+constexpr size_t kPackedBytes = 4096, kPackedStride = kPackedBytes + 2 * kCacheLine;
+inline size_t panels_together(const ColumnWeight& w) { return w.layout == ColumnLayout::nz ? 2 : kColumnPanels; }
+
+// Bytes of memory, aligned to cache lines, in which a product packs, and keeps the sums of `tokens` meanwhile.
+inline size_t scratch_bytes(const ColumnWeight& w, size_t tokens) {
+    return w.packed() ? 0 : panels_together(w) * (kPackedStride + tokens * kPanelOutputs * sizeof(float));
+}
+
+// Calls sink(t, n, sums, count) for every token t < a.count: `count` sums from output n on.
+template <class Sink>
+void multiply_columns(const ColumnProduct& a, Sink&& sink) {
+    const size_t blocks = ceil_div(a.w.in, kBlockInputs);
+    // begin: the first output of the panel, which may lie before that of the product.
+    const auto emit = [&](size_t begin, const float (*sums)[kPanelOutputs]) {
+        const size_t from = std::max(begin, a.first), end = std::min(begin + kPanelOutputs, a.last);
+        for (size_t t = 0; t < a.count; ++t) sink(t, from, sums[t] + (from - begin), end - from);
+    };
+    if (a.w.packed()) {
+        alignas(kCacheLine) float sums[2 * ColumnTokens::kMost][kPanelOutputs];
+        const size_t bytes = panel_bytes(a.w.value, a.w.in), end = panel_count(a.last);
+        for (size_t p = a.first / kPanelOutputs; p < end; p += 2) {
+            const uint8_t* panel = static_cast<const uint8_t*>(a.w.data) + p * bytes;
+            const size_t panels = std::min<size_t>(2, end - p);
+            a.x.multiply(panel, panels, bytes, p + panels == end && a.next ? a.next : panel + panels * bytes, 0, blocks,
+                         a.begin, a.count, sums);
+            for (size_t i = 0; i < panels; ++i) emit((p + i) * kPanelOutputs, sums + i * a.count);
+        }
+        return;
+    }
+    const size_t together = panels_together(a.w), slab = kPackedBytes / panel_bytes(a.w.value, 1);  // in blocks
+    const auto sums = reinterpret_cast<float (*)[kPanelOutputs]>(a.scratch + together * kPackedStride);
+    for (size_t span = a.first; span < a.last; span += together * kPanelOutputs) {
+        const size_t end = std::min(a.last, span + together * kPanelOutputs), panels = panel_count(end - span);
+        for (size_t b = 0; b < std::max<size_t>(blocks, 1); b += slab) {
+            const size_t count = std::min(slab, blocks - b);
+            decodestep::pack_columns({a.w, span, end, b, count, a.scratch, kPackedStride});
+            for (size_t p = 0; p < panels; p += 2)
+                a.x.multiply(a.scratch + p * kPackedStride, std::min<size_t>(2, panels - p), kPackedStride, nullptr, b,
+                             count, a.begin, a.count, sums + p * a.count);
+        }
+        for (size_t p = 0; p < panels; ++p) emit(span + p * kPanelOutputs, sums + p * a.count);
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_BUILD
