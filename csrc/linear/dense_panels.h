@@ -17,9 +17,7 @@ constexpr int kPairTokens = !kManyRegisters     ? 1
 // The largest number that is multiplied by both panels, a piece of at most kPairTokens at a time. More are multiplied
 // faster by one panel, with longer slabs or converted weights.
 template <class Dot>
-constexpr size_t kPairedTokens = !kManyRegisters  ? kPairTokens<Dot>
-                                 : Dot::kConverts ? kConvertedFrom - 1
-                                                  : 4 * kPairTokens<Dot>;
+constexpr size_t kPairedTokens = (kManyRegisters ? 4 : 1) * kPairTokens<Dot>;
 
 // The bytes of each panel that all pieces are multiplied by before the next ones: of both, half of a first-level cache
 // of 32 KiB.

@@ -150,8 +150,11 @@ constexpr size_t kConvertedFrom = kManyRegisters ? 16 : 7;
 // The groups' steps of a slab, whose weights as float32 take half of a first-level cache of 32 KiB.
 constexpr size_t kSlabSteps = 128;
 
-// How far ahead weights are prefetched that are read once and multiplied by few tokens.
+// How far ahead weights are prefetched where they are first read.
 constexpr size_t kDenseAhead = 4096;
+// The smallest number of tokens whose products take longer than reading the weights: the next slab is then prefetched
+// while all of them are multiplied.
+constexpr size_t kSpreadFrom = 32;
 
 template <class Dot, int T, int V>
 DECODESTEP_INLINE void clear(DenseSums<Dot, T, V>& y) {
@@ -175,19 +178,19 @@ DECODESTEP_INLINE void store_tile(const DenseSums<Dot, T, V>& y, size_t v, float
         for (int i = 0; i < V; ++i) Dot::store_sums(outputs[t] + kLanes * (v + i), y[t][i]);
 }
 
-// outputs += tokens times `groups` groups, tile by tile. ahead: memory that is prefetched to the
-// second-level cache while they are multiplied, `bytes` of it, or null.
+// outputs += tokens times `groups` groups, tile by tile. Prefetched meanwhile, unless null: `near`, as many bytes as
+// the groups have, by the first tile; `far`, `bytes` of it, by all tiles.
 template <class Dot, TileShape shape>
 void add_slab(const uint8_t* w, size_t groups, const typename Dot::Value* x, size_t tokens,
-              float (*outputs)[kPanelOutputs], const uint8_t* ahead, size_t bytes) {
+              float (*outputs)[kPanelOutputs], const uint8_t* near, const uint8_t* far, size_t bytes) {
     constexpr size_t stride = DenseRows<typename Dot::Value>::kStretchValues;
     constexpr int V = shape.vectors;
     each_constant_piece<shape.tokens>(tokens, [&]<int N>(size_t t) {
-        if (ahead) prefetch_share(ahead, bytes, t, N, tokens);
+        if (far) prefetch_share(far, bytes, t, N, tokens);
         for (size_t v = 0; v < kPanelOutputs / kLanes; v += V) {
             DenseSums<Dot, N, V> y;
             load_tile<Dot, N, V>(outputs + t, v, y);
-            add_groups<Dot, N, V>(w, groups, x + t * stride, v, y);
+            add_groups<Dot, N, V>(w, groups, x + t * stride, v, y, t + v == 0 ? near : nullptr);
             store_tile<Dot, N, V>(y, v, outputs + t);
         }
     });
@@ -198,25 +201,28 @@ template <class Dot>
 void dense_slabs(const DenseTile<Dot>& a) {
     constexpr size_t kSlab = kSlabSteps / Dot::kSteps * Dot::kInputs / kBlockInputs;  // blocks
     static_assert(DenseRows<typename Dot::Value>::kStretchBlocks % kSlab == 0);
-    const bool many = kStoresBytes && a.tokens >= kConvertedFrom;
+    const bool many = kStoresBytes && a.tokens >= kConvertedFrom, spreads = a.tokens >= kSpreadFrom;
     const BlockPrefetcher<kDenseBlockBytes<Dot>> prefetcher(a.panel, a.next_panel, a.blocks);
     if (!a.adds) std::memset(a.outputs, 0, a.tokens * sizeof *a.outputs);
     for (size_t b = 0; b < a.blocks; b += kSlab) {
         const size_t blocks = std::min(kSlab, a.blocks - b), groups = blocks * kBlockInputs / Dot::kInputs;
         const uint8_t* w = a.panel + b * kDenseBlockBytes<Dot>;
-        const uint8_t* ahead = a.next_panel ? prefetcher.ahead(b + blocks, 0) : nullptr;
+        const uint8_t* near = a.next_panel && !spreads ? prefetcher.ahead(b, kDenseAhead) : nullptr;
+        const uint8_t* far = a.next_panel && spreads ? prefetcher.ahead(b + blocks, 0) : nullptr;
         const typename Dot::Value* x = a.x.at(a.first, a.first_block + b);
         constexpr size_t bytes = kSlab * kDenseBlockBytes<Dot>;
         if (!many) {
-            add_slab<Dot, kFewShape<Dot>>(w, groups, x, a.tokens, a.outputs, ahead, bytes);
+            add_slab<Dot, kFewShape<Dot>>(w, groups, x, a.tokens, a.outputs, near, far, bytes);
         } else if constexpr (Dot::kConverts) {
             using Converted = typename Dot::Converted;
             alignas(64) uint8_t converted[kSlab * kDenseBlockBytes<Converted>];
-            for (size_t g = 0; g < groups; ++g)
+            for (size_t g = 0; g < groups; ++g) {
+                if (near) prefetch(near + g * Dot::kBytes, Dot::kBytes);
                 Converted::convert(w + g * Dot::kBytes, converted + g * Converted::kBytes);
-            add_slab<Converted, kManyShape<Dot>>(converted, groups, x, a.tokens, a.outputs, ahead, bytes);
+            }
+            add_slab<Converted, kManyShape<Dot>>(converted, groups, x, a.tokens, a.outputs, nullptr, far, bytes);
         } else {
-            add_slab<Dot, kManyShape<Dot>>(w, groups, x, a.tokens, a.outputs, ahead, bytes);
+            add_slab<Dot, kManyShape<Dot>>(w, groups, x, a.tokens, a.outputs, near, far, bytes);
         }
     }
 }

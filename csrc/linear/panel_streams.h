@@ -41,11 +41,15 @@ DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size
     }
 }
 
+// Whether several tokens are multiplied by several panels at once. Of AVX-512 without dot products, which few CPUs
+// have, these instances would be half of all code.
+constexpr bool kStreamsTokens = kStreams > 1 && (kWideSums || !kManyRegisters);
+
 // The largest number of groups of T tokens, if tokens are in as few groups as possible, of about equal sizes.
 template <int T>
 constexpr size_t kTokenGroups = [] {
     size_t most = 1;
-    for (size_t tokens = 1; kStreams > 1 && tokens <= kStreamedTokens; ++tokens) {
+    for (size_t tokens = 1; kStreamsTokens && tokens <= kStreamedTokens; ++tokens) {
         const size_t groups = ceil_div(tokens, kRegisterTokens);
         if (ceil_div(tokens, groups) == T) most = std::max(most, groups);
     }

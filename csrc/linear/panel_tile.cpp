@@ -38,10 +38,14 @@ void panel_tile(const PanelTile& a) {
 void panel_streams(const PanelStreams& a) {
     if constexpr (kStreams > 1)
         with_format(a.format, [&]<Format F>() {
-            if constexpr (quantises_activations(F))
-                stream_bytes<F>(a, kStreams);
-            else
+            if constexpr (quantises_activations(F)) {
+                if (kStreamsTokens || a.tokens == 1) return stream_bytes<F>(a, kStreams);
+                for (size_t s = 0; s < kStreams; ++s)
+                    multiply_bytes<F>(
+                        {F, a.blocks, a.panels[s], a.next[s], a.x, a.first, a.tokens, a.outputs + s * a.tokens});
+            } else {
                 dense_streams<FloatDot<F>>(a.panels, a.next, a.blocks, {a.x.values, a.x.tokens}, a.first, a.outputs);
+            }
         });
 }
 

@@ -124,14 +124,16 @@ struct ColumnProduct {
     const uint8_t* next = nullptr;  // with packed weights: what the caller reads afterwards, prefetched at the end
 };
 
-// A weight that is not packed is packed on the way, kPackedBytes of each of some panels at a time; at a stride at which
-// they do not all fall into the same sets of the cache. Of NZ, whose columns are contiguous, few panels.
-constexpr size_t kPackedBytes = 4096, kPackedStride = kPackedBytes + 2 * kCacheLine;
+// A weight that is not packed is packed on the way, packed_bytes of each of some panels at a time; at a stride at which
+// they do not all fall into the same sets of the cache. Of NZ, whose columns are contiguous, few panels and less of
+// each.
+inline size_t packed_bytes(const ColumnWeight& w) { return w.layout == ColumnLayout::nz ? 4096 : 8192; }
+inline size_t packed_stride(const ColumnWeight& w) { return packed_bytes(w) + 2 * kCacheLine; }
 inline size_t panels_together(const ColumnWeight& w) { return w.layout == ColumnLayout::nz ? 2 : kColumnPanels; }
 
 // Bytes of memory, aligned to cache lines, in which a product packs, and keeps the sums of `tokens` meanwhile.
 inline size_t scratch_bytes(const ColumnWeight& w, size_t tokens) {
-    return w.packed() ? 0 : panels_together(w) * (kPackedStride + tokens * kPanelOutputs * sizeof(float));
+    return w.packed() ? 0 : panels_together(w) * (packed_stride(w) + tokens * kPanelOutputs * sizeof(float));
 }
 
 // Calls sink(t, n, sums, count) for every token t < a.count: `count` sums from output n on.
@@ -155,16 +157,17 @@ void multiply_columns(const ColumnProduct& a, Sink&& sink) {
         }
         return;
     }
-    const size_t together = panels_together(a.w), slab = kPackedBytes / panel_bytes(a.w.value, 1);  // in blocks
-    const auto sums = reinterpret_cast<float (*)[kPanelOutputs]>(a.scratch + together * kPackedStride);
+    const size_t together = panels_together(a.w), stride = packed_stride(a.w),
+                 slab = packed_bytes(a.w) / panel_bytes(a.w.value, 1);  // in blocks
+    const auto sums = reinterpret_cast<float (*)[kPanelOutputs]>(a.scratch + together * stride);
     for (size_t span = a.first; span < a.last; span += together * kPanelOutputs) {
         const size_t end = std::min(a.last, span + together * kPanelOutputs), panels = panel_count(end - span);
         for (size_t b = 0; b < std::max<size_t>(blocks, 1); b += slab) {
             const size_t count = std::min(slab, blocks - b);
-            decodestep::pack_columns({a.w, span, end, b, count, a.scratch, kPackedStride});
+            decodestep::pack_columns({a.w, span, end, b, count, a.scratch, stride});
             for (size_t p = 0; p < panels; p += 2)
-                a.x.multiply(a.scratch + p * kPackedStride, std::min<size_t>(2, panels - p), kPackedStride, nullptr, b,
-                             count, a.begin, a.count, sums + p * a.count);
+                a.x.multiply(a.scratch + p * stride, std::min<size_t>(2, panels - p), stride, nullptr, b, count,
+                             a.begin, a.count, sums + p * a.count);
         }
         for (size_t p = 0; p < panels; ++p) emit(span + p * kPanelOutputs, sums + p * a.count);
     }
