@@ -51,7 +51,16 @@ def temporary(value: Any, outputs: Collection[str] = ()) -> Any:
 
 
 EXACTLY_NUMPY = {"decode_step", "step_rows", "Row"}  # take no other arrays
-MAKES_OBJECTS = {"Decoder", "History", "SequenceEndings", "accept_tokens", "append_token", "tally", "followers"}
+MAKES_OBJECTS = {
+    "Decoder",
+    "History",
+    "SequenceEndings",
+    "accept_tokens",
+    "append_token",
+    "truncate_history",
+    "tally",
+    "followers",
+}
 MAKES_OBJECTS |= {"continuations", "endings", "token_ids"}
 
 

@@ -16,7 +16,7 @@ from decodestep.ops.decoder_forward import group_cache
 from decodestep.weights import Format, LinearPanels, PackedWeight
 from support.core_builds import FUSED, VECTORS, needs_fused, printed_under
 from support.decoder_forward_cases import Sizes, copied, latent_weights, step, weights
-from test_decoder_forward_grouped import CASES, call_of, forward, made
+from test_decoder_forward_grouped import CASES, build_call, forward, made
 
 BFLOAT16, FLOAT16, INT8 = group_cache.TYPES
 NARROW = [FLOAT16, INT8]
@@ -28,7 +28,7 @@ NAMES = ["norms of heads", "padded heads", "windows of 16 and 300"]
 def test_against_the_reference_in_float64(name, cache, rng):
     """Of int8 the reference rounds float64, so that a few values fall to the next integer."""
     w = made(name, Format.F32, rng)
-    call = call_of(w, [330 if "300" in name else 40, 3], rng, cache=cache)
+    call = build_call(w, [330 if "300" in name else 40, 3], rng, cache=cache)
     exact = {**copied(call), "sin": call["sin"].astype(np.float64), "cos": call["cos"].astype(np.float64)}
     expected = ds.decoder_forward(**exact, backend="reference")
     apart = np.abs(ds.decoder_forward(**copied(call), backend="cpu") - expected) / np.abs(expected).max()
@@ -39,7 +39,7 @@ def test_against_the_reference_in_float64(name, cache, rng):
 def test_what_the_core_writes_is_what_the_reference_writes(cache, rng):
     """Position by position, with 16 rows of a page and two heads; and nothing else."""
     w = made("biases", Format.F32, rng, layers=1)
-    call = call_of(w, [37], rng, cache=cache)
+    call = build_call(w, [37], rng, cache=cache)
     here, there = copied(call), copied(call)
     ds.decoder_forward(**here, backend="cpu")
     ds.decoder_forward(**there, backend="reference")
@@ -76,10 +76,10 @@ def test_int8_is_within_half_a_step_of_sixteen_columns(data):
 @pytest.mark.parametrize("cache", NARROW, ids=str)
 def test_blocks_batches_and_threads_change_no_bit(name, cache, rng):
     w, length = made(name, Format.BF16, rng), 600 if "300" in name else 40
-    call = call_of(w, [length], rng, cache=cache)
+    call = build_call(w, [length], rng, cache=cache)
     with ds.use_threads(1):
         whole = ds.decoder_forward(**copied(call)).view(np.uint32)
-    beside = call_of(w, [9, length, 17], rng, cache=cache, slabs=2)
+    beside = build_call(w, [9, length, 17], rng, cache=cache, slabs=2)
     own = beside["sequence"] == 1
     beside["token_ids"][own] = call["token_ids"]
     for threads in (1, 3):
@@ -125,7 +125,7 @@ def bits_of_steps() -> str:
     for name in CASES:
         w = made(name, Format.BF16, rng)
         for cache in NARROW:
-            call = call_of(w, [270, 40], rng, cache=cache)
+            call = build_call(w, [270, 40], rng, cache=cache)
             digest[name, cache.name] = sha256(ds.decoder_forward(**call).tobytes()).hexdigest()[:8]
     return str(digest)
 
@@ -146,7 +146,7 @@ def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):
     ],
 )
 def test_refusals(message, changes, rng):
-    call = call_of(made("biases", Format.F32, rng), [3], rng, cache=FLOAT16)
+    call = build_call(made("biases", Format.F32, rng), [3], rng, cache=FLOAT16)
     with pytest.raises(ValueError, match=f"^decoder_forward: {message}"):
         ds.decoder_forward(**{**call, **changes})
 

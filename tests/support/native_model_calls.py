@@ -255,17 +255,16 @@ def cache(s: Source, blocks: int, block_size: int, width: int, dtype: Any = np.f
 REALS = (np.float32, np.uint16)  # a bfloat16 goes by the integer of its bits
 
 
-def panel_values(inputs: int, outputs: int, dtype: Any) -> int:
+def panel_values(inputs: int, outputs: int) -> int:
     """The length of a packed weight."""
-    size = np.dtype(dtype).itemsize
-    return -(-outputs // 64) * (-(-inputs * size // 4) + (size == 1)) * 256 // size
+    return -(-outputs // 32) * -(-inputs // 32) * 1024
 
 
 def columns(s: Source, inputs: int, outputs: int, dtype: Any, count: int = 0) -> np.ndarray:
     """A weight whose values of one input lie together, as it is, NZ, or packed."""
     form = s.one_of("plain", "packed") if count else s.one_of("plain", "NZ", "packed")
     if form == "packed":
-        return s.array(max(count, 1) * panel_values(inputs, outputs, dtype), dtype=dtype)
+        return s.array(max(count, 1) * panel_values(inputs, outputs), dtype=dtype)
     gap = s.one_of(0, 0, 2)
     if form == "NZ":
         width = s.one_of(1, 8, 16, 32)
@@ -279,7 +278,7 @@ def pack_panels(s: Source) -> Arguments:
     w = columns(s, inputs, outputs, dtype, count)
     while w.ndim == 1:
         w = columns(s, inputs, outputs, dtype, count)
-    length = max(count, 1) * panel_values(inputs, outputs, dtype) * w.itemsize
+    length = max(count, 1) * panel_values(inputs, outputs) * w.itemsize
     return {"w": w, "inputs": inputs, "outputs": outputs, "count": count, "to": s.array(length, dtype=np.uint8),
             "threads": s.threads()}  # fmt: skip
 
