@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 
 import decodestep as ds
 from decodestep import _native
-from decodestep._base.checks import RequestError
 from decodestep.cli.endings import Parser, failure
 from decodestep.cli.options import require_writable
-from decodestep.decoding.page_pool import CacheFullError
+from decodestep.errors import CacheFullError, RequestError
 from decodestep.models import ModelError
 from measuring.memory import READ_BYTES, bandwidth, call_seconds, keep_freed_memory, plain_read
 

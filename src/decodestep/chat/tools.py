@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import Phrase, RequestError, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.chat.answer_reader import AnswerReader
 from decodestep.chat.reasoning import THINK, Reasoning, find_reasoning
 from decodestep.chat.tool_call_format import CallFormat, Pieces, ToolCall
@@ -16,6 +16,7 @@ from decodestep.chat.tool_formats import TaggedJson, find_call_format
 from decodestep.chat.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
 from decodestep.chat.tool_trial import takes_several_calls
 from decodestep.constraints.json_schema import check
+from decodestep.errors import RequestError
 
 if TYPE_CHECKING:
     from decodestep.chat.template import ChatModel

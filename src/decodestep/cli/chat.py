@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from decodestep._base.checks import RequestError, refuse
+from decodestep._base.checks import refuse
 from decodestep.cli.endings import early_end, failure
 from decodestep.cli.options import (
     BYTE_ORDER_MARK,
@@ -26,8 +26,7 @@ from decodestep.cli.options import (
     write_text,
 )
 from decodestep.cli.running import Cancelled
-from decodestep.constraints.processor import ConstraintError
-from decodestep.decoding.page_pool import CacheFullError
+from decodestep.errors import CacheFullError, ConstraintError, RequestError
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import prompt_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, NoReturn
 
-from decodestep._base.checks import RequestError
+from decodestep.errors import RequestError
 
 if TYPE_CHECKING:
     from decodestep.generation.completion import Completion

@@ -11,7 +11,8 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, CacheFullError, Page, PagePool
+from decodestep.decoding.page_pool import LOCK, Page, PagePool
+from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
 

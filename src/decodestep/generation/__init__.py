@@ -9,11 +9,12 @@
 - `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.
 """
 
+from decodestep.errors import EngineClosedError, QueueFullError
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NoBeamError, SearchInterrupt, beam_search
 from decodestep.generation.completion import Completion
-from decodestep.generation.engine import Engine, EngineClosedError, QueueFullError
+from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import Delta, EngineRequest
 from decodestep.generation.generate import generate
 from decodestep.generation.stream import astream, stream

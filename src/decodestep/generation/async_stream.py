@@ -110,9 +110,8 @@ class EngineRow:
 
     def __init__(self, model: Model | Engine, prompt: Prompt, params: SamplingParams | None) -> None:
         self._model, self._prompt, self._params = model, prompt, params
-        self._lock = (
-            threading.RLock()
-        )  # between the thread that submits and `close`, which the garbage collector may call there
+        # Between the thread that submits and `close`, which the garbage collector may call there.
+        self._lock = threading.RLock()
         self._lease: EngineLease | None = None
         self._request: EngineRequest | None = None
         self._begun: Future[None] | None = None

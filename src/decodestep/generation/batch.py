@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from decodestep.decoding.page_pool import CacheFullError
 from decodestep.decoding.prefill import Budget, Prefill, count_keys
 from decodestep.decoding.sequence import CachedSequence, admit, count_pages
+from decodestep.errors import CacheFullError
 from decodestep.generation.forward_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.scheduler import PrefillFirst, Scheduler
@@ -126,7 +126,7 @@ class Batch:
         self._sequences.clear()
 
     def _jump(self, row: Row) -> str:
-        """`Row.jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
+        """`Row.jump`, with long-rope no further than the short frequencies go: one forward pass, one rope of a row."""
         length = len(row.history)
         last = self._model.cache.last_length_like(length)
         return row.jump(MAX_JUMP if last is None else min(MAX_JUMP, last - length))

@@ -9,7 +9,6 @@ import numpy as np
 
 from decodestep._base.array_api import quiet
 from decodestep._base.checks import (
-    RequestError,
     is_finite,
     is_int,
     is_scores,
@@ -22,6 +21,7 @@ from decodestep._base.checks import (
     require_shape,
     shape_text,
 )
+from decodestep.errors import RequestError
 from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs

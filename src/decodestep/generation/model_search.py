@@ -10,8 +10,8 @@ import numpy as np
 
 from decodestep._base.checks import require_scores
 from decodestep.decoding.forward import BLOCK
-from decodestep.decoding.page_pool import CacheFullError
 from decodestep.decoding.sequence import count_pages
+from decodestep.errors import CacheFullError
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search

@@ -5,9 +5,8 @@
 - `quantise`, `requantise` (`gguf_source`): written as a GGUF file of other types.
 """
 
-from decodestep.decoding.page_pool import CacheFullError
 from decodestep.decoding.sequence import CachedSequence
-from decodestep.errors import ModelError
+from decodestep.errors import CacheFullError, ModelError
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.models.load import load
 from decodestep.models.model import Model

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from decodestep._base.checks import RequestError
-from decodestep.errors import ModelError
+from decodestep.errors import ModelError, RequestError
 from decodestep.sampling.params import SamplingParams
 
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")

@@ -7,7 +7,8 @@
 All of it needs decodestep[serve]. The engine itself is `decodestep.Engine`; its names are here too.
 """
 
-from decodestep.generation.engine import Engine, EngineClosedError, QueueFullError
+from decodestep.errors import EngineClosedError, QueueFullError
+from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import Delta, EngineRequest
 
 __all__ = ["Delta", "Engine", "EngineClosedError", "EngineRequest", "QueueFullError"]

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import RequestError
+from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
 from decodestep.sampling.params import languages_of
 from decodestep.serving.errors import HttpError, http_error, refusal

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from decodestep._base.checks import RequestError
-from decodestep.constraints.processor import ConstraintError
-from decodestep.errors import ModelError, TemplateProcessError
-from decodestep.generation.engine import EngineClosedError, QueueFullError
+from decodestep.errors import ConstraintError, EngineClosedError, ModelError, QueueFullError, RequestError, TemplateProcessError
 
 _LONGEST_NAME = 200  # characters of a field's name in an error
 

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from decodestep._base.checks import Phrase, RequestError, is_int, require
+from decodestep._base.checks import Phrase, is_int, require
 from decodestep.chat import tools
 from decodestep.chat.tool_json import UnreadableError, read_arguments
 from decodestep.chat.tools import ToolFormat
+from decodestep.errors import RequestError
 from decodestep.generation.prompts import RESERVED
 from decodestep.models.sampling_defaults import with_defaults
 from decodestep.sampling.field_aliases import ALIASES

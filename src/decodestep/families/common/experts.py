@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from decodestep._base.checks import RequestError
 from decodestep.decoding.config import Config, Experts
-from decodestep.errors import ModelError
+from decodestep.errors import ModelError, RequestError
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Fields
