@@ -1,0 +1,43 @@
+"""Drafts: tokens that are run before they are drawn, so that a forward pass may give several. They change no text.
+
+- `drafter`: the interface; `lookup`, `forced`: the drafters, one a module;
+- `lengths`: how long a draft is; `drafting`: the drafts of the rows of a batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decodestep._base.checks import refuse
+from decodestep.generation.drafts.drafter import Drafter as Drafter
+from decodestep.generation.drafts.drafter import DrafterFactory
+from decodestep.generation.drafts.drafter import Outlook as Outlook
+from decodestep.generation.drafts.lookup import LookupDrafter
+from decodestep.sampling.row import Row
+
+if TYPE_CHECKING:
+    from decodestep.models import Model
+
+Draft = str | DrafterFactory | None
+
+_RULE = '"auto", "lookup", a function that makes a Drafter for a row, or None'
+
+
+def drafters_of(model: Model, draft: Draft) -> list[DrafterFactory]:
+    """What makes the drafters of each row of a model, for the argument `draft` of `generate`.
+
+    Raises ValueError for anything else.
+    """
+    if draft is None:
+        return []
+    if draft in ("auto", "lookup"):
+        return [lambda row: LookupDrafter(_prediction(model, row))]
+    if callable(draft):
+        return [draft]
+    refuse("generate", "draft", _RULE, draft)
+
+
+def _prediction(model: Model, row: Row) -> list[int]:
+    """The ids of the text that a row's answer will probably repeat."""
+    text = row.params.prediction
+    return model.tokenizer.encode(text) if text else []
