@@ -106,6 +106,7 @@ BAD = {
     "regex": [1, ""],
     "grammar": [b"start: a", ""],
     "prediction": [5, ["a"], b"a"],
+    "draft": [*NOT_A_BOOL, 4, "auto", None],
 }
 
 
@@ -189,6 +190,7 @@ GOOD = {
     "regex": ["a", None],
     "grammar": ["a", None],
     "prediction": ["", "a", None],
+    "draft": [False],
 }
 
 

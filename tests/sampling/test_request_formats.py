@@ -146,6 +146,13 @@ def test_a_prediction_is_its_text():
         assert read({"prediction": {"type": "content", "content": content}}) == SamplingParams(prediction="aa")
 
 
+def test_drafts_are_a_field_beside_those_of_openai():
+    assert SamplingParams.from_openai({"draft": False}) == SamplingParams(draft=False)
+    assert SamplingParams.from_openai({"draft": None}) == SamplingParams()
+    with pytest.raises(ValueError, match="draft must be a bool; got 4$"):
+        SamplingParams.from_openai({"draft": 4})
+
+
 @pytest.mark.parametrize(
     "body",
     [

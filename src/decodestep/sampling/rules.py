@@ -213,6 +213,7 @@ RULES = {
     "regex": or_none(TEXT),
     "grammar": or_none(TEXT),
     "prediction": Rule("a string or None", lambda v: v is None or isinstance(v, str)),
+    "draft": BOOL,
 }
 
 # The arguments of the two watermarks; torch's generator takes seeds below 2^63.
