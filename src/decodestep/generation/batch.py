@@ -106,6 +106,11 @@ class Batch:
         return any(not row.reason for row in self._rows.values())
 
     @property
+    def draws_drafts(self) -> bool:
+        """Whether the pass that has run, and whose tokens are being drawn, has drafts."""
+        return self._drafting.pending
+
+    @property
     def waiting(self) -> int:
         """The number of rows without pages: not yet admitted, or preempted."""
         return len(self._waiting)

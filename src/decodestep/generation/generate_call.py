@@ -28,8 +28,8 @@ Pieces = list[tuple[int, str]]  # (index of the completion, text that it gains)
 class GenerateCall:
     """The rows and searches of a call of `generate`, with its arguments and errors.
 
-    cancelled: called before every forward pass, and before each further token that it gives; once it returns True, all running
-        rows and searches end. draft: as for `generate`.
+    cancelled: called before every forward pass, and before each further token that one with drafts may give; once it returns
+        True, all running rows and searches end. draft: as for `generate`.
 
     The samples of all prompts run together; then the prompts with beams are searched one after the other. A completion's index
     counts the requested completions, those of the first prompt first.
@@ -79,10 +79,12 @@ class GenerateCall:
         Tokens that rows have drafted are drawn when they are asked for: a row that is ended before has no more.
         """
         turns = self._draw() if self._batch.running else self._search()
+        begins = True
         while True:
-            if self._cancelled():
+            if (begins or self._batch.draws_drafts) and self._cancelled():
                 yield from self.cancel()
                 return
+            begins = False
             with use_threads(self._model.threads):  # not while the caller has its turn
                 pieces = next(turns, None)
             if pieces is None:

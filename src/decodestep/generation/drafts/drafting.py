@@ -88,6 +88,11 @@ class Drafting:
         for key in keys:
             self._drafts.pop(key, None)
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are drafts that have not been settled."""
+        return bool(self._drafts)
+
     def tokens(self, key: int) -> list[int]:
         """The draft of a row, [] for none."""
         draft = self._drafts.get(key)
