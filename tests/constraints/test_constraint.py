@@ -18,7 +18,6 @@ from decodestep.constraints import processor as constraint
 from decodestep.constraints import trial as constraint_trial
 from decodestep.constraints import worker as constraint_worker
 from decodestep.ops.decode_step.steps import Allow, Ban
-
 from decodestep.sampling.sampler import Sampler
 from support import processes
 from support.constrained_rows import END, VOCAB, run, token_bytes
@@ -573,7 +572,7 @@ def test_forced_text_is_written_in_the_tokens_of_the_tokenizer():
         options = {"token_bytes": texts.__getitem__, "encode": encode, "vocab_size": 8, "ends": frozenset({7})}
         processor = constraint.ConstraintLogitsProcessor("regex", regex, 0, **options)
         tokens, known = list(before), [*before, *processor.forced_tokens(before)]
-        while 7 not in tokens and len((step := processor.steps(tokens)[0]).ids) == 1 and isinstance(step, s.Allow):
+        while 7 not in tokens and len((step := processor.steps(tokens)[0]).ids) == 1 and isinstance(step, Allow):
             tokens += step.ids.tolist()
         assert tokens in (known, [*known, 7])
         return tokens

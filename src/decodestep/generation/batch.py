@@ -60,8 +60,8 @@ class Batch:
 
     A prompt that is scored (`params.prompt_logprobs`) takes the place of a block of the others, in every second such pass.
 
-    scheduler: see `Scheduler`. drafters: make those of each row (see `Drafting`). A row that draws beside prompts does not
-        draft, because these take the time that drafts would save.
+    scheduler: see `Scheduler`. drafters: make those of each row (see `Drafting`). A row that draws beside prompts
+        drafts only what is certain, because these take the time that drafts would save.
 
     If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
     admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
@@ -278,7 +278,7 @@ class Batch:
         waiting = len(self._prefill) + len(self._scoring)
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         budget = self._scheduler.prompt_budget(work) if waiting else None
-        drafts = self._choose_drafts(decoding, work) if drafting and decoding and budget is None else [[] for _ in decoding]
+        drafts = self._choose_drafts(decoding, work, budget is None) if drafting and decoding else [[] for _ in decoding]
         rows = [
             (sequence, self._rows[key].history.tokens[len(sequence) :] + draft)
             for key, sequence, draft in zip(decoding, sequences, drafts, strict=True)
@@ -286,13 +286,13 @@ class Batch:
         alone = _Forward(decoding, drafts, rows, [True] * len(rows), work._replace(drafted=sum(map(len, drafts))))
         return alone if budget is None else self._with_prompts(alone, budget)
 
-    def _choose_drafts(self, decoding: Sequence[int], work: Work) -> list[list[int]]:
-        """The drafts of the rows of a pass without prompts."""
+    def _choose_drafts(self, decoding: Sequence[int], work: Work, uncertain: bool) -> list[list[int]]:
+        """The drafts of the rows of a pass. uncertain: also tokens that may turn out wrong."""
         cost, unused = self._scheduler.cost, self._model.cache.unused // len(decoding)
         self._drafting.choose(
             {key: self._rows[key] for key in decoding},
             lambda key: self._room_to_draft(self._rows[key], self._sequences[key], unused),
-            lambda drafted: cost.decoding(work._replace(drafted=drafted)) or 1.0,
+            (lambda drafted: cost.decoding(work._replace(drafted=drafted)) or 1.0) if uncertain else None,
         )
         return [self._drafting.tokens(key) for key in decoding]
 

@@ -230,7 +230,7 @@ class Engine:
                 self.passes += 1
                 for pieces in self._batch.advance():  # of other rows than those that have ended
                     self._report(held | dict(pieces))
-                    held = self._end_cancelled()
+                    held = self._end_cancelled() if self._batch.draws_drafts else {}
                 self._report(held)
             except Exception as error:  # not attributable to one row: all rows end, the engine goes on
                 self._fail(error)

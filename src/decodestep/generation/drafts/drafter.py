@@ -24,13 +24,13 @@ class Outlook(NamedTuple):
 class Drafter(ABC):
     """Proposes tokens that one row may draw next. Wrong ones cost time and change nothing.
 
-    is_counted: whether its tokens count as drafted and accepted.
+    is_certain: whether all its tokens will be drawn. They are then run whatever they take, and are not counted as drafted.
 
     A drafter is asked between two passes of its row. It reads the row's tokens itself, which since its last proposal have
     become more, by any number of those it proposed and others.
     """
 
-    is_counted = True
+    is_certain = False
 
     def outlook(self, row: Row, most: int) -> Outlook:
         """What a proposal of up to `most` tokens, >= 1, promises; takes microseconds."""

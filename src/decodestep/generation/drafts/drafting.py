@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -65,28 +65,31 @@ class Drafting:
         for source in self._sources.pop(key):
             source.drafter.close()
 
-    def choose(self, rows: Mapping[int, Row], room: Callable[[int], int], seconds: Callable[[int], float]) -> None:
+    def choose(
+        self, rows: Mapping[int, Row], room: Callable[[int], int], seconds: Callable[[int], float] | None
+    ) -> None:
         """Chooses a draft for each row that is to have one in the next pass, in place of those it had.
 
         rows: all of the pass, by their keys. room: how many tokens a row may draft at most. seconds: the time of the pass with
-        so many drafted tokens.
+        so many drafted tokens; None: only those are drafted that are certain.
         """
-        self.drop(rows)
+        for key in rows:
+            self._drafts.pop(key, None)
         offers = [offer for key, row in rows.items() if (offer := self._best_offer(key, row, min(MOST, room(key))))]
-        lengths = choose_lengths([offer.outlook for offer in offers], len(rows), seconds) if offers else []
-        asked = [(offer, length) for offer, length in zip(offers, lengths, strict=True) if length]
+        asked = [(offer, offer.outlook.tokens) for offer in offers if offer.source.drafter.is_certain]
+        if seconds is not None and len(offers) > len(asked):
+            others = [offer for offer in offers if not offer.source.drafter.is_certain]
+            certain = sum(length for _, length in asked)
+            lengths = choose_lengths([offer.outlook for offer in others], len(rows) + certain, lambda n: seconds(certain + n))
+            asked += [(offer, length) for offer, length in zip(others, lengths, strict=True) if length]
         for kind in dict.fromkeys(type(offer.source.drafter) for offer, _ in asked):
             group = [(offer, length) for offer, length in asked if type(offer.source.drafter) is kind]
             proposals = kind.propose_all([(offer.source.drafter, rows[offer.key], length) for offer, length in group])
-            for (offer, length), tokens in zip(group, proposals, strict=True):
-                if tokens:
-                    n = len(rows[offer.key].history)
-                    self._drafts[offer.key] = _Draft(offer.source, offer.claimed, n, [int(t) for t in tokens[:length]])
-
-    def drop(self, keys: Iterable[int]) -> None:
-        """Forgets the drafts of rows: they are not run."""
-        for key in keys:
-            self._drafts.pop(key, None)
+            for (offer, length), proposal in zip(group, proposals, strict=True):
+                row = rows[offer.key]
+                ids = range(row.plan.vocab_size)
+                if tokens := list(takewhile(ids.__contains__, map(int, proposal[:length]))):
+                    self._drafts[offer.key] = _Draft(offer.source, offer.claimed, len(row.history), tokens)
 
     @property
     def pending(self) -> bool:
@@ -104,17 +107,19 @@ class Drafting:
         drawn = row.history.tokens[length:]
         accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drawn, tokens, strict=False)))
         source.acceptance.learn(claimed, accepted, min(len(drawn), len(tokens)), length)
-        if source.drafter.is_counted:
+        if not source.drafter.is_certain:
             row.drafted += len(tokens)
             row.accepted += range(length, length + accepted)
         return accepted
 
     def _best_offer(self, key: int, row: Row, most: int) -> _Offer | None:
-        """That of the drafter with the most expected tokens, if any has one."""
+        """That of a drafter that is certain, or else of the one with the most expected tokens, if any has one."""
         offers: list[_Offer] = []
         for source in self._sources[key] if most > 0 else ():
             claimed = source.drafter.outlook(row, most)
             chance = source.acceptance.chance(claimed.chance, len(row.history))
             if claimed.tokens > 0:
                 offers.append(_Offer(key, source, claimed.chance, claimed._replace(chance=chance)))
+                if source.drafter.is_certain:
+                    return offers[-1]
         return max(offers, key=lambda offer: expected_tokens(offer.outlook), default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decodestep.constraints.processor import ConstraintLogitsProcessor
+from decodestep.errors import ConstraintError
 from decodestep.generation.drafts.drafter import Drafter, Outlook
 from decodestep.sampling.row import Row
 
@@ -12,7 +13,7 @@ from decodestep.sampling.row import Row
 class ForcedDrafter(Drafter):
     """Proposes the tokens that a row's constraint leaves no choice about."""
 
-    is_counted = False
+    is_certain = True
 
     def __init__(self, constraint: ConstraintLogitsProcessor) -> None:
         self._constraint = constraint
@@ -21,4 +22,7 @@ class ForcedDrafter(Drafter):
         return Outlook(len(self.propose(row, most)), 1.0)
 
     def propose(self, row: Row, limit: int) -> Sequence[int]:
-        return self._constraint.forced_tokens(row.history.tokens)[:limit]
+        try:
+            return self._constraint.forced_tokens(row.history.tokens)[:limit]
+        except ConstraintError:
+            return []  # the row's next step ends it with the same error
