@@ -69,9 +69,7 @@ class Batch:
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
-    def __init__(
-        self, model: Model, scheduler: Scheduler | None = None, drafters: Sequence[DrafterFactory] = ()
-    ) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler | None = None, drafters: Sequence[DrafterFactory] = ()) -> None:
         self._model = model
         self._sampler = Sampler((), vocab_size=model.config.vocab_size)  # of the rows that are being sampled
         self._scheduler = scheduler or PrefillFirst(recent_cost(model))

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from decodestep._base.checks import refuse
 from decodestep.generation.drafts.drafter import Drafter as Drafter
@@ -18,7 +18,7 @@ from decodestep.sampling.row import Row
 if TYPE_CHECKING:
     from decodestep.models import Model
 
-Draft = str | DrafterFactory | None
+Draft: TypeAlias = "str | Model | DrafterFactory | None"
 
 _RULE = '"auto", "lookup", a function that makes a Drafter for a row, or None'
 
