@@ -204,7 +204,8 @@ def test_a_stream_ends_between_two_accepted_tokens(tiny):
         assert pieces.completion.token_ids == plain.token_ids[:tokens]
         asked = iter([False] * (tokens + 1))
         [one] = ds.generate(tiny, [[1, 2]], params, draft=draft, cancelled=lambda asked=asked: next(asked, True))
-        assert one.token_ids == plain.token_ids[: tokens + 1] and one.finish_reason == "cancelled"
+        assert len(one.token_ids) in (tokens, tokens + 1) and one.finish_reason == "cancelled"
+        assert one.token_ids == plain.token_ids[: len(one.token_ids)]
     assert tiny.cache.held == 0
 
 
