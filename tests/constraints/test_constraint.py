@@ -565,7 +565,7 @@ def pairs(text):
 
 
 def test_forced_text_is_written_in_the_tokens_of_the_tokenizer():
-    """All of them where the text ends; those at its end that might go on with more are left to the row. Its masks say the same."""
+    """All of them where the text ends; those at its end that might go on with more are left to the row. The masks agree."""
     texts = [b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b""]
 
     def forced(regex, *before, encode=pairs):

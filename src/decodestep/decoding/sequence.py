@@ -282,7 +282,9 @@ class CachedSequence:
     def _require_settled(self) -> None:
         self._require_idle()
         if self.drafted:
-            refuse(_OP, "sequence", "one whose drafts are settled, by `keep`", Phrase(f"one with {self.drafted} drafted tokens"))
+            refuse(
+                _OP, "sequence", "one whose drafts are settled, by `keep`", Phrase(f"one with {self.drafted} drafted tokens")
+            )
 
     @property
     def _rotates_alike(self) -> bool:

@@ -26,9 +26,8 @@ data.runs.forEach((run, r) => {
   $('texts').append(box); texts.push({box, tokens});
 });
 panels.forEach(panel => $('panels').append(panel.element));
-const free = data.runs.map(run => run.accepted.length);
-if (free.some(n => n)) $('drafts').append(make('span', {class: 'drafted'}, 'Green, with a line below'), `: ${free.join(' and ')} of `
-  + `${data.runs.map(run => tokens(run.tokens.length)).join(' and ')} that came for nothing. They were drafted ahead and run together with an earlier token.`);
+if (data.runs.some(run => run.accepted.length)) $('drafts').append(make('span', {class: 'drafted'}, 'Green, with a line below'), ': '
+  + `${data.runs.map(run => `${run.accepted.length} of ${tokens(run.tokens.length)}`).join(' and ')} came free; drafted ahead, they ran together with an earlier one.`);
 
 // Marks the spans of the text that caused the panel's step to act.
 function marked(panel) {

@@ -83,7 +83,7 @@ def print_drafts(console: Console, tokens: Sequence[dict[str, Any]]) -> None:
         text.append(words if drawn or not accepted else f"[{words}]", style="black on cyan" if drawn and accepted else "")
     console.print()
     console.print(text)
-    said = f"{count} of {len(tokens)} tokens came for nothing: they were drafted ahead and run together with an earlier token"
+    said = f"{count} of {len(tokens)} tokens came free: drafted ahead, they ran together with an earlier one"
     console.print(Text(said, style="dim" if drawn else ""))
 
 

@@ -69,9 +69,7 @@ class Batch:
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
-    def __init__(
-        self, model: Model, scheduler: Scheduler | None = None, drafters: Sequence[DrafterFactory] = ()
-    ) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler | None = None, drafters: Sequence[DrafterFactory] = ()) -> None:
         self._model = model
         self._sampler = Sampler((), vocab_size=model.config.vocab_size)  # of the rows that are being sampled
         self._scheduler = scheduler or PrefillFirst(recent_cost(model))
@@ -133,14 +131,17 @@ class Batch:
         if drawing is None:
             yield held
             return
+        drafting = {key for key, draft in zip(self._sampled, drawing.drafts, strict=True) if draft}
         try:
             for rows, result in self._sampler.steps(drawing.logits, drawing.drafts):
+                for key in [key for key in drafting if self._rows[key].reason]:  # its end tells what it has drafted
+                    drafting.remove(key)
+                    self._settle(key)
                 yield [*held, *((self._sampled[i], text) for i, text in zip(rows, result.text, strict=True))]
                 held = []
         finally:
-            for key, draft in zip(self._sampled, drawing.drafts, strict=True):
-                if draft:
-                    self._settle(key)
+            for key in drafting:
+                self._settle(key)
         if not self.running:
             self.close()
 

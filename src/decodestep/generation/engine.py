@@ -46,7 +46,7 @@ class Engine:
         while there are rows:
             end the rows that are cancelled or out of time
             admit waiting rows, in order, while there are fewer than max_rows and the cache has room for their prompts
-            in one forward pass, run the last token of every decoding row, with tokens that it drafts, and a chunk of the prompts
+            in one forward pass, run the last token of every decoding row, tokens that it drafts, and a chunk of the prompts
             draw a token for each decoding row, and deliver it; while it is the one that the row has drafted, the next too
 
     model: made by `load`. Its cache is shared with all other users of the model.

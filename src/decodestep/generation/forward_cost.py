@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Work(NamedTuple):
     """The contents of a pass.
 
-    rows: the number of rows that draw after it. keys: the total number of keys that they attend to. drafted: the number of their
-    drafted tokens, each beside the one token of its row.
+    rows: the number of rows that draw after it. keys: the total number of keys that they attend to. drafted: how many more
+    tokens they run, which they may draw.
     prompts: the number of unfinished prompts. tokens, token_keys: the number of their tokens in this pass, and the total number
     of keys that these attend to.
     """

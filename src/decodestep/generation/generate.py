@@ -81,9 +81,9 @@ def generate(
         of the first prompt first; piece is the complete characters that the token adds to the text (often ""). If it returns
         False, the row ends; text that was still held back is passed in one more call, whose result is ignored. The pieces of a
         completion always join to its text.
-    cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and
-        before rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with finish_reason
-        "cancelled".
+    cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and before
+        rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with
+        finish_reason "cancelled".
     draft: where rows draft tokens that they may draw next, so that one forward pass gives several: "auto", where this saves
         time; "lookup", in their own text and prompt; a function that makes a `Drafter` for each row; None, nowhere. It changes
         the time, never the text: see docs/speculation.md. `SamplingParams.draft` turns it off for a row.

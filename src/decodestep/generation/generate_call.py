@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from decodestep._base.checks import Phrase, require
 from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
-from decodestep.generation.drafts import Draft, drafters_of
 from decodestep.generation.completion import Completion, build_completion
+from decodestep.generation.drafts import Draft, drafters_of
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams

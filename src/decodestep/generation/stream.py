@@ -37,11 +37,11 @@ def stream(
 ) -> CompletionStream:
     """The pieces of a prompt's completion, as they are generated: ``for piece in stream(model, prompt): ...``
 
-    model, params, processors, draft: as for `generate`; params of one completion. prompt: one, of any kind that `generate` takes.
+    model, params, processors, draft: as for `generate`; params of one completion. prompt: one, as for `generate`.
 
     Returns an iterator. Each item is a str, one for each token: the complete characters that it adds to the text, often "". The
-    pieces join to the completion's text. A beam search yields its text in one piece, at its end. After the last piece, and after
-    the loop has been left, `CompletionStream.completion` is the `Completion`.
+    pieces join to the completion's text. A beam search yields its text in one piece, at its end. After the last piece, and
+    after the loop has been left, `CompletionStream.completion` is the `Completion`.
     Raises ValueError and ModelError as `generate` does, here and not at the first piece.
     """
     return CompletionStream(model, prompt, of_one(model, params), processors, draft)

@@ -131,7 +131,8 @@ class SamplingParams:
         regex: a non-empty string or None. The text matches this expression as a whole; None is off.
         grammar: a non-empty string or None. The text is of this grammar, in llguidance's kind of Lark or llama.cpp's
             GBNF; None is off.
-        prediction: a string or None. Text that the answer will probably repeat: faster, never other text; None is off.
+        prediction: a string of valid Unicode or None. Text that the answer will probably repeat: faster, never other text;
+            None is off.
         draft: a bool. Whether tokens may be drafted ahead, where `generate` or `Engine` drafts: faster, never other text.
         max_tokens: max_new_tokens by the name that OpenAI and vLLM give it.
         max_completion_tokens: max_new_tokens by the name that OpenAI gives it.

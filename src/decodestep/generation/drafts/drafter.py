@@ -45,7 +45,7 @@ class Drafter(ABC):
         """The proposals of several drafters of this class, each for its row with its limit."""
         return [drafter.propose(row, limit) for drafter, row, limit in asked]
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most hold nothing
         """Releases what it holds; the row has ended."""
 
 

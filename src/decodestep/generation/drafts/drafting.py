@@ -65,9 +65,7 @@ class Drafting:
         for source in self._sources.pop(key):
             source.drafter.close()
 
-    def choose(
-        self, rows: Mapping[int, Row], room: Callable[[int], int], seconds: Callable[[int], float] | None
-    ) -> None:
+    def choose(self, rows: Mapping[int, Row], room: Callable[[int], int], seconds: Callable[[int], float] | None) -> None:
         """Chooses a draft for each row that is to have one in the next pass, in place of those it had.
 
         rows: all of the pass, by their keys. room: how many tokens a row may draft at most. seconds: the time of the pass with
