@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import decodestep as ds
 from decodestep import cli
+from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.decoding import layer_decoder
 from decodestep.families.common import folder as folder_sizes
 from decodestep.families.common import gguf
@@ -354,17 +354,20 @@ def test_beams_of_a_long_prompt_are_rotated_as_the_whole_prompt(long_rope, ids, 
 def test_tokens_that_a_constraint_decides_are_rotated_as_if_drawn_one_by_one(long_rope, ids, monkeypatch):
     _, used, fresh = long_rope
 
-    def last_logits(model, length, params):
+    def last_logits(model, length, *, forced):
         found, run = [], model.decoder.logits
         with monkeypatch.context() as patch:
             patch.setattr(model.decoder, "logits", lambda *given: found.append(run(*given)) or found[-1])
+            if not forced:
+                patch.setattr(ConstraintLogitsProcessor, "forced_tokens", lambda *row: [])
             ds.generate(model, [ids[:length].tolist()], params)
-        return found[-1]
+        return found[-1][-1], len(found)
 
     params = ds.SamplingParams(regex="-{40}[a-z]{2}", seed=1, max_new_tokens=41)
     for length in (*range(80, 104, 3), 99):  # at the end of the short frequencies, too
-        stepped = last_logits(fresh, length, replace(params, logprobs=0))
-        np.testing.assert_array_equal(last_logits(used, length, params), stepped)
+        (jumped, few), (stepped, many) = (last_logits(*how, forced=how[0] is used) for how in ((used, length), (fresh, length)))
+        np.testing.assert_array_equal(jumped, stepped)
+        assert few < many
 
 
 def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
