@@ -57,3 +57,12 @@ def test_a_prediction_is_drafted_from_its_beginning(model, monkeypatch):
     assert drafter.propose(row, 4) == ids[5:9]
     params = ds.SamplingParams(max_new_tokens=12, temperature=0, prediction=text)
     assert ds.generate(model, "Hello", params) == ds.generate(model, "Hello", replace(params, prediction=None))
+
+
+def test_the_samples_of_a_request_share_what_is_read_of_its_prediction(tiny_file, monkeypatch):
+    model, read = ds.load(tiny_file(kind="Q8_0", context=400)), []
+    encode = model.tokenizer.encode
+    monkeypatch.setattr(model.tokenizer, "encode", lambda text: read.append(text) or encode(text))
+    params = [ds.SamplingParams(max_new_tokens=2, n=3, prediction=text) for text in ("abc", "abd")]
+    ds.generate(model, [[1], [2]], params, draft="lookup")
+    assert read == ["abc", "abd"]
