@@ -16,7 +16,7 @@ import decodestep as ds
 from decodestep import cli
 from decodestep.families.common.names import GGUF
 from decodestep.families.common.registry import MODEL_TYPES
-from decodestep.files.gguf_file import GgufFile
+from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
@@ -110,6 +110,44 @@ def test_types_padding_and_facts(tmp_path):
     exact = ds.load(folder, dtype="float32").logits(ids)
     apart = np.abs(ds.load(target, dtype="float32").logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
     assert 0.01 < np.median(apart) < 0.6
+
+
+SAMPLED = {
+    "all five": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "do_sample": True},
+    "one": {"top_p": 0.8, "max_length": 20},
+    "a filter that is off": {"top_k": 0, "temperature": 1},
+    "greedy": {"do_sample": False, "repetition_penalty": 1.05},
+    "greedy by its temperature": {"temperature": 0.0, "top_k": 5},
+    "nothing": {"eos_token_id": 299},
+}
+
+
+@pytest.mark.parametrize("given", SAMPLED.values(), ids=list(SAMPLED))
+def test_the_file_samples_as_the_folder(tmp_path, given):
+    folder = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    target = quantised(folder, tmp_path / "out.gguf")
+    assert ds.load(target).default_params == ds.load(folder).default_params
+    keys = {name for name in GgufFile(target).metadata if name.startswith("general.sampling.")}
+    said = {SAMPLING_KEYS[name] for name in given if name in SAMPLING_KEYS}
+    assert keys == said | ({"general.sampling.temp"} if given.get("do_sample") is False else set())
+    again = tmp_path / "again.gguf"
+    assert ds.load(quantised(target, again, "q8_0")).default_params == ds.load(folder).default_params
+
+
+def test_the_file_of_a_greedy_model_says_no_other_temperature(tmp_path):
+    folder = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6, "top_k": -1}))
+    file = GgufFile(quantised(folder, tmp_path / "out.gguf"))
+    assert file.sampling_defaults == {"temperature": 0.0, "top_k": 0}
+
+
+def test_defaults_that_are_outside_their_rule_are_not_written(tmp_path, capsys):
+    folder = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps({"top_p": 3}))
+    assert cli.main(["quantize", str(folder), str(tmp_path / "out.gguf"), "--type", "f32"]) != 0
+    assert "the model's own sampling defaults: SamplingParams: top_p must be" in capsys.readouterr().err
+    assert not (tmp_path / "out.gguf").exists()
 
 
 @pytest.mark.parametrize(("family", "some"), [("qwen2", "attn_q.bias"), ("deepseek_v3", "exp_probs_b.bias")])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
@@ -14,11 +15,12 @@ from gguf.constants import GGMLQuantizationType, GGUFValueType
 from decodestep.families.common.gguf_header import build_header
 from decodestep.families.common.names import Part
 from decodestep.families.common.registry import model_type_of
-from decodestep.files.gguf_file import GgufFile, Tensor
+from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import read_float32
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import neighbour_order
+from decodestep.models.sampling_defaults import FIELDS, default_params
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields
 
@@ -83,6 +85,7 @@ def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
     header = build_header(folder, config, checkpoint.ropes())
     usual = model_type_of(folder).pre_tokenizer
     fields = header.metadata | tokenizer_fields(tokenizer, config.vocab_size, usual, str(path))
+    fields |= _sampling_keys(path, folder.sampling_defaults)
     templates = [{"name": name, "template": text} for name, text in folder.chat_templates().items() if isinstance(text, str)]
 
     def copy_fields(writer: GGUFWriter) -> None:
@@ -105,6 +108,20 @@ def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
     for name, vector in header.vectors.items():
         tensors[name] = SourceTensor(name, vector.shape, GGMLQuantizationType.F32, None, partial(iter, [vector]))
     return Source(path, header.config.architecture, config.layers, config.tied, copy_fields, tensors)
+
+
+def _sampling_keys(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a file with the `default_params` of what is given; without the fields that are not.
+
+    A greedy model has the temperature 0, for which llama.cpp is greedy too; the file can say no other besides.
+    """
+    params = default_params(path, given)
+    fields: dict[str, Any] = {name: getattr(params, name) for name in FIELDS if given.get(name) is not None}
+    if "top_k" in fields:
+        fields["top_k"] = max(fields["top_k"], 0)  # both 0 and -1 are off
+    if params.greedy:
+        fields["temperature"] = 0.0
+    return {SAMPLING_KEYS[name]: value for name, value in fields.items()}
 
 
 def _values(checkpoint: Checkpoint, half_split: bool, part: Part, i: int) -> Iterator[np.ndarray]:
