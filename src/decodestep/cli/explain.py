@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from decodestep._base.checks import Phrase, refuse, require
@@ -98,7 +97,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
     if other is None:
         return [params]
     beside = with_bans(with_model_defaults(build_params(other, **_DEFAULTS), other, model), other, model)
-    return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
+    return [params, beside if beside.seed is not None else beside.replace(seed=params.seed)]
 
 
 def _write_page(model: Model, text: str, ids: list[int], each: list[SamplingParams], options: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def default_params(path: Path, given: Mapping[str, Any]) -> SamplingParams:
         params = SamplingParams(**fields)
     except RequestError as error:
         raise ModelError(f"{path}: the model's own sampling defaults: {error}") from None
-    return replace(params, temperature=1.0, do_sample=False) if params.temperature == 0 else params
+    return params.replace(temperature=1.0, do_sample=False) if params.temperature == 0 else params
 
 
 def with_defaults(params: SamplingParams, given: Collection[str], defaults: SamplingParams) -> SamplingParams:
@@ -43,4 +42,4 @@ def with_defaults(params: SamplingParams, given: Collection[str], defaults: Samp
     fields: dict[str, Any] = {name: getattr(defaults, name) for name in left}
     if not {"do_sample", *_FILTERS} & set(given):
         fields["do_sample"] = defaults.do_sample
-    return replace(params, **fields)
+    return params.replace(**fields)

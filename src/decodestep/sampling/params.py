@@ -11,7 +11,7 @@ from decodestep._base.checks import refuse, require
 from decodestep.random import SEED_BITS, sample_seed
 from decodestep.sampling import request_formats, rules
 from decodestep.sampling.field_aliases import rename_fields
-from decodestep.sampling.keyword_fields import read_defaults, sets_fields, with_defaults
+from decodestep.sampling.keyword_fields import read_defaults, sets_fields, takes_fields, with_defaults
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -42,9 +42,9 @@ class SamplingParams:
 
     `SamplingParams()` samples from the whole distribution. A field of several items accepts any iterable except strings and
     mappings, and holds a tuple; stop_strings may also be one string, and None is an empty tuple where that is the default.
-    Mappings are copied. Objects are immutable and hashable, equal if their fields are, and shown with those that differ from
-    their defaults. Of the constraints, json_schema, regex and grammar, at most one is given; the text is valid where the row
-    ends with "eos", else it is cut.
+    Mappings are copied. Objects are immutable (`replace` makes another) and hashable, equal if their fields are, and shown
+    with those that differ from their defaults. Of the constraints, json_schema, regex and grammar, at most one is given; the
+    text is valid where the row ends with "eos", else it is cut.
 
     Args:
         max_new_tokens: an integer in [1, 2^31) or None. Ends the row after this many tokens; None: when the context
@@ -330,9 +330,14 @@ class SamplingParams:
         ordered = (*order, *(name for name in SAMPLERS if name not in order))
         return tuple(name for name in ordered if getattr(self, name) != DEFAULTS[name])
 
+    @takes_fields(__init__)
+    def replace(self, **changes: Any) -> SamplingParams:
+        """The same parameters with other values of some fields, given as to `SamplingParams`, by any name of a field."""
+        return replace(self, **changes)
+
     def without_beams(self) -> SamplingParams:
         """The same with one beam; the processors of a beam search are built from it."""
-        return replace(self, num_beams=1, num_beam_groups=1, diversity_penalty=0.0, num_return_sequences=1)
+        return self.replace(num_beams=1, num_beam_groups=1, diversity_penalty=0.0, num_return_sequences=1)
 
     def samples(self) -> list[SamplingParams]:
         """The parameters of each of num_return_sequences samples: the same, each with its own seed.
@@ -344,9 +349,9 @@ class SamplingParams:
         if count == 1 and (self.greedy or self.seed is not None):
             return [self]
         if self.greedy:
-            return [replace(self, num_return_sequences=1)] * count
+            return [self.replace(num_return_sequences=1)] * count
         seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
-        return [replace(self, seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
+        return [self.replace(seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
     @classmethod
     def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: Any) -> SamplingParams:
