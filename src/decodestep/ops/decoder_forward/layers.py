@@ -79,9 +79,11 @@ class Mixture:
 class LayerWeights:
     """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`.
 
-    attention_norm, ffn_norm: norms of what attention and the feed-forward block read; None: it is the residual stream itself.
-    attention_post_norm, ffn_post_norm: norms of the outputs of attention and of the feed-forward block; None if there are none.
-        A mixture has no post norm.
+    Attributes:
+        attention_norm: of what attention reads; None: it is the residual stream itself.
+        ffn_norm: what the feed-forward block reads, likewise.
+        attention_post_norm: of the output of attention; None if there is none.
+        ffn_post_norm: of the output of the feed-forward block, likewise; a mixture has none.
     """
 
     attention_norm: np.ndarray | None
