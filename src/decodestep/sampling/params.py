@@ -342,8 +342,7 @@ class SamplingParams:
     def samples(self) -> list[SamplingParams]:
         """The parameters of each of num_return_sequences samples: the same, each with its own seed.
 
-        If seed is None, it is drawn from the system's entropy; sample k has `random.sample_seed(seed, k)`. Greedy samples are
-        equal, and keep the seed or None.
+        If seed is None, it is drawn from the system's entropy; sample k has `random.sample_seed(seed, k)`. Greedy ones keep it.
         """
         count = self.num_return_sequences
         if count == 1 and (self.greedy or self.seed is not None):
@@ -357,14 +356,16 @@ class SamplingParams:
     def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: Any) -> SamplingParams:
         """The parameters of a transformers GenerationConfig, as `generate` would read it.
 
-        config: a GenerationConfig, or a mapping of its fields. Without do_sample it is greedy; if it samples, top_k is 50 by
-            default. max_length is used if there is no max_new_tokens, min_length if there is no min_new_tokens. Without either
-            length, max_new_tokens is 256, the default here, and not the 20 of `generate`. Fields about the cache, the form of
-            the result, padding and the speed of assisted generation are ignored, because they do not change any token.
-        changes: fields of SamplingParams that replace those of the config, before it is read: with do_sample=True it samples,
-            and with max_new_tokens its max_length is not used.
+        Args:
+            config: a GenerationConfig, or a mapping of its fields. Without do_sample it is greedy; if it samples, top_k is 50
+                by default. max_length is used if there is no max_new_tokens, min_length if there is no min_new_tokens. Without
+                either length, max_new_tokens is 256, the default here, and not the 20 of `generate`. Fields that change no
+                token are ignored: about the cache, the form of the result, padding and the speed of assisted generation.
+            changes: fields of SamplingParams that replace those of the config, before it is read: with do_sample=True it
+                samples, and with max_new_tokens its max_length is not used.
 
-        Raises ValueError for a field whose value is not supported.
+        Raises:
+            ValueError: for a field whose value is not supported.
         """
         names = DEFAULTS.keys()
         return cls(**request_formats.from_generation_config(config, rename_fields(changes, names), names))
@@ -373,17 +374,18 @@ class SamplingParams:
     def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
         """The parameters of an OpenAI completions or chat-completions request.
 
-        body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
-            num_return_sequences; logit_bias with its string keys; sequence_bias also as a list of pairs [ids, bias]; logprobs
-            and top_logprobs, or logprobs as a number, -> logprobs; response_format -> json_schema, {"type": "object"} for a
-            json_object; the text of prediction; a negative seed counts from 2^64. Other names of
-            SamplingParams are accepted unchanged. The prompt and the transport (model, messages, prompt, stream, user ...) are
-            left to the caller.
-        changes: fields of SamplingParams that replace those of the request.
+        Args:
+            body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
+                num_return_sequences; logit_bias with its string keys; sequence_bias also as a list of pairs [ids, bias];
+                logprobs and top_logprobs, or logprobs as a number, -> logprobs; response_format -> json_schema, {"type":
+                "object"} for a json_object; the text of prediction; a negative seed counts from 2^64. Other names of
+                SamplingParams are accepted unchanged. Model, messages, prompt, stream, user ... are left to the caller.
+            changes: fields of SamplingParams that replace those of the request.
 
-        Raises ValueError for every other field, for two fields that contradict each other, and outside the intervals of the
-        interface. Of best_of, echo, suffix, modalities and verbosity, and of vLLM's use_beam_search and its
-        fields about control tokens and stop strings in the text, only the value that changes nothing is accepted.
+        Raises:
+            ValueError: for every other field, for two fields that contradict each other, and outside the intervals of the
+                interface. Of best_of, echo, suffix, modalities, verbosity and vLLM's use_beam_search and fields about control
+                tokens and stop strings in the text, only the value that changes nothing is accepted.
         """
         names = DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})
