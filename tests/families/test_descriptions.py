@@ -15,9 +15,9 @@ from decodestep.families.common.names import FOLDER
 from decodestep.families.common.registry import FAMILIES, FORMS, MODEL_TYPES
 from decodestep.files.model_folder import ModelFolder
 from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from support.family_cases import CASES, FILES_ALONE, SAME_CLASSES
+from support import families
+from support.families import CASES
 from support.project import ROOT
-from test_families import NEEDED
 
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
@@ -64,7 +64,8 @@ def test_the_defaults_are_all_that_is_read(name, tmp_path):
     """So that a config.json of model_type alone has the sizes of transformers' class."""
     path = tmp_path / "model"
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": name, **NEEDED.get(name, {})}))
+    needed = CASES[name].needed if name in CASES else {}
+    (path / "config.json").write_text(json.dumps({"model_type": name, **needed}))
     safetensors.torch.save_file({"lm_head.weight": torch.zeros(1)}, path / "model.safetensors")
     config = folder.read_config(ModelFolder(path))
     assert config.architecture == name and not config.tied
@@ -91,9 +92,11 @@ def test_descriptions_cannot_be_changed():
 
 def test_every_family_has_cases():
     """Those of a type of the same class count for it; files of a family that transformers lacks are tested by themselves."""
-    assert set(MODEL_TYPES) == {*CASES, *SAME_CLASSES}
+    assert families.FAMILIES.keys() == FAMILIES.keys()
+    for name, cases in families.FAMILIES.items():
+        assert {each.name for each in FAMILIES[name].types} == {*cases.CASES, *getattr(cases, "SAME_CLASSES", ())}
     written = {each.written_as.architecture for each in MODEL_TYPES.values()}
-    assert set(FORMS) - written == set(FILES_ALONE)
+    assert set(FORMS) - written == {family.gguf.architecture for family in FAMILIES.values() if not family.types}
 
 
 def test_the_package_has_the_families_of_the_documentation():

@@ -22,15 +22,15 @@ from decodestep.models import ModelError
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields
 from decodestep.tokenizers.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
-from support import family_cases, family_models
-from support.family_cases import CASES
+from support import family_models, family_sizes
+from support.families import CASES
 from support.tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
 pytestmark = pytest.mark.slow
 
 
 def linear(factor):
-    return {"rope_parameters": family_cases.linear(factor)}
+    return {"rope_parameters": family_sizes.linear(factor)}
 
 
 # llama.cpp does not read Mistral's window; see docs/models.md for the others.
@@ -165,12 +165,12 @@ EXPRESSED = {
     "Granite 4 that is rotated": ("granitemoehybrid", {}),
     "biases of a llama": ("llama", {"mlp_bias": True, "attention_bias": True, "hidden_size": 64, "intermediate_size": 96}),
     "biases of a granite": ("granite", {"mlp_bias": True, "attention_bias": True}),
-    "mscale of a llama": ("llama", {"rope_parameters": family_cases.yarn(1.0, 1.0)}),
-    "two of them": ("qwen3", {"rope_parameters": family_cases.yarn(1.0, 0.7)}),
-    "attention_factor": ("granite", {"rope_parameters": family_cases.yarn(None, None, attention_factor=2.0)}),
+    "mscale of a llama": ("llama", {"rope_parameters": family_sizes.yarn(1.0, 1.0)}),
+    "two of them": ("qwen3", {"rope_parameters": family_sizes.yarn(1.0, 0.7)}),
+    "attention_factor": ("granite", {"rope_parameters": family_sizes.yarn(None, None, attention_factor=2.0)}),
     # llama.cpp goes by the size of its context: of more tokens than these, as the text is.
-    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": family_cases.longrope(32)}),
-    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": family_cases.longrope(32, attention_factor=1.3)}),
+    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": family_sizes.longrope(32)}),
+    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": family_sizes.longrope(32, attention_factor=1.3)}),
 }
 
 
@@ -186,7 +186,7 @@ def test_what_llama_cpp_reads_from_one_form_alone(tmp_path, family, changes):
 
 def test_long_rope_whose_factors_are_the_same_for_all_texts(tmp_path):
     """It has one rotation, so that texts of all lengths share their pages, and a file can say it."""
-    rotation = family_cases.longrope(32)
+    rotation = family_sizes.longrope(32)
     rotation["long_factor"] = rotation["short_factor"]
     folder = family_models.save(family_models.build_model("llama", 0, head_dim=8, rope_parameters=rotation), tmp_path / "in")
     before, after = (ds.load(path, dtype="float32") for path in (folder, quantised(folder, tmp_path / "out.gguf")))
@@ -212,14 +212,14 @@ REFUSED = {
     "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),
     "heads that are all rotated": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
     "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
-    "yarn": ("youtu", {"rope_parameters": family_cases.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "yarn": ("youtu", {"rope_parameters": family_sizes.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
     "a bias that llama.cpp lacks": ("qwen3", {"attention_bias": True}, "does not load a file of qwen3 with a bias of"),
     "wide heads": ("qwen2", {"head_dim": 32}, "does not load a file of qwen2 with 4 heads of 32"),
     "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
     "no experts": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "does not load a file of qwen3moe with dense layers alone"),
     "long-rope": (
         "youtu",
-        {"rope_parameters": family_cases.longrope(100)},
+        {"rope_parameters": family_sizes.longrope(100)},
         "does not load a file of deepseek2 with long-rope",
     ),
     "scores that grow with a linear stretch": (
@@ -229,16 +229,16 @@ REFUSED = {
     ),
     "scores that grow with the sine": (
         "youtu",
-        {"rope_parameters": family_cases.yarn(None, None)},
+        {"rope_parameters": family_sizes.yarn(None, None)},
         "YaRN and no mscale_all_dim",
     ),
-    "scores that shrink": ("youtu", {"rope_parameters": family_cases.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
+    "scores that shrink": ("youtu", {"rope_parameters": family_sizes.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
     "biases of an olmo": ("olmo2", {"attention_bias": True}, "does not load a file of olmo2 with biases of attention"),
     "wide heads of an olmo": ("olmo2", {"head_dim": 32}, "does not load a file of olmo2 with 4 heads of 32"),
     "a tied olmo": ("olmo2", {"tie_word_embeddings": True}, "olmo2 with an embedding that is the logits matrix"),
     "long-rope of a qwen3": (
         "qwen3",
-        {"head_dim": 8, "rope_parameters": family_cases.longrope(32)},
+        {"head_dim": 8, "rope_parameters": family_sizes.longrope(32)},
         "rope scaling 'longrope' is not supported",
     ),
     "divided frequencies of a qwen3": (
@@ -248,7 +248,7 @@ REFUSED = {
     ),
     "yarn of a gemma": (
         "gemma3_text",
-        {"rope_parameters": {"full_attention": family_cases.yarn(None, None, attention_factor=2.0)}},
+        {"rope_parameters": {"full_attention": family_sizes.yarn(None, None, attention_factor=2.0)}},
         "cannot say its rotation",
     ),
 }
