@@ -87,8 +87,10 @@ def top_k_top_p_sample(
         backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
     Returns:
-        logits_select_idx: (batch,) int64, as all in the kind of logits.
-        logits_top_kp_select: (batch, V) float32, the logits of the survivors and -inf elsewhere; None unless is_need_logits.
+        A `TopKTopPSample` in the kind of logits:
+
+        - logits_select_idx: (batch,) int64.
+        - logits_top_kp_select: (batch, V) float32, the logits of the survivors and -inf elsewhere; None unless is_need_logits.
 
     Raises:
         ValueError: for an argument outside these rules.
@@ -186,12 +188,14 @@ def top_k_top_p_sample_v2(
         backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
     Returns:
-        logits_select_idx: (batch,) int64, as all in the kind of logits; None where is_need_sample_result.
-        logits_top_kp_select: (batch, V) float32, the inputs of the survivors, elsewhere -inf (0 where input_is_logits is
-            False); None unless is_need_logits.
-        logits_idx: (batch, V) int64, the survivors' ids at the front of each row, in the order of `ids`, then zeros; None
-            unless is_need_sample_result.
-        logits_sort_masked: (batch, V) float32, their values, likewise.
+        A `TopKTopPSampleV2` in the kind of logits:
+
+        - logits_select_idx: (batch,) int64; None where is_need_sample_result.
+        - logits_top_kp_select: (batch, V) float32, the inputs of the survivors, elsewhere -inf (0 where input_is_logits is
+          False); None unless is_need_logits.
+        - logits_idx: (batch, V) int64, the survivors' ids at the front of each row, in the order of `ids`, then zeros; None
+          unless is_need_sample_result.
+        - logits_sort_masked: (batch, V) float32, their values, likewise.
 
     Raises:
         ValueError: for an argument outside these rules.
