@@ -42,7 +42,7 @@ def decoder_forward(
         grouped-query attention of h:
             q, v, k = h @ query, h @ values_keys (or v = h @ values_keys, k = h @ keys), and their biases
             every head of q and k normalised, or with norms_of_rows q and k as one row each, where there are norms
-            q, k rotated by positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
+            q, k with the rope of positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
             cache[sequence[t], positions[t]] = k, v
             attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions
         rms_norm(x, attention_norm) and rms_norm(x, ffn_norm) are x where the layer has no such norm
@@ -50,7 +50,7 @@ def decoder_forward(
 
         latent attention of h:
             q = h @ query, or rms_norm(h @ query_down, query_norm) @ query;  q_nope, q_rope = q by head
-            c, r = h @ latent;  c = rms_norm(c, latent_norm);  q_rope, r rotated by positions[t]
+            c, r = h @ latent;  c = rms_norm(c, latent_norm);  q_rope, r with the rope of positions[t]
             cache[sequence[t], positions[t]] = c, r    rounded to the cache's type
             for every head n: mla_attention of (q_nope @ key_up_n, q_rope) to cache[sequence[t], 0 .. positions[t]]
                 @ value_up_n

@@ -181,7 +181,7 @@ class DecoderWeights:
 
     @property
     def rope_dim(self) -> int:
-        """The number of rotated values of a head."""
+        """The number of values of a head with rope."""
         return self.head_dim if self.latent is None else self.latent.rope
 
     @property
