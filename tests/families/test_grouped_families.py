@@ -299,12 +299,12 @@ def test_layers_with_windows_that_are_no_list_of_flags_are_refused(model, tmp_pa
 GGUF_REFUSED = {
     "softcapped logits": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
     "softcapped scores": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
-    "values of another width": ({"attention.value_length": 16}, "key heads of 32 values, 16 of them read, 32 rotated"),
-    "a rotation of a part": ({"rope.dimension_count": 16}, "key heads of 32 values, 32 of them read, 16 rotated"),
+    "values of another width": ({"attention.value_length": 16}, "key heads of 32 values, 16 of them read, 32 with rope"),
+    "a rope of a part": ({"rope.dimension_count": 16}, "key heads of 32 values, 32 of them read, 16 with rope"),
     "key heads that do not divide": ({"attention.head_count_kv": 3}, "4 query heads on 3 key heads"),
     "heads of an odd width": (
         dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 31),
-        "key heads of 31 values, 31 of them read, 31 rotated",
+        "key heads of 31 values, 31 of them read, 31 with rope",
     ),
     "long-rope without factors": ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
 }

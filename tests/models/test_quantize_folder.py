@@ -162,7 +162,7 @@ EXPRESSED = {
     "a linear stretch by one": ("deepseek_v3", linear(1.0)),
     "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
     "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
-    "Granite 4 that is rotated": ("granitemoehybrid", {}),
+    "Granite 4 with rope": ("granitemoehybrid", {}),
     "biases of a llama": ("llama", {"mlp_bias": True, "attention_bias": True, "hidden_size": 64, "intermediate_size": 96}),
     "biases of a granite": ("granite", {"mlp_bias": True, "attention_bias": True}),
     "mscale of a llama": ("llama", {"rope_parameters": family_sizes.yarn(1.0, 1.0)}),
@@ -210,9 +210,9 @@ REFUSED = {
     "windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "grouped.windows"),
     "rotations": ("smollm3", {"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, "grouped.ropes"),
     "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),
-    "heads that are all rotated": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
+    "heads that are all rope": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
     "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
-    "yarn": ("youtu", {"rope_parameters": family_sizes.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "yarn": ("youtu", {"rope_parameters": family_sizes.yarn(None, None, attention_factor=2.0)}, "cannot say its rope"),
     "a bias that llama.cpp lacks": ("qwen3", {"attention_bias": True}, "does not load a file of qwen3 with a bias of"),
     "wide heads": ("qwen2", {"head_dim": 32}, "does not load a file of qwen2 with 4 heads of 32"),
     "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
@@ -244,12 +244,12 @@ REFUSED = {
     "divided frequencies of a qwen3": (
         "qwen3",
         {"rope_parameters": CASES["llama"].sizes[1]["rope_parameters"]},
-        "cannot say its rotation",
+        "cannot say its rope",
     ),
     "yarn of a gemma": (
         "gemma3_text",
         {"rope_parameters": {"full_attention": family_sizes.yarn(None, None, attention_factor=2.0)}},
-        "cannot say its rotation",
+        "cannot say its rope",
     ),
 }
 

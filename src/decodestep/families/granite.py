@@ -88,7 +88,7 @@ FAMILY = Family(
             feed_forward="shared_intermediate_size",  # intermediate_size is that of experts
             more=_factors,
             check=_check_hybrid,
-            rotates=lambda keys: keys.get("position_embedding_type") == "rope",
+            has_rope=lambda keys: keys.get("position_embedding_type") == "rope",
             tensors={"gate_up": "shared_mlp.input_linear.weight", "down": "shared_mlp.output_linear.weight"},
             pre_tokenizer="dbrx",
         ),

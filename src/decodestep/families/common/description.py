@@ -64,7 +64,7 @@ class GgufForm:
     experts: the mixture of experts of a file; None: files with experts are refused.
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
-    rope_flag: the key that says whether positions are rotated; None: they are. second_rope: rotation 1 of `GroupedConfig`,
+    rope_flag: the key that says whether there is a rope; None: there is. second_rope: rope 1 of `GroupedConfig`,
         for heads of a width.
     yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
         does not read that key.
@@ -122,8 +122,8 @@ class ModelType:
     experts: the mixture of experts; None: it has none. next_token_layers: whether as many layers for multi-token prediction
         may follow as num_nextn_predict_layers says.
     more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
-    rotates: whether positions are rotated. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
-        one for "sliding_attention"; otherwise a layer whose rotation is another one has none.
+    has_rope: whether there is a rope. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
+        one for "sliding_attention"; otherwise a layer whose rope is another one has none.
     tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. norm_shift: as in `Config`.
     pre_tokenizer: the name that its GGUF files have, of several that cut texts alike. tiktoken: the name of the rules for
         tiktoken.model; None: its folders have tokenizer.json alone.
@@ -143,7 +143,7 @@ class ModelType:
     next_token_layers: bool = False
     more: Callable[[Keys, Fields], Fields] = nothing
     check: Callable[[Keys, Fields], None] = no_objection
-    rotates: Callable[[Keys], bool] = lambda keys: True
+    has_rope: Callable[[Keys], bool] = lambda keys: True
     ropes_by_layer_type: bool = False
     tensors: Mapping[str, str] = field(default_factory=dict)
     norm_shift: float = 0.0

@@ -69,7 +69,7 @@ def build_header(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -
     _check_config(keys, expected, read)
     for ours, again in zip(ropes, gguf.read_ropes(file, read, lambda name, _: vectors[name]), strict=True):
         if not _same_rope(ours, again):
-            raise keys.refusal(f"a GGUF file of {form.architecture} cannot say its rotation")
+            raise keys.refusal(f"a GGUF file of {form.architecture} cannot say its rope")
     if (stretched := form.scaled_scores(rope_fields)) is not None:
         raise keys.refusal(
             f"llama.cpp scales the scores of a file of {form.architecture} with {stretched}, unlike transformers"

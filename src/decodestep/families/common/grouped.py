@@ -79,11 +79,11 @@ class GroupedFile:
         kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS)
         head_dim = keys.size("attention.key_length", hidden // heads)
         values = keys.size("attention.value_length", head_dim)
-        rotated = keys.size("rope.dimension_count", head_dim)
-        if heads % kv_heads or head_dim % 2 or not head_dim == values == rotated:
+        rope_dim = keys.size("rope.dimension_count", head_dim)
+        if heads % kv_heads or head_dim % 2 or not head_dim == values == rope_dim:
             raise keys.refusal(
-                f"{heads} query heads on {kv_heads} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
-                "not supported"
+                f"{heads} query heads on {kv_heads} key heads of {head_dim} values, {values} of them read, "
+                f"{rope_dim} with rope: not supported"
             )
         scaling = keys.text("rope.scaling.type", "none")
         if scaling not in ("none", "linear", "yarn", *(("longrope",) if self.long_rope else ())):
