@@ -59,7 +59,7 @@ def test_the_file_is_the_model(folder, tmp_path, family):
     target = quantised(source, tmp_path / "model.gguf")
     before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
     assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
-    assert (after.config.architecture, after.config.name) == (MODEL_TYPES[family].written_as.architecture, before.config.name)
+    assert (after.config.architecture, after.config.name) == (MODEL_TYPES[family].written_as.name, before.config.name)
     assert len(after.tokenizer) == before.config.vocab_size
     for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
         assert after.tokenizer.encode(text) == before.tokenizer.encode(text)
@@ -82,7 +82,7 @@ def test_llama_cpp_has_its_logits(folder, tmp_path, family):
 @pytest.mark.parametrize("family", CASES)
 def test_names_are_those_of_the_gguf_package(family):
     """Of each part the package's name for what transformers calls it, where its tables have it."""
-    written_as = MODEL_TYPES[family].written_as.architecture
+    written_as = MODEL_TYPES[family].written_as.name
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written_as)
     known = gguf.get_tensor_name_map(architecture, 2)
     found = 0

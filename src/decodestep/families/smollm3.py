@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Family, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys, windows_by_type
 from decodestep.families.common.limits import MAX_LAYERS
 
@@ -43,7 +43,7 @@ def _windows(keys: Keys, layers: int) -> tuple[int, ...]:
     return found if any(found) else ()
 
 
-_GGUF = GgufForm("smollm3", GroupedFile(ropes=lambda windows, layers: _every(_PERIOD, layers)), output_bias=False)
+_GGUF = Architecture("smollm3", GroupedFile(ropes=lambda windows, layers: _every(_PERIOD, layers)), output_bias=False)
 FAMILY = Family(
     types=(
         ModelType(

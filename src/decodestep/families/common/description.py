@@ -33,7 +33,7 @@ def no_rope(keys: GgufKeys, width: int) -> Rope:
 class FileAttention(Protocol):
     """Attention in a GGUF file: `GroupedFile` or `LatentFile`."""
 
-    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+    def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         """The fields of attention. common: those that all models have."""
 
     def written(self, config: Config) -> Fields:
@@ -57,10 +57,10 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class GgufForm:
+class Architecture:
     """A family as a GGUF file of llama.cpp's.
 
-    architecture: its name in the file. layers: what all its layers have. rope_half_split: as in `Config`.
+    name: that general.architecture. layers: what all its layers have. rope_half_split: as in `Config`.
     experts: the mixture of experts of a file; None: files with experts are refused.
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
@@ -77,7 +77,7 @@ class GgufForm:
     scaled_scores: by which of the rope's keys llama.cpp scales scores as transformers does not, or None.
     """
 
-    architecture: str
+    name: str
     attention: FileAttention
     layers: Layers = Layers()
     rope_half_split: bool = False
@@ -114,7 +114,7 @@ class Activation:
 class ModelType:
     """A family as a folder with one model_type in config.json.
 
-    name: that model_type. written_as: the form of a GGUF file of it. layers: what all its layers have.
+    name: that model_type. written_as: the architecture of a GGUF file of it. layers: what all its layers have.
     defaults: of transformers' class, for missing keys. aliases: keys that the class reads as another one, which they replace.
     taken_for: keys with which transformers takes the folder for another model_type.
     activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: whether the class reads
@@ -130,7 +130,7 @@ class ModelType:
     """
 
     name: str
-    written_as: GgufForm
+    written_as: Architecture
     attention: FolderAttention
     defaults: Mapping[str, Any]
     layers: Layers = Layers()
@@ -162,4 +162,4 @@ class Family:
     """`FAMILY` of the family's file. types: as folders. gguf: as a GGUF file; None: it is written as another family's."""
 
     types: tuple[ModelType, ...] = ()
-    gguf: GgufForm | None = None
+    gguf: Architecture | None = None

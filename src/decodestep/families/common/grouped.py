@@ -12,7 +12,7 @@ from decodestep.decoding.config import Config, GroupedConfig
 from decodestep.decoding.rope import Rope
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
 
@@ -74,7 +74,7 @@ class GroupedFile:
     scale: Callable[[GgufKeys, Fields, int], float | None] | None = None
     long_rope: bool = False
 
-    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+    def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
         kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS)
         head_dim = keys.size("attention.key_length", hidden // heads)
@@ -95,7 +95,7 @@ class GroupedFile:
         grouped = GroupedConfig(
             scale=None if self.scale is None else self.scale(keys, common, head_dim),
             biases=tuple(part for part in ATTENTION_PRODUCTS if names.has_bias(keys.file.tensors, part)),
-            query_key_norm=form.layers.query_key_norm,
+            query_key_norm=architecture.layers.query_key_norm,
             windows=windows,
             ropes=() if self.ropes is None else self.ropes(windows, layers),
         )

@@ -9,7 +9,7 @@ from decodestep.decoding import rope
 from decodestep.decoding.config import Config, LatentConfig
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys, RopeParameters
-from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MOST_FACTOR
 
@@ -25,7 +25,7 @@ class LatentFile:
     widths: Callable[[GgufKeys, Fields], tuple[int, int]]
     compressed: bool = True
 
-    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+    def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         (head, value), rope_dim = self.widths(keys, common), keys.size("rope.dimension_count")
         if rope_dim > head or rope_dim % 2:
             raise keys.refusal(f"rope.dimension_count {rope_dim} is odd, or more than a head's {head} values")
@@ -33,7 +33,9 @@ class LatentFile:
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise keys.refusal(f"rope scaling {scaling!r} is not supported")
         scale = head**-0.5
-        if scaling != "none" and (strength := form.yarn_strength(keys)):  # as in transformers, whatever stretches positions
+        if scaling != "none" and (
+            strength := architecture.yarn_strength(keys)
+        ):  # as in transformers, whatever stretches positions
             scale *= rope.yarn_growth(keys.rope_factor(), strength) ** 2
         # The tensors say whether queries have a latent; llama.cpp counts layers.
         direct = not self.compressed or names.GGUF["query"].format(i=0) in keys.file.tensors
