@@ -18,7 +18,7 @@ from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.experts import written_experts
 from decodestep.families.common.folder import read_keys
-from decodestep.families.common.names import Part
+from decodestep.families.common.names import NamedTensor
 from decodestep.files.model_folder import ModelFolder
 
 # Fields of Config that a GGUF file expresses in another way, or not at all.
@@ -27,13 +27,13 @@ _UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_at
 
 @dataclass(frozen=True)
 class Header:
-    """A GGUF file that is not written yet. metadata: without the tokenizer. config: as read from that metadata. parts: its
-    tensors, each with its layer or -1, except `vectors`, which belong to the rope."""
+    """A GGUF file that is not written yet. metadata: without the tokenizer. config: as read from that metadata. tensors:
+    each with its layer or -1, except `vectors`, which belong to the rope."""
 
     path: Path
     metadata: dict[str, Any]
     config: Config
-    parts: list[tuple[int, Part]]
+    tensors: list[tuple[int, NamedTensor]]
     vectors: dict[str, np.ndarray]
 
 
@@ -63,8 +63,8 @@ def build_header(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -
     expected = replace(
         config, architecture=architecture.name, rope_half_split=architecture.rope_half_split, norm_shift=0.0, skipped_layers=0
     )
-    parts = _parts(architecture, keys, expected)
-    file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
+    tensors = _tensors(architecture, keys, expected)
+    file = _Unwritten(folder.path, data, dict.fromkeys([tensor.name for _, tensor in tensors]) | vectors)
     read = gguf.read_config(file)
     _check_config(keys, expected, read)
     for ours, again in zip(ropes, gguf.read_ropes(file, read, lambda name, _: vectors[name]), strict=True):
@@ -74,10 +74,10 @@ def build_header(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -
         raise keys.refusal(
             f"llama.cpp scales the scores of a file of {architecture.name} with {stretched}, unlike transformers"
         )
-    return Header(folder.path, data, read, parts, vectors)
+    return Header(folder.path, data, read, tensors, vectors)
 
 
-def _parts(architecture: Architecture, keys: Keys, config: Config) -> list[tuple[int, Part]]:
+def _tensors(architecture: Architecture, keys: Keys, config: Config) -> list[tuple[int, NamedTensor]]:
     """The tensors of the file, each with its layer or -1."""
 
     def has(name: str) -> bool:
@@ -85,13 +85,13 @@ def _parts(architecture: Architecture, keys: Keys, config: Config) -> list[tuple
         return "attn_kv_b" in name and not architecture.split_up_projections
 
     try:
-        parts = list(names.list_parts(config, names.GGUF, has))
+        tensors = list(names.list_tensors(config, names.GGUF, has))
     except KeyError as error:
         raise keys.refusal(f"a GGUF file has no name for {error}") from error
-    empty = next((part.name for _, part in parts if 0 in part.shape), None)
+    empty = next((tensor.name for _, tensor in tensors if 0 in tensor.shape), None)
     if empty is not None:
         raise keys.refusal(f"a GGUF file cannot have a tensor without values, as {empty} would be")
-    return parts
+    return tensors
 
 
 def _check_config(keys: Keys, expected: Config, read: Config) -> None:
