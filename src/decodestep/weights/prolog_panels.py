@@ -24,10 +24,11 @@ class PanelWeight:
 
         data = for every matrix: for every 32 columns: for every 4 bytes of inputs: those of column 0, 1, ... 31
 
-    data: one axis, contiguous, of the weight's dtype, float32, bfloat16 or int8. A group is 4 bytes of one column's inputs:
-        1, 2 or 4 values; int8 ones are stored as the bytes that are 128 above them. K and N are padded with zeros to multiples
-        of 32. In float32 and bfloat16 these are the panels of `LinearPanels`.
-    shape: of the weight, (K, N) or (H, K, N).
+    Attributes:
+        data: one axis, contiguous, of the weight's dtype, float32, bfloat16 or int8. A group is 4 bytes of one column's inputs:
+            1, 2 or 4 values; int8 ones are stored as the bytes that are 128 above them. K and N are padded with zeros to
+            multiples of 32. In float32 and bfloat16 these are the panels of `LinearPanels`.
+        shape: of the weight, (K, N) or (H, K, N).
     """
 
     data: np.ndarray
@@ -37,10 +38,13 @@ class PanelWeight:
     def from_array(cls, weight: Array, shape: tuple[int, int] | None = None) -> PanelWeight:
         """Copies a weight into panels, on all threads.
 
-        weight: float32, bfloat16 or int8, a NumPy array or torch tensor of any strides and no empty axis: (K, N), (H, K, N),
-            or the NZ storage (columns / c0, rows / 16, 16, c0) of one matrix (see `to_nz`).
-        shape: (K, N), only with NZ storage, to cut its padding off; None keeps the padding.
-        Raises ValueError for another dtype or shape.
+        Args:
+            weight: float32, bfloat16 or int8, a NumPy array or torch tensor of any strides and no empty axis: (K, N), (H, K,
+                N), or the NZ storage (columns / c0, rows / 16, 16, c0) of one matrix (see `to_nz`).
+            shape: (K, N), only with NZ storage, to cut its padding off; None keeps the padding.
+
+        Raises:
+            ValueError: for another dtype or shape.
         """
         from decodestep.weights.native import pack_prolog_panels  # native code, only needed here
 
