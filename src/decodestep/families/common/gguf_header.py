@@ -81,8 +81,8 @@ def _parts(form: GgufForm, keys: Keys, config: Config) -> list[tuple[int, Part]]
     """The tensors of the file, each with its layer or -1."""
 
     def has(name: str) -> bool:
-        """Of the two forms that a part may have."""
-        return "attn_kv_b" in name and not form.split_up_projections
+        """Of the two forms that a part may have, and of parts that a file may leave out."""
+        return ("attn_kv_b" in name and not form.split_up_projections) or ".nextn." in name
 
     try:
         parts = list(names.list_parts(config, names.GGUF, has))
@@ -115,7 +115,7 @@ def _refused_by_llama_cpp(form: GgufForm, config: Config, vectors: dict[str, np.
 
 def _size_keys(form: GgufForm, config: Config) -> Fields:
     made: Fields = {
-        "block_count": config.layers,
+        "block_count": config.layers + config.next_token_layers,
         "context_length": config.context,
         "embedding_length": config.hidden,
         "feed_forward_length": config.feed_forward,
@@ -124,6 +124,8 @@ def _size_keys(form: GgufForm, config: Config) -> Fields:
         "attention.head_count_kv": config.kv_heads,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
     }
+    if config.next_token_layers:
+        made["nextn_predict_layers"] = config.next_token_layers
     return made | form.attention.written(config) | form.written(config) | written_experts(config)
 
 
