@@ -9,6 +9,7 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, ids_below, refuse, require
 from decodestep.decoding.decoder import Decoder, TokenBatch
+from decodestep.decoding.kv_cache import PairedPages
 from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.sequence import CachedSequence
 
@@ -118,7 +119,16 @@ def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> 
     long = None
     if pool.long_after is not None and any(flags := [sequence.is_long for sequence, _ in block]):
         long = np.array(flags)[arrays[1]]
-    logits = decoder.logits(TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage)
+    made, layers, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), decoder.next_tokens, pool.storage
+    if layers is None or not isinstance(storage, PairedPages):
+        logits = decoder.logits(made, storage)
+    else:
+        hidden = np.empty((len(tokens), decoder.config.hidden), np.float32)
+        logits = decoder.logits(made, storage.model, hidden)
+        states = layers.fill(made, hidden, [sequence.last_states for sequence, _ in block], storage.next_tokens)
+        ends = np.cumsum([len(ids) for _, ids in block])[:-1]
+        for (sequence, _), own in zip(block, np.split(states, ends), strict=True):
+            sequence.set_states(own)
     with LOCK:
         for sequence, ids in block:
             sequence.commit_locked(ids)

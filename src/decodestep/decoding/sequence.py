@@ -15,6 +15,7 @@ from decodestep.decoding.page_pool import LOCK, Page, PagePool
 from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
+_KEPT_STATES = 64  # more than a draft has tokens, of which the last ones are dropped
 
 
 class CachedSequence:
@@ -51,6 +52,8 @@ class CachedSequence:
         self._same_rope = 0  # how many tokens, from the first on, were rotated as that one
         self._runner: int | None = None  # the thread whose pass runs tokens of it
         self._closed = False
+        # What layers for next-token prediction read with the token after it: of the tokens from a position on that ran last.
+        self._states: tuple[int, np.ndarray] = 0, np.empty(0)
         with LOCK:
             pool.open_locked(self, self._capacity_pages)
 
@@ -130,6 +133,7 @@ class CachedSequence:
             pool.release_locked(old)
             self.tokens = list(source.tokens)
             self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
+            self._states = source._states
             self._claim_locked(full + partial - len(old))
             self._list(*shared)
             if partial:
@@ -167,6 +171,8 @@ class CachedSequence:
                 pool.release_locked([last])
                 self._reserve_again_locked(alone)
             self._expected, self._same_rope = length, min(self._same_rope, length)
+            first, states = self._states
+            self._states = first, states[: max(0, length - first)]
 
     def close(self) -> None:
         """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
@@ -212,6 +218,22 @@ class CachedSequence:
         after = self._pool.long_after
         return after is not None and self._expected > after
 
+    @property
+    def last_states(self) -> np.ndarray | None:
+        """Those of the last token (see `NextTokenLayers`); None if they are not known."""
+        last = len(self.tokens) - 1
+        if last >= 0 and (found := self._states_at(last)) is None and last % PAGE == PAGE - 1:
+            return self._pages[last // PAGE].states
+        return found if last >= 0 else None
+
+    def set_states(self, states: np.ndarray) -> None:
+        """Sets those of the tokens that a pass has run, before they are appended."""
+        self._states = len(self.tokens), states
+
+    def _states_at(self, position: int) -> np.ndarray | None:
+        first, states = self._states
+        return states[position - first] if first <= position < first + len(states) else None
+
     def missing_pages(self, tokens: int) -> int:
         """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
         self._require_idle()
@@ -233,6 +255,11 @@ class CachedSequence:
         for i in range(first, self._same_rope // PAGE):
             page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
             self._pages[i], self._table[i] = page, page.number
+            if page.states is None:
+                page.states = self._states_at((i + 1) * PAGE - 1)
+        first, states = self._states
+        if len(states) > _KEPT_STATES:
+            self._states = first + len(states) - _KEPT_STATES, states[-_KEPT_STATES:].copy()
 
     def end_forward(self) -> None:
         """Also of a forward pass that failed: its pages stay, to be filled by the next."""
@@ -288,7 +315,9 @@ class CachedSequence:
         if page is None or self._pool.available_locked() + (self.reserved > 0) <= (page.users == 0):
             return
         most = min(PAGE, len(tokens)) - 1
-        same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most)
+        same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most) - self._pool.storage.run_again
+        if same < 1:
+            return
         self._pool.hold_locked(page)  # or it might be the one that is taken
         self._claim_locked(1)
         self._list(self._pool.take_locked())
