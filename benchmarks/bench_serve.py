@@ -1,9 +1,10 @@
 """decodestep serve under load: throughput, latencies, stalls, and whether answers stay independent of the load.
 
     python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--seconds 10] [--rounds 3] [--clients 1 4 16] [--rates 1 4]
+        [--draft auto off]
 
 The server runs as its own process, clients are sockets of this one that read server-sent events. First it verifies: seeded
-requests, alone and all at once, have the same texts. Then
+requests, alone and all at once, have the same texts, and with each --draft. Then, for one --draft after the other,
 
     clients    N clients, each of which asks again as soon as it has its answer: tokens a second of all, in turns with
                llama.cpp's llama_decode of N sequences, without sampling, text or HTTP, on the same file and threads; ratios
@@ -92,13 +93,15 @@ def percentiles(seconds: list[float]) -> str:
     return f"p50 {p50:.1f}  p95 {p95:.1f}  p99 {p99:.1f} ms"
 
 
-async def verify(port: int) -> None:
+async def verify(port: int) -> list[str]:
+    """The texts of requests alone, which are those of the same requests at once."""
     alone = [(await ask(port, build_prompt(i), seed=i)).text for i in range(8)]
     together = await asyncio.gather(*(ask(port, build_prompt(i % 8), seed=i % 8) for i in range(48)))
     different = [i for i, answer in enumerate(together) if answer.text != alone[i % 8]]
     print(f"equality: {len(together) - len(different)} of {len(together)} seeded answers under load are those alone")
     if different:
         raise SystemExit("answers change with the load")
+    return alone
 
 
 async def closed(port: int, clients: int, seconds: float, prompts: Iterator[list[int]]) -> tuple[float, list[Answer]]:
@@ -181,8 +184,9 @@ def llama_decode(path: Path, sequences: int, threads: int, seconds: float) -> fl
     return rate
 
 
-def serve(path: str, threads: int) -> tuple[subprocess.Popen[str], int]:
-    command = [sys.executable, "-m", "decodestep", "serve", path, "--threads", str(threads), "--port", "0"]
+def serve(path: str, threads: int, draft: str) -> tuple[subprocess.Popen[str], int]:
+    options = ["--threads", str(threads), "--port", "0", "--draft", draft]
+    command = [sys.executable, "-m", "decodestep", "serve", path, *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     for line in process.stderr:
@@ -220,8 +224,9 @@ async def throughput(options: argparse.Namespace, port: int, peer: Path | None) 
                 print(f"           {statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] of {name}")
 
 
-async def measure(options: argparse.Namespace, port: int, peer: Path | None) -> None:
-    await verify(port)
+async def measure(options: argparse.Namespace, port: int, peer: Path | None) -> list[str]:
+    """Measures a server; returns the texts of `verify`."""
+    texts = await verify(port)
     await throughput(options, port, peer)
     for rate in options.rates:
         answers = await poisson(port, rate, options.seconds)
@@ -230,6 +235,7 @@ async def measure(options: argparse.Namespace, port: int, peer: Path | None) -> 
     for clients in (1, 4, 16):
         await stall(port, clients)
     await prefix(port)
+    return texts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -240,6 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16, 64], help="how many send at once")
     parser.add_argument("--rates", type=float, nargs="*", default=[1.0, 4.0], help="requests a second")
     parser.add_argument("--rounds", type=int, default=3, help="of the measurements of clients")
+    parser.add_argument("--draft", nargs="+", default=["auto"], help="of the server; several are measured one after another")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -252,12 +259,18 @@ def main(argv: list[str] | None = None) -> int:
         path = Path(options.model) if options.model else default_model()
         if peer and not options.model:
             path = requantised.write(path, Path(folder) / "default-q4_0.gguf", "Q4_0")
-        process, port = serve(str(path), options.threads)
-        try:
-            asyncio.run(measure(options, port, path if peer and path.suffix == ".gguf" else None))
-        finally:
-            process.terminate()
-            process.wait()
+        texts: list[str] | None = None
+        for draft in options.draft:
+            if len(options.draft) > 1:
+                print(f"--draft {draft}")
+            process, port = serve(str(path), options.threads, draft)
+            try:
+                before, texts = texts, asyncio.run(measure(options, port, path if peer and path.suffix == ".gguf" else None))
+            finally:
+                process.terminate()
+                process.wait()
+            if before not in (None, texts):
+                raise SystemExit("answers change with the drafts")
     return 0
 
 

@@ -18,7 +18,6 @@ from decodestep.constraints import processor as constraint
 from decodestep.constraints import trial as constraint_trial
 from decodestep.constraints import worker as constraint_worker
 from decodestep.ops.decode_step.steps import Allow, Ban
-from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 from support import processes
 from support.constrained_rows import END, VOCAB, run, token_bytes
@@ -156,29 +155,32 @@ def test_rows_without_a_constraint_and_fused_masks_change_no_token(rng):
     ],
 )
 def test_tokens_that_the_constraint_decides_are_those_that_steps_would_draw(params):
-    def row_of(after):
+    def row_of(draft):
         options = {"vocab_size": VOCAB, "eos_token_id": END, "token_bytes": token_bytes, "prompt_ids": [[65, 66]]}
         sampler = Sampler(ds.SamplingParams(seed=5, **params), **options)
         [row], text, steps = sampler.rows, "", 0
         while not row.reason and steps < 400:
-            logits = np.random.default_rng(len(row.history)).normal(size=(1, VOCAB)).astype(np.float32)
-            text += sampler.step(logits).text[0] + after(row)
+            drafted, n = draft(row), len(row.history)
+            logits = [np.random.default_rng(n + i).normal(size=VOCAB).astype(np.float32) for i in range(len(drafted) + 1)]
+            text += "".join(result.text[0] for _, result in sampler.steps(np.stack(logits), [drafted]))
             steps += 1
         assert text == row.text.text
         return row, steps
 
-    (one, steps), (other, fewer) = row_of(lambda row: ""), row_of(Row.jump)
+    (one, steps), (other, fewer) = row_of(lambda row: []), row_of(lambda row: row.constraint.forced_tokens(row.history.tokens))
     assert other.history.tokens == one.history.tokens and (other.reason, other.text.text) == (one.reason, one.text.text)
-    assert (fewer < steps) == ("logprobs" not in params and "{40}" not in str(params))
+    assert list(other.logprobs) == list(one.logprobs) and (fewer < steps) == ("{40}" not in str(params))
 
 
-def test_rows_with_a_processor_of_the_caller_draw_one_token_at_a_time():
+def test_a_text_that_a_processor_forbids_is_not_drawn_because_it_is_forced():
     options = {"vocab_size": VOCAB, "eos_token_id": END, "token_bytes": token_bytes, "prompt_ids": [[65, 66]]}
     forbids = lambda ids, scores: np.where(np.arange(VOCAB) == 98, -np.inf, scores)  # noqa: E731
-    [row] = Sampler(ds.SamplingParams(regex="abc"), processors=[forbids], **options).rows
-    assert row.jump() == "" and row.history.tokens == [65, 66]
-    [row] = Sampler(ds.SamplingParams(regex="abc"), **options).rows
-    assert row.jump() == "abc" and row.reason == "eos"
+    sampler = Sampler(ds.SamplingParams(regex="abc"), processors=[forbids], **options)
+    [row] = sampler.rows
+    forced = row.constraint.forced_tokens(row.history.tokens)
+    assert forced == [97, 98, 99]
+    list(sampler.steps(np.zeros((4, VOCAB), np.float32), [forced]))
+    assert row.history.tokens == [65, 66, 97] and row.reason == "no_candidate"
 
 
 def test_a_constraint_follows_one_row_and_its_copy_another():
@@ -547,8 +549,8 @@ def test_a_complete_text_whose_end_is_forbidden_is_complete(given, text, rng):
         assert row.reason == "eos" and re.fullmatch(text, row.text.text)
         sampler = Sampler(ds.SamplingParams(seed=seed, **given), vocab_size=VOCAB, eos_token_id=END, token_bytes=token_bytes)
         while not (row := sampler.rows[0]).reason:
-            row.jump()
-            sampler.step(rng.normal(size=(1, VOCAB)).astype(np.float32))
+            forced = row.constraint.forced_tokens(row.history.tokens)
+            list(sampler.steps(rng.normal(size=(len(forced) + 1, VOCAB)).astype(np.float32), [forced]))
         assert row.reason == "eos" and re.fullmatch(text, row.text.text)
 
 
@@ -563,15 +565,16 @@ def pairs(text):
 
 
 def test_forced_text_is_written_in_the_tokens_of_the_tokenizer():
-    """All of them where the text ends; those at its end that might go on with more are left to the row."""
+    """All of them where the text ends; those at its end that might go on with more are left to the row. The masks agree."""
     texts = [b"a", b"b", b"c", b"ab", b"bc", b"ca", b"abc", b""]
 
     def forced(regex, *before, encode=pairs):
         options = {"token_bytes": texts.__getitem__, "encode": encode, "vocab_size": 8, "ends": frozenset({7})}
         processor = constraint.ConstraintLogitsProcessor("regex", regex, 0, **options)
-        tokens = list(before)
-        while 7 not in tokens and processor.forces(tokens):
-            tokens += processor.steps(tokens)[0].ids.tolist()
+        tokens, known = list(before), [*before, *processor.forced_tokens(before)]
+        while 7 not in tokens and len((step := processor.steps(tokens)[0]).ids) == 1 and isinstance(step, Allow):
+            tokens += step.ids.tolist()
+        assert tokens in (known, [*known, 7])
         return tokens
 
     assert forced("abcabc") == [3, 5, 4, 7] and forced("abcabc", encode=None) == [6, 6, 7]

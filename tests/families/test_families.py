@@ -381,7 +381,7 @@ def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
         batch.add(row)
     preempted = []
     while batch.running:
-        batch.advance()
+        list(batch.advance())
         model.cache.clear()
         preempted += [len(rows[1].history)] * batch.waiting
     assert max(preempted, default=0) > 100 and [row.history.tokens[60:] for row in rows] == alone

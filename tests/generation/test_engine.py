@@ -137,10 +137,10 @@ def test_a_scored_row_is_the_same_whenever_it_is_preempted(tiny, passes, monkeyp
     row = factory.row(params, prompt)
     batch.add(row)
     for _ in range(passes):
-        batch.advance()
+        list(batch.advance())
     batch._preempt_last()
     while batch.running:
-        batch.advance()
+        list(batch.advance())
     assert build_completion(row, prompt, 0) == alone and tiny.cache.held == 0
 
 
@@ -261,7 +261,7 @@ def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tin
         batch.add(row)
     drew = [True]
     while batch.running:
-        drew.append(bool(batch.advance()))
+        drew.append(any(list(batch.advance())))
         assert len(ran) == len(drew) - 1
     assert scheduler is None or all(map(max, pairwise(drew)))
     for row, [alone] in zip(rows, expected, strict=True):
@@ -629,7 +629,7 @@ def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monk
     one = ds.SamplingParams(regex="[ab]{3}:and-what-follows-is-known[0-9]{3}", seed=1, max_new_tokens=200)
     made = [([1, 2, 3, n], replace(one, seed=n, **({"logprobs": 1} if n == 2 else {}))) for n in range(3)]
     with monkeypatch.context() as patched:
-        patched.setattr("decodestep.sampling.row.Row.jump", lambda row, most: "")
+        patched.setattr("decodestep.constraints.processor.ConstraintLogitsProcessor.forced_tokens", lambda *row: [])
         alone = [ds.generate(tiny, [prompt], params) for prompt, params in made]
     assert [ds.generate(tiny, [prompt], params) for prompt, params in made] == alone
     with Engine(tiny) as engine:

@@ -405,8 +405,6 @@ def test_a_streamer_hears_every_token(model):
     ("options", "message"),
     [
         ({"num_beams": 2}, "greedy search or sampling; got 'beam_search'"),
-        ({"prompt_lookup_num_tokens": 3}, "greedy search or sampling; got 'assisted_generation'"),
-        ({"prompt_lookup_num_tokens": 3}, "got 'assisted_generation' with prompt_lookup_num_tokens=3$"),
         ({"use_mtp": True}, "got 'assisted_generation' with use_mtp=True$"),
         ({"assistant_early_exit": 1}, "got 'assisted_generation' with assistant_early_exit=1$"),
         ({"assistant_ensemble_weight": 0.5}, "got 'greedy_search' with assistant_ensemble_weight=0.5$"),

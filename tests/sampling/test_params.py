@@ -105,7 +105,8 @@ BAD = {
     "json_schema": [1, "", ["a"]],
     "regex": [1, ""],
     "grammar": [b"start: a", ""],
-    "prediction": [5, ["a"], b"a"],
+    "prediction": [5, ["a"], b"a", "\ud800"],
+    "draft": [*NOT_A_BOOL, 4, "auto", None],
 }
 
 
@@ -189,6 +190,7 @@ GOOD = {
     "regex": ["a", None],
     "grammar": ["a", None],
     "prediction": ["", "a", None],
+    "draft": [False],
 }
 
 

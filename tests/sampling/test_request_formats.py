@@ -32,7 +32,8 @@ def test_what_ends_a_text_is_not_dropped():
     for field in ("is_assistant", "assistant_early_exit"):
         with pytest.raises(ValueError, match=f"the field {field} is not supported"):
             read({field: 3 if "early" in field else True})
-    assert read({"is_assistant": False, "pad_token_id": 0, "bos_token_id": 1}) == SamplingParams(do_sample=False)
+    for fields in ({"is_assistant": False, "pad_token_id": 0, "bos_token_id": 1}, {"prompt_lookup_num_tokens": 3}):
+        assert read(fields) == SamplingParams(do_sample=False)
 
 
 def test_changes_replace_fields_before_a_configuration_is_read():
@@ -144,6 +145,13 @@ def test_a_prediction_is_its_text():
     read, part = SamplingParams.from_openai, {"type": "text", "text": "a"}
     for content in ("aa", [part, part]):
         assert read({"prediction": {"type": "content", "content": content}}) == SamplingParams(prediction="aa")
+
+
+def test_drafts_are_a_field_beside_those_of_openai():
+    assert SamplingParams.from_openai({"draft": False}) == SamplingParams(draft=False)
+    assert SamplingParams.from_openai({"draft": None}) == SamplingParams()
+    with pytest.raises(ValueError, match="draft must be a bool; got 4$"):
+        SamplingParams.from_openai({"draft": 4})
 
 
 @pytest.mark.parametrize(

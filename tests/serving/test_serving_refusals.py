@@ -66,6 +66,12 @@ def called(arguments):
         ("/v1/chat/completions", {**CHAT, "store": "no"}, 400, "store"),
         ("/v1/completions", {"prompt": "a", "metadata": "x"}, 400, "metadata"),
         ("/v1/chat/completions", {**CHAT, "prediction": "x"}, 400, "prediction"),
+        *(
+            (path, {**asked, "prediction": {"type": "content", "content": content}}, 400, "prediction")
+            for path, asked in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"}))
+            for content in ("\ud800", 5, [{"type": "image_url", "image_url": {"url": "x"}}], "x" * 10**6)
+        ),
+        *(("/v1/chat/completions", {**CHAT, "draft": draft}, 400, "draft") for draft in ("off", "lookup", 4, 0)),
         ("/v1/chat/completions", {**CHAT, "n": 10**6}, 400, "n"),
         ("/v1/chat/completions", {**CHAT, "n": 0}, 400, "n"),
         ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, 400, "max_tokens"),

@@ -15,11 +15,13 @@ from decodestep.cli.endings import early_end, failure
 from decodestep.cli.options import (
     BYTE_ORDER_MARK,
     add_beams,
+    add_draft,
     add_named_model,
     add_params,
     add_template_variables,
     build_params,
     load,
+    load_draft,
     name_model,
     template_variables,
     with_model_defaults,
@@ -28,6 +30,7 @@ from decodestep.cli.options import (
 from decodestep.cli.running import Cancelled
 from decodestep.errors import CacheFullError, ConstraintError, RequestError
 from decodestep.generation.completion import Completion
+from decodestep.generation.drafts import Draft
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
@@ -55,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_template_variables(parser)
     add_params(parser, **_DEFAULTS)
     add_beams(parser)
+    add_draft(parser)
     add_named_model(parser)
 
 
@@ -62,8 +66,9 @@ def run(options: argparse.Namespace) -> int:
     params = build_params(options, **_DEFAULTS)
     variables = template_variables(options)
     name_model(options)
+    draft = load_draft(options)
     model = load(options)
-    chat = _Chat(model, with_model_defaults(params, options, model), options.system, variables)
+    chat = _Chat(model, with_model_defaults(params, options, model), draft, options.system, variables)
     interactive = sys.stdin.isatty()
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="replace")  # a byte that is not UTF-8 must not end the conversation
@@ -103,8 +108,10 @@ def _read_pipe() -> Iterator[str]:
 class _Chat:
     """A conversation: its messages so far, and how they are answered."""
 
-    def __init__(self, model: Model, params: SamplingParams, system: str | None, variables: dict[str, Any]) -> None:
-        self.model, self.params, self._variables = model, params, variables
+    def __init__(
+        self, model: Model, params: SamplingParams, draft: Draft, system: str | None, variables: dict[str, Any]
+    ) -> None:
+        self.model, self.params, self._draft, self._variables = model, params, draft, variables
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._system)
         # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
@@ -154,7 +161,7 @@ class _Chat:
             ids = self._ids(conversation)
             # Where the prompt alone is more than the cache holds, `generate` says so.
             params = within_room(self.params, max(1, self.model.capacity(self.params.num_beams) - len(ids)))
-            completion = generate(self.model, [ids], params, stream=stream, cancelled=cancelled.requested)[0]
+            completion = generate(self.model, [ids], params, stream=stream, cancelled=cancelled.requested, draft=self._draft)[0]
         answer = "".join(pieces)
         print(end="" if answer.endswith("\n") else "\n", flush=True)
         if completion is not None:

@@ -7,16 +7,19 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep.cli.options import (
     add_ban,
+    add_draft,
     add_model,
     add_params,
     add_prompt,
     build_params,
     load,
+    load_draft,
     read_prompt,
     require_writable,
     with_bans,
@@ -27,6 +30,7 @@ from decodestep.explain.data import record_document
 from decodestep.explain.page import page
 from decodestep.explain.record import record
 from decodestep.explain.tokens import tabulate_stages
+from decodestep.generation.drafts import Draft
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
@@ -48,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt(parser)
     add_params(parser, **_DEFAULTS)
     add_ban(parser)
+    add_draft(parser)
     add_model(parser)
     add("--rows", type=int, metavar="N", help=f"print the N most likely tokens before and after [{_ROWS}]")
     add("--steps", type=int, metavar="N", help=f"show N generated tokens [1; with --html {_PAGE_STEPS}]")
@@ -72,13 +77,15 @@ def run(options: argparse.Namespace) -> int:
     prompt = None if options.prompt is None else read_prompt(options)
     if options.html is not None:
         require_writable(options.html)
+    draft = load_draft(options)
     model = load(options)
     params = with_bans(with_model_defaults(params, options, model), options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)
     if prompt is None or options.html is None:
-        return _show(model, params, ids, options)
+        return _show(model, params, ids, draft, options)
     text = prompt["messages"][-1]["content"] if isinstance(prompt, Mapping) else prompt
-    return _write_page(model, str(text), ids, _params_of_runs(model, params, other), options)
+    steps, top, each = options.steps or _PAGE_STEPS, options.top or _PAGE_TOP, _params_of_runs(model, params, other)
+    return _write_page(record_document(model, str(text), ids, each, steps=steps, top=top, draft=draft), options)
 
 
 def _require_in_use(options: argparse.Namespace) -> None:
@@ -101,8 +108,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
     return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
 
 
-def _write_page(model: Model, text: str, ids: list[int], each: list[SamplingParams], options: argparse.Namespace) -> int:
-    document = record_document(model, text, ids, each, steps=options.steps or _PAGE_STEPS, top=options.top or _PAGE_TOP)
+def _write_page(document: dict[str, Any], options: argparse.Namespace) -> int:
     write_text(options.html, page(document, options.docs or ""))
     facts = {"page": options.html, "tokens": [len(run["tokens"]) for run in document["runs"]]}
     facts["text"] = [run["text"] for run in document["runs"]]
@@ -124,14 +130,14 @@ def _second_options(options: argparse.Namespace) -> argparse.Namespace:
     return found
 
 
-def _show(model: Model, params: SamplingParams, ids: list[int], options: argparse.Namespace) -> int:
+def _show(model: Model, params: SamplingParams, ids: list[int], draft: Draft, options: argparse.Namespace) -> int:
     row = RowFactory.from_model(model).row(params, ids)
     found: list[dict[str, Any]] = []
     if ids:
-        recorded = record(
-            model, ids, params, options.steps or 1, lambda trace: tabulate_stages(model, trace, options.rows or _ROWS)
-        )
-        row, found = recorded.row, list(recorded.tokens)
+        tabulate = partial(tabulate_stages, model, count=options.rows or _ROWS)
+        recorded = record(model, ids, params, options.steps or 1, tabulate, draft)
+        accepted = set(recorded.accepted)
+        row, found = recorded.row, [{**one, "accepted": i in accepted} for i, one in enumerate(recorded.tokens)]
     # The plan as it was before the first token: what a row shows of itself does not change.
     plan = row.explain().splitlines()
     if options.json:
@@ -143,12 +149,13 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
     if found:
         from rich.console import Console
 
-        from decodestep.explain.terminal import print_stages
+        from decodestep.explain.terminal import print_drafts, print_stages
 
         end = "the argmax" if params.greedy else f"seed {row.seed} draws"
         names = [_short(processor) for processor in row.plan.processors]
         for one in found:
             print_stages(Console(), one, names, end)
+        print_drafts(Console(), found)
     return 0
 
 

@@ -18,11 +18,13 @@ from decodestep.cli.endings import early_end
 from decodestep.cli.options import (
     add_ban,
     add_beams,
+    add_draft,
     add_model,
     add_params,
     add_prompt,
     build_params,
     load,
+    load_draft,
     read_prompt,
     with_bans,
     with_model_defaults,
@@ -42,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_params(parser)
     add_beams(parser)
     add_ban(parser)
+    add_draft(parser)
     add_model(parser)
     add(
         "--show-alternatives",
@@ -63,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
     require(options.json or options.logprobs is None, "generate", "logprobs", "given with --json", options.logprobs)
     require(alternatives is None or alternatives >= 1, "generate", "show-alternatives", "an integer >= 1", alternatives)
     prompt = read_prompt(options)
+    draft = load_draft(options)
     model = load(options)
     params = with_bans(with_model_defaults(params, options, model), options, model)
     if alternatives is not None:
@@ -78,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     with Cancelled() as cancelled, profile() as measured:
         if options.explain_plan:
             print(_plan_text(model, params), file=sys.stderr, flush=True)
-        completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested)[0]
+        completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested, draft=draft)[0]
     _report(completion, model, _stats(model, measured, completion, clock), options)
     if completion.error is not None:
         raise completion.error
@@ -182,6 +186,8 @@ def _stats(model: Model, profile: Profile, completion: Completion, clock: _Clock
         "cache_dtype": model.decoder.cache_dtype,
         "prompt_tokens": len(completion.prompt_token_ids),
         "new_tokens": len(completion.token_ids),
+        "drafted": completion.drafted,
+        "accepted": completion.accepted,
         "load_s": clock.loaded - clock.started,
         "time_to_first_token_s": clock.tokens[0] - clock.started if clock.tokens else None,
         "tokens_per_s": (len(clock.tokens) - 1) / decoding_seconds if decoding_seconds else None,
@@ -227,8 +233,9 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     print_whole(console, table)
     rate = f"{stats['tokens_per_s']:.1f} tokens/s" if stats["tokens_per_s"] else "no rate"
     first = stats["time_to_first_token_s"]
+    drafts = f"{stats['accepted']} of {stats['drafted']} drafted accepted" if stats["drafted"] else "none drafted"
     console.print(
-        f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {rate}, "
+        f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {drafts}, {rate}, "
         f"first token after {f'{first:.2f} s' if first is not None else 'none'} (loading {stats['load_s']:.2f} s), "
         f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}, "
         f"{'greedy' if completion.seed is None else f'seed {completion.seed}'}, ended by {completion.finish_reason}",

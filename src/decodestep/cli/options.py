@@ -13,12 +13,14 @@ from typing import Any
 from decodestep import models
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep.cli.running import progress_line
+from decodestep.generation.drafts import Draft
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model, sampling_defaults
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.sampling.params import DEFAULTS, SAMPLERS, SamplingParams
 
 MODEL_HELP = "a GGUF file, a folder of safetensors, or org/name of the Hugging Face Hub, org/name:Q4_K_M for a file there"
+_DRAFTS = "auto, off, lookup, mtp, or a smaller model of the same vocabulary"
 BYTE_ORDER_MARK = "\ufeff"  # with which some editors begin a file; "utf-8-sig" reads files without it
 # Options for fields of SamplingParams, with its defaults: type, placeholder and help of each.
 _NUMBERS: dict[str, tuple[type, str, str]] = {
@@ -108,6 +110,31 @@ def template_variables(options: argparse.Namespace) -> dict[str, Any]:
     require(isinstance(given, dict), options.verb, "chat-template-kwargs", "a JSON object", text)
     thinking = options.enable_thinking
     return {**given, **({} if thinking is None else {"enable_thinking": thinking})}
+
+
+def add_draft(parser: argparse.ArgumentParser) -> None:
+    text = f"how tokens are drafted ahead, which changes the time and never the text: {_DRAFTS} [%(default)s]"
+    parser.add_argument("--draft", type=_named_draft, default="auto", metavar="KIND_OR_MODEL", help=text)
+
+
+def _named_draft(text: str) -> str:
+    """The value of --draft, without a number: in llama.cpp it is the length of drafts."""
+    if not text or text.lstrip("+-").isdecimal():
+        raise argparse.ArgumentTypeError(f"must be {_DRAFTS}; got {text!r}: no length, as the one that pays is found by itself")
+    return text
+
+
+def load_draft(options: argparse.Namespace) -> Draft:
+    """What --draft names, as `generate` takes it; a smaller model is loaded."""
+    named = options.draft
+    if named in ("auto", "lookup", "mtp"):
+        return str(named)
+    if named == "off":
+        return None
+    with progress_line(after=1.0) as show:
+        return models.load(
+            named, threads=options.threads, progress=lambda done, layers: show(f"loading {named}: {done} of {layers} layers")
+        )
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:

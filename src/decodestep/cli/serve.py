@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
-from decodestep.cli.options import add_named_model, add_sampling_defaults, load, name_model, read_option_file
+from decodestep.cli.options import (
+    add_draft,
+    add_named_model,
+    add_sampling_defaults,
+    load,
+    load_draft,
+    name_model,
+    read_option_file,
+)
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.errors import ModelError, TemplateProcessError
 from decodestep.models import hub
@@ -60,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
     add_sampling_defaults(parser)
+    add_draft(parser)
     add("--log-prompts", action="store_true", help="write requests and answers to the log")
     add("--grace", type=float, default=_GRACE, metavar="SECONDS", help="time for rows to finish after SIGTERM [%(default)s]")
 
@@ -77,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     host, port = listening.getsockname()[:2]
     started = time.monotonic()
     _say(f"loading {options.model} ...")
+    draft = load_draft(options)
     model = load(options)
     name = _default_name(options.model)
     _check_template(options, model)
@@ -93,6 +103,7 @@ def run(options: argparse.Namespace) -> int:
         max_rows=options.max_rows,
         max_waiting=options.max_waiting,
         log_prompts=options.log_prompts,
+        draft=draft,
         default_params=model.default_params if options.sampling_defaults == "model" else SamplingParams(),
     )
     shown = f"[{host}]" if ":" in host else host

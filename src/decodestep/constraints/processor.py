@@ -101,10 +101,10 @@ class ConstraintLogitsProcessor:
         """Whether the text that `steps` has seen is one of the language."""
         return bool(self._matcher.is_accepting())
 
-    def forces(self, tokens: Sequence[int]) -> bool:
-        """Whether one token alone may follow these. Raises as `steps` does."""
-        steps = self.steps(tokens)
-        return bool(steps) and isinstance(steps[0], s.Allow) and len(steps[0].ids) == 1
+    def forced_tokens(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens that must follow these, as far as they are known; perhaps none. Raises as `steps` does."""
+        self.steps(tokens)
+        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
 
     def __call__(self, input_ids: Array, scores: Array) -> Array:
         result = np.array(scores)

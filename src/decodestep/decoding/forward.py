@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
-from decodestep._base.checks import Phrase, ids_below, refuse, require
+from decodestep._base.checks import Phrase, ids_below, is_int, refuse, require
 from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.kv_cache import PairedPages
 from decodestep.decoding.page_pool import LOCK, PagePool
@@ -20,6 +21,14 @@ BLOCK = 512  # tokens of one pass: enough to share the reading of a weight, few 
 Batch = list[tuple[CachedSequence, list[int]]]
 
 
+class _Piece(NamedTuple):
+    """Tokens of a sequence in a block. drafted: how many of them are drafts, the last ones."""
+
+    sequence: CachedSequence
+    tokens: list[int]
+    drafted: int
+
+
 def forward(
     decoder: Decoder,
     pool: PagePool,
@@ -27,6 +36,7 @@ def forward(
     *,
     every: bool | Sequence[bool],
     wanted: Sequence[bool] | None = None,
+    drafted: Sequence[int] | None = None,
 ) -> np.ndarray:
     """See `Model.forward`."""
     require(isinstance(batch, Iterable), _OP, "batch", _PAIRS, batch)
@@ -37,8 +47,13 @@ def forward(
     require(wanted is None or several or not every, _OP, "wanted", "None with `every`", wanted)
     whole = _flags("every", every, len(checked)) if several else [bool(every)] * len(checked)
     asked = [True] * len(checked) if wanted is None else _flags("wanted", wanted, len(checked))
+    drafts = [0] * len(checked) if drafted is None else _draft_lengths(drafted, checked)
+    firsts = [
+        0 if every_one else len(tokens) - drafts[i] - 1 if asked[i] else len(tokens)
+        for i, ((_, tokens), every_one) in enumerate(zip(checked, whole, strict=True))
+    ]
     with _running(pool, checked):
-        blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, whole, asked)]
+        blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, drafts, firsts)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
 
 
@@ -64,6 +79,15 @@ def _flags(name: str, given: object, count: int) -> list[bool]:
     return flags
 
 
+def _draft_lengths(given: object, batch: Batch) -> list[int]:
+    lengths = list(given) if isinstance(given, Iterable) else []
+    ok = len(lengths) == len(batch) and all(
+        is_int(length) and 0 <= length < len(tokens) for length, (_, tokens) in zip(lengths, batch, strict=True)
+    )
+    require(ok, _OP, "drafted", "for each sequence a number below that of its new tokens", given)
+    return lengths
+
+
 @contextmanager
 def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
     """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
@@ -80,21 +104,22 @@ def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
             sequence.end_forward()
 
 
-def _blocks(batch: Batch, every: Sequence[bool], asked: Sequence[bool]) -> Iterator[tuple[Batch, list[int]]]:
-    """The batch in blocks of up to BLOCK tokens, each with the indices of the tokens in it whose logits are wanted."""
-    block: Batch = []
+def _blocks(batch: Batch, drafts: Sequence[int], firsts: Sequence[int]) -> Iterator[tuple[list[_Piece], list[int]]]:
+    """The batch in blocks of up to BLOCK tokens, each with the indices of the tokens in it whose logits are wanted.
+
+    drafts: how many of each sequence's tokens are drafts. firsts: the first of each whose logits are wanted, with those after.
+    """
+    block: list[_Piece] = []
     wanted: list[int] = []
     size = 0
-    for (sequence, tokens), whole, flag in zip(batch, every, asked, strict=True):
+    for (sequence, tokens), draft, first in zip(batch, drafts, firsts, strict=True):
         start = 0
         while start < len(tokens):
             piece = tokens[start : start + BLOCK - size]
-            start += len(piece)
-            block.append((sequence, piece))
-            if whole:
-                wanted += range(size, size + len(piece))
-            elif flag and start == len(tokens):
-                wanted.append(size + len(piece) - 1)
+            end = start + len(piece)
+            block.append(_Piece(sequence, piece, min(len(piece), max(0, end - (len(tokens) - draft)))))
+            wanted += range(size + max(first - start, 0), size + len(piece))
+            start = end
             size += len(piece)
             if size == BLOCK:
                 yield block, wanted
@@ -103,13 +128,13 @@ def _blocks(batch: Batch, every: Sequence[bool], asked: Sequence[bool]) -> Itera
         yield block, wanted
 
 
-def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> np.ndarray:
+def _run(decoder: Decoder, pool: PagePool, block: list[_Piece], wanted: np.ndarray) -> np.ndarray:
     tokens: list[int] = []
     row: list[int] = []
     positions: list[int] = []
-    pages = [sequence.page_numbers for sequence, _ in block]
+    pages = [piece.sequence.page_numbers for piece in block]
     table = np.zeros((len(block), max(map(len, pages))), np.int64)
-    for i, (sequence, ids) in enumerate(block):
+    for i, (sequence, ids, _) in enumerate(block):
         length = len(sequence.tokens)
         tokens += ids
         row += [i] * len(ids)
@@ -117,19 +142,27 @@ def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> 
         table[i, : len(pages[i])] = pages[i]
     arrays = np.array([tokens, row, positions])
     long = None
-    if pool.long_after is not None and any(flags := [sequence.is_long for sequence, _ in block]):
+    if pool.long_after is not None and any(flags := [piece.sequence.is_long for piece in block]):
         long = np.array(flags)[arrays[1]]
-    made, layers, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), decoder.next_tokens, pool.storage
-    if layers is None or not isinstance(storage, PairedPages):
-        logits = decoder.logits(made, storage)
+    made, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage
+    if isinstance(storage, PairedPages):
+        logits = _run_with_next_tokens(decoder, storage, block, made)
     else:
-        hidden = np.empty((len(tokens), decoder.config.hidden), np.float32)
-        logits = decoder.logits(made, storage.model, hidden)
-        states = layers.fill(made, hidden, [sequence.last_states for sequence, _ in block], storage.next_tokens)
-        ends = np.cumsum([len(ids) for _, ids in block])[:-1]
-        for (sequence, _), own in zip(block, np.split(states, ends), strict=True):
-            sequence.set_states(own)
+        logits = decoder.logits(made, storage)
     with LOCK:
-        for sequence, ids in block:
-            sequence.commit_locked(ids)
+        for piece in block:
+            piece.sequence.commit_locked(piece.tokens, piece.drafted)
+    return logits
+
+
+def _run_with_next_tokens(decoder: Decoder, storage: PairedPages, block: list[_Piece], batch: TokenBatch) -> np.ndarray:
+    """The logits; the layers for next-token prediction fill the slots of the batch."""
+    assert decoder.next_tokens is not None
+    hidden = np.empty((len(batch.tokens), decoder.config.hidden), np.float32)
+    logits = decoder.logits(batch, storage.model, hidden)
+    before = [piece.sequence.last_states for piece in block]
+    states = decoder.next_tokens.fill(batch, hidden, before, storage.next_tokens)
+    ends = np.cumsum([len(piece.tokens) for piece in block])[:-1]
+    for piece, own in zip(block, np.split(states, ends), strict=True):
+        piece.sequence.set_states(own)
     return logits

@@ -110,6 +110,12 @@ class PagePool:
             self._take_back_dropped_locked()
             return len(self._kept)
 
+    @property
+    def unused(self) -> int:
+        """The number of pages that are fresh or free, and not reserved."""
+        with LOCK:
+            return max(0, self.available_locked() - len(self._kept))
+
     def clear(self) -> None:
         """Drops the kept pages."""
         with LOCK:

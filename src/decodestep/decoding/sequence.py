@@ -21,7 +21,8 @@ _KEPT_STATES = 64  # more than a draft has tokens, of which the last ones are dr
 class CachedSequence:
     """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
 
-    tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them.
+    tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them. drafted: how many of them, the
+        last ones, are drafts that `keep` has not settled yet.
 
     Sequences with a common prefix share full pages, which are never written again; a partly filled page belongs to one
     sequence. A sequence holds its pages until `close`, the end of its `with` block, or garbage collection. One thread at a time
@@ -40,6 +41,7 @@ class CachedSequence:
         require(ok, _OP, "capacity", "a number of tokens or None", capacity)
         self.tokens: list[int] = []
         self.reused = 0  # how many tokens `reuse` has appended
+        self.drafted = 0
         self.admitted = admitted
         self.reserved = 0
         self.thread = threading.get_ident()
@@ -69,7 +71,7 @@ class CachedSequence:
 
         tokens: ids that would continue the sequence. At least one is left, to be run for its logits.
         """
-        self._require_idle()
+        self._require_settled()
         start = len(self.tokens)
         self.expect(start + len(tokens))
         if len(self._pages) > count_pages(start) or not self._rotates_alike:
@@ -118,8 +120,8 @@ class CachedSequence:
         """
         same = isinstance(source, CachedSequence) and source.belongs_to(self._pool)
         require(same, _OP, "source", "one of the same model", source)
-        source._require_idle()
-        self._require_idle()
+        source._require_settled()
+        self._require_settled()
         if source is self:
             return
         pool, full, partial = self._pool, len(source) // PAGE, len(source) % PAGE > 0
@@ -149,7 +151,23 @@ class CachedSequence:
         copy it.
         """
         require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", length)
+        self._require_settled()
+        self._truncate(length)
+
+    def keep(self, count: int) -> None:
+        """Keeps the first `count` of the drafted tokens, in [0, drafted], and drops the others.
+
+        Only now can pages that they have filled be reused: of the others nothing is left in the cache.
+        """
+        require(is_int(count) and 0 <= count <= self.drafted, _OP, "count", f"in [0, {self.drafted}]", count)
         self._require_idle()
+        drafted, self.drafted = self.drafted, 0
+        if count < drafted:
+            self._truncate(len(self.tokens) - drafted + count)
+        with LOCK:
+            self._share_full_pages_locked(len(self.tokens) - count)
+
+    def _truncate(self, length: int) -> None:
         kept, pool = count_pages(length), self._pool
         with LOCK:
             dropped, last = self._pages[kept:], self._pages[kept - 1] if length % PAGE else None
@@ -234,9 +252,13 @@ class CachedSequence:
         first, states = self._states
         return states[position - first] if first <= position < first + len(states) else None
 
+    def room(self, unused: int) -> int:
+        """How many more tokens its pages hold, with the reserved ones and `unused` more."""
+        return (len(self._pages) + self.reserved + unused) * PAGE - len(self.tokens)
+
     def missing_pages(self, tokens: int) -> int:
         """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
-        self._require_idle()
+        self._require_settled()
         return max(0, count_pages(len(self.tokens) + tokens) - len(self._pages) - self.reserved)
 
     def begin_forward_locked(self, tokens: int) -> None:
@@ -248,11 +270,19 @@ class CachedSequence:
             self._claim_locked(1)
             self._list(self._pool.take_locked())
 
-    def commit_locked(self, tokens: Sequence[int]) -> None:
-        """Appends tokens that the forward pass has run; pages that they fill can be reused from now on."""
-        first = len(self.tokens) // PAGE
+    def commit_locked(self, tokens: Sequence[int], drafted: int) -> None:
+        """Appends tokens that the forward pass has run; pages that they fill can be reused from now on.
+
+        drafted: how many of the last of them are drafts; pages that these fill are the sequence's alone until `keep`.
+        """
+        before = len(self.tokens)
         self._append(tokens)
-        for i in range(first, self._same_rope // PAGE):
+        self.drafted += drafted
+        self._share_full_pages_locked(before)
+
+    def _share_full_pages_locked(self, before: int) -> None:
+        """Adds the pages to the pool's tree that have become full since the sequence had `before` tokens, without drafts."""
+        for i in range(before // PAGE, min(self._same_rope, len(self.tokens) - self.drafted) // PAGE):
             page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
             self._pages[i], self._table[i] = page, page.number
             if page.states is None:
@@ -275,6 +305,13 @@ class CachedSequence:
         if self._closed or self._runner not in (None, threading.get_ident()):
             state = Phrase("a closed one" if self._closed else "a running one")
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
+
+    def _require_settled(self) -> None:
+        self._require_idle()
+        if self.drafted:
+            refuse(
+                _OP, "sequence", "one whose drafts are settled, by `keep`", Phrase(f"one with {self.drafted} drafted tokens")
+            )
 
     @property
     def _rotates_alike(self) -> bool:

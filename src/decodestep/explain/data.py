@@ -13,6 +13,7 @@ from decodestep import random
 from decodestep.explain.omitted import TEMPERATURES, entry_stage, summarise_omitted
 from decodestep.explain.record import Recording, record
 from decodestep.explain.tokens import pieces, token_to_text
+from decodestep.generation.drafts import Draft
 from decodestep.models import Model
 from decodestep.ops.decode_step import reference
 from decodestep.sampling.distribution import likeliest
@@ -27,16 +28,24 @@ _INFINITE = 3.5e38  # what stands for infinity, which JSON lacks: in float32 it 
 
 
 def record_document(
-    model: Model, prompt: str, prompt_ids: Sequence[int], each: Sequence[SamplingParams], *, steps: int, top: int
+    model: Model,
+    prompt: str,
+    prompt_ids: Sequence[int],
+    each: Sequence[SamplingParams],
+    *,
+    steps: int,
+    top: int,
+    draft: Draft = None,
 ) -> dict[str, Any]:
     """Runs the prompt once for each of the parameters, and returns everything that the page shows.
 
-    prompt: as given. steps: the largest number of tokens. top: the number of most likely tokens to include, at least.
+    prompt: as given. steps: the largest number of tokens. top: the number of most likely tokens to include, at least. draft: as
+        for `record`.
     """
     own = {float(params.temperature) for params in each if params.temperature and not params.greedy}
     temperatures = tuple(sorted({*TEMPERATURES, *own}))
     keep = partial(_token, top=top, temperatures=temperatures)
-    runs = [_run(model, record(model, prompt_ids, params, steps, keep)) for params in each]
+    runs = [_run(model, record(model, prompt_ids, params, steps, keep, draft)) for params in each]
     words: dict[str, str] = {}
     for run in runs:
         for token in _collect_tokens(run):
@@ -75,6 +84,7 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
         "reason": row.reason,
         "text": recording.text,
         "tokens": list(recording.tokens),
+        "accepted": list(recording.accepted),
     }
 
 

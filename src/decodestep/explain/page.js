@@ -11,9 +11,9 @@ data.runs.forEach((run, r) => {
   const prompt = make('span', {class: 'prompt'}, ...run.prompt.map((id, i) => make('span', {'data-at': i}, coded(run.pieces[i]))));
   const shown = run.tokens.map((token, i) => run.pieces[run.prompt.length + i] ?? '∅');
   const tokens = run.tokens.map((token, i) => make('button', {
-    class: 'token' + (i === parts ? ' other' : ''), 'data-at': run.prompt.length + i,
+    class: 'token' + (i === parts ? ' other' : '') + (run.accepted.includes(i) ? ' drafted' : ''), 'data-at': run.prompt.length + i,
     style: `--rare:${Math.min(1, -(token.raw ?? -9) / 7).toFixed(2)}`, tabindex: -1, onclick: () => go(i),
-    'aria-label': `token ${i + 1}: ${visible(data.words[token.token] ?? 'none')}` + (token.raw === null ? '' : `, ${percent(Math.exp(token.raw))} by the model`),
+    'aria-label': `token ${i + 1}: ${visible(data.words[token.token] ?? 'none')}` + (token.raw === null ? '' : `, ${percent(Math.exp(token.raw))} by the model`) + (run.accepted.includes(i) ? ', drafted' : ''),
   }, coded(shown[i]).replace(/^$/, '·').replace(/\n/g, '⏎')));
   const box = make('div', {class: `text ${'ab'[r]}`, role: 'group', 'aria-label': `text${letter && ' ' + letter}`},
     letter && make('span', {class: 'who'}, letter), prompt,
@@ -26,6 +26,8 @@ data.runs.forEach((run, r) => {
   $('texts').append(box); texts.push({box, tokens});
 });
 panels.forEach(panel => $('panels').append(panel.element));
+if (data.runs.some(run => run.accepted.length)) $('drafts').append(make('span', {class: 'drafted'}, 'Green, with a line below'), ': '
+  + `${data.runs.map(run => `${run.accepted.length} of ${tokens(run.tokens.length)}`).join(' and ')} came free; drafted ahead, they ran together with an earlier one.`);
 
 // Marks the spans of the text that caused the panel's step to act.
 function marked(panel) {

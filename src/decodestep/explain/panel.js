@@ -67,7 +67,8 @@ class Panel {
     this.facts.textContent = token.token < 0 ? 'No candidate is left: every token is forbidden.'
       : `${this.word(token.token)}: the model's probability ${percent(Math.exp(token.raw))} (log ${logarithm(token.raw)}), after the steps `
         + `${percent(Math.exp(token.processed))} (log ${logarithm(token.processed)}); position ${token.position}`
-        + (this.run.seed === null ? ', greedy' : `, seed ${this.run.seed}`);
+        + (this.run.seed === null ? ', greedy' : `, seed ${this.run.seed}`)
+        + (this.run.accepted.includes(at) ? '. It came free: drafted ahead, and drawn all the same.' : '');
     if (moved) { this.body.textContent = ''; this.rows.clear(); }
     this.explain(token); this.table(token);
     marked(this);

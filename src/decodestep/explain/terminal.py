@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len
@@ -68,6 +69,22 @@ def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str],
     print_whole(console, table)
     said = "no candidate is left" if stages["next_token"] is None else f"{end}: {stages['next_token']['token']!r}"
     console.print(Text(said, style="bold" if drawn else ""))
+
+
+def print_drafts(console: Console, tokens: Sequence[dict[str, Any]]) -> None:
+    """The text of several tokens, with those marked that were drafted and accepted, if any were. tokens: as for
+    `print_stages`, with `accepted`."""
+    count = sum(token["accepted"] for token in tokens)
+    if not count:
+        return
+    drawn, text = can_draw(console), Text()
+    for accepted, run in groupby((token for token in tokens if token["next_token"]), lambda token: bool(token["accepted"])):
+        words = "".join(token["next_token"]["token"] for token in run)
+        text.append(words if drawn or not accepted else f"[{words}]", style="black on cyan" if drawn and accepted else "")
+    console.print()
+    console.print(text)
+    said = f"{count} of {len(tokens)} tokens came free: drafted ahead, they ran together with an earlier one"
+    console.print(Text(said, style="dim" if drawn else ""))
 
 
 def _heads(names: Sequence[str], room: int) -> list[str]:

@@ -7,10 +7,12 @@ import contextvars
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from decodestep._base.checks import Phrase, require
 from decodestep.generation.completion import Completion
+from decodestep.generation.drafts import Draft
 from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import EngineRequest
 from decodestep.generation.prompts import Prompt
@@ -106,10 +108,10 @@ class AsyncCompletionStream:
 
 
 class EngineRow:
-    """A row of an engine: of one that is given, or of the one that a model's streams share."""
+    """A row of an engine: of one that is given, or of the one that a model's streams with the same drafters share."""
 
-    def __init__(self, model: Model | Engine, prompt: Prompt, params: SamplingParams | None) -> None:
-        self._model, self._prompt, self._params = model, prompt, params
+    def __init__(self, model: Model | Engine, prompt: Prompt, params: SamplingParams | None, draft: Draft) -> None:
+        self._model, self._prompt, self._params, self._draft = model, prompt, params, draft
         # Between the thread that submits and `close`, which the garbage collector may call there.
         self._lock = threading.RLock()
         self._lease: EngineLease | None = None
@@ -154,7 +156,7 @@ class EngineRow:
             self._submit(self._model)
             return
         of_one(self._model, self._params)  # what is wrong is refused before an engine is started
-        self._lease = EngineLease(self._model)
+        self._lease = EngineLease(self._model, "auto" if self._draft is None else self._draft)
         try:
             self._submit(self._lease.engine)
         except BaseException:
@@ -162,7 +164,8 @@ class EngineRow:
             raise
 
     def _submit(self, engine: Engine) -> None:
-        request = engine.submit(self._prompt, of_one(engine.model, self._params))
+        params = of_one(engine.model, self._params)
+        request = engine.submit(self._prompt, replace(params, draft=False) if self._draft is None else params)
         with self._lock:
             self._request = request
         if self._is_closed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,10 +12,12 @@ import numpy as np
 from decodestep.decoding.prefill import Budget, Prefill, count_keys
 from decodestep.decoding.sequence import CachedSequence, admit, count_pages
 from decodestep.errors import CacheFullError
-from decodestep.generation.forward_cost import Work
+from decodestep.generation.drafts.drafter import DrafterFactory
+from decodestep.generation.drafts.drafting import Drafting
+from decodestep.generation.forward_cost import Work, keep_cost, recent_cost
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.scheduler import PrefillFirst, Scheduler
-from decodestep.sampling.row import MAX_JUMP, Row
+from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
@@ -25,15 +27,24 @@ if TYPE_CHECKING:
 class _Forward(NamedTuple):
     """The input of a forward pass.
 
-    decoding: the keys of the rows that draw after it, whose pieces come first. wanted: as for `Model.forward`. scores: whether
-    the last piece is of a prompt that is scored, which needs the logits of all its tokens.
+    decoding: the keys of the rows that draw after it, whose pieces come first. drafts: the drafted tokens with which these end.
+    wanted: as for `Model.forward`. scores: whether the last piece is of a prompt that is scored, which needs the logits of all
+    its tokens.
     """
 
     decoding: list[int]
+    drafts: list[list[int]]
     pieces: Sequence[tuple[CachedSequence, Sequence[int]]]
     wanted: list[bool]
     work: Work
     scores: bool = False
+
+
+class _Drawing(NamedTuple):
+    """What rows draw from next. drafts: of each row. logits: those after its last token and after each of its draft."""
+
+    drafts: list[list[int]]
+    logits: np.ndarray
 
 
 class Batch:
@@ -42,12 +53,15 @@ class Batch:
         while there are rows that have not ended:
             admit waiting rows, in order, while the cache has the pages that the scheduler reserves for a row
             run a block of the unprocessed prompts, as large as the scheduler allows
-            run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done
-            draw the next token of each of them
+            run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done;
+                with it the tokens that the row drafts, if any
+            for each of them, draw its next token, and while that equals the next of its draft, the one after it
+            drop what has been run of drafts that were not drawn
 
     A prompt that is scored (`params.prompt_logprobs`) takes the place of a block of the others, in every second such pass.
 
-    scheduler: see `Scheduler`.
+    scheduler: see `Scheduler`. drafters: make those of each row (see `Drafting`). A row that draws beside prompts
+        drafts only what is certain, because these take the time that drafts would save.
 
     If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
     admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
@@ -55,10 +69,11 @@ class Batch:
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
-    def __init__(self, model: Model, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler | None = None, drafters: Sequence[DrafterFactory] = ()) -> None:
         self._model = model
         self._sampler = Sampler((), vocab_size=model.config.vocab_size)  # of the rows that are being sampled
-        self._scheduler = scheduler or PrefillFirst()
+        self._scheduler = scheduler or PrefillFirst(recent_cost(model))
+        self._drafting = Drafting(drafters)
         self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
         self._added = 0
         self._waiting: deque[int] = deque()  # keys, as in all that follows
@@ -67,7 +82,8 @@ class Batch:
         self._scoring = PromptScoring()  # the prompts that are reported on
         self._scored = False  # whether the last pass with a prompt was with one of them
         self._sampled: list[int] = []  # the rows of the sampler
-        self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
+        # Of those of them whose last token has been run: the draft that ran with it, and the logits.
+        self._ran: dict[int, tuple[list[int], np.ndarray]] = {}
 
     def add(self, row: Row) -> int:
         """Adds a row that has not ended and returns its key in this batch.
@@ -79,12 +95,18 @@ class Batch:
         key = self._added
         self._added += 1
         self._rows[key] = row
+        self._drafting.add(key, row)
         self._waiting.append(key)
         return key
 
     @property
     def running(self) -> bool:
         return any(not row.reason for row in self._rows.values())
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether the pass that has run, and whose tokens are being drawn, has drafts."""
+        return self._drafting.pending
 
     @property
     def waiting(self) -> int:
@@ -96,23 +118,32 @@ class Batch:
         """The number of rows that have pages."""
         return len(self._sequences)
 
-    def advance(self) -> list[tuple[int, str]]:
-        """Runs one forward pass; returns (key, added text) for each row that drew a token (or several that its constraint
-        decides), and for each row that ran out of time or found no pages, with the text it had held back.
+    def advance(self) -> Iterator[list[tuple[int, str]]]:
+        """Runs one forward pass; yields, once for each token that rows draw in turn, (key, added text) for each of these rows,
+        the first time also for each row that ran out of time or found no pages, with the text it had held back.
 
-        A row may be ended between two calls, with `end`.
+        A row may be ended with `end` at any time, and then draws no more.
         """
         held = [(key, text) for key, row in self._rows.items() if row.late() and (text := self.end(key, "time"))]
         self._remove_ended()
         held += self._admit()
-        logits = self._next_logits()
-        if logits is None:
-            return held
-        drawn = zip(self._sampled, self._sampler.step(logits).text, strict=True)
-        pieces = [*held, *((key, text + self._jump(self._rows[key])) for key, text in drawn)]
+        drawing = self._next_drawing()
+        if drawing is None:
+            yield held
+            return
+        drafting = {key for key, draft in zip(self._sampled, drawing.drafts, strict=True) if draft}
+        try:
+            for rows, result in self._sampler.steps(drawing.logits, drawing.drafts):
+                for key in [key for key in drafting if self._rows[key].reason]:  # its end tells what it has drafted
+                    drafting.remove(key)
+                    self._settle(key)
+                yield [*held, *((self._sampled[i], text) for i, text in zip(rows, result.text, strict=True))]
+                held = []
+        finally:
+            for key in drafting:
+                self._settle(key)
         if not self.running:
             self.close()
-        return pieces
 
     def end(self, key: int, reason: str) -> str:
         """Ends a row if it is running; returns the text that it had held back, "" if it had ended before."""
@@ -124,12 +155,14 @@ class Batch:
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
+        keep_cost(self._model, self._scheduler.cost)
 
-    def _jump(self, row: Row) -> str:
-        """`Row.jump`, with long-rope no further than the short frequencies go: one forward pass, one rope of a row."""
-        length = len(row.history)
-        last = self._model.cache.last_length_like(length)
-        return row.jump(MAX_JUMP if last is None else min(MAX_JUMP, last - length))
+    def _settle(self, key: int) -> None:
+        """Drops what has been run of a row's draft and not drawn."""
+        row, sequence = self._rows[key], self._sequences[key]
+        self._drafting.settle(key, row)
+        undrafted = len(sequence) - sequence.drafted
+        sequence.keep(min(sequence.drafted, max(0, len(row.history) - 1 - undrafted)))  # the last token has not been run
 
     def _remove_ended(self) -> None:
         ended = {key for key, row in self._rows.items() if row.reason}
@@ -141,11 +174,12 @@ class Batch:
         self._waiting = deque(key for key in self._waiting if key not in ended)
         for key in ended:
             self._release(key)
+            self._drafting.remove(key)
             del self._rows[key]
 
     def _unsample(self, place: int) -> None:
         self._sampler.remove(place)
-        self._logits.pop(self._sampled.pop(place), None)
+        self._ran.pop(self._sampled.pop(place), None)
 
     def _release(self, key: int) -> None:
         self._prefill.remove(key)
@@ -192,56 +226,84 @@ class Batch:
         """The row's tokens; with long-rope those up to where a row that is read again left the short frequencies."""
         return row.history.tokens[: self._model.cache.last_length_like(row.history.prompt_length)]
 
-    def _next_logits(self) -> np.ndarray | None:
+    def _next_drawing(self) -> _Drawing | None:
         """Runs one forward pass.
 
-        Returns the logits of the last token of every row of the sampler; None if not all of them have been run, or if there are
-        prompts that run first.
+        Returns what every row of the sampler draws from; None if the last tokens of not all of them have been run, or if there
+        are prompts that run first.
         """
-        decoding, logits = self._run_composed()
-        if decoding and not self._logits:  # all rows of the sampler: most forward passes need no copy
-            return logits
-        self._logits.update(zip(decoding, logits, strict=True))
-        if self._prompts_first or not self._sampled or len(self._logits) < len(self._sampled):
+        decoding, (drafts, logits) = self._run_composed()
+        if decoding and not self._ran:  # all rows of the sampler: most forward passes need no copy
+            return _Drawing(drafts, logits)
+        ends = np.cumsum([len(draft) + 1 for draft in drafts])[:-1]
+        self._ran.update(zip(decoding, zip(drafts, np.split(logits, ends), strict=False), strict=False))
+        if self._prompts_first or not self._sampled or len(self._ran) < len(self._sampled):
             return None
-        logits = np.stack([self._logits[key] for key in self._sampled])
-        self._logits.clear()
-        return logits
+        ran = [self._ran[key] for key in self._sampled]
+        self._ran.clear()
+        return _Drawing([draft for draft, _ in ran], np.concatenate([logits for _, logits in ran]))
 
     @property
     def _prompts_first(self) -> bool:
         """Whether no row draws yet, because there are prompts to run."""
         return not self._scheduler.chunked and bool(self._scoring or self._prefill)
 
-    def _run_composed(self) -> tuple[list[int], np.ndarray]:
-        """Runs a pass, with fewer rows if the cache is full; returns the decoding rows in it, and the logits of each."""
+    def _run_composed(self) -> tuple[list[int], _Drawing]:
+        """Runs a pass, with fewer rows if the cache is full; returns the decoding rows in it, and what they draw from."""
+        drafting = True
         while True:
-            composed = self._compose()
-            count = len(composed.decoding)
+            composed = self._compose(drafting)
             if not composed.pieces:
-                return [], np.zeros((0, self._model.config.vocab_size), np.float32)
+                return [], _Drawing([], np.zeros((0, self._model.config.vocab_size), np.float32))
+            prompts = len(composed.pieces) - len(composed.decoding)
             every = [False] * (len(composed.pieces) - 1) + [composed.scores]
+            drafted = [*map(len, composed.drafts), *[0] * prompts]
             try:
                 with self._scheduler.measure(composed.work):
-                    logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=every)
+                    logits = self._model.forward(composed.pieces, wanted=composed.wanted, every=every, drafted=drafted)
                 break
             except CacheFullError:
-                self._preempt_last()
-        if len(composed.pieces) > count:
+                drafting = False  # another thread may have taken pages that nobody used
+                if not composed.work.drafted:
+                    self._preempt_last()
+        count = len(composed.decoding) + composed.work.drafted
+        if prompts:
             self._scored = composed.scores
             self._start_sampling((self._scoring if self._scored else self._prefill).finish(logits[count:]))
-        return composed.decoding, logits[:count]
+        return composed.decoding, _Drawing(composed.drafts, logits[:count])
 
-    def _compose(self) -> _Forward:
-        """The next pass: the last tokens of the rows that draw, pieces of prompts, or both."""
-        decoding = [] if self._prompts_first else [key for key in self._sampled if key not in self._logits]
+    def _compose(self, drafting: bool) -> _Forward:
+        """The next pass: the last tokens of the rows that draw, with their drafts, pieces of prompts, or both."""
+        decoding = [] if self._prompts_first else [key for key in self._sampled if key not in self._ran]
         sequences = [self._sequences[key] for key in decoding]
         waiting = len(self._prefill) + len(self._scoring)
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
-        rows = [(one, self._rows[key].history.tokens[len(one) :]) for key, one in zip(decoding, sequences, strict=True)]
         budget = self._scheduler.prompt_budget(work) if waiting else None
-        alone = _Forward(decoding, rows, [True] * len(rows), work)
+        drafts = self._choose_drafts(decoding, work, budget is None) if drafting and decoding else [[] for _ in decoding]
+        rows = [
+            (sequence, self._rows[key].history.tokens[len(sequence) :] + draft)
+            for key, sequence, draft in zip(decoding, sequences, drafts, strict=True)
+        ]
+        alone = _Forward(decoding, drafts, rows, [True] * len(rows), work._replace(drafted=sum(map(len, drafts))))
         return alone if budget is None else self._with_prompts(alone, budget)
+
+    def _choose_drafts(self, decoding: Sequence[int], work: Work, uncertain: bool) -> list[list[int]]:
+        """The drafts of the rows of a pass. uncertain: also tokens that may turn out wrong."""
+        cost, unused = self._scheduler.cost, self._model.cache.unused // len(decoding)
+        self._drafting.choose(
+            {key: self._rows[key] for key in decoding},
+            lambda key: self._room_to_draft(self._rows[key], self._sequences[key], unused),
+            (lambda drafted: cost.decoding(work._replace(drafted=drafted)) or 1.0) if uncertain else None,
+        )
+        return [self._drafting.tokens(key) for key in decoding]
+
+    def _room_to_draft(self, row: Row, sequence: CachedSequence, unused: int) -> int:
+        """How many tokens a row may draft: fewer than it may draw, no more than pages hold that nobody uses, and with long-rope
+        no further than the short frequencies go, because one pass has one rope of a row."""
+        length = len(row.history)
+        last = self._model.cache.last_length_like(length)
+        pages = sequence.room(unused) - (length - len(sequence))
+        return min(_to_run(row), pages, *([] if last is None else [last - length]))
 
     def _with_prompts(self, rows: _Forward, budget: Budget) -> _Forward:
         """A forward pass of rows, and as much as the budget allows of a prompt that is scored, or of the others."""
@@ -250,7 +312,7 @@ class Batch:
         wanted = [True] if scores else self._prefill.completing()
         sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
         work = rows.work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(count_keys, sizes)))
-        return _Forward(rows.decoding, [*rows.pieces, *prompts], [*rows.wanted, *wanted], work, scores)
+        return _Forward(rows.decoding, rows.drafts, [*rows.pieces, *prompts], [*rows.wanted, *wanted], work, scores)
 
     def _start_sampling(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.
@@ -264,7 +326,7 @@ class Batch:
             self._sampler.resume(row)
             self._sampled.append(key)
             if len(self._sequences[key]) == len(row.history):
-                self._logits[key] = logits
+                self._ran[key] = [], logits[None]
 
     def _preempt_last(self) -> None:
         """Preempts the row that was admitted last; it will be the next to be admitted, and waits for others if it is alone."""

@@ -15,7 +15,9 @@ from decodestep._base.threads import use_threads
 from decodestep.errors import EngineClosedError as EngineClosedError
 from decodestep.errors import QueueFullError as QueueFullError
 from decodestep.generation.batch import Batch
+from decodestep.generation.drafts import Draft, drafters_of
 from decodestep.generation.engine_request import Delta, EngineRequest, Listener
+from decodestep.generation.forward_cost import recent_cost
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.scheduler import ChunkedPrefill
 from decodestep.sampling.params import SamplingParams
@@ -44,13 +46,14 @@ class Engine:
         while there are rows:
             end the rows that are cancelled or out of time
             admit waiting rows, in order, while there are fewer than max_rows and the cache has room for their prompts
-            in one forward pass, run the last token of every decoding row and a chunk of the prompts
-            draw a token for each decoding row, and deliver it
+            in one forward pass, run the last token of every decoding row, tokens that it drafts, and a chunk of the prompts
+            draw a token for each decoding row, and deliver it; while it is the one that the row has drafted, the next too
 
     model: made by `load`. Its cache is shared with all other users of the model.
     max_rows: the largest number of rows that run together, >= 1. max_waiting: how many more may wait, >= 0.
-    deliver: called on the engine's thread after each pass with the pass's deltas; it must not block. None: the deltas are read
-        by iterating over each `EngineRequest`, or its completions with `EngineRequest.result`.
+    draft: as for `generate`.
+    deliver: called on the engine's thread with the deltas of each token that the rows draw; it must not block. None: the deltas
+        are read by iterating over each `EngineRequest`, or its completions with `EngineRequest.result`.
 
     A prompt runs in chunks, each of which lengthens a pass by about half at most (see `ChunkedPrefill`); a prefix that is in
     the cache is not run again. When the cache is full, the rows that were admitted last release their pages and resume later
@@ -58,13 +61,23 @@ class Engine:
     Methods may be called from any thread. `close`, or leaving the `with` block, ends the engine's thread.
     """
 
-    def __init__(self, model: Model, *, max_rows: int = 64, max_waiting: int = 256, deliver: Deliver | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        max_rows: int = 64,
+        max_waiting: int = 256,
+        draft: Draft = "auto",
+        deliver: Deliver | None = None,
+    ) -> None:
         require(is_int(max_rows) and max_rows >= 1, _OP, "max_rows", "an integer >= 1", max_rows)
         require(is_int(max_waiting) and max_waiting >= 0, _OP, "max_waiting", "an integer >= 0", max_waiting)
         self.model = model
         self.max_rows = max_rows
         self.passes = 0  # forward passes so far
         self.failures = 0  # of these, how many raised
+        self.drafted = self.accepted = 0  # tokens of the rows that have ended
+        self._drafters = drafters_of(model, draft)
         self._max_live = max_rows + max_waiting
         self._deliver = deliver or _to_requests
         self._wake = threading.Condition()
@@ -189,7 +202,7 @@ class Engine:
         return room
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, ChunkedPrefill(self.max_rows))
+        return Batch(self.model, ChunkedPrefill(self.max_rows, recent_cost(self.model)), self._drafters)
 
     def _loop(self) -> None:
         try:
@@ -210,16 +223,18 @@ class Engine:
     def _run(self) -> None:
         """Runs forward passes until the engine has closed."""
         while self._wait():
-            texts: dict[int, str] = {}
             try:
                 self._take_incoming()
                 self.model.cache.prepare()
-                self._end_cancelled(texts)
-                texts |= self._batch.advance()  # of other rows than those that have ended
+                held = self._end_cancelled()
                 self.passes += 1
+                for pieces in self._batch.advance():  # of other rows than those that have ended
+                    self._report(held | dict(pieces))
+                    held = self._end_cancelled() if self._batch.draws_drafts else {}
+                self._report(held)
             except Exception as error:  # not attributable to one row: all rows end, the engine goes on
                 self._fail(error)
-            self._report(texts)
+                self._report({})
 
     def _wait(self) -> bool:
         """Waits for work; False once the engine has closed."""
@@ -247,11 +262,11 @@ class Engine:
     def _has_work(self) -> bool:
         return bool(self._incoming or self._requests or self._closing)
 
-    def _end_cancelled(self, texts: dict[int, str]) -> None:
+    def _end_cancelled(self) -> dict[int, str]:
+        """Ends the rows of cancelled requests; returns the texts that they held back, by their keys."""
         late = self._deadline is not None and time.monotonic() >= self._deadline
-        for request in self._requests:
-            if late or request.cancelled.is_set():
-                texts |= {key: self._batch.end(key, "cancelled") for key in request.keys}
+        ending = [request for request in self._requests if late or request.cancelled.is_set()]
+        return {key: self._batch.end(key, "cancelled") for request in ending for key in request.keys}
 
     def _fail(self, error: Exception) -> None:
         self.failures += 1
@@ -261,13 +276,15 @@ class Engine:
         self._batch = self._new_batch()
 
     def _report(self, texts: dict[int, str]) -> None:
-        """Delivers what a forward pass has added, and forgets what has ended. texts: the new text of rows, by their keys."""
+        """Delivers what rows have gained, and forgets what has ended. texts: the new text of rows, by their keys."""
         deltas = [(request, delta) for request in self._requests for delta in request.new_deltas(texts)]
         ended = [request.rows[delta.sample] for request, delta in deltas if delta.reason]
         if ended:
             now = time.monotonic()
             for row in ended:
                 self._row_seconds += 0.1 * (now - row.started - self._row_seconds)
+                self.drafted += row.drafted
+                self.accepted += len(row.accepted)
             with self._wake:
                 self._live -= len(ended)
             self._requests = [request for request in self._requests if not request.done]

@@ -1,4 +1,4 @@
-"""A request to an engine, as its client sees it: its rows, and what each forward pass adds to them."""
+"""A request to an engine, as its client sees it: its rows, and what each token adds to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decodestep.sampling.row import Row
 
 
 class Delta(NamedTuple):
-    """What a forward pass adds to one sample: one `Delta` for a token, several if a constraint determines tokens.
+    """What a token adds to one sample.
 
     sample: its index, 0 to n - 1. text: the complete characters that are added. token: the new token id, or None.
     logprobs: those of the token, if params.logprobs requests them. reason: why the sample has ended, as
@@ -118,24 +118,14 @@ class EngineRequest:
         """The deltas of the samples since the last call, for the engine's thread. texts: of rows, by their keys."""
         deltas: list[Delta] = []
         for sample, reported in list(self._reported.items()):
-            row = self.rows[sample]
-            tokens = row.history.tokens[reported:]
-            deltas += _deltas(sample, row, tokens, texts.get(self.keys[sample], ""))
-            self._reported[sample] += len(tokens)
+            row, text = self.rows[sample], texts.get(self.keys[sample], "")
+            token = row.history.tokens[reported] if len(row.history) > reported else None
+            if token is not None or text or row.reason:
+                logprobs = row.logprobs[-1] if token is not None and row.logprobs else None
+                deltas.append(Delta(sample, text, token, logprobs, row.reason))
+            self._reported[sample] += token is not None
             if row.reason:
                 del self._reported[sample]
         if self.done:
             self._ended.set()
         return deltas
-
-
-def _deltas(sample: int, row: Row, tokens: list[int], text: str) -> list[Delta]:
-    """What the new tokens and the new text of a row, and its end, add to a sample; [] without any."""
-    if not (tokens or text or row.reason):
-        return []
-    last = tokens[-1] if tokens else None
-    logprobs = row.logprobs[-1] if tokens and row.logprobs else None
-    return [
-        *(Delta(sample, "", token, None, "") for token in tokens[:-1]),  # without log-probabilities: see `Row.jump`
-        Delta(sample, text, last, logprobs, row.reason),
-    ]

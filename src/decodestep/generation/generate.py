@@ -10,6 +10,7 @@ import numpy as np
 
 from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
+from decodestep.generation.drafts import Draft
 from decodestep.generation.generate_call import GenerateCall
 from decodestep.generation.prompts import Prompt, Prompts, list_prompts
 from decodestep.sampling.params import SamplingParams
@@ -31,6 +32,7 @@ def generate(
     processors: Processors = (),
     stream: StreamCallback | None = None,
     cancelled: Callable[[], bool] | None = None,
+    draft: Draft = "auto",
 ) -> list[Completion]: ...
 @overload
 def generate(
@@ -41,6 +43,7 @@ def generate(
     processors: Processors = (),
     stream: StreamCallback | None = None,
     cancelled: Callable[[], bool] | None = None,
+    draft: Draft = "auto",
 ) -> list[Completion]: ...
 def generate(
     model: Model,
@@ -50,14 +53,16 @@ def generate(
     processors: Processors = (),
     stream: StreamCallback | None = None,
     cancelled: Callable[[], bool] | None = None,
+    draft: Draft = "auto",
 ) -> list[Completion]:
     """Continues every prompt until its rows end. The rows share each forward pass and nothing else.
 
         run the prompts through the model in blocks
         while there are rows that have not ended:
+            run the new tokens of the rows through the model together, with tokens that they draft
             token = what `Sampler` draws from the logits of the row's last token, by its params, its seed and its position
             append it; end the row on an end token, a stop token or string, its length or its time
-            run the new tokens of the other rows through the model together
+            while the token equals the next of the row's draft: draw the next one, from the logits of that
 
     model: made by `load`.
     prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized unchanged, a
@@ -76,8 +81,12 @@ def generate(
         of the first prompt first; piece is the complete characters that the token adds to the text (often ""). If it returns
         False, the row ends; text that was still held back is passed in one more call, whose result is ignored. The pieces of a
         completion always join to its text.
-    cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search. Once it
-        returns True, all running rows and searches end with finish_reason "cancelled".
+    cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and before
+        rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with
+        finish_reason "cancelled".
+    draft: where rows draft tokens that they may draw next, so that one forward pass gives several: "auto", where this saves
+        time; "lookup", in their own text and prompt; a function that makes a `Drafter` for each row; None, nowhere. It changes
+        the time, never the text: see docs/speculation.md. `SamplingParams.draft` turns it off for a row.
 
     Prompts with num_beams > 1 are searched one by one, after the samples of the others (see `beam_search`), and streamed when
     their search has ended. A search that is cancelled or out of time returns the beams found so far.
@@ -101,7 +110,7 @@ def generate(
     """
     for name, function in (("stream", stream), ("cancelled", cancelled)):
         require(function is None or callable(function), "generate", name, "a function or None", function)
-    with closing(GenerateCall(model, list_prompts(prompts), params, processors, cancelled)) as call:
+    with closing(GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft)) as call:
         while call.running:
             for index, piece in call.advance():
                 if stream is not None and _is_false(stream(index, piece)) and (held := call.end(index, "cancelled")):

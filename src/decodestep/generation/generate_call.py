@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from decodestep._base.checks import Phrase, require
 from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, build_completion
+from decodestep.generation.drafts import Draft, drafters_of
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams
@@ -27,7 +28,8 @@ Pieces = list[tuple[int, str]]  # (index of the completion, text that it gains)
 class GenerateCall:
     """The rows and searches of a call of `generate`, with its arguments and errors.
 
-    cancelled: called before every forward pass; once it returns True, all running rows and searches end.
+    cancelled: called before every forward pass, and before each further token that one with drafts may give; once it returns
+        True, all running rows and searches end. draft: as for `generate`.
 
     The samples of all prompts run together; then the prompts with beams are searched one after the other. A completion's index
     counts the requested completions, those of the first prompt first.
@@ -40,6 +42,7 @@ class GenerateCall:
         params: SamplingParams | Sequence[SamplingParams] | None,
         processors: Processors,
         cancelled: Callable[[], bool] | None,
+        draft: Draft,
     ) -> None:
         each = _params_of_each(params, len(prompts), model)
         ids = [prompt_ids(model, prompt) for prompt in prompts]
@@ -49,7 +52,7 @@ class GenerateCall:
         self._rows_or_search: list[list[Row] | ModelSearch] = []
         factory = RowFactory.from_model(model, processors=processors)
         self._key_of_index: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
-        self._batch = Batch(model)
+        self._batch = Batch(model, drafters=drafters_of(model, draft))
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
         for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
@@ -70,14 +73,23 @@ class GenerateCall:
     def running(self) -> bool:
         return self._batch.running or bool(self._searches)
 
-    def advance(self) -> Pieces:
-        """Runs one forward pass, or one whole search; returns the text added to the completions, a piece for each new token."""
-        if self._cancelled():
-            return self.cancel()
-        with use_threads(self._model.threads):
-            if self._batch.running:
-                return [(self._index_of_key[i], piece) for i, piece in self._batch.advance()]
-            return self._search()
+    def advance(self) -> Iterator[tuple[int, str]]:
+        """Runs one forward pass, or one whole search; yields the text added to the completions, a piece for each new token.
+
+        Tokens that rows have drafted are drawn when they are asked for: a row that is ended before has no more.
+        """
+        turns = self._draw() if self._batch.running else self._search()
+        begins = True
+        while True:
+            if (begins or self._batch.draws_drafts) and self._cancelled():
+                yield from self.cancel()
+                return
+            begins = False
+            with use_threads(self._model.threads):  # not while the caller has its turn
+                pieces = next(turns, None)
+            if pieces is None:
+                return
+            yield from pieces
 
     def close(self) -> None:
         """Releases the rows' pages of the model's cache."""
@@ -102,9 +114,13 @@ class GenerateCall:
             found += rows.completions if isinstance(rows, ModelSearch) else [build_completion(row, prompt, i) for row in rows]
         return found
 
-    def _search(self) -> Pieces:
+    def _draw(self) -> Iterator[Pieces]:
+        for pieces in self._batch.advance():
+            yield [(self._index_of_key[key], text) for key, text in pieces]
+
+    def _search(self) -> Iterator[Pieces]:
         first, search = self._searches.pop(0)
-        return [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
+        yield [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
 
 
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int, model: Model) -> list[SamplingParams]:

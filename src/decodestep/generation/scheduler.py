@@ -17,10 +17,14 @@ class Scheduler(ABC):
 
     chunked: whether prompts run in the forward passes of the decoding rows, or before any row draws.
     max_rows: the largest number of rows that have pages at a time.
+    cost: of passes, which `measure` corrects.
     """
 
     chunked: bool
     max_rows: int
+
+    def __init__(self, cost: ForwardCost | None = None) -> None:
+        self.cost = cost or ForwardCost()
 
     @abstractmethod
     def reserved_tokens(self, remaining: int) -> int:
@@ -32,8 +36,10 @@ class Scheduler(ABC):
 
     @contextmanager
     def measure(self, work: Work) -> Iterator[None]:
-        """Context manager around a pass, which it may time."""
+        """Context manager around a pass, which it times."""
+        start = time.perf_counter()
         yield
+        self.cost.learn(work, time.perf_counter() - start)
 
 
 class PrefillFirst(Scheduler):
@@ -74,9 +80,9 @@ class ChunkedPrefill(Scheduler):
     _FIRST_ALONE = 64
     _FIRST_BESIDE_ROWS = 4
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, cost: ForwardCost | None = None) -> None:
+        super().__init__(cost)
         self.max_rows = max_rows
-        self._cost = ForwardCost()
         self._mixed = 0  # consecutive forward passes with a piece beside rows
 
     def reserved_tokens(self, remaining: int) -> int:
@@ -85,21 +91,20 @@ class ChunkedPrefill(Scheduler):
     def prompt_budget(self, work: Work) -> Budget | None:
         if work.rows and self._mixed + 1 >= self.MEASURE_EVERY:
             return None
-        if not self._cost.knows(work):
+        if not self.cost.knows(work):
             return Budget(self._FIRST_BESIDE_ROWS if work.rows else self._FIRST_ALONE)
-        return Budget(BLOCK, self._seconds_for_prompts(work), self._cost.per_prefill_token, self._cost.per_prefill_key)
+        return Budget(BLOCK, self._seconds_for_prompts(work), self.cost.per_prefill_token, self.cost.per_prefill_key)
 
     def _seconds_for_prompts(self, work: Work) -> float:
         """The number of seconds by which prompts may lengthen a pass."""
         if not work.rows:
             return self.MAX_FORWARD_SECONDS
-        without = self._cost.decoding(work)
+        without = self.cost.decoding(work)
         one = self.MAX_SLOWDOWN * without
         return max(one, min(one * min(work.prompts, 16), self.MAX_FORWARD_SECONDS - without))
 
     @contextmanager
     def measure(self, work: Work) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
+        with super().measure(work):
+            yield
         self._mixed = self._mixed + 1 if work.rows and work.tokens else 0
-        self._cost.learn(work, time.perf_counter() - start)

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from decodestep.generation.drafts import Draft
 from decodestep.generation.engine import Engine
 from decodestep.generation.scheduler import PrefillFirst
 
@@ -25,20 +26,20 @@ class _Shared:
 
 # A lease may end in a `__del__`, which the garbage collector calls anywhere: also on the thread that has the lock.
 _LOCK = threading.RLock()
-_SHARED: dict[Model, _Shared] = {}
+_SHARED: dict[tuple[Model, Draft], _Shared] = {}
 
 
 class EngineLease:
-    """The use of a model's shared engine, from now until `end`. The last one to end closes it."""
+    """The use of a model's shared engine with these drafters, from now until `end`. The last one to end closes it."""
 
-    def __init__(self, model: Model) -> None:
-        self._model, self._is_ended = model, False
+    def __init__(self, model: Model, draft: Draft) -> None:
+        self._key, self._is_ended = (model, draft), False
         with _LOCK:
             while True:
-                shared = _SHARED.get(model)
+                shared = _SHARED.get(self._key)
                 if shared is None:
-                    engine = Engine(model, max_rows=PrefillFirst.max_rows, max_waiting=_WITHOUT_LIMIT)
-                    shared = _SHARED.setdefault(model, _Shared(engine))
+                    engine = Engine(model, draft=draft, max_rows=PrefillFirst.max_rows, max_waiting=_WITHOUT_LIMIT)
+                    shared = _SHARED.setdefault(self._key, _Shared(engine))
                 shared.users += 1
                 if not shared.closed:
                     break
@@ -54,8 +55,8 @@ class EngineLease:
             shared.users -= 1
             if shared.users == 0:
                 shared.closed = True
-                if _SHARED.get(self._model) is shared:
-                    del _SHARED[self._model]
+                if _SHARED.get(self._key) is shared:
+                    del _SHARED[self._key]
                 shared.engine.close(wait=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
@@ -11,6 +12,7 @@ from weakref import WeakSet
 from decodestep._base.checks import require
 from decodestep.generation.async_stream import AsyncCompletionStream, EngineRow, OwnThread, of_one, raise_error
 from decodestep.generation.completion import Completion
+from decodestep.generation.drafts import Draft
 from decodestep.generation.engine import Engine
 from decodestep.generation.generate_call import GenerateCall
 from decodestep.generation.prompts import Prompt
@@ -31,18 +33,18 @@ def stream(
     params: SamplingParams | None = None,
     *,
     processors: Processors = (),
+    draft: Draft = "auto",
 ) -> CompletionStream:
     """The pieces of a prompt's completion, as they are generated: ``for piece in stream(model, prompt): ...``
 
-    model, params, processors: as for `generate`; params of one completion. prompt: one, of any kind that `generate` takes.
+    model, params, processors, draft: as for `generate`; params of one completion. prompt: one, as for `generate`.
 
-    Returns an iterator. Each item is a str, one for each token (or for several that a constraint decides): the complete
-    characters that they add to the text, often "". The pieces join to the completion's text. A beam search yields its text in
-    one piece, at its end. After the last piece, and after the loop has been left, `CompletionStream.completion` is the
-    `Completion`.
+    Returns an iterator. Each item is a str, one for each token: the complete characters that it adds to the text, often "". The
+    pieces join to the completion's text. A beam search yields its text in one piece, at its end. After the last piece, and
+    after the loop has been left, `CompletionStream.completion` is the `Completion`.
     Raises ValueError and ModelError as `generate` does, here and not at the first piece.
     """
-    return CompletionStream(model, prompt, of_one(model, params), processors)
+    return CompletionStream(model, prompt, of_one(model, params), processors, draft)
 
 
 def astream(
@@ -51,6 +53,7 @@ def astream(
     params: SamplingParams | None = None,
     *,
     processors: Processors = (),
+    draft: Draft = "auto",
 ) -> AsyncCompletionStream:
     """`stream` for asyncio: ``async for piece in astream(model, prompt): ...``; the arguments are the same.
 
@@ -61,14 +64,16 @@ def astream(
 
     A row ends with its stream: at its end, on an exception, and, after the current forward pass, when the task is cancelled or
     the loop is left. Exceptions of `stream` and `Engine.submit` are raised with the first piece.
+    draft: with an engine that is given "auto", which is the engine's own, or None.
     """
     if isinstance(model, Engine):
         require(not callable(processors) and not [*processors], "astream", "processors", "left out with an Engine", processors)
-        return AsyncCompletionStream(EngineRow(model, prompt, params))
+        require(draft in ("auto", None), "astream", "draft", '"auto" or None with an Engine', draft)
+        return AsyncCompletionStream(EngineRow(model, prompt, params, draft))
     has_beams = isinstance(params, SamplingParams) and params.num_beams > 1
     if has_beams or callable(processors) or [*processors]:
-        return AsyncCompletionStream(OwnThread(lambda: stream(model, prompt, params, processors=processors)))
-    return AsyncCompletionStream(EngineRow(model, prompt, params))
+        return AsyncCompletionStream(OwnThread(lambda: stream(model, prompt, params, processors=processors, draft=draft)))
+    return AsyncCompletionStream(EngineRow(model, prompt, params, draft))
 
 
 class CompletionStream:
@@ -80,7 +85,9 @@ class CompletionStream:
     reader.
     """
 
-    def __init__(self, model: Model, prompt: Prompt, params: SamplingParams, processors: Processors) -> None:
+    def __init__(
+        self, model: Model, prompt: Prompt, params: SamplingParams, processors: Processors, draft: Draft = "auto"
+    ) -> None:
         self._lock = threading.Lock()  # held while the model runs
         self._reader: int | None = None  # the thread that has the lock to read a piece
         self._is_orphan = False  # in a forked child: another thread was reading, which has left the row as it may be
@@ -88,7 +95,8 @@ class CompletionStream:
         self._pieces: list[str] = []
         self._completion: Completion | None = None
         # The call is given the event and not this object, which would then live until the next garbage collection.
-        self._call: GenerateCall | None = GenerateCall(model, [prompt], [params], processors, self._closed.is_set)
+        self._call: GenerateCall | None = GenerateCall(model, [prompt], [params], processors, self._closed.is_set, draft)
+        self._coming: Iterator[tuple[int, str]] = iter(())  # the pieces of the forward pass
         _STREAMS.add(self)
 
     def __iter__(self) -> CompletionStream:
@@ -145,14 +153,16 @@ class CompletionStream:
     def _next(self) -> str | None:
         """The next piece; None at the end."""
         try:
-            while self._call is not None and self._call.running:
-                pieces = self._call.advance()
+            while self._call is not None:
+                _, piece = next(self._coming, (0, None))
                 if self._closed.is_set():
                     break
-                if pieces:
-                    piece = "".join(text for _, text in pieces)
+                if piece is not None:
                     self._pieces.append(piece)
                     return piece
+                if not self._call.running:
+                    break
+                self._coming = self._call.advance()
         except BaseException:
             self._finish()
             raise
@@ -166,6 +176,7 @@ class CompletionStream:
         if call is None:
             return False
         call.cancel()
+        self._coming = iter(())
         call.close()
         self._completion = replace(call.completions()[0], text="".join(self._pieces))
         return True

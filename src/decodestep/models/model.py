@@ -195,6 +195,7 @@ class Model:
         *,
         every: bool | Sequence[bool] = False,
         wanted: Sequence[bool] | None = None,
+        drafted: Sequence[int] | None = None,
     ) -> np.ndarray:
         """Appends new tokens to sequences, all in the same passes over the weights, and returns logits.
 
@@ -206,6 +207,9 @@ class Model:
         every: whether the logits of all new tokens are returned; or a bool for each sequence.
         wanted: without `every`, for which sequences logits are returned, a bool each; None for all. The logits of a piece that
             ends within a prompt are useless, and cost a fifth of a token of a small model.
+        drafted: how many of each sequence's new tokens are drafts, its last ones and not all of them; None for none. Where the
+            logits of the last token are wanted, so are those of the drafts and of the token before. `CachedSequence.keep`
+            must follow: it drops those that turn out wrong.
 
         Returns float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for its T new tokens in order. A token's
         logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into calls
@@ -214,4 +218,4 @@ class Model:
         repeated, or longer than the context; CacheFullError, with no sequence changed, if the cache lacks pages.
         """
         with use_threads(self.threads):
-            return forward(self.decoder, self.cache, batch, every=every, wanted=wanted)
+            return forward(self.decoder, self.cache, batch, every=every, wanted=wanted, drafted=drafted)

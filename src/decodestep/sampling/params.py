@@ -131,7 +131,9 @@ class SamplingParams:
         regex: a non-empty string or None. The text matches this expression as a whole; None is off.
         grammar: a non-empty string or None. The text is of this grammar, in llguidance's kind of Lark or llama.cpp's
             GBNF; None is off.
-        prediction: a string or None. Text that the answer will probably repeat: faster, never other text; None is off.
+        prediction: a string of valid Unicode or None. Text that the answer will probably repeat: faster, never other text;
+            None is off.
+        draft: a bool. Whether tokens may be drafted ahead, where `generate` or `Engine` drafts: faster, never other text.
         max_tokens: max_new_tokens by the name that OpenAI and vLLM give it.
         max_completion_tokens: max_new_tokens by the name that OpenAI gives it.
         stop: stop_strings by the name that OpenAI and vLLM give it.
@@ -205,6 +207,7 @@ class SamplingParams:
     grammar: str | None
 
     prediction: str | None
+    draft: bool
 
     @sets_fields(_OP, lambda params: params._check())
     def __init__(
@@ -267,6 +270,7 @@ class SamplingParams:
         regex: str | None = None,
         grammar: str | None = None,
         prediction: str | None = None,
+        draft: bool = True,
         max_tokens: int | None = 256,
         max_completion_tokens: int | None = 256,
         stop: str | Iterable[str] | None = (),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ from decodestep.sampling.trace import Trace
 
 _OP = "Sampler"
 Drawn = tuple[np.ndarray, bytes | None, Sequence[Any] | None]  # what `step_rows` returns
-MAX_JUMP = 16  # tokens at once: so that a row with many does not hold up the others of its pass
 
 
 class Taken(NamedTuple):
@@ -44,6 +42,8 @@ class Row:
     text: None without token_bytes. ends: the tokens that end the row with "eos". started: time.monotonic() when it was added.
     constraint: of the row's text, or None.
     prompt_logprobs, cached_tokens: filled by the code that runs the prompt, the first if params.prompt_logprobs is set.
+    drafted, accepted: filled by the code that drafts: how many tokens it has drafted, and the places in the history of those
+        that were drawn.
     logprobs: of every token so far, if params.logprobs is set. error: the exception of the reason "error".
     """
 
@@ -60,6 +60,8 @@ class Row:
     logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     cached_tokens: int = 0  # of the prompt, which did not run
+    drafted: int = 0
+    accepted: list[int] = field(default_factory=list)
 
     @property
     def seed(self) -> int | None:
@@ -128,25 +130,6 @@ class Row:
             return piece + self.end(reason) if reason else piece, found
         except Exception as error:
             return self.fail(error), found
-
-    def jump(self, most: int = MAX_JUMP) -> str:
-        """Draws at most `most` tokens without logits, as long as the constraint allows exactly one; returns the text they add.
-
-        A token that is the only candidate is drawn whatever its logit, unless another processor forbids it, which any logits
-        show: the row's tokens, end and draws are those of `step` if the logits are finite. Rows without a constraint, with the
-        caller's own processors or with log-probabilities are not changed.
-        """
-        text = ""
-        if self.constraint is None or self.plan.unfused or self.params.logprobs is not None:
-            return text
-        try:
-            for _ in range(most):
-                if self.reason or not self.constraint.forces(self.history.tokens):
-                    break
-                text += self.step(_zeros(self.plan.vocab_size))[0].text
-        except Exception as error:  # the constraint's
-            text += self.fail(error)
-        return text
 
     @property
     def can_go_back(self) -> bool:
@@ -249,11 +232,6 @@ class RowBatch:
         if not held:
             raise error
         return held
-
-
-@lru_cache(maxsize=4)
-def _zeros(vocab: int) -> np.ndarray:
-    return np.zeros((1, vocab), np.float32)
 
 
 def within_length(params: SamplingParams, prompt_length: int) -> SamplingParams:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -117,6 +118,11 @@ def _frozen(value: object) -> Any:
     return FrozenMapping({key: _as_tuples(item) for key, item in value.items()}) if isinstance(value, Mapping) else value
 
 
+def _is_unicode(value: object) -> bool:
+    """Whether it is a string without lone surrogates, which no tokenizer takes."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)
+
+
 def _as_json(value: object) -> Any:
     if not isinstance(value, Mapping):
         return value
@@ -142,6 +148,7 @@ SOME_IDS = Rule("at least one token id", lambda v: _are_ids(v) and v != (), _as_
 ID_OR_IDS = Rule("a token id or several", lambda v: _is_id(v) or (_are_ids(v) and v != ()), _as_tuples)
 SEQUENCES = Rule("non-empty lists of ids", _are_sequences, _as_tuples)
 TEXT = Rule("a non-empty string", lambda v: isinstance(v, str) and bool(v))
+UNICODE = Rule("a string of valid Unicode", _is_unicode)
 SCHEMA = Rule("a mapping, a non-empty string", TEXT.legal, _as_json)
 STRINGS = Rule("non-empty strings", _are_strings, _as_strings)
 TOP_K = Rule("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31, lambda v: 0 if is_int(v) and v == -1 else v)
@@ -212,7 +219,8 @@ RULES = {
     "json_schema": or_none(SCHEMA),
     "regex": or_none(TEXT),
     "grammar": or_none(TEXT),
-    "prediction": Rule("a string or None", lambda v: v is None or isinstance(v, str)),
+    "prediction": or_none(UNICODE),
+    "draft": BOOL,
 }
 
 # The arguments of the two watermarks; torch's generator takes seeds below 2^63.

@@ -15,11 +15,12 @@ from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
 from decodestep.sampling.params import languages_of
 from decodestep.serving.errors import HttpError, http_error, refusal
-from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
+from decodestep.serving.responses import Choice, Envelope, count_drafts, json_bytes, usage
 
 if TYPE_CHECKING:
     from decodestep.generation.engine import Engine
     from decodestep.generation.engine_request import Delta, EngineRequest
+    from decodestep.sampling.row import Row
     from decodestep.serving.metrics import Metrics
     from decodestep.serving.requests import Job
 
@@ -68,7 +69,7 @@ class Answer:
         except BaseException:
             self.cancel()
             raise
-        rows = [row for request in self._requests for row in request.rows]
+        rows = self._rows
         self._choices = [job.form.choice(i, engine.model.tokenizer, row) for i, row in enumerate(rows)]
         self._running = len(self._choices)
 
@@ -162,10 +163,15 @@ class Answer:
     def _usage(self) -> dict[str, Any]:
         prompts = sum(len(request.prompt_ids) for request in self._requests)
         cached = sum(request.rows[0].cached_tokens for request in self._requests)  # the other samples have its pages
-        return usage(prompts, sum(choice.tokens for choice in self._choices), cached)
+        drafts = None if self._job.params.prediction is None else count_drafts(self._rows)
+        return usage(prompts, sum(choice.tokens for choice in self._choices), cached, drafts)
+
+    @property
+    def _rows(self) -> list[Row]:
+        return [row for request in self._requests for row in request.rows]
 
     def _raise_failure(self) -> None:
-        rows = [row for request in self._requests for row in request.rows]
+        rows = self._rows
         errors = [row.error for row in rows if row.error is not None]
         for row in rows:
             row.error = None  # its frames hold the row: all of it would stay until the garbage is collected
@@ -178,6 +184,9 @@ class Answer:
         used, seconds = self._usage(), time.monotonic() - self._started
         self._metrics.prompt_tokens.inc(used["prompt_tokens"])
         self._metrics.tokens.inc(used["completion_tokens"])
+        drafts = count_drafts(self._rows)
+        self._metrics.drafted_tokens.inc(drafts.drafted)
+        self._metrics.accepted_tokens.inc(drafts.accepted)
         self._metrics.request_seconds.observe(seconds)
         entry = {
             "id": self._envelope.id,
@@ -186,7 +195,7 @@ class Answer:
             **used,
             "first_token_s": None if self._first_token_s is None else round(self._first_token_s, 4),
             "seconds": round(seconds, 4),
-            "ended_by": [row.reason for request in self._requests for row in request.rows],
+            "ended_by": [row.reason for row in self._rows],
         }
         if self._texts is not None:
             entry |= {"request": self._texts, "completions": [choice.text for choice in self._choices]}

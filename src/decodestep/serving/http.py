@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from decodestep._base.checks import ids_below
+from decodestep.generation.drafts import Draft
 from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import Delta, EngineRequest
 from decodestep.sampling.params import SamplingParams
@@ -59,7 +60,8 @@ class Server:
 
     name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. hosts: the
     names by which requests may call the server, besides addresses and names without a dot; None for any. origins: of other web
-    pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
+    pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged. draft: as for
+    `Engine`.
     default_params: of temperature, top_k, top_p, min_p, repetition_penalty and do_sample, for what a request leaves out of
     them; None for the model's own.
     """
@@ -76,10 +78,11 @@ class Server:
         max_waiting: int = 256,
         max_body: int = MAX_BODY,
         log_prompts: bool = False,
+        draft: Draft = "auto",
         default_params: SamplingParams | None = None,
     ) -> None:
         self.model, self.name = model, name
-        self.engine = Engine(model, max_rows=max_rows, max_waiting=max_waiting, deliver=self._deliver)
+        self.engine = Engine(model, max_rows=max_rows, max_waiting=max_waiting, deliver=self._deliver, draft=draft)
         self._keys = [key.encode() for key in keys]
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._origins = tuple(origins)

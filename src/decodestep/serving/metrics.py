@@ -18,6 +18,10 @@ class Metrics:
         self.requests = Counter("decodestep_requests", "Requests answered", ("route", "status"), registry=registry)
         self.prompt_tokens = Counter("decodestep_prompt_tokens", "Prompt tokens", registry=registry)
         self.tokens = Counter("decodestep_completion_tokens", "Completion tokens", registry=registry)
+        self.drafted_tokens = Counter("decodestep_drafted_tokens", "Tokens drafted ahead", registry=registry)
+        self.accepted_tokens = Counter(
+            "decodestep_accepted_tokens", "Drafted tokens that became part of a text", registry=registry
+        )
         self.ended = Counter("decodestep_completions", "Completions ended", ("reason",), registry=registry)
         self.first_token_seconds = Histogram(
             "decodestep_first_token_seconds", "Time to first token", buckets=_SECONDS, registry=registry

@@ -109,13 +109,13 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, *, def
     """The job of a chat completion. Renders and tokenizes the conversation, which may be slow.
 
     defaults: of the sampling fields that a request leaves out.
-    most_characters: of all that the messages, the tools or the template's variables say; what is longer is refused before it
-    is tokenized.
+    most_characters: of all that the messages, the tools, the template's variables or the prediction say; what is longer is
+    refused before it is tokenized.
     """
     _refuse_fields(body, {"prompt"})
     conversation = [_message(i, message) for i, message in enumerate(list_field(body, "messages"))]
     given = _template_variables(body)
-    for name in ("messages", "tools", "chat_template_kwargs"):
+    for name in ("messages", "tools", "chat_template_kwargs", "prediction"):
         require_short([*texts(body.get(name))], most_characters, name)
     format_ = tools.read(model, body, conversation)
     conversation, asked = tools.for_template(model, conversation, format_)
@@ -134,14 +134,15 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, *, def
 
 
 def completion_job(body: Mapping[str, Any], most_characters: int, *, defaults: SamplingParams = _NONE) -> Job:
-    """The job of a completion: one or more prompts, as strings or token ids. most_characters: of each prompt. defaults: as for
-    `chat_job`."""
+    """The job of a completion: one or more prompts, as strings or token ids. most_characters: of each prompt, and of
+    the prediction. defaults: as for `chat_job`."""
     prompt = body.get("prompt")
     prompts = [prompt] if isinstance(prompt, str) or (prompt and _are_ids(prompt)) else prompt
     if not isinstance(prompts, list) or not prompts or not all(isinstance(item, str) or _are_ids(item) for item in prompts):
         raise refusal("prompt", "a string, a list of token ids, or a list of either")
     for item in prompts:
         require_short([item] if isinstance(item, str) else [], most_characters, "prompt")
+    require_short([*texts(body.get("prediction"))], most_characters, "prediction")
     _refuse_fields(body, _OURS - {"response_format"} | {"messages"})
     echo = body.get("echo")
     if not isinstance(echo, bool | None):

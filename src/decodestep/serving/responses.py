@@ -256,6 +256,19 @@ def chat_form(format_: ToolFormat | None) -> Form:
     return Form("chatcmpl", "chat.completion", "chat.completion.chunk", partial(ChatChoice, format_=format_))
 
 
+class Drafts(NamedTuple):
+    """drafted: how many tokens the rows of a response have drafted. accepted: how many of these are in their texts; the others
+    are not among the completion's tokens."""
+
+    accepted: int
+    drafted: int
+
+
+def count_drafts(rows: Sequence[Row]) -> Drafts:
+    """Of rows that may be running: accepted tokens are counted first, as the rows count them last."""
+    return Drafts(sum(len(row.accepted) for row in rows), sum(row.drafted for row in rows))
+
+
 class Envelope:
     """The fields that all parts of a response share."""
 
@@ -276,10 +289,14 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
 
 
-def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
-    """cached: how many tokens of the prompt did not run, as the cache had them."""
+def usage(prompt: int, completion: int, cached: int, drafts: Drafts | None) -> dict[str, Any]:
+    """cached: how many tokens of the prompt did not run, as the cache had them. drafts: None without a prediction."""
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+    used = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+    if drafts is None:
+        return used
+    details = {"accepted_prediction_tokens": drafts.accepted, "rejected_prediction_tokens": drafts.drafted - drafts.accepted}
+    return {**used, "completion_tokens_details": details}
 
 
 def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:

@@ -23,6 +23,7 @@ from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
 from transformers.utils import ModelOutput
 
 from decodestep._base.checks import Phrase, is_int, require
+from decodestep.integrations.transformers.drafts import Drafts
 from decodestep.random import sample_seed
 from decodestep.sampling.params import DEFAULTS, SamplingParams
 from decodestep.sampling.row_processors import Processors
@@ -49,6 +50,7 @@ class DecodingLoop:
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
         seed: Any,
+        assistant: PreTrainedModel | None = None,
     ) -> None:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
         self.own_chain = not _is_default(chain, _default_chain(model, ids, config))
@@ -68,6 +70,7 @@ class DecodingLoop:
             self.own_chain = True  # because the sampler does not know of the padding
         self.sampler: Sampler | None = None  # until the first logits say how many tokens there are
         self.done = torch.zeros(len(ids), dtype=torch.bool, device="cpu")  # which rows have ended
+        self.drafts = Drafts(model, ids, config, assistant)
         self.report = _Report(config)
 
     def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: BaseStreamer | None) -> Any:
@@ -77,33 +80,66 @@ class DecodingLoop:
             self.criteria.append(stops)
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
         require(padded, OP, "pad_token_id", "given if end tokens end the rows of a batch", None)
+        self.drafts.begin(self._cache)
         outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
+        draft: list[int] = []
         ended = False
         with self.model._optimize_model_for_decode():
             while self.model._has_unfinished_sequences(ended, synced_gpus=self.synced, device=self.ids.device):
-                outputs = outputs or self._forward()
-                self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
+                if outputs is None:
+                    draft = self.drafts.propose(self.sampler.rows[0]) if self.sampler and self.drafts.most and not ended else []
+                    outputs = self._forward(draft)
+                taken = 1
                 if not ended:  # else another process has not
-                    ended = self._step(self._scores(outputs), processors)
-                    if streamer is not None:
-                        streamer.put(self.ids[:, -1].cpu())
+                    length = self.ids.shape[1]
+                    ended = self._steps(outputs, draft, processors, streamer)
+                    taken = self.ids.shape[1] - length
+                self.model_kwargs = self._kwargs_after(outputs, taken)
+                self.drafts.forget(self._cache, len(draft) + 1 - taken)
                 outputs = None
         if streamer is not None:
             streamer.end()
         if not self.config.return_dict_in_generate:
             return self.ids
-        cache = next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
-        return GenerateDecoderOnlyOutput(sequences=self.ids, **{_CACHE: cache}, **self.report.fields())
+        return GenerateDecoderOnlyOutput(sequences=self.ids, **{_CACHE: self._cache}, **self.report.fields())
 
-    def _forward(self) -> Any:
-        """The model's outputs for the tokens that it has not seen."""
-        length = 1 if self.model_kwargs["use_cache"] else None
-        inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=length, **self.model_kwargs)
+    @property
+    def _cache(self) -> Any:
+        return next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
+
+    def _forward(self, draft: list[int]) -> Any:
+        """The model's outputs for the tokens that it has not seen, and for those of a draft after them."""
+        length = 1 + len(draft) if self.model_kwargs["use_cache"] else None
+        ids, kwargs = self.ids, self.model_kwargs
+        if draft:
+            ids, kwargs = torch.cat([ids, ids.new_tensor([draft])], -1), self._kwargs_after({}, len(draft))
+        inputs = self.model.prepare_inputs_for_generation(ids, next_sequence_length=length, **kwargs)
+        if draft and "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = len(draft) + 1
         return self.model(**inputs, return_dict=True)
 
-    def _scores(self, outputs: ModelOutput) -> Tensor:
-        """What the sampler draws from, by the model's outputs: the logits, or what transformers' chain makes of them."""
-        logits: Tensor = outputs.logits[:, -1].to(self.ids.device)
+    def _kwargs_after(self, outputs: Any, tokens: int) -> dict[str, Any]:
+        """The arguments of the pass after one with these outputs, once there are so many more tokens."""
+        kwargs = dict(self.model_kwargs)
+        made: dict[str, Any] = self.model._update_model_kwargs_for_generation(outputs, kwargs, num_new_tokens=tokens)
+        return made
+
+    def _steps(self, outputs: Any, draft: list[int], processors: Processors, streamer: BaseStreamer | None) -> bool:
+        """Steps on the logits of the last token, and of each of the draft until the row draws another; returns whether all rows
+        have ended."""
+        ended = False
+        for place, drafted in enumerate([*draft, None]):
+            ended = self._step(self._scores(outputs, place - len(draft) - 1), processors)
+            if streamer is not None:
+                streamer.put(self.ids[:, -1].cpu())
+            if ended or int(self.ids[0, -1]) != drafted:
+                break
+        return ended
+
+    def _scores(self, outputs: ModelOutput, at: int) -> Tensor:
+        """What the sampler draws from, by the model's outputs for the token at this index: the logits, or what transformers'
+        chain makes of them."""
+        logits: Tensor = outputs.logits[:, at].to(self.ids.device)
         logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
         if self.sampler is None:
             # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.

@@ -26,9 +26,9 @@ from decodestep.sampling.row_processors import Processors
 from decodestep.stopping import StopStringCriteria
 
 _LOOPS = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
-# Fields of a config that ask for drafted tokens, which the loop does not verify. `generate` does not say whether it has been
-# given an assistant_model, and fills in other fields about one by itself.
-_DRAFTS = ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit", "assistant_ensemble_weight")
+# Fields of a config that ask for drafts which the loop does not make. `generate` does not say whether it has been given an
+# assistant_model, and fills in other fields about one by itself.
+_DRAFTS = ("use_mtp", "assistant_early_exit", "assistant_ensemble_weight")
 
 
 def sampling(
@@ -38,6 +38,7 @@ def sampling(
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     processors: Processors = (),
+    assistant_model: PreTrainedModel | None = None,
 ) -> Callable[..., Any]:
     """Makes a callable for `generate(custom_generate=...)` that draws with `Sampler`; the forward pass stays the model's.
 
@@ -57,18 +58,29 @@ def sampling(
         which it refuses together with custom_generate. Without an end token, the rows of a batch continue until all have ended.
     processors: as for `Sampler`: fused if there is a rule for them, and called with a row's ids without left padding. Those of
         transformers are `generate`'s logits_processor.
+    assistant_model: a smaller model with the same tokens under the same ids, to draft for a single row. It draws with the row's
+        own parameters and noise, so that most of its tokens are right at any temperature. num_assistant_tokens and
+        assistant_confidence_threshold of its generation_config say how long a draft is. `generate` does not pass its own on.
+
+    Drafts, of an assistant or by prompt_lookup_num_tokens, run in the same forward pass as the token before them, and the row
+    accepts those that it draws: processors, criteria and the streamer are given its tokens one by one, as without drafts. So is
+    its text the same, as far as the model's logits are: of one token and of several in a pass they differ in torch in the last
+    bits, which decides between tokens that are all but equally good. In float64 that is very rare.
 
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
     logits as transformers reports them (output_scores additionally runs its chain of processors).
-    It raises ValueError for beam search, drafts (use_mtp, prompt_lookup_num_tokens, assistant_early_exit,
-    assistant_ensemble_weight) and other decoding modes, for models with an encoder or with a decoding
-    loop of their own, for unknown fields, and for a wrong number of seeds.
+    It raises ValueError for beam search, other drafts (use_mtp, assistant_early_exit, assistant_ensemble_weight) and other
+    decoding modes, for models with an encoder or with a decoding loop of their own, for unknown fields, and for a wrong number
+    of seeds; with drafts for several rows, without a cache, with one that cannot be cropped, and for attentions and hidden
+    states.
     """
     _check_streamer(streamer)
     own = _none_of_transformers(processors)
     if stop_strings is not None and tokenizer is None:
         refuse(OP, "tokenizer", "given together with stop_strings", None)
     stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
+    is_model = assistant_model is None or isinstance(assistant_model, PreTrainedModel)
+    require(is_model, OP, "assistant_model", "a model of transformers or None", assistant_model)
 
     def decode(
         model: PreTrainedModel,
@@ -79,7 +91,9 @@ def sampling(
         **model_kwargs: Any,
     ) -> Any:
         _check_call(model, input_ids, generation_config, streamer)
-        loop = DecodingLoop(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, seed)
+        loop = DecodingLoop(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, seed, assistant_model
+        )
         return loop.run(own, stops, streamer)
 
     return decode
@@ -111,8 +125,9 @@ def _check_call(model: PreTrainedModel, ids: Tensor, config: GenerationConfig, s
     require(not model.config.is_encoder_decoder, OP, "model", "a decoder without an encoder", kind)
     require(type(model)._sample is GenerationMixin._sample, OP, "model", "one without a decoding loop of its own", kind)
     mode = config.get_generation_mode()
+    looked_up = mode == GenerationMode.ASSISTED_GENERATION and config.prompt_lookup_num_tokens is not None
     drafts = ", ".join(f"{name}={value}" for name in _DRAFTS if (value := getattr(config, name, None)))
     got = Phrase(f"{mode.value!r}{drafts and f' with {drafts}'}")
-    require(mode in _LOOPS and not drafts, OP, "generation_config", "of greedy search or sampling", got)
+    require((mode in _LOOPS or looked_up) and not drafts, OP, "generation_config", "of greedy search or sampling", got)
     alone = streamer is None or len(ids) == 1
     require(alone, OP, "streamer", "None for a batch", Phrase(f"one for {len(ids)} rows"))

@@ -1,0 +1,52 @@
+"""The interface of drafters: what proposes the next tokens of a row, for the row's own draws to accept or not."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from decodestep.sampling.row import Row
+
+
+class Outlook(NamedTuple):
+    """What a drafter expects of its next proposal.
+
+    tokens: how many it can propose. chance: that the row draws one of them if it has drawn those before, in [0, 1], by its kind
+    alone. seconds: what it takes to propose one.
+    """
+
+    tokens: int
+    chance: float
+    seconds: float = 0.0
+
+
+class Drafter(ABC):
+    """Proposes tokens that one row may draw next. Wrong ones cost time and change nothing.
+
+    is_certain: whether all its tokens will be drawn. They are then run whatever they take, and are not counted as drafted.
+
+    A drafter is asked between two passes of its row. It reads the row's tokens itself, which since its last proposal have
+    become more, by any number of those it proposed and others.
+    """
+
+    is_certain = False
+
+    def outlook(self, row: Row, most: int) -> Outlook:
+        """What a proposal of up to `most` tokens, >= 1, promises; takes microseconds."""
+        return Outlook(most, 0.5)
+
+    @abstractmethod
+    def propose(self, row: Row, limit: int) -> Sequence[int]:
+        """Up to `limit` token ids, limit >= 1, that may follow the row's tokens."""
+
+    @classmethod
+    def propose_all(cls, asked: Sequence[tuple[Drafter, Row, int]]) -> list[Sequence[int]]:
+        """The proposals of several drafters of this class, each for its row with its limit."""
+        return [drafter.propose(row, limit) for drafter, row, limit in asked]
+
+    def close(self) -> None:  # noqa: B027  # most hold nothing
+        """Releases what it holds; the row has ended."""
+
+
+DrafterFactory = Callable[[Row], Drafter]  # makes that of a new row

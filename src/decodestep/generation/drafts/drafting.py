@@ -1,0 +1,123 @@
+"""Drafting: what the rows of a batch draft for their next pass, and what has become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import NamedTuple
+
+from decodestep.generation.drafts.drafter import Drafter, DrafterFactory, Outlook
+from decodestep.generation.drafts.forced import ForcedDrafter
+from decodestep.generation.drafts.lengths import Acceptance, choose_lengths, expected_tokens
+from decodestep.sampling.row import Row
+
+MOST = 32  # tokens of a draft: more take longer than they gain, and hold up the other rows of the pass
+
+
+@dataclass
+class _Source:
+    """A drafter of a row, and what has become of its drafts."""
+
+    drafter: Drafter
+    acceptance: Acceptance = field(default_factory=Acceptance)
+
+
+class _Offer(NamedTuple):
+    """What a drafter offers for a row. claimed: the chance by the drafter; that of the outlook is corrected."""
+
+    key: int
+    source: _Source
+    claimed: float
+    outlook: Outlook
+
+
+class _Draft(NamedTuple):
+    """The draft of a row with `length` tokens."""
+
+    source: _Source
+    claimed: float
+    length: int
+    tokens: list[int]
+
+
+class Drafting:
+    """The drafts of the rows of a batch.
+
+    factories: of the drafters that each row has, but for rows with `params.draft` False. A row whose constraint leaves no
+        choice drafts the text that must follow in any case. Of a row's drafters the one that promises most proposes.
+    """
+
+    def __init__(self, factories: Sequence[DrafterFactory] = ()) -> None:
+        self._factories = factories
+        self._sources: dict[int, list[_Source]] = {}  # of each row, by the batch's keys
+        self._drafts: dict[int, _Draft] = {}  # those that a pass is running, or has run
+
+    def add(self, key: int, row: Row) -> None:
+        """Adds a row."""
+        forced = [] if row.constraint is None else [ForcedDrafter(row.constraint)]
+        chosen = [factory(row) for factory in self._factories] if row.params.draft else []
+        self._sources[key] = [_Source(drafter) for drafter in (*forced, *chosen)]
+
+    def remove(self, key: int) -> None:
+        """Removes a row, and its draft."""
+        self._drafts.pop(key, None)
+        for source in self._sources.pop(key):
+            source.drafter.close()
+
+    def choose(self, rows: Mapping[int, Row], room: Callable[[int], int], seconds: Callable[[int], float] | None) -> None:
+        """Chooses a draft for each row that is to have one in the next pass, in place of those it had.
+
+        rows: all of the pass, by their keys. room: how many tokens a row may draft at most. seconds: the time of the pass with
+        so many drafted tokens; None: only those are drafted that are certain.
+        """
+        for key in rows:
+            self._drafts.pop(key, None)
+        offers = [offer for key, row in rows.items() if (offer := self._best_offer(key, row, min(MOST, room(key))))]
+        asked = [(offer, offer.outlook.tokens) for offer in offers if offer.source.drafter.is_certain]
+        if seconds is not None and len(offers) > len(asked):
+            others = [offer for offer in offers if not offer.source.drafter.is_certain]
+            certain = sum(length for _, length in asked)
+            lengths = choose_lengths([offer.outlook for offer in others], len(rows) + certain, lambda n: seconds(certain + n))
+            asked += [(offer, length) for offer, length in zip(others, lengths, strict=True) if length]
+        for kind in dict.fromkeys(type(offer.source.drafter) for offer, _ in asked):
+            group = [(offer, length) for offer, length in asked if type(offer.source.drafter) is kind]
+            proposals = kind.propose_all([(offer.source.drafter, rows[offer.key], length) for offer, length in group])
+            for (offer, length), proposal in zip(group, proposals, strict=True):
+                row = rows[offer.key]
+                ids = range(row.plan.vocab_size)
+                if tokens := list(takewhile(ids.__contains__, map(int, proposal[:length]))):
+                    self._drafts[offer.key] = _Draft(offer.source, offer.claimed, len(row.history), tokens)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are drafts that have not been settled."""
+        return bool(self._drafts)
+
+    def tokens(self, key: int) -> list[int]:
+        """The draft of a row, [] for none."""
+        draft = self._drafts.get(key)
+        return [] if draft is None else draft.tokens
+
+    def settle(self, key: int, row: Row) -> int:
+        """Counts what a row, which has drawn its tokens since, has accepted of its draft; returns how many tokens those are."""
+        source, claimed, length, tokens = self._drafts.pop(key)
+        drawn = row.history.tokens[length:]
+        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drawn, tokens, strict=False)))
+        source.acceptance.learn(claimed, accepted, min(len(drawn), len(tokens)), length)
+        if not source.drafter.is_certain:
+            row.drafted += len(tokens)
+            row.accepted += range(length, length + accepted)
+        return accepted
+
+    def _best_offer(self, key: int, row: Row, most: int) -> _Offer | None:
+        """That of a drafter that is certain, or else of the one with the most expected tokens, if any has one."""
+        offers: list[_Offer] = []
+        for source in self._sources[key] if most > 0 else ():
+            claimed = source.drafter.outlook(row, most)
+            chance = source.acceptance.chance(claimed.chance, len(row.history))
+            if claimed.tokens > 0:
+                offers.append(_Offer(key, source, claimed.chance, claimed._replace(chance=chance)))
+                if source.drafter.is_certain:
+                    return offers[-1]
+        return max(offers, key=lambda offer: expected_tokens(offer.outlook), default=None)

@@ -1,0 +1,377 @@
+"""Drafts change the time and nothing else: text, tokens, log-probabilities, pieces and ends are those without any."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import decodestep as ds
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.generation.drafts import Drafter, Outlook
+from decodestep.generation.drafts.drafter import DrafterFactory
+from decodestep.generation.drafts.drafting import MOST
+from decodestep.generation.drafts.lengths import Acceptance, choose_lengths
+from decodestep.generation.drafts.lookup import LookupDrafter, LookupIndex
+from decodestep.generation.forward_cost import ForwardCost, Work
+
+VOCAB = 297
+
+
+@pytest.fixture
+def tiny(tiny_file):
+    return ds.load(tiny_file(kind="Q8_0", context=400))
+
+
+class Scripted(Drafter):
+    """Proposes what a function of the row's tokens says, always as many as it may."""
+
+    is_certain = True  # so that times do not decide
+
+    def __init__(self, tokens):
+        self._tokens = tokens
+
+    def outlook(self, row, most):
+        return Outlook(len(self.propose(row, most)), 1.0)
+
+    def propose(self, row, limit):
+        return self._tokens(row.history.tokens)[:limit]
+
+
+def adversaries(answers):
+    """Drafters by name, for rows whose whole sequences are known: {their prompts: their prompts and answers}."""
+
+    def rest(tokens):
+        known = [whole for prompt, whole in answers if tokens[: len(prompt)] == prompt and whole[: len(tokens)] == tokens]
+        return known[0][len(tokens) :] if known else []
+
+    def wrong(tokens):
+        return [(token + 1) % VOCAB for token in rest(tokens)] or [0]
+
+    def sometimes(tokens):
+        chance = random.Random(len(tokens))
+        return [token if chance.random() < 0.8 else (token + 7) % VOCAB for token in rest(tokens)]
+
+    return {
+        "right": rest,
+        "right and beyond": lambda tokens: [*rest(tokens), *range(MOST)],
+        "wrong": wrong,
+        "sometimes right": sometimes,
+        "random": lambda tokens: random.Random(sum(tokens)).choices(range(VOCAB), k=len(tokens) % 20),
+        "no tokens": lambda tokens: [-1, VOCAB, 2**40],
+        "right, then none": lambda tokens: [*rest(tokens)[:3], -1, *rest(tokens)[4:]],
+        "none": lambda tokens: [],
+        "the end": lambda tokens: [*rest(tokens)[:2], 2, 2, 2],
+    }
+
+
+NAMES = [*adversaries([]), "lookup", "auto"]
+
+
+def scripted(name, answers) -> str | DrafterFactory:
+    if name in ("lookup", "auto"):
+        return name
+    tokens = adversaries(answers)[name]
+    return lambda row: Scripted(tokens)
+
+
+def requests(seed, count, longest=60):
+    rng = random.Random(seed)
+    made = []
+    for number in range(count):
+        prompt = [*[7, 8, 9, number] * rng.randint(0, 6), *(rng.randrange(VOCAB) for _ in range(rng.randint(1, longest)))]
+        params = ds.SamplingParams(
+            max_new_tokens=rng.randint(1, 50),
+            seed=number,
+            temperature=rng.choice((0, 0.7, 1.5)),
+            top_k=rng.choice((0, 3)),
+            top_p=rng.choice((1.0, 0.9)),
+            repetition_penalty=rng.choice((1.0, 1.2)),
+            frequency_penalty=rng.choice((0.0, 0.3)),
+            no_repeat_ngram_size=rng.choice((0, 0, 3)),
+            dry_multiplier=rng.choice((0.0, 0.8)),
+            min_tokens=rng.choice((0, 8)),
+            logprobs=rng.choice((None, 2)),
+            stop_strings=rng.choice(((), ("a",), ("e", "th"))),
+            xtc_probability=rng.choice((0.0, 0.5)),
+            typical_p=rng.choice((1.0, 0.8)),
+            ignore_eos=rng.random() < 0.5,
+        )
+        made.append((prompt, params))
+    return made
+
+
+def answers_of(made, completions):
+    return [(prompt, [*prompt, *one.token_ids]) for (prompt, _), one in zip(made, completions, strict=True)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_drafter_changes_anything(tiny, name):
+    """In a batch of rows of all kinds, alone, and in an engine; the cache then holds only what rows have accepted."""
+    made = requests(1, 24)
+    prompts, params = [list(each) for each in zip(*made, strict=True)]
+    plain = ds.generate(tiny, prompts, params, draft=None)
+    draft = scripted(name, answers_of(made, plain))
+    pieces = [[] for _ in made]
+    drafted = ds.generate(tiny, prompts, params, draft=draft, stream=lambda i, piece: pieces[i].append(piece))
+    assert drafted == plain and tiny.cache.held == 0
+    without = [[] for _ in made]
+    ds.generate(tiny, prompts, params, draft=None, stream=lambda i, piece: without[i].append(piece))
+    assert pieces == without and all(one.drafted == 0 for one in plain)
+    for prompt, each, alone in list(zip(prompts, params, plain, strict=True))[:6]:
+        assert ds.generate(tiny, [prompt], each, draft=draft) == [alone]
+    with ds.Engine(tiny, draft=draft) as engine:
+        submitted = [engine.submit(prompt, each) for prompt, each in made]
+        assert [request.result() for request in submitted] == [[one] for one in plain]
+        assert [engine.submit(*made[0]).result(), engine.submit(*made[1]).result()] == [[plain[0]], [plain[1]]]
+    assert tiny.cache.held == 0
+
+
+def test_right_drafts_take_few_passes_and_are_counted(tiny, monkeypatch):
+    ran, logits = [], tiny.decoder.logits
+    monkeypatch.setattr(tiny.decoder, "logits", lambda batch, pages: (ran.append(len(batch.tokens)), logits(batch, pages))[1])
+    params = ds.SamplingParams(max_new_tokens=3 * MOST + 3, seed=3, ignore_eos=True)
+    [plain] = ds.generate(tiny, [[1, 2, 3]], params, draft=None)
+    ran.clear()
+    rest = adversaries([([1, 2, 3], [1, 2, 3, *plain.token_ids])])["right"]
+
+    class Uncertain(Scripted):
+        is_certain = False
+
+    monkeypatch.setattr("decodestep.generation.drafts.drafting.choose_lengths", lambda offers, *_: [o.tokens for o in offers])
+    [one] = ds.generate(tiny, [[1, 2, 3]], params, draft=lambda row: Uncertain(rest))
+    assert one == plain and (one.drafted, one.accepted) == (3 * MOST - 1, 3 * MOST - 1)
+    assert ran == [1, MOST + 1, MOST + 1, MOST]
+
+
+def test_what_is_not_accepted_leaves_no_trace_in_the_cache(tiny):
+    """Pages of drafts come into no other sequence's hands, and what is drafted evicts nothing."""
+    params = ds.SamplingParams(max_new_tokens=5 * PAGE, seed=1, ignore_eos=True)
+    [plain] = ds.generate(tiny, [[4] * 20], params, draft=None)
+    whole = [*[4] * 20, *plain.token_ids]
+    tiny.cache.clear()
+    wrong = [token for token in range(40, 40 + MOST)]
+    assert ds.generate(tiny, [[4] * 20], params, draft=lambda row: Scripted(lambda tokens: wrong)) == [plain]
+    assert tiny.cache.kept == (len(whole) - 1) // PAGE
+    with tiny.sequence(whole) as sequence:
+        assert len(sequence) == (len(whole) - 1) // PAGE * PAGE
+    with tiny.sequence([*whole[: 2 * PAGE], *wrong]) as sequence:
+        assert len(sequence) == 2 * PAGE
+
+    pages = -(-len(whole) // PAGE)
+    model = ds.load(tiny.path, cache_bytes=(pages + 2) * tiny.cache.page_bytes)
+    with model.sequence() as other:
+        model.forward([(other, list(range(100, 100 + 2 * PAGE)))])
+    assert model.cache.kept == 2
+    assert ds.generate(model, [[4] * 20], params, draft=lambda row: Scripted(lambda tokens: wrong)) == [plain]
+    with model.sequence([*range(100, 100 + 2 * PAGE), 1]) as again:
+        assert len(again) == 2 * PAGE
+
+
+def test_rows_that_wait_and_are_preempted_draft_as_well(tiny, monkeypatch, hold_passes):
+    made = [([n] * 40, ds.SamplingParams(max_new_tokens=60, seed=n, ignore_eos=True)) for n in range(6)]
+    plain = [ds.generate(tiny, [prompt], params, draft=None) for prompt, params in made]
+    answers = answers_of(made, [one for [one] in plain])
+    monkeypatch.setattr("decodestep.generation.scheduler.ChunkedPrefill.RESERVED_TOKENS", 4)
+    for name in ("right", "sometimes right", "wrong"):
+        model = ds.load(tiny.path, cache_bytes=10 * tiny.cache.page_bytes)
+        all_here = hold_passes(model)
+        with ds.Engine(model, draft=scripted(name, answers)) as engine:
+            submitted = [engine.submit(prompt, params) for prompt, params in made]
+            all_here.set()
+            assert [request.result() for request in submitted] == plain
+        assert model.cache.held == 0
+
+
+def test_a_stream_ends_between_two_accepted_tokens(tiny):
+    params = ds.SamplingParams(max_new_tokens=40, seed=1, ignore_eos=True)
+    [plain] = ds.generate(tiny, [[1, 2]], params, draft=None)
+    draft = scripted("right", [([1, 2], [1, 2, *plain.token_ids])])
+    for tokens in (1, 2, 7, 34):
+        after = iter([True] * (tokens - 1))
+        [one] = ds.generate(tiny, [[1, 2]], params, draft=draft, stream=lambda *_, after=after: next(after, False))
+        assert (one.token_ids, one.finish_reason) == (plain.token_ids[:tokens], "cancelled")
+        with ds.stream(tiny, [1, 2], params, draft=draft) as pieces:
+            for _ in range(tokens):
+                next(pieces)
+        assert pieces.completion.token_ids == plain.token_ids[:tokens]
+        asked = iter([False] * (tokens + 1))
+        [one] = ds.generate(tiny, [[1, 2]], params, draft=draft, cancelled=lambda asked=asked: next(asked, True))
+        assert len(one.token_ids) in (tokens, tokens + 1) and one.finish_reason == "cancelled"
+        assert one.token_ids == plain.token_ids[: len(one.token_ids)]
+    assert tiny.cache.held == 0
+
+
+def test_an_engines_request_ends_between_two_accepted_tokens(tiny):
+    params = ds.SamplingParams(max_new_tokens=40, seed=1, ignore_eos=True)
+    [plain] = ds.generate(tiny, [[1, 2]], params, draft=None)
+    seen = []
+
+    def deliver(deltas):
+        for request, delta in deltas:
+            seen.append(delta.token)
+            if len(seen) == 5:
+                request.cancel()
+
+    with ds.Engine(tiny, draft=scripted("right", [([1, 2], [1, 2, *plain.token_ids])]), deliver=deliver) as engine:
+        [one] = engine.submit([1, 2], params).result()
+    assert one.token_ids == plain.token_ids[:5] and one.finish_reason == "cancelled" and engine.passes <= 2
+
+
+def test_asynchronous_streams_have_the_same_pieces(tiny):
+    params = [ds.SamplingParams(max_new_tokens=30, seed=n, ignore_eos=True) for n in range(4)]
+    plain = [ds.generate(tiny, [[1, n]], each, draft=None)[0] for n, each in enumerate(params)]
+    answers = [([1, n], [1, n, *one.token_ids]) for n, one in enumerate(plain)]
+
+    async def read(n, draft):
+        return [piece async for piece in ds.astream(tiny, [1, n], params[n], draft=draft)]
+
+    async def read_all():
+        drafts = (None, "auto", scripted("right", answers), None)
+        return await asyncio.gather(*(read(n, draft) for n, draft in enumerate(drafts)))
+
+    for pieces, one in zip(asyncio.run(read_all()), plain, strict=True):
+        assert "".join(pieces) == one.text and len(pieces) >= 30
+
+
+def test_a_request_can_turn_drafts_off(tiny):
+    params = ds.SamplingParams(max_new_tokens=30, seed=1, draft=False, ignore_eos=True)
+    made = []
+    ds.generate(tiny, [[1], [2]], [params, replace(params, draft=True)], draft=lambda row: made.append(row) or LookupDrafter())
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize("draft", ["none", 4, ["lookup"], b"auto", 0.5])
+def test_other_drafts_are_refused(tiny, draft):
+    for call in (lambda: ds.generate(tiny, [[1]], draft=draft), lambda: ds.Engine(tiny, draft=draft)):
+        with pytest.raises(ValueError, match="draft must be "):
+            call()
+
+
+def test_drafts_end_where_the_context_and_max_new_tokens_do(tiny):
+    room = tiny.config.context
+    prompt = [5] * (room - 20)
+    for tokens in (1, 2, 19, 20, None):
+        params = ds.SamplingParams(max_new_tokens=tokens, seed=2, ignore_eos=True)
+        [plain] = ds.generate(tiny, [prompt], params, draft=None)
+        for name in ("right and beyond", "random", "wrong"):
+            answers = [(prompt, [*prompt, *plain.token_ids])]
+            assert ds.generate(tiny, [prompt], params, draft=scripted(name, answers)) == [plain]
+
+
+def test_a_callers_processor_sees_accepted_tokens_only(tiny):
+    params = ds.SamplingParams(max_new_tokens=30, seed=1, ignore_eos=True)
+
+    def run(draft):
+        seen = []
+        done = ds.generate(
+            tiny, [[1, 2]], params, draft=draft, processors=[lambda ids, s: (seen.append(ids[0].tolist()), s)[1]]
+        )
+        return done, seen
+
+    plain, seen = run(None)
+    answers = [([1, 2], [1, 2, *plain[0].token_ids])]
+    for name in ("right", "sometimes right", "wrong"):
+        assert run(scripted(name, answers)) == (plain, seen)
+
+
+def test_a_prediction_is_drafted_from_its_beginning(model, monkeypatch):
+    text = "The quick brown fox jumps over the lazy dog and runs away."
+    ids = model.tokenizer.encode(text)
+    drafter = LookupDrafter(ids)
+    [row] = ds.Sampler(ds.SamplingParams(), vocab_size=model.config.vocab_size, prompt_ids=[[1, 2, 3]]).rows
+    assert drafter.outlook(row, 8).tokens == 8 and drafter.propose(row, 8) == ids[:8]
+    assert drafter.propose(row, 99) == ids
+    for token in (*ids[:2], 17):
+        row.history.append(token)
+    assert drafter.outlook(row, 8).tokens == 0
+    for token in ids[3:5]:
+        row.history.append(token)
+    assert drafter.propose(row, 4) == ids[5:9]
+    params = ds.SamplingParams(max_new_tokens=12, temperature=0, prediction=text)
+    assert ds.generate(model, "Hello", params) == ds.generate(model, "Hello", replace(params, prediction=None))
+
+
+def longest_match(tokens):
+    """(position, length) by comparing everything: the longest of at least 2 and at most 32 tokens, of equal ones the last."""
+    best = None
+    for position in range(1, len(tokens)):
+        length = next((n for n in range(32) if n == position or tokens[position - 1 - n] != tokens[-1 - n]), 32)
+        if length > 1 and (best is None or length >= best[1]):
+            best = (position, length)
+    return best
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 5))
+def test_a_search_finds_the_longest_match(tokens, step):
+    """Of a pair's at most 16 occurrences, as here."""
+    index = LookupIndex()
+    for first in range(0, len(tokens), step):
+        index.extend(tokens[first : first + step])
+        read = tokens[: first + step]
+        if max(Counter(pairwise(read)).values(), default=0) <= 16:
+            assert index.search() == longest_match(read)
+
+
+def test_a_continuation_of_a_period_is_the_period():
+    index = LookupIndex()
+    index.extend([1, 2, 3, 1, 2, 3])
+    match = index.search()
+    assert match == (3, 3) and index.continuation(match.position, 7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_lengths_are_those_with_the_most_expected_tokens_per_second():
+    rng = np.random.default_rng(0)
+
+    def rate(outlooks, lengths, times):
+        expected = len(outlooks) + sum(
+            sum(one.chance**j for j in range(1, n + 1)) for one, n in zip(outlooks, lengths, strict=True)
+        )
+        return expected / times[sum(lengths)]
+
+    for _ in range(200):
+        outlooks = [Outlook(int(rng.integers(0, 5)), float(rng.uniform(0, 1))) for _ in range(rng.integers(1, 5))]
+        times = np.cumsum(rng.uniform(0, 1, 21)) + 1
+        lengths = choose_lengths(outlooks, len(outlooks), times.__getitem__)
+        every = np.ndindex(*(one.tokens + 1 for one in outlooks))
+        best = max(rate(outlooks, some, times) for some in every)
+        none = rate(outlooks, [0] * len(outlooks), times)
+        assert rate(outlooks, lengths, times) == pytest.approx(best if best > 1.03 * none else none)
+
+
+def test_nothing_is_drafted_where_a_token_takes_as_long_as_a_pass():
+    assert choose_lengths([Outlook(8, 0.95)], 1, lambda drafted: 1.0 + drafted) == [0]
+    assert choose_lengths([Outlook(8, 0.95)], 1, lambda drafted: 1.0) == [8]
+    assert choose_lengths([Outlook(8, 0.95)], 64, lambda drafted: 64.0 + drafted) == [0]
+
+
+def test_a_drafter_that_is_wrong_is_asked_less_and_found_again_after_a_pause():
+    acceptance, chances = Acceptance(), []
+    for length in range(10):
+        chances.append(acceptance.chance(0.9, length))
+        acceptance.learn(0.9, 0, 1, length)
+    assert chances == sorted(chances, reverse=True) and chances[0] == 0.9 and chances[-1] < 0.4
+    assert acceptance.chance(0.9, 1000) == 0.9
+    for length in range(1000, 1010):
+        acceptance.learn(0.5, 4, 4, length)
+    assert acceptance.chance(0.5, 1010) > 0.8
+
+
+def test_times_of_passes_with_drafts_are_learnt():
+    """12 ms for a pass, and 2 ms for each token after the fourth."""
+    cost = ForwardCost()
+    cost.learn(Work(0, 0, 1, 256, 0), 0.5)
+    for turn in range(300):
+        drafted = (0, 0, 0, 3, 7)[turn % 5]
+        cost.learn(Work(1, 0, 0, drafted=drafted), 0.012 + 0.002 * max(0, drafted - 3))
+    at = [cost.decoding(Work(1, 0, 0, drafted=drafted)) for drafted in range(8)]
+    assert at == pytest.approx([0.012, 0.012, 0.012, 0.012, 0.014, 0.016, 0.018, 0.020], rel=0.01)
+    assert cost.decoding(Work(1, 0, 0, drafted=9)) > at[-1]
