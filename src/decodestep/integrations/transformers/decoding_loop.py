@@ -87,7 +87,7 @@ class DecodingLoop:
         with self.model._optimize_model_for_decode():
             while self.model._has_unfinished_sequences(ended, synced_gpus=self.synced, device=self.ids.device):
                 if outputs is None:
-                    draft = self.drafts.propose(self.sampler.rows[0]) if self.sampler and self.drafts.most and not ended else []
+                    draft = [] if ended else self.drafts.propose(self.sampler)
                     outputs = self._forward(draft)
                 taken = 1
                 if not ended:  # else another process has not
@@ -132,7 +132,7 @@ class DecodingLoop:
             ended = self._step(self._scores(outputs, place - len(draft) - 1), processors)
             if streamer is not None:
                 streamer.put(self.ids[:, -1].cpu())
-            if ended or int(self.ids[0, -1]) != drafted:
+            if ended or drafted is None or int(self.ids[0, -1]) != drafted:
                 break
         return ended
 

@@ -14,6 +14,7 @@ from decodestep.generation.drafts.coupled_row import CoupledRow
 from decodestep.generation.drafts.drafter import Drafter
 from decodestep.generation.drafts.lookup import LookupDrafter
 from decodestep.sampling.row import Row
+from decodestep.sampling.sampler import Sampler
 
 _OP = "sampling"
 # Of an assistant's GenerationConfig, with the defaults of transformers.
@@ -88,8 +89,11 @@ class Drafts:
         if self.most:
             _check_call(ids, config)
 
-    def propose(self, row: Row) -> list[int]:
-        """Tokens that the row may draw next, without its last one."""
+    def propose(self, sampler: Sampler | None) -> list[int]:
+        """Tokens that the sampler's row may draw next, without its last one."""
+        if not self.most or sampler is None:
+            return []
+        [row] = sampler.rows
         drawn = len(row.history) - row.history.prompt_length
         limit = min(self.most, (row.params.max_new_tokens or drawn + self.most + 1) - drawn - 1)
         if limit <= 0:
