@@ -53,7 +53,7 @@ class Decoder(ABC):
     @property
     def page_bytes(self) -> int:
         """With its part of the cache of `next_tokens`."""
-        return self.page_layout.page_bytes + (0 if self.next_tokens is None else self.next_tokens.page_layout.page_bytes)
+        return self.page_layout.page_bytes + (0 if self.next_tokens is None else self.next_tokens.page_bytes)
 
     def new_storage(self, count: int) -> Pages:
         """Storage for `count` pages, with that of `next_tokens`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -16,23 +17,20 @@ from decodestep.decoding.layer_weights import LatentWeights, Weights
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 
-_SPARE_PAGES = 64  # after those of the model's numbers: for tokens that are drafted
+_SPARE_PAGES = 512  # after those of the model's numbers: for the slots of drafted tokens
+MOST_DRAFTED = _SPARE_PAGES * PAGE  # at a time
 
 
 class SequenceEnd(NamedTuple):
     """Where a draft begins: after the last token of a text, which the model has not run.
 
-    length: the number of the tokens before it, which the model has run. page_numbers: of their pages. states: `NextTokenLayers`,
-    of the last of them.
+    length: the number of the tokens before it, which the model has run, >= 1. page_numbers: of their pages. states: those of the
+    last of them.
     """
 
-    token: int
     length: int
     page_numbers: np.ndarray
     states: np.ndarray
-
-
-Draw = Callable[[int, np.ndarray], int | None]  # (index of the sequence, logits (1, V)) -> the token; None ends its draft
 
 
 class NextTokenLayers:
@@ -70,72 +68,51 @@ class NextTokenLayers:
         return LatentPages(self.page_layout, count + _SPARE_PAGES)
 
     def fill(
-        self, batch: TokenBatch, hidden: np.ndarray, before: Sequence[np.ndarray | None], pages: LatentPages
+        self,
+        batch: TokenBatch,
+        hidden: np.ndarray,
+        before: Sequence[np.ndarray | None],
+        again: Sequence[int],
+        pages: LatentPages,
     ) -> np.ndarray:
         """Fills the slots of tokens that the model has run, the tokens of each sequence side by side.
 
-        hidden: (T, He), their hidden states. before: for each sequence the states of the token before its first; None where they
-        are not known: at depth k the slots of its first k + 1 tokens then stay as they are.
+        hidden: (T, He), their hidden states. before: for each sequence the states of the token before its first; None: not known,
+        and taken for zeros. again: how many tokens of each, up to K, have been run before by another sequence: at depth k the
+        slots of all but the last K - 1 - k of them were copied, and stay as they are.
 
-        Returns the states of every token, (T, K, He).
+        Returns the states of every token, (T, K, He): the last ones of a sequence are right where `before` or K tokens of it are.
         """
         slots, (_, sequence, positions, *_) = _slots_of(batch.page_table), batch
         unknown = np.zeros((self.count, self.config.hidden), np.float32)
         of_others = np.stack([unknown if states is None else states for states in before])
-        known = np.array([states is not None for states in before])[sequence]
         first = np.flatnonzero(np.diff(sequence, prepend=-1))
-        place = np.arange(len(sequence)) - first[sequence]  # among the tokens of its sequence
+        known = np.arange(len(sequence)) - first[sequence] + self.count - np.array(again)[sequence]  # depths whose u is known
         states = np.empty((len(hidden), self.count, self.config.hidden), np.float32)
         states[:, 0] = hidden
         embedded = self._embed(batch.tokens)
         for k in range(self.count):
             u = np.concatenate([unknown[:1], states[:-1, k]])
             u[first] = of_others[:, k]
-            x, fills = self._join(k, embedded, u), known | (place > k)
+            x, fills = self._join(k, embedded, u), known > k
             if k + 1 < self.count:
                 states[:, k + 1] = self._output(k, x, sequence, positions, slots, pages, fills)
             else:  # nothing reads its output
                 self._store(k, x[fills], positions[fills], slots[sequence, positions][fills], pages)
         return states
 
-    def draft(self, ends: Sequence[SequenceEnd], limits: Sequence[int], draw: Draw, pages: LatentPages) -> list[list[int]]:
-        """Drafts the tokens after sequences, at most so many for each: `draw` takes each from the logits of its place.
+    @property
+    def page_bytes(self) -> int:
+        """The size of a page, with the states of its last token."""
+        return self.page_layout.page_bytes + 4 * self.count * self.config.hidden
 
-        Depth k gives token k + 1, so that K layers draft K tokens; a single one reads its own outputs and goes on.
-        """
-        drafts: list[list[int]] = []
-        while len(drafts) < len(ends):
-            start, width = len(drafts), max(1, limits[len(drafts)])
-            end = start + 1
-            while end < len(ends) and (end + 1 - start) * max(width, limits[end]) <= _SPARE_PAGES * PAGE:
-                width, end = max(width, limits[end]), end + 1
-            with self._spare:
-                drafts += self._draft(ends[start:end], limits[start:end], lambda i, row, at=start: draw(at + i, row), pages)
-        return drafts
+    @contextmanager
+    def drafting(self, ends: Sequence[SequenceEnd], most: int, pages: LatentPages) -> Iterator[DraftPass]:
+        """Context manager for drafts of up to `most` tokens after each of several sequences, of MOST_DRAFTED in all."""
+        with self._spare:
+            yield DraftPass(self, ends, most, pages)
 
-    def _draft(self, ends: Sequence[SequenceEnd], limits: Sequence[int], draw: Draw, pages: LatentPages) -> list[list[int]]:
-        most = max(limits) if self.count == 1 else min(self.count, max(limits))
-        slots = self._slots_to_draft(ends, most, pages)
-        length = np.array([end.length for end in ends])
-        states = np.stack([end.states for end in ends])
-        drafts: list[list[int]] = [[] for _ in ends]
-        running = np.flatnonzero(np.array(limits) > 0)
-        for step in range(most):
-            tokens = np.array([drafts[i][-1] if step else ends[i].token for i in running])
-            outputs = self._step(min(step, self.count - 1), running, tokens, length[running] + step, states[running], slots, pages)
-            states[running, 1:] = outputs[:, :-1]
-            if self.count == 1:
-                states[running] = outputs
-            logits = linear(scale(outputs[:, min(step, self.count - 1)], 1 / self.config.logits_divisor), self._weights.output)
-            for at, i in enumerate(running):
-                if (token := draw(int(i), logits[at : at + 1])) is not None:
-                    drafts[i].append(token)
-            running = np.array([i for i in running if step + 1 == len(drafts[i]) < limits[i]], np.int64)
-            if not len(running):
-                break
-        return drafts
-
-    def _step(
+    def step(
         self,
         first: int,
         sequence: np.ndarray,
@@ -145,7 +122,10 @@ class NextTokenLayers:
         slots: np.ndarray,
         pages: LatentPages,
     ) -> np.ndarray:
-        """The outputs of depths from `first` on at one slot of each sequence, (R, K, He); zeros before."""
+        """The outputs of depths from `first` on at one slot of each of R sequences, (R, K, He); zeros before.
+
+        sequence: their rows of `slots`. states: (R, K, He), of the tokens before. slots: (B, M), the places of slots 0 to M - 1.
+        """
         embedded, outputs = self._embed(tokens), np.zeros_like(states)
         for k in range(first, self.count):
             x = self._join(k, embedded, states[:, k])
@@ -198,14 +178,43 @@ class NextTokenLayers:
             out[ran] = normalise(x, self._layers[k].norm, self.config)
         return out
 
-    def _slots_to_draft(self, ends: Sequence[SequenceEnd], most: int, pages: LatentPages) -> np.ndarray:
-        """The places of the slots of each sequence, and after those of spare ones."""
-        slots = np.zeros((len(ends), max(end.length for end in ends) + most), np.int64)
-        spare = pages.count * PAGE - _SPARE_PAGES * PAGE
+    def logits(self, outputs: np.ndarray) -> np.ndarray:
+        return linear(scale(outputs, 1 / self.config.logits_divisor), self._weights.output)
+
+
+class DraftPass:
+    """Drafts that are being made. Depth k gives token k + 1, so that K layers draft K tokens at most; a single one reads its own
+    outputs, and goes on.
+
+    The tokens of drafts have slots in spare pages: nothing is left of them.
+    """
+
+    def __init__(self, layers: NextTokenLayers, ends: Sequence[SequenceEnd], most: int, pages: LatentPages) -> None:
+        assert len(ends) * most <= MOST_DRAFTED
+        self._layers, self._pages = layers, pages
+        self._states = np.stack([end.states for end in ends])
+        self._lengths = np.array([end.length for end in ends])
+        self._drafted = 0
+        self._slots = np.zeros((len(ends), max(self._lengths) + most), np.int64)
+        spare = pages.count * PAGE - MOST_DRAFTED
         for i, end in enumerate(ends):
-            slots[i, : end.length] = _slots_of(end.page_numbers[None])[0, : end.length]
-            slots[i, end.length : end.length + most] = spare + i * most + np.arange(most)
-        return slots
+            self._slots[i, : end.length] = _slots_of(end.page_numbers[None])[0, : end.length]
+            self._slots[i, end.length : end.length + most] = np.arange(spare + i * most, spare + (i + 1) * most)
+
+    def logits(self, tokens: Mapping[int, int]) -> np.ndarray:
+        """The logits of the next token of some of the sequences, by their index, (len(tokens), V).
+
+        tokens: their last token, or the draft after it, in the order of their indices. All of them were in the last call, if
+        there was one.
+        """
+        layers, rows = self._layers, np.array(list(tokens))
+        depth = 0 if layers.count == 1 else self._drafted
+        positions = self._lengths[rows] + self._drafted
+        ids = np.array(list(tokens.values()))
+        outputs = layers.step(depth, rows, ids, positions, self._states[rows], self._slots, self._pages)
+        self._states[rows] = outputs if layers.count == 1 else np.roll(outputs, 1, axis=1)
+        self._drafted += 1
+        return layers.logits(outputs[:, depth])
 
 
 def _slots_of(page_table: np.ndarray) -> np.ndarray:

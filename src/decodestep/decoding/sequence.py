@@ -22,7 +22,8 @@ class CachedSequence:
     """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
 
     tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them. drafted: how many of them, the
-        last ones, are drafts that `keep` has not settled yet.
+        last ones, are drafts that `keep` has not settled yet. again: how many of the tokens that come next were run for the page
+        of which this sequence has a copy (`Pages.run_again`).
 
     Sequences with a common prefix share full pages, which are never written again; a partly filled page belongs to one
     sequence. A sequence holds its pages until `close`, the end of its `with` block, or garbage collection. One thread at a time
@@ -42,6 +43,7 @@ class CachedSequence:
         self.tokens: list[int] = []
         self.reused = 0  # how many tokens `reuse` has appended
         self.drafted = 0
+        self.again = 0
         self.admitted = admitted
         self.reserved = 0
         self.thread = threading.get_ident()
@@ -135,7 +137,7 @@ class CachedSequence:
             pool.release_locked(old)
             self.tokens = list(source.tokens)
             self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
-            self._states = source._states
+            self._states, self.again = source._states, source.again
             self._claim_locked(full + partial - len(old))
             self._list(*shared)
             if partial:
@@ -190,7 +192,7 @@ class CachedSequence:
                 self._reserve_again_locked(alone)
             self._expected, self._same_rope = length, min(self._same_rope, length)
             first, states = self._states
-            self._states = first, states[: max(0, length - first)]
+            self._states, self.again = (first, states[: max(0, length - first)]), 0
 
     def close(self) -> None:
         """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
@@ -278,6 +280,7 @@ class CachedSequence:
         before = len(self.tokens)
         self._append(tokens)
         self.drafted += drafted
+        self.again = max(0, self.again - len(tokens))
         self._share_full_pages_locked(before)
 
     def _share_full_pages_locked(self, before: int) -> None:
@@ -355,6 +358,7 @@ class CachedSequence:
         same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most) - self._pool.storage.run_again
         if same < 1:
             return
+        self.again = self._pool.storage.run_again
         self._pool.hold_locked(page)  # or it might be the one that is taken
         self._claim_locked(1)
         self._list(self._pool.take_locked())
