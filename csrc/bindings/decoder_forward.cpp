@@ -280,7 +280,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                           Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys_array,
                           const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,
                           Ids wanted_array, Packed<float, 2> logits, int threads,
-                          const std::optional<Packed<double, 2>>& costs) {
+                          const std::optional<Packed<double, 2>>& costs,
+                          const std::optional<Packed<float, 2>>& hidden) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
     const CacheView keys(keys_array), values(values_array);
@@ -299,6 +300,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
             "sin or cos has the wrong shape");
     require_cache(d, keys, values, cache);
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
+    require(!hidden || (hidden->shape(0) == tokens && hidden->shape(1) == d.hidden), "hidden has the wrong shape");
+    if (hidden) require_aligned(*hidden);
     require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
     if (costs) require_aligned(*costs);
     const size_t embeddings = std::visit([](const auto& w) { return w.out; }, d.embedding);
@@ -332,6 +335,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .wanted = wanted.data(),
                               .rows = wanted.size(),
                               .logits = logits.data(),
+                              .hidden = hidden ? hidden->data() : nullptr,
                               .threads = thread_count(threads),
                               .costs = costs ? reinterpret_cast<StepCost*>(costs->data()) : nullptr};
     if (tokens == 0) return;
@@ -347,7 +351,8 @@ void bind_decoder(nb::module_& m) {
           nb::arg("sequence").noconvert(), nb::arg("positions").noconvert(), nb::arg("sin").noconvert(),
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("half"),
           nb::arg("page_table").noconvert(), nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(),
-          nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none());
+          nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none(),
+          nb::arg("hidden").noconvert().none() = nb::none());
     nb::list parts;
     for (const char* part : kStepParts) parts.append(part);
     m.attr("STEP_PARTS") = nb::tuple(parts);

@@ -81,6 +81,8 @@ class StagePart : public StageMember {
             case StageKind::add_experts:
                 return feed_forward().add_experts();
 
+            case StageKind::hidden:
+                return store_hidden();
             case StageKind::logits_rows:
                 return share_rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
             case StageKind::logits:
@@ -120,6 +122,16 @@ class StagePart : public StageMember {
         add_product(has_latents ? layer().latent.output : layer().grouped.output,
                     has_latents ? layer().latent.output_bias : layer().grouped.output_bias, layer().attention_post_norm,
                     x);
+    }
+
+    void store_hidden() const {
+        share_.each(step_.tokens, [&](size_t t) {
+            const float* from = plan_.x + t * decoder_.hidden;
+            float* to = step_.hidden + t * decoder_.hidden;
+            const f32x16 rms = broadcast(root_mean_square(from, decoder_.hidden, decoder_.eps));
+            for (size_t j = 0; j < decoder_.hidden; j += kLanes)
+                store(to + j, normed(load(from + j), rms, load(decoder_.norm + j)));
+        });
     }
 };
 

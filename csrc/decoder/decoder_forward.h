@@ -94,6 +94,7 @@ struct Decoder {
 //     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts);
 //     a block without W_gate has max(h W_up, 0)^2 in place of swiglu, one with `gelu` GELU in place of its SiLU
 //     a block without a norm before it reads x; with a post norm, what is added is normalised before residual_scale
+//   hidden = rms_norm(x, norm), for all tokens, if it is given
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
 //   q, v, k = h W_query, h W_values_keys (or v = h W_values_keys, k = h W_keys), and their biases
@@ -144,6 +145,7 @@ struct DecoderForward {
     const int64_t* wanted;  // [rows]: indices of tokens
     size_t rows;
     float* logits;  // [rows, vocabulary]
+    float* hidden;  // [tokens, hidden], or null
     int threads;
     StepCost* costs;  // one for each StepPart, or null
 };

@@ -57,7 +57,10 @@ class DecoderPlan {
           attended_width(decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : decoder.head_values)) {
         decoder.latent.is_given() ? plan_latents(buffers) : plan_groups();
         for (size_t number = 0; number < decoder.layers.size(); ++number) list_layer(number);
-        if (step.rows > 0) list_logits();
+        at_ = decoder.layers.size();
+        if (step.hidden) stage(StageKind::hidden);
+        if (step.rows > 0)
+            product(StageKind::logits_rows, StageKind::logits, step.rows, decoder.hidden, {&decoder.logits});
         take_memory(buffers);
     }
 
@@ -236,11 +239,6 @@ class DecoderPlan {
         entries_ = std::max(entries_, entries);
     }
 
-    void list_logits() {
-        at_ = decoder.layers.size();
-        product(StageKind::logits_rows, StageKind::logits, step.rows, decoder.hidden, {&decoder.logits});
-    }
-
     void stage(StageKind kind) { stages.push_back({kind, layer(), at_, {}, 0}); }
 
     void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width,
@@ -292,7 +290,7 @@ class DecoderPlan {
         chosen.weights.resize(entries_);
     }
 
-    size_t at_ = 0;  // the layer that is being listed
+    size_t at_ = 0;  // the layer that is being listed, their number after the last
     size_t row_floats_ = 0, gated_floats_ = 0, shared_floats_ = 0, most_experts_ = 0, entries_ = 0,
            widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;

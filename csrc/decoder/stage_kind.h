@@ -40,6 +40,7 @@ enum class StageKind {
     gate_up_experts,
     expert_rows,  // the swiglu's outputs, of experts and shared block
     add_experts,  // x += the weighted sum
+    hidden,       // x normalised, into the call's `hidden`
     logits_rows,  // the wanted tokens of x, normalised
     logits,
 };
@@ -53,6 +54,7 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::attended_rows:
         case StageKind::add_output:
         case StageKind::add_attended:
+        case StageKind::hidden:
         case StageKind::logits_rows:
         case StageKind::logits:
             return StepPart::linear;

@@ -156,6 +156,7 @@ def decoder_forward(
     logits: NDArray[np.float32],
     threads: int,
     costs: NDArray[np.float64] | None = None,
+    hidden: NDArray[np.float32] | None = None,
 ) -> None: ...
 
 # Sampling.

@@ -85,8 +85,9 @@ class Config:
     they add to the residual stream, or both. norm_shift: added to the checkpoint's norm weights.
     rope_half_split: whether the two columns of a rope pair are half a head apart; otherwise they are adjacent.
     embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
-    state is divided by. tied: whether the embedding is the logits weight. skipped_layers: multi-token-prediction layers left
-    out.
+    state is divided by. tied: whether the embedding is the logits weight.
+    next_token_layers: K layers for next-token prediction after the model's L: they draft, and no logits depend on them.
+    skipped_layers: such layers whose tensors are not all there; they are left out.
     latent_dim, rope_dim, scale: the sizes and the score scale of the model in its form as multi-head latent attention
     (`models.latent_form`).
     """
@@ -114,6 +115,7 @@ class Config:
     residual_scale: float = 1.0
     logits_divisor: float = 1.0
     tied: bool = False
+    next_token_layers: int = 0
     skipped_layers: int = 0
 
     @property
@@ -138,4 +140,5 @@ class Config:
         return plain and not (options.biases or any(options.windows) or any(options.ropes))
 
     def has_experts(self, layer: int) -> bool:
-        return self.experts is not None and self.experts.layers[layer]
+        """layer: in [0, L + K). Those for next-token prediction are sparse wherever the model has a sparse layer."""
+        return self.experts is not None and (layer >= self.layers or self.experts.layers[layer])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from decodestep.decoding.config import Config
-from decodestep.decoding.kv_cache import PageLayout, Pages
+from decodestep.decoding.kv_cache import PageLayout, Pages, PairedPages
+
+if TYPE_CHECKING:
+    from decodestep.decoding.next_tokens import NextTokenLayers
 
 
 class TokenBatch(NamedTuple):
@@ -33,6 +36,7 @@ class Decoder(ABC):
 
     config: the model's sizes. description: how the model is run, as text. page_layout: of the cache's pages.
     cache_dtype: the type of what the cache holds: of latents without their rope keys. long_after: `Rope.long_after`.
+    next_tokens: the checkpoint's layers for next-token prediction; None without.
     """
 
     config: Config
@@ -40,11 +44,25 @@ class Decoder(ABC):
     page_layout: PageLayout
     cache_dtype: str
     long_after: int | None
+    next_tokens: NextTokenLayers | None = None
 
     @abstractmethod
     def new_pages(self, count: int) -> Pages:
         """Storage for `count` pages."""
 
+    @property
+    def page_bytes(self) -> int:
+        """With its part of the cache of `next_tokens`."""
+        return self.page_layout.page_bytes + (0 if self.next_tokens is None else self.next_tokens.page_bytes)
+
+    def new_storage(self, count: int) -> Pages:
+        """Storage for `count` pages, with that of `next_tokens`."""
+        pages = self.new_pages(count)
+        return pages if self.next_tokens is None else PairedPages(pages, self.next_tokens.new_pages(pages.count), self.next_tokens.count)
+
     @abstractmethod
-    def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
-        """Runs T tokens and writes their keys and values to the pages; returns float32 logits (len(wanted), V)."""
+    def logits(self, batch: TokenBatch, pages: Pages, hidden: np.ndarray | None = None) -> np.ndarray:
+        """Runs T tokens and writes their keys and values to the pages; returns float32 logits (len(wanted), V).
+
+        hidden: float32 (T, He), written if it is given: the hidden states of all tokens after the last norm.
+        """

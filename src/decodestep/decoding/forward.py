@@ -10,6 +10,7 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, ids_below, is_int, refuse, require
 from decodestep.decoding.decoder import Decoder, TokenBatch
+from decodestep.decoding.kv_cache import PairedPages
 from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.sequence import CachedSequence
 
@@ -143,8 +144,25 @@ def _run(decoder: Decoder, pool: PagePool, block: list[_Piece], wanted: np.ndarr
     long = None
     if pool.long_after is not None and any(flags := [piece.sequence.is_long for piece in block]):
         long = np.array(flags)[arrays[1]]
-    logits = decoder.logits(TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage)
+    made, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage
+    if isinstance(storage, PairedPages):
+        logits = _run_with_next_tokens(decoder, storage, block, made)
+    else:
+        logits = decoder.logits(made, storage)
     with LOCK:
         for piece in block:
             piece.sequence.commit_locked(piece.tokens, piece.drafted)
+    return logits
+
+
+def _run_with_next_tokens(decoder: Decoder, storage: PairedPages, block: list[_Piece], batch: TokenBatch) -> np.ndarray:
+    """The logits; the layers for next-token prediction fill the slots of the batch."""
+    assert decoder.next_tokens is not None
+    hidden = np.empty((len(batch.tokens), decoder.config.hidden), np.float32)
+    logits = decoder.logits(batch, storage.model, hidden)
+    before, again = zip(*((piece.sequence.last_states, piece.sequence.again) for piece in block), strict=True)
+    states = decoder.next_tokens.fill(batch, hidden, before, again, storage.next_tokens)
+    ends = np.cumsum([len(piece.tokens) for piece in block])[:-1]
+    for piece, own in zip(block, np.split(states, ends), strict=True):
+        piece.sequence.set_states(own)
     return logits

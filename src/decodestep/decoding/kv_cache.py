@@ -19,11 +19,13 @@ SLAB_BYTES = 2**24
 class Pages(ABC):
     """Pages 0 to count - 1. Memory is allocated only when pages are written, or by `prepare`.
 
-    count: the number of pages. page_bytes: the size of one, over all layers.
+    count: the number of pages. page_bytes: the size of one, over all layers. run_again: how many of the tokens of a page that is
+    copied in part must run again, the last ones.
     """
 
     count: int
     page_bytes: int
+    run_again = 0
 
     @abstractmethod
     def copy(self, source: int, target: int) -> None:
@@ -91,6 +93,24 @@ class LatentPages(Pages):
     def copy(self, source: int, target: int) -> None:
         for part in (self.kv, self.kr):
             part[:, target] = part[:, source]
+
+
+class PairedPages(Pages):
+    """A model's pages, and those of its layers for next-token prediction under the same numbers.
+
+    depths: how many layers, each of which reads a state of the token before, which pages do not have.
+    """
+
+    def __init__(self, model: Pages, next_tokens: LatentPages, depths: int) -> None:
+        self.model, self.next_tokens, self.run_again = model, next_tokens, depths
+        self.count, self.page_bytes = model.count, model.page_bytes + next_tokens.page_bytes
+
+    def copy(self, source: int, target: int) -> None:
+        self.model.copy(source, target)
+        self.next_tokens.copy(source, target)
+
+    def prepare(self, fresh: int, slabs: int = 1) -> bool:
+        return self.model.prepare(fresh, slabs)
 
 
 class SlabPages(Pages):

@@ -11,8 +11,11 @@ from decodestep.decoding import latent_form
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.layer_weights import LatentWeights, Weight
+from decodestep.ops.linear import linear
+from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog
+from decodestep.ops.rms_norm import rms_norm
 from decodestep.weights.packed import PackedWeight
 
 
@@ -102,6 +105,24 @@ def attend(
     ).reshape(len(h), -1)
 
 
+def store(
+    h: np.ndarray,
+    weights: LatentWeights,
+    config: Config,
+    cache: tuple[np.ndarray, np.ndarray],
+    slots: np.ndarray,
+    rope: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Writes the latent and key of every token, as `attend` does; nothing else of the layer is computed."""
+    sizes, (sin, cos), (kv, kr) = config.latent_attention, rope, cache
+    assert sizes is not None
+    both = with_bias(linear(h, weights.latent), weights.latent_bias)
+    latent, key = np.split(both, [sizes.latent_dim], axis=1)
+    even, odd = key[:, ::2], key[:, 1::2]
+    kv.reshape(-1, sizes.latent_dim)[slots] = rms_norm(np.ascontiguousarray(latent), weights.latent_norm, eps=sizes.norm_eps)
+    kr.reshape(-1, sizes.rope_dim)[slots] = np.concatenate([even * cos - odd * sin, odd * cos + even * sin], axis=1)
+
+
 def _with_bias(weight: Weight | None, bias: np.ndarray | None) -> Weight:
     """The bias as the weight of one more input."""
     assert weight is not None
@@ -115,5 +136,4 @@ def _key_up(weight: Weight, config: Config) -> np.ndarray:
 
 
 def _rows(weight: Weight) -> PackedWeight:
-    assert isinstance(weight, PackedWeight)
-    return weight
+    return weight if isinstance(weight, PackedWeight) else weight.rows()

@@ -71,10 +71,23 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
+class NextTokenWeights:
+    """A layer for next-token prediction. embedding_norm, hidden_norm: of the two rows that `join`, (2 * He, He), reads, in this
+    order. norm: after the layer, before the model's own `output`."""
+
+    embedding_norm: np.ndarray
+    hidden_norm: np.ndarray
+    join: Weight
+    layer: Layer
+    norm: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
 class Weights:
     """All weights of a model, its sizes, and its ropes. norm, output: of the logits.
 
     embedding: `output` itself where that has the same values, else rows in the file's format.
+    next_tokens: the layers for next-token prediction.
     """
 
     config: Config
@@ -83,3 +96,4 @@ class Weights:
     norm: np.ndarray
     output: Weight
     ropes: tuple[Rope, ...]
+    next_tokens: tuple[NextTokenWeights, ...] = ()

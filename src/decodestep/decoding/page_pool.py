@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
+import numpy as np
+
 from decodestep._base.checks import require
 from decodestep._base.machine_limits import memory_limit
 from decodestep.decoding.kv_cache import PAGE, Pages
@@ -43,10 +45,11 @@ class Page:
     number: its index in the storage. users: the number of sequences that hold it.
     A full page is never written again and is a node of a prefix tree: `parent` is the full page before it, `tokens` its PAGE
     tokens, `children` the full pages after it, by their tokens. The path from the root is the sequence.
-    latest_child: for each first token, the child that was filled last.
+    latest_child: for each first token, the child that was filled last. states: of its last token, where the model has layers for
+    next-token prediction (`NextTokenLayers`).
     """
 
-    __slots__ = ("children", "latest_child", "number", "parent", "tokens", "users")
+    __slots__ = ("children", "latest_child", "number", "parent", "states", "tokens", "users")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -55,6 +58,7 @@ class Page:
         self.tokens: tuple[int, ...] = ()
         self.children: dict[tuple[int, ...], Page] = {}
         self.latest_child: dict[int, Page] = {}
+        self.states: np.ndarray | None = None
 
 
 class PagePool:
@@ -229,7 +233,7 @@ class PagePool:
         del page.parent.children[page.tokens]
         if page.parent.latest_child.get(page.tokens[0]) is page:
             del page.parent.latest_child[page.tokens[0]]
-        page.parent, page.tokens = None, ()
+        page.parent, page.tokens, page.states = None, (), None
 
     def release_locked(self, pages: Sequence[Page]) -> None:
         """Releases pages, given in the order of a sequence."""

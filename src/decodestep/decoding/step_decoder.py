@@ -13,6 +13,7 @@ from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
 from decodestep.decoding.layer_decoder import left_out
 from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
+from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
     GroupedAttention,
@@ -68,6 +69,7 @@ class StepDecoder(Decoder):
         self._layer_ropes = weights.ropes
         self.long_after = weights.ropes[0].long_after
         self._ropes = [self._table(1024, long) for long in (False, True)]
+        self.next_tokens = NextTokenLayers(weights) if weights.next_tokens else None
         self.native_weights = DecoderWeights(
             embedding=weights.embedding,
             layers=tuple(_layer(layer, config, number) for number, layer in enumerate(weights.layers)),
@@ -88,25 +90,30 @@ class StepDecoder(Decoder):
     def new_pages(self, count: int) -> SlabPages:
         return SlabPages(self.page_layout, count)
 
-    def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
+    def logits(self, batch: TokenBatch, pages: Pages, hidden: np.ndarray | None = None) -> np.ndarray:
         assert isinstance(pages, SlabPages)
         long = batch.long
         if long is None or long.all():
-            return self._step(batch, pages, long is not None)
+            return self._step(batch, pages, long is not None, hidden)
         logits = np.empty((len(batch.wanted), self.config.vocab_size), np.float32)
         for kind in (False, True):  # a call has one table; sequences do not depend on each other
             chosen, rows = long == kind, long[batch.wanted] == kind
             place = np.cumsum(chosen) - 1  # of a token among those of its kind
             tokens, sequence, positions = (array[chosen] for array in batch[:3])
             part = TokenBatch(tokens, sequence, positions, batch.page_table, place[batch.wanted[rows]])
-            logits[rows] = self._step(part, pages, kind)
+            states = None if hidden is None else np.empty_like(hidden[chosen])
+            logits[rows] = self._step(part, pages, kind, states)
+            if hidden is not None:
+                hidden[chosen] = states
         return logits
 
-    def _step(self, batch: TokenBatch, pages: SlabPages, long: bool) -> np.ndarray:
+    def _step(self, batch: TokenBatch, pages: SlabPages, long: bool, hidden: np.ndarray | None) -> np.ndarray:
         tokens, sequence, positions, page_table, wanted, _ = batch
         sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
-        call = Call(self.native_weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
+        call = Call(
+            self.native_weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted, hidden
+        )
         return run(OP, "cpu", cpu.forward, call)
 
     def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -61,7 +61,6 @@ _V3_DEFAULTS = LATENT_DEFAULTS | {
     "first_k_dense_replace": 3,
     "norm_topk_prob": True,
     "max_position_embeddings": 4096,
-    "num_nextn_predict_layers": 1,
 }
 _GLM_VOCABULARY, _GLM_LAYERS = 154880, (47, 48)  # of GLM-4.7-Flash
 
@@ -163,7 +162,7 @@ _V3 = ModelType(
     written_as=GGUF,
     attention=LatentKeys(),
     defaults=_V3_DEFAULTS,
-    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    aliases={"num_local_experts": "n_routed_experts"},
     experts=ExpertKeys(_sparse, v3_rule, count="n_routed_experts", shared="n_shared_experts", corrected=True),
     next_token_layers=True,
     tiktoken="kimi-k2",  # Moonlight's

@@ -212,6 +212,7 @@ class Batch:
             if not self._sequences:
                 cache.wait_for(count_pages(capacity))
             return False
+        self._drafting.attach(key, self._sequences[key])
         return True
 
     def _queue_prompt(self, key: int) -> None:

@@ -35,7 +35,8 @@ _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {format_.name: format_ for format_ in DENSE_FORMATS}  # by the names of safetensors
 _SCALE = "_scale_inv"
 
-# Tensors that no decoder has a use for: frequencies that old checkpoints hold, layers for next-token prediction.
+# Tensors that no decoder has a use for: frequencies that old checkpoints hold, and of layers for next-token prediction those
+# that lack tensors, and copies of the model's embedding and of its logits weight.
 _FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 
@@ -87,6 +88,7 @@ class Checkpoint:
             if type_name(tensor) == FLOAT8:
                 self._check_scale(tensor)
                 known.add(tensor.name + _SCALE)
+        known.update(self._next_token_copies())
         unknown = sorted(name for name in set(self._tensors) - known if not self._is_left_out(name))
         if unknown:
             raise ModelError(
@@ -95,9 +97,13 @@ class Checkpoint:
             )
 
     def _is_left_out(self, name: str) -> bool:
-        layer = _LAYER.fullmatch(name)
-        skipped = layer and self.config.layers <= int(layer[1]) < self.config.layers + self.config.skipped_layers
+        layer, first = _LAYER.fullmatch(name), self.config.layers + self.config.next_token_layers
+        skipped = layer and first <= int(layer[1]) < first + self.config.skipped_layers
         return bool(skipped or _FREQUENCIES.fullmatch(name))
+
+    def _next_token_copies(self) -> Iterator[str]:
+        for i in range(self.config.layers, self.config.layers + self.config.next_token_layers):
+            yield from (self._table[part].format(i=i) for part in ("next_embedding", "next_output"))
 
     def _tensor_of_shape(self, name: str, shape: tuple[int, ...]) -> Tensor | SafeTensor:
         """Raises ModelError for a tensor that is missing, of another shape or of an unsupported type."""
@@ -145,7 +151,9 @@ class Checkpoint:
     def weight_bytes_per_token(self) -> int:
         """The bytes of the weights that one token is multiplied by. Call `check` first."""
         experts, total = self.config.experts, 0
-        for (part, _), tensors in self._parts.items():
+        for (part, i), tensors in self._parts.items():
+            if i >= self.config.layers:
+                continue  # for next-token prediction
             size = sum(self._tensors[named.name].nbytes for named in tensors)
             if experts is not None and part.startswith("experts_"):
                 size = size * experts.rule.used // experts.count

@@ -14,7 +14,7 @@ import numpy as np
 
 from decodestep.decoding import latent_form
 from decodestep.decoding.config import Config, LatentConfig
-from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
+from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, NextTokenWeights, Weight, Weights
 from decodestep.errors import ModelError
 from decodestep.models.checkpoint import Checkpoint, Stored
 from decodestep.weights.feed_forward import FeedForward
@@ -65,21 +65,34 @@ def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int 
     if as_latent and config.latent_attention is None:
         ropes = (latent_form.latent_rope(ropes[0], config),)
         config, attention = latent_form.latent_config(config), _grouped_as_latent
-    layers = []
-    for i in range(config.layers):
-        progress(i, config.layers)
+    layers, count = [], config.layers + config.next_token_layers
+    for i in range(count):
+        progress(i, count)
         layers.append(_layer(_LayerParts(checkpoint, i, pack), attention))
     embedding, output = _embedding_and_output(checkpoint, pack)
     weights = Weights(
         config=config,
         embedding=embedding,
-        layers=tuple(layers),
+        layers=tuple(layers[: config.layers]),
         norm=checkpoint.vector("norm"),
         output=output,
         ropes=ropes,
+        next_tokens=tuple(
+            _next_token(checkpoint, _LayerParts(checkpoint, i, pack), layers[i]) for i in range(config.layers, count)
+        ),
     )
-    progress(config.layers, config.layers)
+    progress(count, count)
     return weights
+
+
+def _next_token(checkpoint: Checkpoint, parts: _LayerParts, layer: Layer) -> NextTokenWeights:
+    return NextTokenWeights(
+        embedding_norm=parts.vector("next_embedding_norm"),
+        hidden_norm=parts.vector("next_hidden_norm"),
+        join=parts.packed("next_join"),
+        layer=layer,
+        norm=parts.vector("next_norm") if parts.has("next_norm") else checkpoint.vector("norm"),
+    )
 
 
 def _embedding_and_output(checkpoint: Checkpoint, pack: Pack) -> tuple[Weight, Weight]:

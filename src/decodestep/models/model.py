@@ -60,7 +60,7 @@ class Model:
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.config: Config = decoder.config
-        self.cache: PagePool = new_pool(decoder.new_pages, decoder.page_layout.page_bytes, cache_bytes, decoder.long_after)
+        self.cache: PagePool = new_pool(decoder.new_storage, decoder.page_bytes, cache_bytes, decoder.long_after)
         self.threads = threads
         self.generation_config: dict[str, Any] = dict(generation_config or {})
         self.template = template

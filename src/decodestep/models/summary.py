@@ -54,6 +54,8 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         )
     if converted := _converted(checkpoint):
         facts["converted"] = f"{', '.join(converted)}: to {'Q8_0' if why is None else 'float32'} when loaded"
+    if config.next_token_layers:
+        facts["drafts"] = f"{config.next_token_layers} layer(s) for next-token prediction"
     if config.skipped_layers:
         facts["left out"] = f"{config.skipped_layers} layer(s) for next-token prediction"
     return facts

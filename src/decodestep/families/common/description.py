@@ -119,8 +119,8 @@ class ModelType:
     taken_for: keys with which transformers takes the folder for another model_type.
     activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: whether the class reads
         that key.
-    experts: the mixture of experts; None: it has none. next_token_layers: whether as many layers for multi-token prediction
-        may follow as num_nextn_predict_layers says.
+    experts: the mixture of experts; None: it has none. next_token_layers: whether layers for next-token prediction
+        may follow the last one.
     more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
     has_rope: whether there is a rope. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
         one for "sliding_attention"; otherwise a layer whose rope is another one has none.

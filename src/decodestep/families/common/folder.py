@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count, takewhile
+
 import numpy as np
 
 from decodestep.decoding import rope
@@ -54,20 +56,20 @@ def read_config(folder: ModelFolder) -> Config:
     }
     attention = model_type.attention.read(keys, common, model_type)
     model_type.check(keys, common)
-    return Config(
+    config = Config(
         **common,
         **attention,
         **model_type.more(keys, common),
         experts=None if model_type.experts is None else model_type.experts(keys, layers),
-        skipped_layers=_next_token_layers(folder, layers, keys) if model_type.next_token_layers else 0,
     )
+    return _with_next_token_layers(config, folder, model_type.tensor_names) if model_type.next_token_layers else config
 
 
-def _next_token_layers(folder: ModelFolder, layers: int, keys: Keys) -> int:
-    """The number of layers for multi-token prediction after the last one that the key announces and the folder has."""
-    key = "num_nextn_predict_layers"
-    announced = 0 if keys.get(key) is None else keys.size(key, least=0, most=MAX_LAYERS)
-    return sum(f"model.layers.{i}.eh_proj.weight" in folder.tensors for i in range(layers, layers + announced))
+def _with_next_token_layers(config: Config, folder: ModelFolder, table: dict[str, str]) -> Config:
+    """By the folder's tensors: keys announce layers that folders do not have."""
+    has = folder.tensors.__contains__
+    found = takewhile(lambda i: has(table["next_join"].format(i=i)), count(config.layers))
+    return names.with_next_token_layers(config, table, has, sum(1 for _ in found))
 
 
 def _check_quantization(keys: Keys) -> None:

@@ -33,7 +33,7 @@ def read_config(file: Described) -> Config:
     experts = None if architecture.experts is None else architecture.experts(keys, common)
     dense_width = None if experts is None or not all(experts.layers) else experts.width  # which no layer has
     biased = architecture.feed_forward_biases and any(names.has_bias(file.tensors, part) for part in names.FEED_FORWARD)
-    return Config(
+    config = Config(
         **common,
         **attention,
         **architecture.more(keys, common),
@@ -44,6 +44,7 @@ def read_config(file: Described) -> Config:
         activation=architecture.layers.activation,
         block_norms=architecture.layers.block_norms,
     )
+    return names.with_next_token_layers(config, names.GGUF, file.tensors.__contains__, keys.next_token_layers())
 
 
 def read_ropes(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:

@@ -81,8 +81,8 @@ def _tensors(architecture: Architecture, keys: Keys, config: Config) -> list[tup
     """The tensors of the file, each with its layer or -1."""
 
     def has(name: str) -> bool:
-        """Of the two forms that a part may have."""
-        return "attn_kv_b" in name and not architecture.split_up_projections
+        """Of the two forms that a part may have, and of parts that a file may leave out."""
+        return ("attn_kv_b" in name and not architecture.split_up_projections) or ".nextn." in name
 
     try:
         tensors = list(names.list_tensors(config, names.GGUF, has))
@@ -115,7 +115,7 @@ def _refused_by_llama_cpp(architecture: Architecture, config: Config, vectors: d
 
 def _size_keys(architecture: Architecture, config: Config) -> Fields:
     made: Fields = {
-        "block_count": config.layers,
+        "block_count": config.layers + config.next_token_layers,
         "context_length": config.context,
         "embedding_length": config.hidden,
         "feed_forward_length": config.feed_forward,
@@ -124,6 +124,8 @@ def _size_keys(architecture: Architecture, config: Config) -> Fields:
         "attention.head_count_kv": config.kv_heads,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
     }
+    if config.next_token_layers:
+        made["nextn_predict_layers"] = config.next_token_layers
     return made | architecture.attention.written(config) | architecture.written(config) | written_experts(config)
 
 

@@ -67,22 +67,24 @@ class GgufKeys:
         data = self.file.metadata
         if not self.flag("attention.causal", True):
             raise self.refusal(f"{self.key('attention.causal')} false, bidirectional attention, is not supported")
-        skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
-        layers = self.size("block_count", most=MAX_LAYERS) - skipped
+        layers = self.size("block_count", most=MAX_LAYERS) - self.next_token_layers()
         if layers < 1:
-            raise self.refusal(f"{self.key('nextn_predict_layers')} {skipped} leaves no layers")
+            raise self.refusal(f"{self.key('nextn_predict_layers')} {self.next_token_layers()} leaves no layers")
         return {
             "architecture": self.architecture,
             "name": md.text(data, "general.name", self.file.path.stem),
             "vocab_size": len(md.texts(data, "tokenizer.ggml.tokens")) or self.size("vocab_size"),
             "hidden": self.size("embedding_length"),
             "layers": layers,
-            "skipped_layers": skipped,
             "heads": self.size_of_layers("attention.head_count", most=MAX_HEADS),
             "context": self.size("context_length", most=MAX_CONTEXT),
             "norm_eps": self.number("attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
             "tied": names.GGUF["output"] not in self.file.tensors,
         }
+
+    def next_token_layers(self) -> int:
+        """How many of the blocks, the last ones, are for next-token prediction."""
+        return self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
 
     def rope_factor(self) -> float:
         """By how much positions are stretched. The second name is that of files from before August 2023."""

@@ -7,6 +7,8 @@ inputs).
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from decodestep.decoding.config import Config, LatentConfig
@@ -48,6 +50,12 @@ _GGUF_LAYER = {
     "shared_gate": "ffn_gate_shexp.weight",
     "shared_up": "ffn_up_shexp.weight",
     "shared_down": "ffn_down_shexp.weight",
+    "next_embedding_norm": "nextn.enorm.weight",
+    "next_hidden_norm": "nextn.hnorm.weight",
+    "next_join": "nextn.eh_proj.weight",
+    "next_norm": "nextn.shared_head_norm.weight",
+    "next_embedding": "nextn.embed_tokens.weight",
+    "next_output": "nextn.shared_head_head.weight",
 }
 GGUF = {
     "embedding": "token_embd.weight",
@@ -91,6 +99,12 @@ _FOLDER_LAYER = {
     **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in FEED_FORWARD},
+    "next_embedding_norm": "enorm.weight",
+    "next_hidden_norm": "hnorm.weight",
+    "next_join": "eh_proj.weight",
+    "next_norm": "shared_head.norm.weight",
+    "next_embedding": "embed_tokens.weight",
+    "next_output": "shared_head.head.weight",
 }
 
 
@@ -123,9 +137,20 @@ def list_tensors(config: Config, table: dict[str, str], has: Callable[[str], boo
     yield -1, NamedTensor("norm", table["norm"], (config.hidden,))
     if not config.tied:
         yield -1, NamedTensor("output", table["output"], vocabulary)
-    for i in range(config.layers):
+    for i in range(config.layers + config.next_token_layers):
         for tensor in _layer_tensors(config, table, has, i):
             yield i, tensor
+
+
+def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[[str], bool], count: int) -> Config:
+    """The config of a model after whose layers the checkpoint has `count` for next-token prediction, or says so: those that have
+    all their tensors, and the others, which are skipped."""
+
+    def is_whole(i: int) -> bool:
+        return all(has(tensor.name) for tensor in _layer_tensors(config, table, has, i))
+
+    whole = sum(1 for _ in takewhile(is_whole, range(config.layers, config.layers + count)))
+    return replace(config, next_token_layers=whole, skipped_layers=count - whole)
 
 
 def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[NamedTensor]:
@@ -137,12 +162,22 @@ def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], b
         shapes |= _expert_shapes(config, table, has, i)
     else:
         shapes |= _dense_shapes(config, table, config.feed_forward)
+    if i >= config.layers:
+        shapes |= _next_token_shapes(config, table, has, i)
     for part, shape in shapes.items():
         if "{e}" in table[part]:
             for e in range(shape[0]):
                 yield NamedTensor(part, table[part].format(i=i, e=e), shape[1:])
         else:
             yield NamedTensor(part, table[part].format(i=i), shape)
+
+
+def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
+    """What joins an embedding and a hidden state, side by side, and the norm after the layer, in whose place a file may leave
+    that of the model."""
+    hidden = config.hidden
+    shapes: dict[str, Shape] = {"next_embedding_norm": (hidden,), "next_hidden_norm": (hidden,), "next_join": (hidden, 2 * hidden)}
+    return shapes | ({"next_norm": (hidden,)} if has(table["next_norm"].format(i=i)) else {})
 
 
 def _grouped_shapes(config: Config) -> dict[str, Shape]:

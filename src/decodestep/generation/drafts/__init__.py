@@ -1,6 +1,6 @@
 """Drafts: tokens that are run before they are drawn, so that a forward pass may give several. They change no text.
 
-- `drafter`: the interface; `lookup`, `draft_model`, `forced`: the drafters, one a module;
+- `drafter`: the interface; `lookup`, `next_token_drafts`, `draft_model`, `forced`: the drafters, one a module;
 - `coupled_row`: how a drafter draws with the params and the noise of its row;
 - `lengths`: how long a draft is; `drafting`: the drafts of the rows of a batch.
 """
@@ -15,6 +15,7 @@ from decodestep.generation.drafts.drafter import Drafter as Drafter
 from decodestep.generation.drafts.drafter import DrafterFactory
 from decodestep.generation.drafts.drafter import Outlook as Outlook
 from decodestep.generation.drafts.lookup import LookupDrafter
+from decodestep.generation.drafts.next_token_drafts import NextTokenDrafts
 from decodestep.sampling.row import Row
 
 if TYPE_CHECKING:
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 
 Draft: TypeAlias = "str | Model | DrafterFactory | None"
 
-_RULE = '"auto", "lookup", a smaller model, a function that makes a Drafter for a row, or None'
+_RULE = '"auto", "lookup", "mtp", a smaller model, a function that makes a Drafter for a row, or None'
 
 
 def drafters_of(model: Model, draft: Draft) -> list[DrafterFactory]:
     """What makes the drafters of each row of a model, for the argument `draft` of `generate`.
 
-    Raises ValueError for anything else, and for a model with other tokens.
+    Raises ValueError for anything else, for a model with other tokens, and for "mtp" where the model has no such layers.
     """
     from decodestep.models.model import Model  # which takes long to import: a program that has a model has it already
 
@@ -36,6 +37,8 @@ def drafters_of(model: Model, draft: Draft) -> list[DrafterFactory]:
         return []
     if isinstance(draft, Model):
         return [DraftModel(draft, model)]
+    if draft == "mtp" or (draft == "auto" and model.decoder.next_tokens is not None):
+        return [*drafters_of(model, "lookup")[: draft == "auto"], NextTokenDrafts(model)]
     if draft in ("auto", "lookup"):
         return [_Lookup(model)]
     if callable(draft):

@@ -14,6 +14,7 @@ from decodestep.decoding.sequence import CachedSequence
 from decodestep.errors import CacheFullError
 from decodestep.generation.drafts.coupled_row import CoupledRow, draw_each
 from decodestep.generation.drafts.drafter import Drafter, Outlook
+from decodestep.generation.drafts.lengths import Average
 from decodestep.sampling.row import Row
 
 if TYPE_CHECKING:
@@ -159,23 +160,11 @@ class _Known:
 
     def __init__(self) -> None:
         self.targets: WeakSet[Model] = WeakSet()
-        self.drafting, self.reading = _Average(), _Average()
+        self.drafting, self.reading = Average(), Average()
 
 
 # Kept from one call of `generate` to the next: comparing two vocabularies takes tens of milliseconds.
 _KNOWN: WeakKeyDictionary[Model, _Known] = WeakKeyDictionary()
-
-
-class _Average:
-    """An average in which older values count less and less; 0 without any."""
-
-    _WEIGHT = 0.2
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def add(self, value: float) -> None:
-        self.value = self.value + self._WEIGHT * (value - self.value) if self.value else value
 
 
 def _require_same_tokens(model: Model, target: Model) -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from decodestep.decoding.sequence import CachedSequence
 from decodestep.sampling.row import Row
 
 
@@ -44,6 +45,12 @@ class Drafter(ABC):
     def propose_all(cls, asked: Sequence[tuple[Drafter, Row, int]]) -> list[Sequence[int]]:
         """The proposals of several drafters of this class, each for its row with its limit."""
         return [drafter.propose(row, limit) for drafter, row, limit in asked]
+
+    def attach(self, sequence: CachedSequence) -> None:  # noqa: B027  # most need no more than the row
+        """Tells it the row's sequence in the model's cache, which is another one after the row had to give up its pages.
+
+        Whenever the drafter is asked, all of the row's tokens but the last have been run.
+        """
 
     def close(self) -> None:  # noqa: B027  # most hold nothing
         """Releases what it holds; the row has ended."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
+from decodestep.decoding.sequence import CachedSequence
 from decodestep.generation.drafts.drafter import Drafter, DrafterFactory, Outlook
 from decodestep.generation.drafts.forced import ForcedDrafter
 from decodestep.generation.drafts.lengths import Acceptance, choose_lengths, expected_tokens
@@ -58,6 +59,11 @@ class Drafting:
         forced = [] if row.constraint is None else [ForcedDrafter(row.constraint)]
         chosen = [factory(row) for factory in self._factories] if row.params.draft else []
         self._sources[key] = [_Source(drafter) for drafter in (*forced, *chosen)]
+
+    def attach(self, key: int, sequence: CachedSequence) -> None:
+        """Tells a row's drafters its sequence in the model's cache."""
+        for source in self._sources[key]:
+            source.drafter.attach(sequence)
 
     def remove(self, key: int) -> None:
         """Removes a row, and its draft."""

@@ -39,6 +39,18 @@ class Acceptance:
         self._drafted_at = length
 
 
+class Average:
+    """An average in which older values count less and less; 0 without any."""
+
+    _WEIGHT = 0.2
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, value: float) -> None:
+        self.value = self.value + self._WEIGHT * (value - self.value) if self.value else value
+
+
 def expected_tokens(outlook: Outlook) -> float:
     """How many tokens of a proposal of all its tokens are accepted on average."""
     return math.fsum(outlook.chance**j for j in range(1, outlook.tokens + 1))

@@ -28,6 +28,7 @@ def decoder_forward(
     page_table: IntegerTable,
     wanted: Integers,
     *,
+    hidden: Array | None = None,
     backend: str = "auto",
 ) -> ArrayT:
     """Runs T tokens of any sequences through all layers and writes their keys and values to the cache, in place.
@@ -37,7 +38,8 @@ def decoder_forward(
                 x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output)
                 h = rms_norm(x, ffn_norm)
                 x += residual_scale * post(the `FeedForward` of h, or mixture_of_experts(h))
-        logits[i] = logits_scale * rms_norm(x[wanted[i]], norm) @ logits weight
+            hidden[t] = rms_norm(x, norm)
+        logits[i] = logits_scale * hidden[wanted[i]] @ logits weight
 
         grouped-query attention of h:
             q, v, k = h @ query, h @ values_keys (or v = h @ values_keys, k = h @ keys), and their biases
@@ -96,6 +98,7 @@ def decoder_forward(
             a sequence's last token are not read. No two tokens of the call have one place of one page. What one sequence writes
             to a place that another reads is read as written, so that a prefix may be run once, in the call that continues it.
         wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
+        hidden: (T, He), of the dtype of sin, C order, apart from the others in memory; written if it is given.
         backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16;
             He, Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
 
@@ -109,7 +112,7 @@ def decoder_forward(
         Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
         DeepSeek-V2 and V3, 2024.
     """
-    call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted)
+    call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted, hidden)
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})
     logits: ArrayT = arrays.like(keys, run(OP, backend, (cpu if backend == "cpu" else reference).forward, call))
     return logits

@@ -31,6 +31,7 @@ class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is m
     values: np.ndarray
     page_table: np.ndarray
     wanted: np.ndarray
+    hidden: np.ndarray | None = None
 
 
 def bind(
@@ -44,6 +45,7 @@ def bind(
     values: Array,
     page_table: IntegerTable,
     wanted: Integers,
+    hidden: Array | None = None,
 ) -> Call:
     """Checks every rule of the contract, before anything is written."""
     require(isinstance(weights, DecoderWeights), OP, "weights", "a DecoderWeights", weights)
@@ -58,6 +60,7 @@ def bind(
         _in_slabs(arrays.view(OP, "values", values)),
         arrays.integers(OP, "page_table", page_table, rank=2),
         arrays.integers(OP, "wanted", wanted, rank=1),
+        arrays.optional_view(OP, "hidden", hidden),
     )
     tokens = call.token_ids.shape
     require_shape(OP, "sequence", call.sequence, tokens)
@@ -71,6 +74,8 @@ def bind(
     require_within(OP, "wanted", call.wanted, tokens[0])
     _check_pages(call, pages)
     _require_distinct_places(call)
+    if call.hidden is not None:
+        _check_hidden(call, call.hidden)
     return call
 
 
@@ -126,10 +131,21 @@ def _check_cache(call: Call) -> int:
     shapes: dict[str, tuple[int, ...]] = {"keys": keys, "values": values}
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
         require_shape(OP, name, array, shape)
-        ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
-        require(ok, OP, name, "writeable and contiguous in C order", Phrase("an array that is not"))
+        _require_writeable(name, array)
     require_apart(OP, {"keys": call.keys, "values": call.values}, {"sin": call.sin, "cos": call.cos})
     return slabs * pages
+
+
+def _check_hidden(call: Call, hidden: np.ndarray) -> None:
+    require_dtype(OP, "hidden", hidden, (call.sin.dtype,))
+    require_shape(OP, "hidden", hidden, (*call.token_ids.shape, call.weights.hidden))
+    _require_writeable("hidden", hidden)
+    require_apart(OP, {"hidden": hidden}, {name: getattr(call, name) for name in ("keys", "values", "sin", "cos")})
+
+
+def _require_writeable(name: str, array: np.ndarray) -> None:
+    ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
+    require(ok, OP, name, "writeable and contiguous in C order", Phrase("an array that is not"))
 
 
 def _require_distinct_places(call: Call) -> None:

@@ -87,6 +87,7 @@ def forward(call: Call) -> np.ndarray:
         logits=logits,
         threads=threads(),
         costs=costs,
+        hidden=call.hidden,
     )
     if costs is not None:
         for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):

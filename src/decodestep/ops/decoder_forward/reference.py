@@ -30,7 +30,10 @@ def forward(call: Call) -> np.ndarray:
         x = x + _normalise(added, layer.attention_post_norm, w.norm_eps) * scale
         h = _normalise(x, layer.ffn_norm, w.norm_eps)
         x = x + _normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
-    logits = linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
+    hidden = rms_norm(x, w.norm.astype(dtype), w.norm_eps)
+    if call.hidden is not None:
+        call.hidden[:] = hidden
+    logits = linear(hidden[call.wanted], w.logits)
     return logits * dtype.type(w.logits_scale)
 
 

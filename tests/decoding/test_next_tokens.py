@@ -1,0 +1,195 @@
+"""Layers for next-token prediction: their drafts against transformers', and what pages, chunks and dropped tokens leave of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+
+import decodestep as ds
+from decodestep.decoding.next_tokens import SequenceEnd
+from decodestep.models.requantise import requantise
+from support import family_models
+from support.next_token_models import Predicting
+
+# family, size, layers for next-token prediction
+CASES = [("deepseek_v3", 0, 1), ("deepseek_v3", 1, 2), ("deepseek_v3", 2, 3), ("glm4_moe_lite", 0, 1), ("glm4_moe_lite", 1, 2)]
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def predicting(tmp_path_factory):
+    made = {}
+
+    def get(family, size, depths):
+        key = family, size, depths
+        if key not in made:
+            model = Predicting(family, size, depths, **({} if size else {"num_hidden_layers": 2}))
+            made[key] = model, model.save(tmp_path_factory.mktemp("model"))
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def ids():
+    return np.random.default_rng(1).integers(0, 297, 80).tolist()
+
+
+def drafted(model, sequence, token, count):
+    """The most probable drafts after a sequence and a token that follows it, and the logits of each."""
+    layers, rows = model.decoder.next_tokens, []
+    end = SequenceEnd(len(sequence), sequence.page_numbers, sequence.last_states)
+    with layers.drafting([end], count, model.cache.storage.next_tokens) as made:
+        for _ in range(count):
+            rows.append(made.logits({0: token})[0])
+            token = int(rows[-1].argmax())
+    return np.stack(rows)
+
+
+def from_nothing(path, tokens, count, **options):
+    """`drafted` after tokens that a new model runs at once."""
+    model = ds.load(path, **options)
+    with model.sequence() as sequence:
+        model.forward([(sequence, tokens[:-1])])
+        return drafted(model, sequence, tokens[-1], count)
+
+
+def count_of(depths):
+    return 3 if depths == 1 else depths
+
+
+@pytest.mark.parametrize(("family", "size", "depths"), CASES)
+def test_drafts_equal_transformers(predicting, ids, family, size, depths):
+    theirs, path = predicting(family, size, depths)
+    model = ds.load(path, dtype="float32")
+    assert (model.config.next_token_layers, model.config.skipped_layers) == (depths, 0)
+    for n in (2, 3, 5, 17, 40):
+        with model.sequence() as sequence:
+            model.forward([(sequence, ids[: n - 1])])
+            ours = drafted(model, sequence, ids[n - 1], count_of(depths))
+        drafts, rows = theirs.drafts(ids[:n], count_of(depths))
+        assert ours.argmax(axis=1).tolist() == drafts
+        assert family_models.relative(ours, rows) < TOLERANCE
+
+
+FAULTS = {
+    "the hidden state first": lambda layers, real: ("_join", lambda k, embedded, u: real._join(k, u, embedded)),
+    "the state of its own token": lambda layers, real: ("fill", lambda batch, hidden, *more: real.fill(batch, np.roll(hidden, -1, 0), *more)),
+    "the state before the norm": lambda layers, real: ("fill", lambda batch, hidden, *more: real.fill(batch, hidden / layers._weights.norm, *more)),
+    "the position before": lambda layers, real: ("step", lambda *given: real.step(*given[:3], given[3] - 1, *given[4:])),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_wiring_is_seen(predicting, ids, monkeypatch, fault):
+    """What random weights cannot show by how many drafts are right."""
+    theirs, path = predicting("deepseek_v3", 0, 1)
+    model = ds.load(path, dtype="float32")
+    layers = model.decoder.next_tokens
+    real = SimpleNamespace(_join=layers._join, fill=layers.fill, step=layers.step)
+    monkeypatch.setattr(layers, *FAULTS[fault](layers, real))
+    with model.sequence() as sequence:
+        model.forward([(sequence, ids[:19])])
+        ours = drafted(model, sequence, ids[19], 3)
+    assert family_models.relative(ours, theirs.drafts(ids[:20], 3)[1]) > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "size", "depths"), CASES[:3])
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_do_not_depend_on_how_the_tokens_came(predicting, ids, family, size, depths, seed):
+    """Chunks of a prompt, drafts that were accepted or dropped, forks, a sequence cut back: the bits of one that ran at once."""
+    _, path = predicting(family, size, depths)
+    model, rng = ds.load(path, dtype="float32"), np.random.default_rng(seed)
+    sequence = model.sequence()
+    while len(sequence) < 60:
+        n = len(sequence)
+        kind = rng.choice(["run", "draft", "fork", "cut"])
+        if kind == "run":
+            model.forward([(sequence, ids[n : n + int(rng.integers(1, 8))])])
+        elif kind == "draft":
+            accepted, wrong = (int(rng.integers(0, 4)) for _ in range(2))
+            tokens = ids[n : n + 1 + accepted] + rng.integers(0, 297, wrong).tolist()
+            model.forward([(sequence, tokens)], drafted=[accepted + wrong])
+            sequence.keep(accepted)
+        elif kind == "fork":
+            fork = sequence.fork()
+            sequence.close()
+            sequence = fork
+        else:
+            model.forward([(sequence, ids[n : n + 1] + rng.integers(0, 297, 3).tolist())])
+            sequence.truncate(n + 1)
+        n = len(sequence)
+        if n and rng.random() < 0.3:
+            want = from_nothing(path, ids[: n + 1], count_of(depths), dtype="float32")
+            np.testing.assert_array_equal(drafted(model, sequence, ids[n], count_of(depths)), want)
+    sequence.close()
+
+
+@pytest.mark.parametrize(("family", "size", "depths"), CASES[:3])
+@pytest.mark.parametrize(("common", "piece"), [(5, 1), (16, 50), (20, 2), (32, 1), (47, 50)])
+def test_drafts_after_a_prefix_that_another_sequence_ran(predicting, ids, family, size, depths, common, piece):
+    """Whole pages, and parts of one, which is copied: its last tokens run again, because the layers read a state of theirs."""
+    _, path = predicting(family, size, depths)
+    model = ds.load(path, dtype="float32")
+    with model.sequence() as other:
+        model.forward([(other, ids[:common] + [5] * 40)])
+    tokens = ids[:50]
+    with model.sequence(tokens) as sequence:
+        in_pages = common // 16 * 16
+        assert len(sequence) == (common - depths if common % 16 > depths else in_pages)
+        while len(sequence) < len(tokens):
+            model.forward([(sequence, tokens[len(sequence) :][:piece])])
+        want = from_nothing(path, [*tokens, 7], count_of(depths), dtype="float32")
+        np.testing.assert_array_equal(drafted(model, sequence, 7, count_of(depths)), want)
+
+
+def test_several_rows_draft_as_one(predicting, ids):
+    _, path = predicting("deepseek_v3", 0, 1)
+    model = ds.load(path, dtype="float32")
+    sequences = [model.sequence() for _ in range(3)]
+    for sequence, n in zip(sequences, (1, 20, 33), strict=True):
+        model.forward([(sequence, ids[:n])])
+    alone = [drafted(model, sequence, 3, 2) for sequence in sequences]
+    ends = [SequenceEnd(len(one), one.page_numbers, one.last_states) for one in sequences]
+    with model.decoder.next_tokens.drafting(ends, 2, model.cache.storage.next_tokens) as made:
+        first = made.logits({0: 3, 1: 3, 2: 3})
+        second = made.logits({0: int(first[0].argmax()), 2: int(first[2].argmax())})
+    np.testing.assert_array_equal(first, [rows[0] for rows in alone])
+    np.testing.assert_array_equal(second, [alone[0][1], alone[2][1]])
+
+
+def test_a_copy_of_the_embedding_counts_for_nothing(predicting, ids, tmp_path):
+    """And a layer that lacks a tensor is left out."""
+    theirs, path = predicting("deepseek_v3", 0, 1)
+    theirs.save(tmp_path, without="model.layers.2.enorm.weight")
+    left_out = ds.load(tmp_path, dtype="float32")
+    assert (left_out.config.next_token_layers, left_out.config.skipped_layers) == (0, 1)
+    model = ds.load(path, dtype="float32")
+    np.testing.assert_array_equal(model.logits(ids), left_out.logits(ids))
+
+
+@pytest.mark.parametrize("kind", ["f32", "bf16"])
+def test_a_gguf_file_has_the_layers_of_its_folder(predicting, ids, tmp_path, kind):
+    _, path = predicting("deepseek_v3", 1, 2)
+    file = tmp_path / "model.gguf"
+    requantise(path, file, kind, lambda *_: None)
+    reader = GGUFReader(file)
+    assert reader.fields["deepseek2.nextn_predict_layers"].contents() == 2
+    assert reader.fields["deepseek2.block_count"].contents() == 5
+    names = {tensor.name: tuple(tensor.shape) for tensor in reader.tensors}
+    assert names["blk.3.nextn.eh_proj.weight"] == (64, 32) and names["blk.4.nextn.shared_head_norm.weight"] == (32,)
+    model = ds.load(file, dtype="float32")
+    assert (model.config.layers, model.config.next_token_layers) == (3, 2)
+    drafts, folder = (from_nothing(source, ids[:30], 2, dtype="float32") for source in (file, path))
+    assert family_models.relative(drafts, folder) < (TOLERANCE if kind == "f32" else 0.2)
+
+
+def test_the_native_step_drafts_alike(ids, tmp_path):
+    """Its hidden states are those of a cache of float16."""
+    wide = Predicting("deepseek_v3", 1, 1, **family_models.ALIGNED["deepseek_v3"])
+    path = wide.save(tmp_path)
+    assert "native" in ds.load(path).decoder.description
+    assert family_models.relative(from_nothing(path, ids[:40], 1), wide.drafts(ids[:40], 1)[1]) < 1e-2

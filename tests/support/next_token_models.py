@@ -1,0 +1,91 @@
+"""Small random models with layers for next-token prediction: by transformers, and as folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from transformers.modeling_layers import MtpModel
+
+from support import family_models
+
+
+class Predicting:
+    """A model of transformers, and layers that predict the tokens after those that it does.
+
+    depths: how many. changes: of the config.
+    """
+
+    def __init__(self, family: str, size: int, depths: int = 1, *, seed: int = 0, **changes: Any) -> None:
+        self.model = family_models.build_model(family, size, seed=seed, **changes)
+        config = self.model.config
+        config.num_mtp_layers, config.mtp_mlp_layer_types = depths, ["sparse"] * depths
+        torch.manual_seed(seed + 1)
+        self.layers = MtpModel(self.model, depths).eval()
+        with torch.no_grad():
+            for name, parameter in [*self.layers.layers.named_parameters(), *self.layers.layers.named_buffers()]:
+                if "norm" in name:
+                    parameter.uniform_(0.5, 1.5)
+                elif "bias" in name:
+                    parameter.normal_(0, 0.2)
+                else:
+                    parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
+
+    def save(self, path: Path, *, without: str | None = None) -> Path:
+        """As a folder. without: a tensor that it lacks."""
+        family_models.save(self.model, path)
+        file = path / "model.safetensors"
+        tensors = safetensors.torch.load_file(file) | self.tensors()
+        safetensors.torch.save_file({name: value for name, value in tensors.items() if name != without}, file)
+        return path
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those of the layers, by their names in a folder, with copies of the embedding and the logits weight."""
+        found: dict[str, torch.Tensor] = {}
+        for k, layer in enumerate(self.layers.layers):
+            prefix = f"model.layers.{self.model.config.num_hidden_layers + k}."
+            own = {name.replace("mtp_block.", "").replace("post_norm", "shared_head.norm", int(name == "post_norm.weight")): value
+                   for name, value in layer.state_dict().items()}
+            for name, value in _single_experts(own).items():
+                found[prefix + name] = value.detach().clone().contiguous()
+            found[f"{prefix}embed_tokens.weight"] = self.model.model.embed_tokens.weight.detach().clone()
+            found[f"{prefix}shared_head.head.weight"] = self.model.lm_head.weight.detach().clone()
+        return found
+
+    @torch.no_grad()
+    def drafts(self, tokens: list[int], count: int) -> tuple[list[int], np.ndarray]:
+        """The most probable drafts after tokens, and the logits of each, computed from nothing.
+
+        A single layer goes on with its own outputs in place of the model's hidden states.
+        """
+        hidden = self.model.model(torch.tensor([tokens[:-1]])).last_hidden_state
+        ids, positions = torch.tensor([tokens[1:]]), torch.arange(1, len(tokens))[None]
+        drafts: list[int] = []
+        rows = []
+        for step in range(count):
+            if len(self.layers.layers) == 1:
+                outputs = self.layers.forward_layer(0, hidden, positions, None, input_ids=ids)
+                hidden = torch.cat([hidden, outputs[:, -1:]], dim=1)
+            else:
+                outputs = hidden = self.layers.forward_layer(step, hidden, positions, None, input_ids=ids)
+            rows.append(self.model.lm_head(outputs[0, -1]).numpy())
+            drafts.append(int(rows[-1].argmax()))
+            ids = torch.cat([ids, torch.tensor([drafts[-1:]])], dim=1)
+            positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
+            if len(self.layers.layers) > 1:
+                ids, positions = ids[:, 1:], positions[:, 1:]
+        return drafts, np.stack(rows)
+
+
+def _single_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With a tensor for each expert, as published folders have them."""
+    made = {name: value for name, value in tensors.items() if not name.startswith("mlp.experts.")}
+    if "mlp.experts.gate_up_proj" in tensors:
+        for e, (both, down) in enumerate(zip(tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj"], strict=True)):
+            gate, up = both.chunk(2)
+            for part, value in (("gate", gate), ("up", up), ("down", down)):
+                made[f"mlp.experts.{e}.{part}_proj.weight"] = value
+    return made
