@@ -10,6 +10,7 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kGroup = IntegerTiles::kTokens;
+static_assert(kTileTokens % kGroup == 0);  // outputs have room for whole groups
 
 template <Format F>
 DECODESTEP_INLINE void store_signed_quads(const PanelQuads<F>& quads, int8_t* to) {
@@ -151,7 +152,6 @@ class PanelStretch {
     alignas(64) int32_t sums_[kAtOnce * kParts][2][kGroup][kLanes];
 };
 
-// outputs must have room for whole groups of tokens.
 template <Format F>
 void integer_tiles(const PanelTile& a) {
     const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);
