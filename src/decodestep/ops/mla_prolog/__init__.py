@@ -22,7 +22,7 @@ from decodestep.ops.mla_prolog.slots import slots_from_block_table as slots_from
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey as MlaPrologTilingKey
 from decodestep.weights.nz import from_nz as from_nz
 from decodestep.weights.nz import to_nz as to_nz
-from decodestep.weights.prolog_panels import PanelWeight as PanelWeight
+from decodestep.weights.panel_weight import PanelWeight as PanelWeight
 
 
 def mla_prolog(
