@@ -128,9 +128,9 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
                 if (i == 0 && !kStartsAtOffset<F>)
-                    sums[t][v] = first_bytes(w[v], quad);
+                    sums[t][v] = multiply_bytes(w[v], quad);
                 else
-                    add_bytes(sums[t][v], w[v], quad);
+                    add_byte_products(sums[t][v], w[v], quad);
             }
         }
     }
@@ -164,19 +164,20 @@ DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, cons
                 const auto scale = [&]() DECODESTEP_INLINE_LAMBDA {
                     if constexpr (sub_blocks(F) > 1) {
                         const i32x16 pairs = scale_pairs<F>(scales, first_v + v);
-                        return run == 0 ? first_factors(pairs) : second_factors(pairs);
+                        return run == 0 ? first_scales(pairs) : second_scales(pairs);
                     } else {
                         static_assert(traits(F).scale == ScaleType::u8);
-                        return factors(scales + 16 * (first_v + v));
+                        return load_scales(scales + 16 * (first_v + v));
                     }
                 }();
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t)
-                    products[t][v] = run == 0 ? total(sums[t][v], scale) : add_total(products[t][v], sums[t][v], scale);
+                    products[t][v] =
+                        run == 0 ? reduce(sums[t][v], scale) : add_reduced(products[t][v], sums[t][v], scale);
             } else {
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
-                    i32x16 sum = total(sums[t][v]);
+                    i32x16 sum = reduce(sums[t][v]);
                     if constexpr (traits(F).offset != 0 && !kStartsAtOffset<F>)
                         if (run == 0) sum = sum + broadcast_int(-traits(F).offset * x.blocks.sum[x.block(t)]);
                     products[t][v] = run == 0 ? sum : products[t][v] + sum;
@@ -240,13 +241,13 @@ DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, con
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
         const i32x16 pairs = minimum_pairs(piece + layout.low + layout.upper, first_v + v);
-        const auto first = first_factors(pairs), second = second_factors(pairs);
+        const auto first = first_scales(pairs), second = second_scales(pairs);
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) {
             const int32_t* halves = x.blocks.half_sums + 2 * x.block(t);
             const ByteSums first_half = times(broadcast_int(halves[0]), 1),
                            second_half = times(broadcast_int(halves[1]), 1);
-            const ByteProducts products = add_total(total(first_half, first), second_half, second);
+            const ByteProducts products = add_reduced(reduce(first_half, first), second_half, second);
             y[t][v] = fma(to_float(products), broadcast(-x.blocks.scale[x.block(t)]), y[t][v]);
         }
     }

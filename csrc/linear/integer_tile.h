@@ -68,8 +68,8 @@ struct IntegerScales {
         const uint8_t* scales = piece + panel_layout(F).low + panel_layout(F).upper;
         if constexpr (has_integer_scales(F) && sub_blocks(F) > 1) {
             const i32x16 pairs = scale_pairs<F>(scales, v);
-            first = to_float(first_factors(pairs));
-            second = to_float(second_factors(pairs));
+            first = to_float(first_scales(pairs));
+            second = to_float(second_scales(pairs));
         } else if constexpr (has_integer_scales(F)) {
             static_assert(traits(F).scale == ScaleType::u8);
             first = to_float(load_u8(scales + 16 * v));
