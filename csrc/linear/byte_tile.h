@@ -21,17 +21,17 @@ template <Format F>
 constexpr int kLargestChange =
     sub_blocks(F) > 1 ? std::max(traits(F).offset, largest_byte(F) - traits(F).offset) : largest_byte(F);
 
-// A run: as many quads of a sub-block as ByteSums can add up without overflow.
+// An accumulation span: as many quads of a sub-block as ByteSums can add up without overflow.
 template <Format F>
-constexpr size_t run_quads() {
+constexpr size_t span_quads() {
     const size_t hold = kByteSumsHold / kLargestChange<F>, most = kQuads / sub_blocks(F);
     return hold >= most ? most : 4;
 }
 
-// Quad i of a run: alternates between the low and high nibbles of a byte, unless they have different scales.
+// Quad i of a span: alternates between the low and high nibbles of a byte, unless they have different scales.
 template <Format F>
-constexpr size_t quad_of(size_t run, size_t i) {
-    const size_t at = run * run_quads<F>() + i;
+constexpr size_t quad_of(size_t span, size_t i) {
+    const size_t at = span * span_quads<F>() + i;
     return sub_blocks(F) > 1 ? at : at / 2 + at % 2 * 4;
 }
 
@@ -103,22 +103,22 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const T
     }
 }
 
-// The sums of one run.
+// The sums of one span.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const TokenBlocks& x,
-                                ByteSums (&sums)[T][V]) {
-    constexpr size_t count = run_quads<F>();
+DECODESTEP_INLINE void span_sums(const Quads& quads, size_t span, size_t first_v, const TokenBlocks& x,
+                                 ByteSums (&sums)[T][V]) {
+    constexpr size_t count = span_quads<F>();
     if constexpr (kStartsAtOffset<F>) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
-                sums[t][v] = broadcast_int(sub_blocks(F) > 1 ? x.starts[2 * kStretch * t + run]
+                sums[t][v] = broadcast_int(sub_blocks(F) > 1 ? x.starts[2 * kStretch * t + span]
                                                              : -traits(F).offset * x.blocks.sum[x.block(t)]);
     }
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; ++i) {
-        const size_t j = quad_of<F>(run, i);
+        const size_t j = quad_of<F>(span, i);
         u8x64 w[V];
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
@@ -153,18 +153,18 @@ DECODESTEP_INLINE i32x16 minimum_pairs(const uint8_t* scales, size_t v) {
 template <Format F, int T, int V, class Quads, class Products>
 DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, const uint8_t* scales, const TokenBlocks& x,
                                         Products (&products)[T][V]) {
-    constexpr size_t runs = kQuads / run_quads<F>();
+    constexpr size_t spans = kQuads / span_quads<F>();
 #pragma GCC unroll 8
-    for (size_t run = 0; run < runs; ++run) {
+    for (size_t span = 0; span < spans; ++span) {
         ByteSums sums[T][V];
-        run_sums<F, T, V>(quads, run, first_v, x, sums);
+        span_sums<F, T, V>(quads, span, first_v, x, sums);
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
             if constexpr (has_integer_scales(F)) {
                 const auto scale = [&]() DECODESTEP_INLINE_LAMBDA {
                     if constexpr (sub_blocks(F) > 1) {
                         const i32x16 pairs = scale_pairs<F>(scales, first_v + v);
-                        return run == 0 ? first_scales(pairs) : second_scales(pairs);
+                        return span == 0 ? first_scales(pairs) : second_scales(pairs);
                     } else {
                         static_assert(traits(F).scale == ScaleType::u8);
                         return load_scales(scales + 16 * (first_v + v));
@@ -173,14 +173,14 @@ DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, cons
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t)
                     products[t][v] =
-                        run == 0 ? reduce(sums[t][v], scale) : add_reduced(products[t][v], sums[t][v], scale);
+                        span == 0 ? reduce(sums[t][v], scale) : add_reduced(products[t][v], sums[t][v], scale);
             } else {
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
                     i32x16 sum = reduce(sums[t][v]);
                     if constexpr (traits(F).offset != 0 && !kStartsAtOffset<F>)
-                        if (run == 0) sum = sum + broadcast_int(-traits(F).offset * x.blocks.sum[x.block(t)]);
-                    products[t][v] = run == 0 ? sum : products[t][v] + sum;
+                        if (span == 0) sum = sum + broadcast_int(-traits(F).offset * x.blocks.sum[x.block(t)]);
+                    products[t][v] = span == 0 ? sum : products[t][v] + sum;
                 }
             }
         }
