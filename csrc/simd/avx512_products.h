@@ -152,7 +152,7 @@ struct PairDot {
 };
 
 // Rounds sums of products of bfloat16. The instruction flushes subnormals, as add_products has done before: for other
-// values see put_all in simd/rounding.h.
+// values see convert in simd/rounding.h.
 DECODESTEP_INLINE void store_sums(Bf16* p, f32x16 sums) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sums.v)));
 }
