@@ -46,7 +46,7 @@ class PanelWeight:
         Raises:
             ValueError: for another dtype or shape.
         """
-        from decodestep.weights.native import pack_prolog_panels  # native code, only needed here
+        from decodestep.weights.native import pack_columns  # native code, only needed here
 
         op, a = "PanelWeight", arrays.view("PanelWeight", "weight", weight)
         ok = a.dtype in _DTYPES and a.ndim in (2, 3, 4) and all(a.shape)
@@ -60,7 +60,7 @@ class PanelWeight:
         count = whole[0] if len(whole) == 3 else 0
         data = new_bytes(max(count, 1) * _packed_bytes(inputs, outputs, a.itemsize)).view(a.dtype)
         plain = np.ascontiguousarray(a.reshape(a.shape[0], -1, a.shape[3]) if a.ndim == 4 else a)
-        pack_prolog_panels(plain, inputs, outputs, count, data)
+        pack_columns(plain, inputs, outputs, count, data)
         return cls(data, tuple(whole))
 
     @property
