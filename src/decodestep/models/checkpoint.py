@@ -126,8 +126,8 @@ class Checkpoint:
         """The bytes of the model's tensors, by the name of their type. Call `check` first."""
         found: dict[str, int] = {}
         for tensor in self._of_parts():
-            kind = type_name(tensor)
-            found[kind] = found.get(kind, 0) + tensor.nbytes
+            name = type_name(tensor)
+            found[name] = found.get(name, 0) + tensor.nbytes
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def types_without_kernel(self) -> list[str]:

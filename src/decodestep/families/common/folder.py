@@ -36,7 +36,7 @@ def read_config(folder: ModelFolder) -> Config:
         raise keys.refusal(f"{activation.key} {keys.get(activation.key)!r} is not supported ({activation.names[0]!r} is)")
     name = folder.config.get("_name_or_path") or folder.path.resolve().name
     common: Fields = {
-        "architecture": keys.kind,
+        "architecture": keys.model_type,
         "name": name if isinstance(name, str) else folder.path.name,
         "vocab_size": keys.size("vocab_size"),
         "hidden": keys.size("hidden_size"),
@@ -100,7 +100,7 @@ def read_ropes(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
 
 def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
-    match p.kind:
+    match p.rope_type:
         case "default":
             return Rope(rope.plain(p.theta, width))
         case "linear":
@@ -111,7 +111,7 @@ def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
             return _yarn(keys, p, width, config.context)
         case "longrope":
             return _longrope(p, width, config.context)
-    raise keys.refusal(f"rope_type {p.kind!r} is not supported ('default', 'linear', 'llama3', 'yarn' and 'longrope' are)")
+    raise keys.refusal(f"rope_type {p.rope_type!r} is not supported ('default', 'linear', 'llama3', 'yarn' and 'longrope' are)")
 
 
 def _llama3(keys: Keys, p: RopeParameters, width: int, original: int) -> np.ndarray:
