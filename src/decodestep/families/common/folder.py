@@ -11,7 +11,7 @@ from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Fields, ModelType
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MOST_FACTOR
-from decodestep.families.common.registry import model_type_of
+from decodestep.families.common.registry import read_model_type
 from decodestep.files.model_folder import ModelFolder
 
 _STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
@@ -19,7 +19,7 @@ _STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
 
 def read_keys(folder: ModelFolder) -> tuple[ModelType, Keys]:
     """Raises ModelError for a model_type that is not supported."""
-    found = model_type_of(folder)
+    found = read_model_type(folder)
     return found, Keys(folder, found.name, found.defaults, found.aliases)
 
 
