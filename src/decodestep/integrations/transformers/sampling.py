@@ -48,21 +48,23 @@ def sampling(
     adds processors, transformers' whole chain runs and only the draw is replaced. Custom stopping criteria are called at every
     step.
 
-    seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence or an array of
-        one for each row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
-        The position of a draw is counted without left padding, so that it is the same in any batch.
-    streamer: receives the new tokens, as from `generate`, of a single row. With custom_generate, `generate` passes only the
-        prompt to its own streamer: pass the streamer to both.
-    stop_strings, tokenizer: a row ends after the token that completes one of the strings, as with `generate`'s own arguments,
-        which it refuses together with custom_generate. Without an end token, the rows of a batch continue until all have ended.
-    processors: as for `Sampler`: fused if there is a rule for them, and called with a row's ids without left padding. Those of
-        transformers are `generate`'s logits_processor.
-
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
     logits as transformers reports them (output_scores additionally runs its chain of processors).
     It raises ValueError for beam search, drafts (use_mtp, prompt_lookup_num_tokens, assistant_early_exit,
     assistant_ensemble_weight) and other decoding modes, for models with an encoder or with a decoding
     loop of their own, for unknown fields, and for a wrong number of seeds.
+
+    Args:
+        seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence or an array
+            of one for each row, counted after num_return_sequences; None for a new one for each row. torch's generator is not
+            used. The position of a draw is counted without left padding, so that it is the same in any batch.
+        streamer: receives the new tokens, as from `generate`, of a single row. With custom_generate, `generate` passes only the
+            prompt to its own streamer: pass the streamer to both.
+        stop_strings: a row ends after the token that completes one of the strings, as with `generate`'s own arguments, which it
+            refuses together with custom_generate. Without an end token, the rows of a batch continue until all have ended.
+        tokenizer: that of the model, for stop_strings.
+        processors: as for `Sampler`: fused if there is a rule for them, and called with a row's ids without left padding. Those
+            of transformers are `generate`'s logits_processor.
     """
     _check_streamer(streamer)
     own = _none_of_transformers(processors)
