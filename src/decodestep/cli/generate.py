@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from decodestep._base.checks import require
@@ -62,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     clock = _Clock()
-    params, alternatives = replace(build_params(options), logprobs=options.logprobs), options.show_alternatives
+    params, alternatives = build_params(options).replace(logprobs=options.logprobs), options.show_alternatives
     require(options.json or options.logprobs is None, "generate", "logprobs", "given with --json", options.logprobs)
     require(alternatives is None or alternatives >= 1, "generate", "show-alternatives", "an integer >= 1", alternatives)
     prompt = read_prompt(options)
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     model = load(options)
     params = with_bans(with_model_defaults(params, options, model), options, model)
     if alternatives is not None:
-        params = replace(params, logprobs=max(params.logprobs or 0, alternatives + 1))
+        params = params.replace(logprobs=max(params.logprobs or 0, alternatives + 1))
     clock.loaded = time.monotonic()
 
     def stream(_row: int, piece: str) -> None:

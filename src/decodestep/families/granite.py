@@ -49,13 +49,15 @@ def _factors(keys: Keys, common: Fields) -> Fields:
 def _check_hybrid(keys: Keys, common: Fields) -> None:
     """Granite 4's class has Mamba layers and experts, of which its dense models have none."""
     if keys.size("num_local_experts", least=0):
-        raise keys.refusal(f"num_local_experts {keys.get('num_local_experts')}, experts, is not supported for {keys.kind}")
+        raise keys.refusal(
+            f"num_local_experts {keys.get('num_local_experts')}, experts, is not supported for {keys.model_type}"
+        )
     kinds, layers = keys.get("layer_types"), common["layers"]
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
         raise keys.refusal(f"layer_types must have one for each of {layers} layers")
     other = next((kind for kind in kinds or ["mamba"] if kind not in ("attention", "full_attention")), None)
     if other is not None:
-        raise keys.refusal(f"layer_types with {other!r} is not supported for {keys.kind} ('attention' is)")
+        raise keys.refusal(f"layer_types with {other!r} is not supported for {keys.model_type} ('attention' is)")
 
 
 _GGUF = Architecture(

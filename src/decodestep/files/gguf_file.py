@@ -96,10 +96,10 @@ class GgufFile:
             raise ModelError(f"{self.path}: general.alignment is {alignment!r}")
         start = _padded(header.at, alignment)
         found: dict[str, Tensor] = {}
-        for name, shape, kind, at in headers:
+        for name, shape, type_, at in headers:
             if name in found:
                 raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} occurs twice")
-            found[name] = self._tensor(name, shape, kind, start + at)
+            found[name] = self._tensor(name, shape, type_, start + at)
         self._check_places(found, start, alignment)
         return found
 
@@ -130,16 +130,16 @@ class GgufFile:
 
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, at: int) -> Tensor:
         try:
-            kind = GGMLQuantizationType(number)
+            type_ = GGMLQuantizationType(number)
         except ValueError as error:
             raise ModelError(f"{self.path}: tensor {name!r:.80} has the unknown type {number}") from error
-        values, size = GGML_QUANT_SIZES[kind]
+        values, size = GGML_QUANT_SIZES[type_]
         if not shape or 0 in shape or shape[-1] % values:
-            raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} of type {kind.name} has shape {shape}")
+            raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} of type {type_.name} has shape {shape}")
         length = math.prod(shape) // values * size
         if at + length > self._file.size:
             raise ModelError(f"{self.path}: truncated: tensor {name!r:.80} ends at byte {at + length} of {self._file.size}")
-        return Tensor(name, shape, length, at, self._file, kind)
+        return Tensor(name, shape, length, at, self._file, type_)
 
 
 def _padded(size: int, alignment: int) -> int:

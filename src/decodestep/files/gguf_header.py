@@ -63,13 +63,13 @@ class GgufHeader:
     def value(self, number: int, depth: int = 0) -> Any:
         """A value of the type with this number: a string, number or boolean, a list of strings or arrays, or a NumPy array."""
         try:
-            kind = GGUFValueType(number)
+            type_ = GGUFValueType(number)
         except ValueError as error:
             raise ModelError(f"{self._file.path}: corrupt: value type {number} at offset {self.at}") from error
-        if kind == GGUFValueType.STRING:
+        if type_ == GGUFValueType.STRING:
             return self.string()
-        if kind != GGUFValueType.ARRAY:
-            return self.number(_SCALARS[kind])
+        if type_ != GGUFValueType.ARRAY:
+            return self.number(_SCALARS[type_])
         item, count = self.number("<I"), self.number("<Q")
         if item == GGUFValueType.STRING:
             return self._strings(self.item_count(count, 8))

@@ -75,16 +75,16 @@ def _tensor(file: FileBytes, name: str, value: object, start: int) -> SafeTensor
     where = f"{file.path}: corrupt: tensor {name!r:.80}"
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise ModelError(f"{where} has no dtype, shape and data_offsets")
-    kind, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    bits = _BITS.get(kind) if isinstance(kind, str) else None
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    bits = _BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
-        raise ModelError(f"{where} has the unknown type {kind!r:.80}")
+        raise ModelError(f"{where} has the unknown type {dtype!r:.80}")
     if not _are_sizes(shape) or len(shape) > _MAX_RANK or not _are_sizes(offsets) or len(offsets) != 2:
         raise ModelError(f"{where} has no shape or offsets of integers >= 0")
     length = math.prod(shape) * bits
     if length != 8 * (offsets[1] - offsets[0]):
-        raise ModelError(f"{where} of type {kind} and shape {tuple(shape)} has {offsets[1] - offsets[0]} bytes")
-    return SafeTensor(name, tuple(shape), length // 8, start + offsets[0], file, kind)
+        raise ModelError(f"{where} of type {dtype} and shape {tuple(shape)} has {offsets[1] - offsets[0]} bytes")
+    return SafeTensor(name, tuple(shape), length // 8, start + offsets[0], file, dtype)
 
 
 def _are_sizes(value: object) -> bool:

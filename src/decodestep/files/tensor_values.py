@@ -67,17 +67,17 @@ def _scaled(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return values
 
 
-def _widened(rows: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+def _widened(rows: np.ndarray, type_: GGMLQuantizationType) -> np.ndarray:
     with np.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite
-        values = dequantize(rows, kind) if kind != GGMLQuantizationType.F16 else rows.view(np.float16)
+        values = dequantize(rows, type_) if type_ != GGMLQuantizationType.F16 else rows.view(np.float16)
     return np.ascontiguousarray(values, np.float32)
 
 
 @cache
-def can_be_read(kind: GGMLQuantizationType) -> bool:
+def can_be_read(type_: GGMLQuantizationType) -> bool:
     """Whether the gguf package can widen a type."""
     try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[type_][1]), np.uint8), type_)
     except NotImplementedError:
         return False
     return True

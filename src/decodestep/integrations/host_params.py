@@ -37,8 +37,12 @@ FIELDS = (
 def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
     """The params of a row.
 
-    given: the extra argument, a mapping of `FIELDS` or its JSON. own: the engine's fields, named as in `SamplingParams`.
-    Raises ValueError if `given` is not a mapping, for names that are not in `FIELDS`, and for values as `SamplingParams` does.
+    Args:
+        given: the extra argument, a mapping of `FIELDS` or its JSON.
+        own: the engine's fields, named as in `SamplingParams`.
+
+    Raises:
+        ValueError: if `given` is not a mapping, for names that are not in `FIELDS`, and for values as `SamplingParams` does.
     """
     rule = "a mapping of fields of SamplingParams, or its JSON"
     fields = given

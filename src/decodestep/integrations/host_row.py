@@ -33,13 +33,19 @@ _HOSTS_OWN = (
 class HostRow:
     """One text of a host, drawn as a row of `Sampler`: depends only on its logits, params, seed and history.
 
-    params: a `SamplingParams` with one beam and one sample. Fields about the end of a text (lengths, stop strings and tokens,
-        time, end tokens, constraints) and about reporting must have their defaults, because the host decides these.
-    vocab_size: V, the width of the logits. prompt_ids: the tokens before the first drawn one.
-    eos_token_id: the end tokens for min_length, min_new_tokens and exponential_decay_length_penalty; they do not end the row.
-    processors: as for `Sampler`.
+    Not safe for concurrent use.
 
-    Not safe for concurrent use. Raises ValueError for fields that belong to the host, and as `Sampler` does.
+    Args:
+        params: a `SamplingParams` with one beam and one sample. Fields about the end of a text (lengths, stop strings and
+            tokens, time, end tokens, constraints) and about reporting must have their defaults, because the host decides these.
+        vocab_size: V, the width of the logits.
+        prompt_ids: the tokens before the first drawn one.
+        eos_token_id: the end tokens for min_length, min_new_tokens and exponential_decay_length_penalty; they do not end the
+            row.
+        processors: as for `Sampler`.
+
+    Raises:
+        ValueError: for fields that belong to the host, and as `Sampler` does.
     """
 
     def __init__(
@@ -69,7 +75,8 @@ class HostRow:
     def draw(self, logits: object) -> int:
         """The next token, from logits (1, V). `accept` adds it to the history; another draw replaces it.
 
-        Raises ValueError if no token is left, and whatever a processor raises; the row does not change then.
+        Raises:
+            ValueError: if no token is left, and whatever a processor raises; the row does not change then.
         """
         self._keep(self._accepted)
         try:

@@ -52,9 +52,12 @@ class RowSampler(HostRow):
     def sample(self, ctx: LlamaContext, index: int = -1) -> int:
         """Draws the next token of the sequence from the logits of output `index` of the last decode, and accepts it.
 
-        ctx: a llama_context pointer, or llama-cpp-python's LlamaContext. Nothing is copied.
-        Raises ValueError for a context that is closed, that has no such logits, or whose logits are not of the row's width; if
-        no token is left; and whatever a processor raises.
+        Args:
+            ctx: a llama_context pointer, or llama-cpp-python's LlamaContext. Nothing is copied.
+
+        Raises:
+            ValueError: for a context that is closed, that has no such logits, or whose logits are not of the row's width; if no
+                token is left; and whatever a processor raises.
         """
         context, vocab = getattr(ctx, "ctx", ctx), self._options["vocab_size"]
         require(bool(context), _OP, "ctx", "an open llama_context", ctx)
@@ -100,8 +103,10 @@ class LogitsProcessor:
     input_ids: the tokens so far, (length,). scores: (V,), float32; the result is a new array.
     The first call's tokens are the prompt; each later call's tokens must begin with those of the previous call. Make a new one
     for each text. The host draws and must not change the distribution: temperature 1 (0 for greedy params), no filters.
-    Raises ValueError for tokens that do not continue the previous ones, and for params as `HostRow` does. llama-cpp-python
-    calls it from C, where an error cannot be raised: Python prints it, and the token is drawn from the scores as they were.
+
+    Raises:
+        ValueError: for tokens that do not continue the previous ones, and for params as `HostRow` does. llama-cpp-python calls
+            it from C, where an error cannot be raised: Python prints it, and the token is drawn from the scores as they were.
     """
 
     def __init__(
@@ -129,13 +134,18 @@ class LogitsProcessor:
 def sampling(llm: llama_cpp.Llama, params: SamplingParams, *, processors: Processors = ()) -> Iterator[None]:
     """Context manager in which every text of `llm` (create_completion, create_chat_completion, generate) is a row of `Sampler`.
 
-    llm: a `llama_cpp.Llama`. params, processors: as for `HostRow`; the row's prompt is the model's input. If params.seed is
-        None, the seed is llama-cpp-python's: the call's `seed` argument, or the model's.
-    Arguments that select llama.cpp's own samplers (temperature, top_p, repeat_penalty, grammar, logits_processor, logit_bias
-    and others) must keep their defaults; other values are refused by name. What ends a text (max_tokens, stop,
-    stopping_criteria) works as usual.
+    On exit `llm` is restored.
 
-    Raises ValueError for fields of params that belong to the host. On exit `llm` is restored.
+    Args:
+        llm: a `llama_cpp.Llama`.
+        params: as for `HostRow`; the row's prompt is the model's input. If params.seed is None, the seed is llama-cpp-python's:
+            the call's `seed` argument, or the model's. Arguments that select llama.cpp's own samplers (temperature, top_p,
+            repeat_penalty, grammar, logits_processor, logit_bias and others) must keep their defaults; other values are refused
+            by name. What ends a text (max_tokens, stop, stopping_criteria) works as usual.
+        processors: as for `HostRow`.
+
+    Raises:
+        ValueError: for fields of params that belong to the host.
     """
     require(isinstance(llm, llama_cpp.Llama), _OP, "llm", "a llama_cpp.Llama", llm)
     without_ends(params)

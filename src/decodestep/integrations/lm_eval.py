@@ -41,15 +41,21 @@ _HERE = "THE MESSAGE GOES ON HERE "  # appended to a message to find its end in 
 class DecodestepLM(TemplateLM):  # type: ignore[misc]
     """A model of `decodestep.load` for the harness: requests, windows and truncation as in its transformers backend.
 
-    pretrained: a GGUF file, a folder or a name, or a `Model`; None for the default model. dtype, threads: as in `load`.
-    max_length: tokens of context and continuation together; None for the model's context, but at most 2048, because the cost
-        of a window is quadratic. max_gen_toks: the length of a generated text if the task gives none.
-    batch_size: how many texts are generated at once; does not affect results. seed: for sampled texts; text i of a call uses
-        `random.sample_seed(seed, i)`. device: None or "cpu"; "cuda:0", the default of the harness's command line, counts as
-        None.
+    Log-likelihoods are sums of float64 logs of the float32 logits' softmax.
 
-    Log-likelihoods are sums of float64 logs of the float32 logits' softmax. Raises ValueError for unknown generation_kwargs,
-    and for a continuation that is longer than max_length.
+    Args:
+        pretrained: a GGUF file, a folder or a name, or a `Model`; None for the default model.
+        dtype: as in `load`.
+        threads: as in `load`.
+        max_length: tokens of context and continuation together; None for the model's context, but at most 2048, because the
+            cost of a window is quadratic.
+        max_gen_toks: the length of a generated text if the task gives none.
+        batch_size: how many texts are generated at once; does not affect results.
+        seed: for sampled texts; text i of a call uses `random.sample_seed(seed, i)`.
+        device: None or "cpu"; "cuda:0", the default of the harness's command line, counts as None.
+
+    Raises:
+        ValueError: for unknown generation_kwargs, and for a continuation that is longer than max_length.
     """
 
     def __init__(

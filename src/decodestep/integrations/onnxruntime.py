@@ -37,7 +37,8 @@ _registered: WeakSet[onnxruntime.SessionOptions] = WeakSet()
 def register(options: onnxruntime.SessionOptions) -> None:
     """Registers the operators of the domain "decodestep" for sessions with these options.
 
-    Raises ValueError for options that have them already, which onnxruntime would refuse when the session is made.
+    Raises:
+        ValueError: for options that have them already, which onnxruntime would refuse when the session is made.
     """
     require(isinstance(options, onnxruntime.SessionOptions), "register", "options", "onnxruntime.SessionOptions", options)
     once = options not in _registered

@@ -38,23 +38,27 @@ class Generate:
         for every row:  params = `params`, overridden by the columns named like its fields
                         text = generate(model, prompt, params with seed = row_seed(seed, key), where the row has none)
 
-    model: what `load` takes; None for the default model. dtype: as there. Every actor loads it once.
-    params: a mapping of fields of `SamplingParams`, for all rows. A column with the name of a field overrides it if the row's
-        value is not null. A column holds neither mappings of ids nor pairs of an integer and a fraction, so that of some fields
-        it holds JSON: json_schema; logit_bias, {"5": 1.5}; sequence_bias, [[[5, 6], -1.5]];
-        exponential_decay_length_penalty, [10, 1.05]. num_return_sequences and num_beams must be 1.
-    prompt: the column of prompts: strings, token ids, or conversations, as `generate` takes them.
-    key: the column of the rows' keys, integers or strings, which determine the seeds. Rows with equal keys share their noise.
-    seed: an integer in [0, 2^64) that is combined with every key.
-    threads: of an actor; None for the number of CPUs that Ray assigned to it, at least one.
-
     Called with a batch in the format "numpy". Returns its columns, in which lists of prompts and fields remain lists, and:
     completion, the text; completion_ids; finish_reason, as in `Completion`, "error" for a row that failed; completion_seed, 0
     for a greedy row; error, why a row failed, else "".
     A row that fails does not affect others. A row's text depends only on its prompt, params, key and `seed`, not on blocks,
     batches, actors or retries.
 
-    Raises ValueError for a batch in another format, without the columns of prompts or keys, or with one of the new names.
+    Args:
+        model: what `load` takes; None for the default model.
+        dtype: as in `load`. Every actor loads the model once.
+        params: a mapping of fields of `SamplingParams`, for all rows. A column with the name of a field overrides it if the
+            row's value is not null. A column holds neither mappings of ids nor pairs of an integer and a fraction, so that of
+            some fields it holds JSON: json_schema; logit_bias, {"5": 1.5}; sequence_bias, [[[5, 6], -1.5]];
+            exponential_decay_length_penalty, [10, 1.05]. num_return_sequences and num_beams must be 1.
+        prompt: the column of prompts: strings, token ids, or conversations, as `generate` takes them.
+        key: the column of the rows' keys, integers or strings, which determine the seeds. Rows with equal keys share their
+            noise.
+        seed: an integer in [0, 2^64) that is combined with every key.
+        threads: of an actor; None for the number of CPUs that Ray assigned to it, at least one.
+
+    Raises:
+        ValueError: for a batch in another format, without the columns of prompts or keys, or with one of the new names.
     """
 
     def __init__(
@@ -134,8 +138,11 @@ class Generate:
 
 
 def row_seed(seed: int, key: int | str) -> int:
-    """The seed of a row: `seed_from_name` "<seed> i <key>" for an integer, "<seed> s <key>" for a string. Raises ValueError for
-    a key that is neither."""
+    """The seed of a row: `seed_from_name` "<seed> i <key>" for an integer, "<seed> s <key>" for a string.
+
+    Raises:
+        ValueError: for a key that is neither.
+    """
     if not (is_int(key) or isinstance(key, str)):
         refuse(_OP, "key", "an integer or a string", key)
     return seed_from_name(f"{seed} {'s' if isinstance(key, str) else 'i'} {key}")

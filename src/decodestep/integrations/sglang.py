@@ -43,8 +43,10 @@ _REQ, _ROW = "__req__", "__decodestep__"  # keys of a request's custom_params: S
 def custom_params(**fields: Any) -> dict[str, Any]:
     """The custom_params of a request that `Processor` draws: `host_params.FIELDS`.
 
-    Raises ValueError as `SamplingParams` does, and for other fields: SGLang's own are given in the request itself.
     SGLang has no hook before a request is admitted, so the fields are checked here, before they are sent.
+
+    Raises:
+        ValueError: as `SamplingParams` does, and for other fields: SGLang's own are given in the request itself.
     """
     host_params(_OP, fields, {})
     return {KEY: fields}
@@ -115,7 +117,9 @@ class Sampler(TheirSampler):  # type: ignore[misc]
     A row's token depends only on its logits, parameters, seed and position, and is the one that `decodestep.Sampler` draws at
     that position. With --enable-deterministic-inference the seeds are the requests' sampling_seed, also with min_p; otherwise
     they come from torch's generator. Logits on a GPU are drawn there.
-    Raises ValueError for sampling masks and for rl_on_policy_target.
+
+    Raises:
+        ValueError: for sampling masks and for rl_on_policy_target.
     """
 
     def __init__(self) -> None:

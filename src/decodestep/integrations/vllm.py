@@ -45,7 +45,10 @@ def convert_params(sampling_params: VllmParams) -> SamplingParams | None:
 
     temperature, top_p, top_k, min_p and seed are the request's own; extra_args["decodestep"] is a mapping of fields in
     `host_params.FIELDS`, or its JSON. vLLM's penalties and watermarks must have their defaults; the same penalties are among
-    those fields. Raises ValueError for a request that cannot be served.
+    those fields.
+
+    Raises:
+        ValueError: for a request that cannot be served.
     """
     given = (sampling_params.extra_args or {}).get(KEY)
     if given is None:

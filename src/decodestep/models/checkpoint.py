@@ -17,7 +17,7 @@ from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
 from decodestep.families.common import folder, gguf, names
 from decodestep.families.common.names import NamedTensor
-from decodestep.families.common.registry import TIKTOKEN_RULES, model_type_of
+from decodestep.families.common.registry import TIKTOKEN_RULES, read_model_type
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.gguf_shards import open_gguf
 from decodestep.files.model_folder import ModelFolder
@@ -60,7 +60,7 @@ class Checkpoint:
         self.file, self.path = file, file.path
         self.config: Config = gguf.read_config(file) if isinstance(file, GgufFile) else folder.read_config(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
-        self._table = names.GGUF if isinstance(file, GgufFile) else model_type_of(file).tensor_names
+        self._table = names.GGUF if isinstance(file, GgufFile) else read_model_type(file).tensor_names
         self._parts: dict[tuple[str, int], list[NamedTensor]] = {}
 
     def tokenizer(self) -> Tokenizer:
@@ -132,8 +132,8 @@ class Checkpoint:
         """The bytes of the model's tensors, by the name of their type. Call `check` first."""
         found: dict[str, int] = {}
         for tensor in self._of_parts():
-            kind = type_name(tensor)
-            found[kind] = found.get(kind, 0) + tensor.nbytes
+            name = type_name(tensor)
+            found[name] = found.get(name, 0) + tensor.nbytes
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def types_without_kernel(self) -> list[str]:

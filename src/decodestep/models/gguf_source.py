@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from decodestep.families.common.gguf_header import build_header
 from decodestep.families.common.names import NamedTensor
-from decodestep.families.common.registry import model_type_of
+from decodestep.families.common.registry import read_model_type
 from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import read_float32
@@ -83,7 +83,7 @@ def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
     assert isinstance(tokenizer, FolderTokenizer)
     config, path = checkpoint.config, checkpoint.path
     header = build_header(folder, config, checkpoint.ropes())
-    usual = model_type_of(folder).pre_tokenizer
+    usual = read_model_type(folder).pre_tokenizer
     fields = header.metadata | tokenizer_fields(tokenizer, config.vocab_size, usual, str(path))
     fields |= _sampling_keys(path, folder.sampling_defaults)
     templates = [{"name": name, "template": text} for name, text in folder.chat_templates().items() if isinstance(text, str)]

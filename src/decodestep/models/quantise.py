@@ -25,29 +25,29 @@ _DENSE = {GGMLQuantizationType[format_.name]: dtype for format_, dtype in DENSE_
 _NARROWER = {Format.Q2_K: Format.Q4_0, Format.Q3_K: Format.Q4_0, Format.Q4_K: Format.Q5_0}
 
 
-def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Rows (N, K) of float32 as (N, bytes of a row) uint8. K is a multiple of the kind's block.
+def quantise(values: np.ndarray, type_: GGMLQuantizationType) -> np.ndarray:
+    """Rows (N, K) of float32 as (N, bytes of a row) uint8. K is a multiple of the type's block.
 
-    `has_finite_scales` tells whether the kind can hold them.
+    `has_finite_scales` tells whether the type can hold them.
     """
-    if kind in _NATIVE:
-        return quantise_blocks(values, _NATIVE[kind])
+    if type_ in _NATIVE:
+        return quantise_blocks(values, _NATIVE[type_])
     rows, width = values.shape
-    block, size = GGML_QUANT_SIZES[kind]
+    block, size = GGML_QUANT_SIZES[type_]
     made = np.empty((rows, width // block * size), np.uint8)
     step = max(1, _PIECE // max(width, 1))
     for first in range(0, rows, step):
         part = np.ascontiguousarray(values[first : first + step], np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite, blocks of zeros
-            made[first : first + step] = quantize(part, kind).view(np.uint8).reshape(len(part), -1)
+            made[first : first + step] = quantize(part, type_).view(np.uint8).reshape(len(part), -1)
     return made
 
 
-def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
+def has_finite_scales(made: np.ndarray, type_: GGMLQuantizationType) -> bool:
     """Whether the float16 numbers of all blocks are finite; for dense types, whether all values are."""
-    if kind in _DENSE:
-        return bool(np.isfinite(made.view(_DENSE[kind])).all())
-    block = BLOCKS[kind.name]
+    if type_ in _DENSE:
+        return bool(np.isfinite(made.view(_DENSE[type_])).all())
+    block = BLOCKS[type_.name]
     blocks = made.reshape(-1, block.bytes)
     return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in block.halves)
 

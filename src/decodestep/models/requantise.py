@@ -31,8 +31,8 @@ Choice = Callable[[SourceTensor, int, Source], Type]
 
 @dataclass(frozen=True)
 class Recipe:
-    """The types of a kind of file. base: of the matrices. output: of the logits matrix. file_type: its number. values, down,
-    attention_output: of values, down projections and the projection after attention; None: base."""
+    """The types of a file's tensors. base: of the matrices. output: of the logits matrix. file_type: the file's number. values,
+    down, attention_output: of values, down projections and the projection after attention; None: base."""
 
     base: Type
     output: Type
@@ -53,8 +53,8 @@ def _with_more(base: Type, more: Type, file_type: LlamaFileType) -> Recipe:
     return Recipe(base, Type.Q6_K, file_type, values=choice, down=choice)
 
 
-def _always(kind: Type) -> Choice:
-    return lambda *_: kind
+def _always(type_: Type) -> Choice:
+    return lambda *_: type_
 
 
 def _values_of_q2_k(tensor: SourceTensor, _: int, source: Source) -> Type:
@@ -98,17 +98,17 @@ _NARROWER = {Type.Q2_K: Type.Q4_0, Type.Q3_K: Type.Q4_0, Type.Q4_K: Type.Q5_0, T
 _DENSE = ("ffn_gate_inp.", "rope_", "_norm.", "ssm_")
 
 
-def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> int:
-    """Writes `source`, a GGUF file or a folder, to `target` in the types of `kind`; readable by llama.cpp.
+def requantise(source: Path, target: Path, recipe: str, progress: Callable[[int, int, str], None]) -> int:
+    """Writes `source`, a GGUF file or a folder, to `target` in the types of `recipe`; readable by llama.cpp.
 
-    kind: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor.
+    recipe: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor.
     The file appears under its name only when it is complete.
 
     Returns the size of the files that hold the source's tensors.
     Raises ModelError for what `load` refuses, a folder that GGUF's keys cannot describe, and a value that is not finite;
-    RequestError for kind or target; OSError if the file cannot be written.
+    RequestError for recipe or target; OSError if the file cannot be written.
     """
-    require_choice(_OP, "--type", kind, tuple(RECIPES))
+    require_choice(_OP, "--type", recipe, tuple(RECIPES))
     require(target.parent.is_dir(), _OP, "OUT", "in a folder that exists", str(target))
     # A directory, or a device such as /dev/null, whose name the file would take.
     require(target.is_file() or not target.exists(), _OP, "OUT", "a file", str(target))
@@ -120,7 +120,7 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
     tensor_files = {tensor.path for tensor in checkpoint.file.tensors.values()}
     _require_another(target, [*tensor_files, *_folder_files(checkpoint)], "those of IN")
     size = sum(path.stat().st_size for path in tensor_files)
-    _write(described, target, RECIPES[kind], progress)
+    _write(described, target, RECIPES[recipe], progress)
     return size
 
 
@@ -184,15 +184,15 @@ def _choose_type(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
     if len(tensor.shape) < 2 or any(part in name for part in _DENSE):
         return tensor.type
     is_output = name == "output.weight" or (source.tied and name == "token_embd.weight")
-    kind = recipe.output if is_output else recipe.base
+    type_ = recipe.output if is_output else recipe.base
     if name.startswith("blk."):
         _, layer, part, *_ = name.split(".")
         if (choice := _choice(recipe, part)) is not None:
-            kind = choice(tensor, int(layer), source)
+            type_ = choice(tensor, int(layer), source)
     width = tensor.shape[-1]
-    if kind in _NARROWER and width % GGML_QUANT_SIZES[kind][0]:
-        kind = _NARROWER[kind]
-    return kind if width % GGML_QUANT_SIZES[kind][0] == 0 else Type.F16
+    if type_ in _NARROWER and width % GGML_QUANT_SIZES[type_][0]:
+        type_ = _NARROWER[type_]
+    return type_ if width % GGML_QUANT_SIZES[type_][0] == 0 else Type.F16
 
 
 def _choice(recipe: Recipe, part: str) -> Choice | None:
@@ -203,16 +203,16 @@ def _choice(recipe: Recipe, part: str) -> Choice | None:
     return recipe.attention_output if part == "attn_output" else None
 
 
-def _stored_shape(tensor: SourceTensor, kind: Type) -> tuple[int, ...]:
+def _stored_shape(tensor: SourceTensor, type_: Type) -> tuple[int, ...]:
     """As the writer takes it: the last axis in bytes."""
-    block, size = GGML_QUANT_SIZES[kind]
+    block, size = GGML_QUANT_SIZES[type_]
     return (*tensor.shape[:-1], tensor.shape[-1] // block * size)
 
 
-def _convert(tensor: SourceTensor, kind: Type, path: Path) -> np.ndarray:
-    if tensor.stored is not None and tensor.type == kind:
+def _convert(tensor: SourceTensor, type_: Type, path: Path) -> np.ndarray:
+    if tensor.stored is not None and tensor.type == type_:
         stored = tensor.stored()
-        if not has_finite_scales(stored, kind):
+        if not has_finite_scales(stored, type_):
             raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
         return stored
     made = []
@@ -220,7 +220,7 @@ def _convert(tensor: SourceTensor, kind: Type, path: Path) -> np.ndarray:
         rows = values.reshape(-1, tensor.shape[-1])
         if not np.isfinite(rows).all():
             raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
-        made.append(quantise(rows, kind).reshape(-1))
-        if not has_finite_scales(made[-1], kind):
-            raise ModelError(f"{path}: tensor {tensor.name} has values too large for {kind.name}")
+        made.append(quantise(rows, type_).reshape(-1))
+        if not has_finite_scales(made[-1], type_):
+            raise ModelError(f"{path}: tensor {tensor.name} has values too large for {type_.name}")
     return made[0] if len(made) == 1 else np.concatenate(made)

@@ -57,7 +57,7 @@ def rule(processor_class: type, kind: str) -> Callable[[MakePartT], MakePartT]:
     return register
 
 
-def rule_of(processor: Any) -> Rule:
+def find_rule(processor: Any) -> Rule:
     """The rule of a processor; without `make_part` for an object that the rule of its class does not cover.
 
     Not covered: subclasses (the table is by exact type), a `filter_value` other than -inf, leading padding, and arguments that

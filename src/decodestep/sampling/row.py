@@ -38,13 +38,19 @@ class Taken(NamedTuple):
 class Row:
     """One sequence: its parameters, its tokens, and why it has ended (`reason`, empty while it is running).
 
-    params: those given, with the row's actual seed, and max_length merged into max_new_tokens. native: the core's row object.
-    text: None without token_bytes. ends: the tokens that end the row with "eos". started: time.monotonic() when it was added.
-    constraint: of the row's text, or None.
-    prompt_logprobs, cached_tokens: filled by the code that runs the prompt, the first if params.prompt_logprobs is set.
-    drafted, accepted: filled by the code that drafts: how many tokens it has drafted, and the places in the history of those
-        that were drawn.
-    logprobs: of every token so far, if params.logprobs is set. error: the exception of the reason "error".
+    Attributes:
+        params: those given, with the row's actual seed, and max_length merged into max_new_tokens.
+        native: the core's row object.
+        text: None without token_bytes.
+        ends: the tokens that end the row with "eos".
+        started: time.monotonic() when it was added.
+        constraint: of the row's text, or None.
+        error: the exception of the reason "error".
+        logprobs: of every token so far, if params.logprobs is set.
+        prompt_logprobs: filled by the code that runs the prompt, if params.prompt_logprobs is set.
+        cached_tokens: of the prompt, which did not run; filled likewise.
+        drafted: how many tokens have been drafted for it; filled by the code that drafts.
+        accepted: the places in the history of those of them that were drawn; filled likewise.
     """
 
     params: SamplingParams
@@ -59,7 +65,7 @@ class Row:
     error: BaseException | None = None
     logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    cached_tokens: int = 0  # of the prompt, which did not run
+    cached_tokens: int = 0
     drafted: int = 0
     accepted: list[int] = field(default_factory=list)
 
@@ -85,9 +91,11 @@ class Row:
     def step(self, logits: np.ndarray, draft: Sequence[int] = ()) -> list[Taken]:
         """`Sampler.steps` of this row alone.
 
-        logits: (len(draft) + 1, V), those after the row's last token, and after each token of the draft.
+        Args:
+            logits: (len(draft) + 1, V), those after the row's last token, and after each token of the draft.
 
-        Returns what each token drawn adds: at least one, and at most one more than the draft has.
+        Returns:
+            What each token drawn adds: at least one, and at most one more than the draft has.
         """
         alone, taken = RowBatch([self]), list[Taken]()
         for place in range(len(draft) + 1):
@@ -106,10 +114,14 @@ class Row:
     def take(self, token: int, end_code: int, logprobs: Any, logits: np.ndarray) -> tuple[str, TokenLogprobs | None]:
         """Takes what a step has drawn for the row, which was running; returns the text that became final, log-probabilities.
 
-        token, end_code, logprobs: as of `step_rows`, for this row. logits: (V,), the model's.
-
         What the core does not know ends the row here: stop strings, the deadline, and an end that is forbidden although the
         constraint's text is complete. A row whose text fails ends with the error.
+
+        Args:
+            token: as of `step_rows`, for this row.
+            end_code: likewise.
+            logprobs: likewise.
+            logits: (V,), the model's.
         """
         reason, found, text = END_REASONS[end_code], None, self.text
         if logprobs is not None:

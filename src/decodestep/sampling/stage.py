@@ -12,7 +12,7 @@ from decodestep._base.checks import require, require_scores
 from decodestep.ops.decode_step import decode_step, reference
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import PATCHES, Force, Step
-from decodestep.sampling.fusion_rules import rule_of
+from decodestep.sampling.fusion_rules import find_rule
 from decodestep.sampling.parts import build_steps
 from decodestep.sampling.token_history import TokenHistory
 
@@ -55,7 +55,7 @@ class Stage:
 def build_stage(processor: Any, vocab_size: int) -> Stage:
     """The stage of a processor: fused if there is a rule for it, with its attributes as they are now."""
     require(callable(processor), OP, "processors", "callables (input_ids, scores) -> scores", processor)
-    rule = rule_of(processor)
+    rule = find_rule(processor)
     part = None if rule.make_part is None else rule.make_part(processor, vocab_size)
     name = str(getattr(processor, "__name__", type(processor).__name__))
     return Stage(name, rule.kind, part, lambda: processor)

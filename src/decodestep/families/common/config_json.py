@@ -16,11 +16,11 @@ from decodestep.files.model_folder import ModelFolder
 class Keys:
     """config.json combined with the defaults of its family; a key is read as `files.metadata` reads it.
 
-    kind: the model_type. aliases: keys that count as another one, which they replace.
+    aliases: keys that count as another one, which they replace.
     """
 
-    def __init__(self, folder: ModelFolder, kind: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
-        self.path, self.kind = folder.path, kind
+    def __init__(self, folder: ModelFolder, model_type: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
+        self.path, self.model_type = folder.path, model_type
         found = {key: folder.config.get(name) for name, key in aliases.items()}
         data = {**defaults, **folder.config, **{key: value for key, value in found.items() if value is not None}}
         self._data = {f"config.json: {key}": value for key, value in data.items()}
@@ -63,7 +63,7 @@ class RopeParameters:
         if layer_type is None:
             found = outer = scaling or parameters
             if any(isinstance(value, dict) for value in found.values()):
-                raise keys.refusal(f"{place} by layer type are not supported for model_type {keys.kind!r}")
+                raise keys.refusal(f"{place} by layer type are not supported for model_type {keys.model_type!r}")
         else:
             outer = parameters  # where transformers looks for `truncate`
             own = _object(keys, f"rope_parameters.{layer_type}", parameters.get(layer_type))
@@ -72,7 +72,7 @@ class RopeParameters:
             found |= own if slides else own | scaling
         self._prefix = f"config.json: {place}."
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
-        self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type", "default"))
+        self.rope_type = md.text(self._data, f"{self._prefix}rope_type", found.get("type", "default"))
         if any(where.get("partial_rotary_factor") not in (None, 1.0) for where in (found, keys)):
             raise keys.refusal("partial_rotary_factor is not supported")
         theta = keys.get("rope_local_base_freq" if slides else "rope_theta")

@@ -13,7 +13,7 @@ from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Fields, ModelType
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MOST_FACTOR
-from decodestep.families.common.registry import model_type_of
+from decodestep.families.common.registry import read_model_type
 from decodestep.files.model_folder import ModelFolder
 
 _STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
@@ -21,7 +21,7 @@ _STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
 
 def read_keys(folder: ModelFolder) -> tuple[ModelType, Keys]:
     """Raises ModelError for a model_type that is not supported."""
-    found = model_type_of(folder)
+    found = read_model_type(folder)
     return found, Keys(folder, found.name, found.defaults, found.aliases)
 
 
@@ -38,7 +38,7 @@ def read_config(folder: ModelFolder) -> Config:
         raise keys.refusal(f"{activation.key} {keys.get(activation.key)!r} is not supported ({activation.names[0]!r} is)")
     name = folder.config.get("_name_or_path") or folder.path.resolve().name
     common: Fields = {
-        "architecture": keys.kind,
+        "architecture": keys.model_type,
         "name": name if isinstance(name, str) else folder.path.name,
         "vocab_size": keys.size("vocab_size"),
         "hidden": keys.size("hidden_size"),
@@ -102,7 +102,7 @@ def read_ropes(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
 
 def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
-    match p.kind:
+    match p.rope_type:
         case "default":
             return Rope(rope.plain(p.theta, width))
         case "linear":
@@ -113,7 +113,7 @@ def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
             return _yarn(keys, p, width, config.context)
         case "longrope":
             return _longrope(p, width, config.context)
-    raise keys.refusal(f"rope_type {p.kind!r} is not supported ('default', 'linear', 'llama3', 'yarn' and 'longrope' are)")
+    raise keys.refusal(f"rope_type {p.rope_type!r} is not supported ('default', 'linear', 'llama3', 'yarn' and 'longrope' are)")
 
 
 def _llama3(keys: Keys, p: RopeParameters, width: int, original: int) -> np.ndarray:

@@ -147,16 +147,16 @@ def _rope_keys(
     made: Fields = {"rope.freq_base": p.theta}
     if model_type.ropes_by_layer_type:
         made["rope.freq_base_swa"] = RopeParameters(keys, "sliding_attention").theta
-    if p.kind in ("linear", "yarn"):
+    if p.rope_type in ("linear", "yarn"):
         original = p.original(config.context)
         stretch = p.number("factor", config.context / original, least=0.0, most=math.inf)
-        made |= {"rope.scaling.type": p.kind, "rope.scaling.factor": stretch}
-    if p.kind == "yarn":
+        made |= {"rope.scaling.type": p.rope_type, "rope.scaling.factor": stretch}
+    if p.rope_type == "yarn":
         made |= _yarn_keys(p, architecture, config, original, ropes[0].factor / rope.yarn_growth(stretch))
-    if p.kind == "llama3" and architecture.rope_divisors:
+    if p.rope_type == "llama3" and architecture.rope_divisors:
         return made, {names.ROPE_DIVISORS: rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
-    if p.kind == "longrope":
-        made |= {"rope.scaling.type": p.kind, "rope.scaling.original_context_length": p.original(config.context)}
+    if p.rope_type == "longrope":
+        made |= {"rope.scaling.type": p.rope_type, "rope.scaling.original_context_length": p.original(config.context)}
         made |= {"rope.scaling.attn_factor": ropes[0].factor}
         return made, _longrope_factors(p, len(ropes[0].inverse_frequencies))
     return made, {}

@@ -22,17 +22,17 @@ def first_rope(keys: GgufKeys, architecture: Architecture, config: Config, vecto
     if architecture.rope_flag is not None and not keys.flag(architecture.rope_flag, True):
         return rope.none(width)
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
-    kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
+    scaling = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
     by_length = any(name in keys.file.tensors for name in names.ROPE_FACTORS.values())
     if given != 1 and config.latent_attention and not by_length:  # there llama.cpp scales scores by it too
         raise keys.refusal("rope.scaling.attn_factor is not supported in latent attention")
-    if kind == "yarn":
+    if scaling == "yarn":
         return _yarn(keys, architecture, theta, width, given)
-    factor = 1.0 if kind == "none" else keys.rope_factor()
+    factor = 1.0 if scaling == "none" else keys.rope_factor()
     if by_length:
         return _longrope(keys, theta, width, config.context, vector, factor)
-    if kind == "longrope":
+    if scaling == "longrope":
         raise keys.refusal("rope scaling 'longrope' without the tensors {long} and {short}".format(**names.ROPE_FACTORS))
     frequencies = rope.plain(theta, width)
     if names.ROPE_DIVISORS in keys.file.tensors:

@@ -73,7 +73,7 @@ class LatentKeys:
         scale = (nope + rope_dim) ** -0.5
         parameters = RopeParameters(keys)
         strength = parameters.number("mscale_all_dim", 0.0, least=0.0, most=100.0)
-        if parameters.kind != "default" and strength:
+        if parameters.rope_type != "default" and strength:
             scale *= rope.yarn_growth(parameters.number("factor", least=LEAST_FACTOR, most=MOST_FACTOR), strength) ** 2
         attention = LatentConfig(
             keys.size_or_none("q_lora_rank"),

@@ -21,7 +21,7 @@ MODEL_TYPES: dict[str, ModelType] = {each.name: each for family in FAMILIES.valu
 TIKTOKEN_RULES = {name: each.tiktoken for name, each in MODEL_TYPES.items() if each.tiktoken is not None}
 
 
-def model_type_of(folder: ModelFolder) -> ModelType:
+def read_model_type(folder: ModelFolder) -> ModelType:
     """Raises ModelError for one that is not supported."""
     name = folder.config.get("model_type")
     if not isinstance(name, str) or name not in MODEL_TYPES:

@@ -48,30 +48,35 @@ def accelerate(
     other than the CPU and CUDA's; weights of a tensor subclass; masks that add scores or differ between heads;
     output_attentions, for which sdpa returns none.
 
-    model: a PreTrainedModel on the CPU or on a GPU, float32 or bfloat16, with modules that have `expand_kv` and `kv_b_proj`:
-        deepseek_v2, deepseek_v3 and their relatives.
-    attention: whether to switch the attention to the implementation "decodestep". `model.set_attn_implementation` continues
-        to work, and no weight is copied.
-    cache: whether the layers of new dynamic caches are replaced by `LatentLayer`s when the model first sees them; not those of
-        offloaded caches.
-    linears: whether plain Linear modules, except kv_b_proj, with weights of at least a megabyte use `ops.linear` for calls with
-        at most 8 rows. It reads the weight once, in place, on every thread, and sums in a different order. On Linux these
-        weights and kv_b_proj's are moved into huge pages, which takes three to five seconds per gigabyte. Modules on a GPU
-        are not changed.
-    experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`, which then serves all
-        calls. With "keep" and `linears`, calls of experts with few rows are served like Linears, but without huge pages.
-        Models that share a config share the implementation: undo their handles in reverse order.
-    absorb_up_to: the largest number of queries of a pass that is served on the latents.
-    backend: "auto", "cpu" or "triton", as for `mla_attention`. "auto" is "triton" for tensors on a GPU. A mask on a GPU is
-        copied to the host once per step.
+    Args:
+        model: a PreTrainedModel on the CPU or on a GPU, float32 or bfloat16, with modules that have `expand_kv` and
+            `kv_b_proj`: deepseek_v2, deepseek_v3 and their relatives.
+        attention: whether to switch the attention to the implementation "decodestep". `model.set_attn_implementation` continues
+            to work, and no weight is copied.
+        cache: whether the layers of new dynamic caches are replaced by `LatentLayer`s when the model first sees them; not those
+            of offloaded caches.
+        linears: whether plain Linear modules, except kv_b_proj, with weights of at least a megabyte use `ops.linear` for calls
+            with at most 8 rows. It reads the weight once, in place, on every thread, and sums in a different order. On Linux
+            these weights and kv_b_proj's are moved into huge pages, which takes three to five seconds per gigabyte. Modules on
+            a GPU are not changed.
+        experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`, which then serves all
+            calls. With "keep" and `linears`, calls of experts with few rows are served like Linears, but without huge pages.
+            Models that share a config share the implementation: undo their handles in reverse order.
+        absorb_up_to: the largest number of queries of a pass that is served on the latents.
+        backend: "auto", "cpu" or "triton", as for `mla_attention`. "auto" is "triton" for tensors on a GPU. A mask on a GPU is
+            copied to the host once per step.
 
-    Returns the handle; for a model that is already accelerated, the existing one with its options. state_dict, save_pretrained
-    and the saved config do not change. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has its own handle; a
-    copy of a part of it is not accelerated. Call `undo` between forward passes: one that another thread is in the middle
-    of fails.
-    Raises ValueError, and changes nothing, for a model without such modules; for a kv_b_proj that is not a plain Linear without
-    bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; keys that are rotated as a
-    whole; attention sinks; tensors of another dtype or device. While accelerated, an unknown argument of the attention raises.
+    Returns:
+        The handle; for a model that is already accelerated, the existing one with its options. state_dict, save_pretrained and
+        the saved config do not change. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has its own handle; a
+        copy of a part of it is not accelerated. Call `undo` between forward passes: one that another thread is in the middle of
+        fails.
+
+    Raises:
+        ValueError: before anything is changed, for a model without such modules; for a kv_b_proj that is not a plain Linear
+            without bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; keys whose
+            rope is of the whole head; attention sinks; tensors of another dtype or device. While accelerated, an unknown
+            argument of the attention raises.
     """
     require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", Phrase(type(model).__name__))
     require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", absorb_up_to)

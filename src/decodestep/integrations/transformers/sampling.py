@@ -49,30 +49,32 @@ def sampling(
     adds processors, transformers' whole chain runs and only the draw is replaced. Custom stopping criteria are called at every
     step.
 
-    seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence or an array of
-        one for each row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
-        The position of a draw is counted without left padding, so that it is the same in any batch.
-    streamer: receives the new tokens, as from `generate`, of a single row. With custom_generate, `generate` passes only the
-        prompt to its own streamer: pass the streamer to both.
-    stop_strings, tokenizer: a row ends after the token that completes one of the strings, as with `generate`'s own arguments,
-        which it refuses together with custom_generate. Without an end token, the rows of a batch continue until all have ended.
-    processors: as for `Sampler`: fused if there is a rule for them, and called with a row's ids without left padding. Those of
-        transformers are `generate`'s logits_processor.
-    assistant_model: a smaller model with the same tokens under the same ids, to draft for a single row. It draws with the row's
-        own parameters and noise, so that most of its tokens are right at any temperature. num_assistant_tokens and
-        assistant_confidence_threshold of its generation_config say how long a draft is. `generate` does not pass its own on.
-
-    Drafts, of an assistant or by prompt_lookup_num_tokens, run in the same forward pass as the token before them, and the row
-    accepts those that it draws: processors, criteria and the streamer are given its tokens one by one, as without drafts. So is
-    its text the same, as far as the model's logits are: of one token and of several in a pass they differ in torch in the last
-    bits, which decides between tokens that are all but equally good. In float64 that is very rare.
-
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
     logits as transformers reports them (output_scores additionally runs its chain of processors).
     It raises ValueError for beam search, other drafts (use_mtp, assistant_early_exit, assistant_ensemble_weight) and other
     decoding modes, for models with an encoder or with a decoding loop of their own, for unknown fields, and for a wrong number
     of seeds; with drafts for several rows, without a cache, with one that cannot be cropped, and for attentions and hidden
     states.
+
+    Drafts, of an assistant or by prompt_lookup_num_tokens, run in the same forward pass as the token before them, and the row
+    accepts those that it draws: processors, criteria and the streamer are given its tokens one by one, as without drafts. So is
+    its text the same, as far as the model's logits are: of one token and of several in a pass they differ in torch in the last
+    bits, which decides between tokens that are all but equally good. In float64 that is very rare.
+
+    Args:
+        seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence or an array
+            of one for each row, counted after num_return_sequences; None for a new one for each row. torch's generator is not
+            used. The position of a draw is counted without left padding, so that it is the same in any batch.
+        streamer: receives the new tokens, as from `generate`, of a single row. With custom_generate, `generate` passes only the
+            prompt to its own streamer: pass the streamer to both.
+        stop_strings: a row ends after the token that completes one of the strings, as with `generate`'s own arguments, which it
+            refuses together with custom_generate. Without an end token, the rows of a batch continue until all have ended.
+        tokenizer: that of the model, for stop_strings.
+        processors: as for `Sampler`: fused if there is a rule for them, and called with a row's ids without left padding. Those
+            of transformers are `generate`'s logits_processor.
+        assistant_model: a smaller model with the same tokens under the same ids, to draft for a single row. It draws with the
+            row's own parameters and noise, so that most of its tokens are right at any temperature. num_assistant_tokens and
+            assistant_confidence_threshold of its generation_config say how long a draft is. `generate` does not pass its own on.
     """
     _check_streamer(streamer)
     own = _none_of_transformers(processors)
