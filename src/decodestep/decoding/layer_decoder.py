@@ -69,8 +69,6 @@ def page_layout(config: Config) -> PageLayout:
 
 def next_token_text(config: Config) -> str:
     """What a description says about layers for next-token prediction: which draft, and which are not run."""
-    counts = {
-        "drafts" if config.next_token_layers == 1 else "draft": config.next_token_layers,
-        "left out": config.skipped_layers,
-    }
+    drafting, skipped = config.next_token_layers, config.skipped_layers
+    counts = {"drafts" if drafting == 1 else "draft": drafting, "left out": skipped}
     return "".join(f"; {n} layer{'s' * (n > 1)} for next-token prediction {what}" for what, n in counts.items() if n)

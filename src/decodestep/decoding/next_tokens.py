@@ -24,8 +24,8 @@ MOST_DRAFTED = _SPARE_PAGES * PAGE  # at a time
 class SequenceEnd(NamedTuple):
     """Where a draft begins: after the last token of a text, which the model has not run.
 
-    length: the number of tokens before it, which the model has run, >= 1. page_numbers: of their pages. states: those of the last
-    of them.
+    length: the number of tokens before it, which the model has run, >= 1. page_numbers: of their pages. states: those of the
+    last of them.
     """
 
     length: int
@@ -124,7 +124,7 @@ class NextTokenLayers:
     ) -> np.ndarray:
         """The outputs of depths from `first` on at one slot of each of R sequences, (R, K, He); zeros before.
 
-        sequence: their rows of `slots`. states: (R, K, He), of the tokens before. slots: (B, M), the places of slots 0 to M - 1.
+        sequence: their rows of `slots`. states: (R, K, He), of the tokens before. slots: (B, M), the places of slots from 0 on.
         """
         embedded, outputs = self._embed(tokens), np.zeros_like(states)
         for k in range(first, self.count):
@@ -183,8 +183,8 @@ class NextTokenLayers:
 
 
 class DraftPass:
-    """Drafts that are being made. Depth k gives token k + 1, so that K layers draft K tokens at most; a single one reads its own
-    outputs, and goes on.
+    """Drafts that are being made. Depth k gives token k + 1, so that K layers draft K tokens at most; a single one reads its
+    own outputs, and goes on.
 
     The tokens of drafts have slots in spare pages: nothing is left of them.
     """
