@@ -1,5 +1,5 @@
-# Reads csrc/core/tiers.txt: sets BUILDS, and for each of them FLAGS_<build> and SOURCES_<build>, out of SOURCES_OF_<kind>; writes
-# core/tiers.h.
+# Reads csrc/core/tiers.txt: sets BUILDS, and for each of them FAMILY_<build>, FLAGS_<build> and SOURCES_<build>, out of
+# SOURCES_OF_<kind>; writes core/tiers.h.
 #
 # DECODESTEP_TIERS: "all", "native" for the baseline and the best of this machine, or names. An editable install is for this machine;
 # everything else may be carried to others.
@@ -21,15 +21,24 @@ endif()
 file(STRINGS ${TABLE} ROWS REGEX "^(any|x86|arm) ")
 foreach(row ${ROWS})
   string(REGEX REPLACE " +" ";" row "${row}")
-  list(POP_FRONT row processor tier)
+  list(POP_FRONT row processor tier family)
   if(NOT processor IN_LIST PROCESSORS)
     continue()
   endif()
   list(APPEND ALL_TIERS ${tier})
+  set(FAMILY_${tier} ${family})
   foreach(kind ${KINDS})
     list(POP_FRONT row BUILD_OF_${kind}_${tier})
   endforeach()
   set(FLAGS_${tier} ${row})
+endforeach()
+foreach(tier ${ALL_TIERS})
+  foreach(kind ${KINDS})
+    set(build ${BUILD_OF_${kind}_${tier}})
+    if(NOT "${FAMILY_${build}}" STREQUAL "${FAMILY_${tier}}")
+      message(FATAL_ERROR "${TABLE}: ${kind} of ${tier} must be a build of ${FAMILY_${tier}}; got ${build}, of ${FAMILY_${build}}")
+    endif()
+  endforeach()
 endforeach()
 
 # Writes core/tiers.h to a directory, for a core with these tiers.
@@ -111,7 +120,7 @@ if(DECODESTEP_EMULATE_AVX512)
     "-D__builtin_cpu_supports(feature)=true;-DDECODESTEP_EMULATE_AVX512")
 elseif(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   foreach(build ${BUILDS})
-    if(build MATCHES "^avx512")
+    if(FAMILY_${build} STREQUAL "avx512")
       list(APPEND FLAGS_${build} -Wno-uninitialized -Wno-maybe-uninitialized)  # false positives in gcc 12's AVX-512 intrinsics
     endif()
   endforeach()

@@ -41,7 +41,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "swiglu": model.swiglu,
     "expert_router": model.expert_router,
     "mixture_of_experts": model.mixture_of_experts,
-    "pack_panels": model.pack_panels,
+    "pack_columns": model.pack_columns,
     "mla_prolog": model.mla_prolog,
     "mla_attention": model.mla_attention,
     "decode_step": sampling.decode_step,

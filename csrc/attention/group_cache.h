@@ -58,14 +58,14 @@ struct Bf16Cache {
     static DECODESTEP_INLINE void store_weights(Factor* out, f32x16 weights) { PairDot::round_weights(out, weights); }
     static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
         Bf16 sixteen[kLanes];
-        put_all(values, sixteen);
+        convert(values, sixteen);
         uint8_t* pair = page + 32 * column + 4 * position;
         for (size_t c = 0; c < kLanes; c += 2, pair += 4 * kPagePositions)
             std::memcpy(pair, sixteen + c, 2 * sizeof(Bf16));
     }
     static void store_value(uint8_t* page, size_t width, size_t position, size_t column, f32x16 values) {
         Bf16 sixteen[kLanes];
-        put_all(values, sixteen);
+        convert(values, sixteen);
         uint8_t* pair = page + position / 2 * 4 * width + 4 * column + 2 * (position % 2);
         for (size_t c = 0; c < kLanes; ++c) std::memcpy(pair + 4 * c, sixteen + c, sizeof(Bf16));
     }

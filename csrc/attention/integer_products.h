@@ -43,10 +43,10 @@ class IntegerProducts {
     IntegerProducts(size_t width, size_t lanes, float* scratch)
         : width_(width),
           lanes_(lanes),
-          unit_(scratch),
-          weight_unit_(unit_ + lanes),
-          scale_(weight_unit_ + lanes),
-          query_(reinterpret_cast<int32_t*>(scale_ + kBlockKeys)),
+          query_scale_(scratch),
+          weight_scale_(query_scale_ + lanes),
+          key_scale_(weight_scale_ + lanes),
+          query_(reinterpret_cast<int32_t*>(key_scale_ + kBlockKeys)),
           weight_(query_ + width / 2 * lanes),
           words_(weight_ + kBlockKeys / 2 * lanes) {}
 
@@ -67,12 +67,12 @@ class IntegerProducts {
             const float* pair = queries + c * kLanes;
             store_bits(out, pair_of(load(pair) * factor, load(pair + kLanes) * factor, bound));
         }
-        store(unit_ + first, most / broadcast(bound) + spread);
+        store(query_scale_ + first, most / broadcast(bound) + spread);
     }
 
     // For the block's n keys.
     void read_scales(const StoredRows& keys, size_t n) {
-        for (size_t j = 0; j < n; ++j) std::memcpy(scale_ + j, keys[j] + width_, sizeof(float));
+        for (size_t j = 0; j < n; ++j) std::memcpy(key_scale_ + j, keys[j] + width_, sizeof(float));
     }
 
     // Adds key . query to the block's scores.
@@ -88,10 +88,10 @@ class IntegerProducts {
                     store_bits(words + r * pairs + c / 2, int8_pairs(key + c));
             }
             for (size_t v = 0; v < lanes; v += kLanes) {
-                const f32x16 unit = load(unit_ + v);
+                const f32x16 scale = load(query_scale_ + v);
                 sum_pairs<R>(query_ + v * pairs, words, pairs, 1, pairs, [&](size_t r, i32x16 total) {
                     float* score = scores + (j + r) * lanes + v;
-                    store(score, fma(to_float(total), unit * broadcast(scale_[j + r]), load(score)));
+                    store(score, fma(to_float(total), scale * broadcast(key_scale_[j + r]), load(score)));
                 });
             }
         });
@@ -103,7 +103,7 @@ class IntegerProducts {
         const float* const weights = block.scores();
         for (size_t v = 0; v < lanes_; v += kLanes) {
             const auto product = [&](size_t j) {
-                return j < n ? load(weights + j * lanes_ + v) * broadcast(scale_[j]) : broadcast(0.0f);
+                return j < n ? load(weights + j * lanes_ + v) * broadcast(key_scale_[j]) : broadcast(0.0f);
             };
             f32x16 most = broadcast(0.0f);
             for (size_t j = 0; j < n; ++j) most = max(product(j), most);
@@ -111,7 +111,7 @@ class IntegerProducts {
             for (size_t j = 0; j < n; j += 2)
                 store_bits(weight_ + j / 2 * lanes_ + v,
                            pair_of(product(j) * factor, product(j + 1) * factor, 32767.0f));
-            store(weight_unit_ + v, most / broadcast(32767.0f));
+            store(weight_scale_ + v, most / broadcast(32767.0f));
         }
     }
 
@@ -129,7 +129,7 @@ class IntegerProducts {
                 next_block.advance();
                 sum_pairs<R>(words, weight_ + from, 1, lanes_, (n + 1) / 2, [&](size_t r, i32x16 total) {
                     float* sum = partials[from + r].values() + c;
-                    const f32x16 values = to_float(total) * broadcast(weight_unit_[from + r]);
+                    const f32x16 values = to_float(total) * broadcast(weight_scale_[from + r]);
                     store(sum, fma(load(sum), broadcast(rescale[from + r]), values));
                 });
             });
@@ -153,7 +153,7 @@ class IntegerProducts {
     }
 
     const size_t width_, lanes_;
-    float *unit_, *weight_unit_, *scale_;
+    float *query_scale_, *weight_scale_, *key_scale_;
     int32_t *query_, *weight_, *words_;
 };
 

@@ -144,6 +144,7 @@ using Vector = Packed<const float, 1>;
 using Matrix = Packed<const float, 2>;
 using Ids = Packed<const int64_t, 1>;
 
+void bind_column_weight(nb::module_& m);
 void bind_decode_step(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_history(nb::module_& m);
@@ -152,7 +153,6 @@ void bind_mixture_of_experts(nb::module_& m);
 void bind_mla_attention(nb::module_& m);
 void bind_mla_prolog(nb::module_& m);
 void bind_onnxruntime(nb::module_& m);
-void bind_panels(nb::module_& m);
 void bind_random(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_rows(nb::module_& m);

@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
     current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &tier_name);
     m.def("tiers", [] { return nb::str(usable_tiers().c_str()); });
+    bind_column_weight(m);
     bind_decode_step(m);
     bind_decoder(m);
     bind_history(m);
@@ -15,7 +16,6 @@ NB_MODULE(_native, m) {
     bind_mla_attention(m);
     bind_mla_prolog(m);
     bind_onnxruntime(m);
-    bind_panels(m);
     bind_random(m);
     bind_rms_norm(m);
     bind_rows(m);

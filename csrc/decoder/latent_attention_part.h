@@ -124,7 +124,7 @@ class LatentAttentionPart : public StageMember {
 
     // type: bf16 or f16. n: a multiple of sixteen.
     static void store_rounded(CacheType type, uint8_t* out, const float* values, size_t n) {
-        if (type == CacheType::bf16) return put_all(values, n, reinterpret_cast<Bf16*>(out));
+        if (type == CacheType::bf16) return convert(values, n, reinterpret_cast<Bf16*>(out));
         for (size_t i = 0; i < n; i += kLanes) store_f16(reinterpret_cast<uint16_t*>(out) + i, load(values + i));
     }
 

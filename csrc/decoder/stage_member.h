@@ -69,7 +69,7 @@ class StageMember {
             const float* x = values + (numbers ? static_cast<size_t>(numbers[t]) : t) * width;
             if (!gamma) return store_row(out, t, x, width);
             const f32x16 rms = broadcast(root_mean_square(x, width, eps));
-            store_blocks(out, t, [&](size_t b) -> Block {
+            store_blocks(out, t, [&](size_t b) -> f32x32 {
                 const size_t k = b * kBlockInputs;
                 return {normed(load(x + k), rms, load(gamma + k)),
                         normed(load(x + k + kLanes), rms, load(gamma + k + kLanes))};

@@ -15,8 +15,8 @@ template <class Real>
 DECODESTEP_INLINE void rotate_to_halves(const float* x, size_t half, const float* sin, const float* cos, Real* out) {
     for (size_t j = 0; j < half; ++j) {
         const float even = x[2 * j], odd = x[2 * j + 1];
-        put(even * cos[j] - odd * sin[j], out + j);
-        put(odd * cos[half + j] + even * sin[half + j], out + half + j);
+        convert(even * cos[j] - odd * sin[j], out + j);
+        convert(odd * cos[half + j] + even * sin[half + j], out + half + j);
     }
 }
 

@@ -28,13 +28,8 @@ inline void copy_row(const Activations& from, size_t row, const Activations& to,
     copy(from.residual_block, row, to.residual_block, to_row, 1);
 }
 
-// 32 values.
-struct Block {
-    f32x16 first, second;
-};
-
 // Quantises 32 values as block `at`.
-DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const Block& values) {
+DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const f32x32& values) {
     const float largest = largest_magnitude(values.first, values.second);
     // A block below 1e-36 counts as zeros: 127 / largest would overflow float32.
     const f32x16 inverse = broadcast(largest < 1e-36f ? 0.0f : 127.0f / largest);
@@ -47,7 +42,7 @@ DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const
 }
 
 // Stores block b of token t, in the forms that x has.
-DECODESTEP_INLINE void store_block(const Activations& x, size_t t, size_t b, const Block& values) {
+DECODESTEP_INLINE void store_block(const Activations& x, size_t t, size_t b, const f32x32& values) {
     if (x.values) {
         store(x.values + 32 * x.at(t, b), values.first);
         store(x.values + 32 * x.at(t, b) + kLanes, values.second);
@@ -60,7 +55,7 @@ DECODESTEP_INLINE void store_block(const Activations& x, size_t t, size_t b, con
 }
 
 // Stores the residual of block b, after the block itself.
-DECODESTEP_INLINE void store_residual(const Activations& x, size_t t, size_t b, const Block& values) {
+DECODESTEP_INLINE void store_residual(const Activations& x, size_t t, size_t b, const f32x32& values) {
     const size_t at = x.at(t, b);
     const int8_t* bytes = x.quantised.bytes + 32 * at;
     const f32x16 scale = broadcast(x.quantised.scale[at]);
@@ -84,7 +79,7 @@ DECODESTEP_INLINE void store_blocks(const Activations& x, size_t t, MakeBlock&& 
 
 // Stores token t: `width` values, at most x.in, padded with zeros.
 inline void store_row(const Activations& x, size_t t, const float* row, size_t width) {
-    store_blocks(x, t, [&](size_t b) -> Block {
+    store_blocks(x, t, [&](size_t b) -> f32x32 {
         const size_t left = width - 32 * b;
         if (left >= 32) return {load(row + 32 * b), load(row + 32 * b + kLanes)};
         float tail[32] = {};

@@ -51,8 +51,8 @@ class NextRows {
 // A tile's sums stay in registers, beside a register for each row and one for a token. So that there are many rows and
 // tokens, the registers of a vector are summed one after the other, when its lines are in the first-level cache. With
 // few tokens, more rows: there must be enough sums to hide the latency of an addition.
-constexpr int kTileTokens = 4;
-constexpr int tile_rows(size_t tokens) { return kManySums ? 4 : tokens < kTileTokens ? 3 : 2; }
+constexpr int kTokensATile = 4;
+constexpr int tile_rows(size_t tokens) { return kManySums ? 4 : tokens < kTokensATile ? 3 : 2; }
 
 // sums += R rows times T tokens, `inputs` values each. weights: rows `weight_stride` floats apart; x: tokens `inputs`
 // floats apart; sums: [tokens][kGroupRows] vectors.
@@ -110,7 +110,7 @@ inline void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last,
     constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
     const size_t padded = x.padded(), bytes = row_bytes(w.format, w.in);
     size_t token_tiles = 0;
-    each_piece<kTokenBlock>(x.count, [&](size_t, size_t count) { token_tiles += ceil_div(count, kTileTokens); });
+    each_piece<kTokenBlock>(x.count, [&](size_t, size_t count) { token_tiles += ceil_div(count, kTokensATile); });
     const bool in_place = w.format == Format::f32 && padded == w.in && w.stride % sizeof(float) == 0;
     const ThreadScratch scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
     float* const sums = scratch.data();
@@ -120,7 +120,7 @@ inline void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last,
         NextRows next(w.row(n + rows), w.stride, bytes, token_tiles);
         each_piece<kTokenBlock>(x.count, [&](size_t from, size_t count) {
             size_t tiles = 0, sizes[kTokenBlock];
-            each_piece<kTileTokens>(count, [&](size_t, size_t size) { sizes[tiles++] = size; });
+            each_piece<kTokensATile>(count, [&](size_t, size_t size) { sizes[tiles++] = size; });
             std::memset(sums, 0, count * kGroupRows * kLanes * sizeof(float));
             for (size_t block = 0; block < x.blocks(); ++block) {
                 const size_t inputs = x.inputs(block);
@@ -130,16 +130,16 @@ inline void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last,
                     float* to = sums + r * kLanes;
                     for (size_t i = 0; i < tiles; ++i) {
                         next.advance(R * bytes * inputs / padded);
-                        with_constant<kTileTokens>(
+                        with_constant<kTokensATile>(
                             sizes[i], [&]<int T>() { add_products<R, T>(weights, group.stride, tokens, inputs, to); });
                         tokens += sizes[i] * inputs;
                         to += sizes[i] * kGroupRows * kLanes;
                     }
                 };
-                if (sizes[0] < kTileTokens)
+                if (sizes[0] < kTokensATile)
                     each_constant_piece<tile_rows(1)>(rows, multiply);
                 else
-                    each_constant_piece<tile_rows(kTileTokens)>(rows, multiply);
+                    each_constant_piece<tile_rows(kTokensATile)>(rows, multiply);
             }
             for (size_t t = 0; t < count; ++t)
                 for (size_t r = 0; r < rows; ++r)

@@ -21,17 +21,17 @@ template <Format F>
 constexpr int kLargestChange =
     sub_blocks(F) > 1 ? std::max(traits(F).offset, largest_byte(F) - traits(F).offset) : largest_byte(F);
 
-// A run: as many quads of a sub-block as ByteSums can add up without overflow.
+// An accumulation span: as many quads of a sub-block as ByteSums can add up without overflow.
 template <Format F>
-constexpr size_t run_quads() {
+constexpr size_t span_quads() {
     const size_t hold = kByteSumsHold / kLargestChange<F>, most = kQuads / sub_blocks(F);
     return hold >= most ? most : 4;
 }
 
-// Quad i of a run: alternates between the low and high nibbles of a byte, unless they have different scales.
+// Quad i of a span: alternates between the low and high nibbles of a byte, unless they have different scales.
 template <Format F>
-constexpr size_t quad_of(size_t run, size_t i) {
-    const size_t at = run * run_quads<F>() + i;
+constexpr size_t quad_of(size_t span, size_t i) {
+    const size_t at = span * span_quads<F>() + i;
     return sub_blocks(F) > 1 ? at : at / 2 + at % 2 * 4;
 }
 
@@ -103,22 +103,22 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const T
     }
 }
 
-// The sums of one run.
+// The sums of one span.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const TokenBlocks& x,
-                                ByteSums (&sums)[T][V]) {
-    constexpr size_t count = run_quads<F>();
+DECODESTEP_INLINE void span_sums(const Quads& quads, size_t span, size_t first_v, const TokenBlocks& x,
+                                 ByteSums (&sums)[T][V]) {
+    constexpr size_t count = span_quads<F>();
     if constexpr (kStartsAtOffset<F>) {
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v)
-                sums[t][v] = broadcast_int(sub_blocks(F) > 1 ? x.starts[2 * kStretch * t + run]
+                sums[t][v] = broadcast_int(sub_blocks(F) > 1 ? x.starts[2 * kStretch * t + span]
                                                              : -traits(F).offset * x.blocks.sum[x.block(t)]);
     }
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; ++i) {
-        const size_t j = quad_of<F>(run, i);
+        const size_t j = quad_of<F>(span, i);
         u8x64 w[V];
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
@@ -128,9 +128,9 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
                 if (i == 0 && !kStartsAtOffset<F>)
-                    sums[t][v] = first_bytes(w[v], quad);
+                    sums[t][v] = multiply_bytes(w[v], quad);
                 else
-                    add_bytes(sums[t][v], w[v], quad);
+                    add_byte_products(sums[t][v], w[v], quad);
             }
         }
     }
@@ -153,33 +153,34 @@ DECODESTEP_INLINE i32x16 minimum_pairs(const uint8_t* scales, size_t v) {
 template <Format F, int T, int V, class Quads, class Products>
 DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, const uint8_t* scales, const TokenBlocks& x,
                                         Products (&products)[T][V]) {
-    constexpr size_t runs = kQuads / run_quads<F>();
+    constexpr size_t spans = kQuads / span_quads<F>();
 #pragma GCC unroll 8
-    for (size_t run = 0; run < runs; ++run) {
+    for (size_t span = 0; span < spans; ++span) {
         ByteSums sums[T][V];
-        run_sums<F, T, V>(quads, run, first_v, x, sums);
+        span_sums<F, T, V>(quads, span, first_v, x, sums);
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
             if constexpr (has_integer_scales(F)) {
                 const auto scale = [&]() DECODESTEP_INLINE_LAMBDA {
                     if constexpr (sub_blocks(F) > 1) {
                         const i32x16 pairs = scale_pairs<F>(scales, first_v + v);
-                        return run == 0 ? first_factors(pairs) : second_factors(pairs);
+                        return span == 0 ? first_scales(pairs) : second_scales(pairs);
                     } else {
                         static_assert(traits(F).scale == ScaleType::u8);
-                        return factors(scales + 16 * (first_v + v));
+                        return load_scales(scales + 16 * (first_v + v));
                     }
                 }();
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t)
-                    products[t][v] = run == 0 ? total(sums[t][v], scale) : add_total(products[t][v], sums[t][v], scale);
+                    products[t][v] =
+                        span == 0 ? reduce(sums[t][v], scale) : add_reduced(products[t][v], sums[t][v], scale);
             } else {
 #pragma GCC unroll 8
                 for (int t = 0; t < T; ++t) {
-                    i32x16 sum = total(sums[t][v]);
+                    i32x16 sum = reduce(sums[t][v]);
                     if constexpr (traits(F).offset != 0 && !kStartsAtOffset<F>)
-                        if (run == 0) sum = sum + broadcast_int(-traits(F).offset * x.blocks.sum[x.block(t)]);
-                    products[t][v] = run == 0 ? sum : products[t][v] + sum;
+                        if (span == 0) sum = sum + broadcast_int(-traits(F).offset * x.blocks.sum[x.block(t)]);
+                    products[t][v] = span == 0 ? sum : products[t][v] + sum;
                 }
             }
         }
@@ -240,13 +241,13 @@ DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, con
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
         const i32x16 pairs = minimum_pairs(piece + layout.low + layout.upper, first_v + v);
-        const auto first = first_factors(pairs), second = second_factors(pairs);
+        const auto first = first_scales(pairs), second = second_scales(pairs);
 #pragma GCC unroll 16
         for (int t = 0; t < T; ++t) {
             const int32_t* halves = x.blocks.half_sums + 2 * x.block(t);
             const ByteSums first_half = times(broadcast_int(halves[0]), 1),
                            second_half = times(broadcast_int(halves[1]), 1);
-            const ByteProducts products = add_total(total(first_half, first), second_half, second);
+            const ByteProducts products = add_reduced(reduce(first_half, first), second_half, second);
             y[t][v] = fma(to_float(products), broadcast(-x.blocks.scale[x.block(t)]), y[t][v]);
         }
     }

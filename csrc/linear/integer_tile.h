@@ -10,6 +10,7 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kGroup = IntegerTiles::kTokens;
+static_assert(kTileTokens % kGroup == 0);  // outputs have room for whole groups
 
 template <Format F>
 DECODESTEP_INLINE void store_signed_quads(const PanelQuads<F>& quads, int8_t* to) {
@@ -67,8 +68,8 @@ struct IntegerScales {
         const uint8_t* scales = piece + panel_layout(F).low + panel_layout(F).upper;
         if constexpr (has_integer_scales(F) && sub_blocks(F) > 1) {
             const i32x16 pairs = scale_pairs<F>(scales, v);
-            first = to_float(first_factors(pairs));
-            second = to_float(second_factors(pairs));
+            first = to_float(first_scales(pairs));
+            second = to_float(second_scales(pairs));
         } else if constexpr (has_integer_scales(F)) {
             static_assert(traits(F).scale == ScaleType::u8);
             first = to_float(load_u8(scales + 16 * v));
@@ -151,7 +152,6 @@ class PanelStretch {
     alignas(64) int32_t sums_[kAtOnce * kParts][2][kGroup][kLanes];
 };
 
-// outputs must have room for whole groups of tokens.
 template <Format F>
 void integer_tiles(const PanelTile& a) {
     const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);

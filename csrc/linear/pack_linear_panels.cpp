@@ -85,7 +85,7 @@ void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t c
         const auto round = [&](size_t r, size_t k, size_t values, uint8_t* row) {
             float wide[kBlockValues<F>];
             widen<F>(rows.row[r] + row_bytes(F, k), values, wide);
-            put_all(wide, values, reinterpret_cast<Bf16*>(row));
+            convert(wide, values, reinterpret_cast<Bf16*>(row));
         };
         pack_dense<Format::bf16, kBlockValues<F>>(a.rows.in, count, round, out);
     });

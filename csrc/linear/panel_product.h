@@ -11,11 +11,15 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
+// These constants follow from the family's alone: the build that calls a kernel of panel_tile.h allocates its outputs
+// by them, and the build that runs it, which may be another, writes as many.
+
 // The largest number of tokens that are multiplied by a panel at a time, and share its unpacking.
 constexpr size_t kTileTokens = kManyRegisters ? 128 : kStoresBytes ? 96 : 2;
 
 // Tokens whose sums of 32 outputs stay in registers.
 constexpr int kRegisterTokens = kManyRegisters ? 6 : 2;
+static_assert(kStoresBytes || kTileTokens <= kRegisterTokens);
 
 // The largest number of tokens that are multiplied by several panels at once, which reads memory in several streams.
 // With more tokens the products take the time, not the memory.

@@ -10,13 +10,13 @@ namespace decodestep::DECODESTEP_BUILD {
 
 // A panel is unpacked to bytes, a stretch of inputs at a time, for all tokens. A tile is kStoredTokens tokens times
 // kStoredVectors vectors of sixteen outputs: enough independent sums to hide the latency of an addition, and no more
-// than registers hold. A piece of several runs also needs registers for the products of its runs; on targets without
+// than registers hold. A piece of several spans also needs registers for the products of its spans; on targets without
 // dot products of bytes, so do weights that are bytes.
 constexpr int kStoredVectors = kManyRegisters ? 2 : 1;
 template <Format F>
 constexpr int kStoredTokens = [] {
-    constexpr bool has_runs = !is_bytes(F) && run_quads<F>() < kQuads;
-    if (kManyRegisters) return has_runs ? 4 : 6;
+    constexpr bool has_spans = !is_bytes(F) && span_quads<F>() < kQuads;
+    if (kManyRegisters) return has_spans ? 4 : 6;
     if (kWideSums) return 6;
     return is_bytes(F) ? 5 : 6;
 }();

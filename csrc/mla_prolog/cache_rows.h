@@ -26,12 +26,12 @@ void encode_cache_rows(const MlaProlog& a, const float* latent, const T* key, ui
     auto* q = reinterpret_cast<int8_t*>(kv);
     switch (a.cache_scale) {
         case CacheScale::none:
-            put_all(latent, a.latent, reinterpret_cast<T*>(kv));
+            convert(latent, a.latent, reinterpret_cast<T*>(kv));
             break;
         case CacheScale::channel:
             put_int8(latent, a.latent, a.ckv_scale, q);
             for (size_t i = 0; i < a.rope; ++i)
-                reinterpret_cast<int8_t*>(kr)[i] = to_int8(widen(key[i]) * a.ckr_scale[i]);
+                reinterpret_cast<int8_t*>(kr)[i] = to_int8(to_float(key[i]) * a.ckr_scale[i]);
             return;
         case CacheScale::tensor:
             put_int8(latent, a.latent, a.ckv_scale[0], q);

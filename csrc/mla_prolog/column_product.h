@@ -104,7 +104,7 @@ class ColumnTokens {
             if constexpr (std::is_same_v<Value, V>)
                 std::memcpy(out, row + k, count * sizeof(V));
             else
-                widen_all(row + k, count, out);
+                convert(row + k, count, out);
             std::fill(out + count, out + round_up(count, kBlockInputs), Value{});
         }
     }

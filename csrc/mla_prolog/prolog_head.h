@@ -172,7 +172,7 @@ class HeadTask {
         } else {
             for (size_t i = 0; i < width; ++i) row_[i] = rounded<T>(sums[i]);
         }
-        put_all(row_, a_.nope, nope_row_);
+        convert(row_, a_.nope, nope_row_);
         nope_.read(t, nope_row_);
         const size_t at = (begin_ + t) * a_.rope;
         rotate_to_halves(row_ + a_.nope, a_.rope / 2, a_.sin + at, a_.cos + at, rope_of(t));
@@ -196,8 +196,8 @@ class HeadTask {
         T* rope = rope_of(t);
         const float factor = a_.ckv_scale[0];
         for (size_t i = 0; i < a_.rope; ++i) {
-            const float value = widen(rope[i]), quotient = value * factor / scale;
-            put(((scale == 0.0f) & (value == 0.0f)) ? 0.0f : quotient, rope + i);
+            const float value = to_float(rope[i]), quotient = value * factor / scale;
+            convert(((scale == 0.0f) & (value == 0.0f)) ? 0.0f : quotient, rope + i);
         }
     }
 

@@ -171,7 +171,7 @@ class PrologPlan {
             else
                 arrays_.x.read(t, real_x(t));
         }
-        if (widens_x()) widen_all(real_x(t), a_.hidden, arrays_.float_x.template row<float>(t));
+        if (widens_x()) convert(real_x(t), a_.hidden, arrays_.float_x.template row<float>(t));
         down_query_.read(t);
         down_latent_.read(t);
     }
@@ -209,10 +209,10 @@ class PrologPlan {
         norm(row, a_.width, a_.gamma_cq, a_.eps_cq, a_.alpha_cq);
         if (a_.w_uq_qr.scale) return store_int8_query(t, row, static_cast<int8_t*>(stored));
         T* values = static_cast<T*>(stored);
-        put_all(row, a_.width, values);
+        convert(row, a_.width, values);
         copy_query_norm(t, values);
         if (a_.w_uq_qr.reads_floats()) {
-            widen_all(values, a_.width, arrays_.float_queries.template row<float>(t));
+            convert(values, a_.width, arrays_.float_queries.template row<float>(t));
             up_query_.read(t);
         } else {
             arrays_.queries.read(t, values);

@@ -142,24 +142,24 @@ DECODESTEP_INLINE ByteSums times(ByteSums sums, int16_t factor) {
     const __m256i factors = _mm256_set1_epi16(factor);
     return {_mm256_mullo_epi16(sums.low, factors), _mm256_mullo_epi16(sums.high, factors)};
 }
-DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) {
+DECODESTEP_INLINE ByteSums multiply_bytes(u8x64 w, i8x4 x) {
     return {_mm256_maddubs_epi16(w.low, x.v), _mm256_maddubs_epi16(w.high, x.v)};
 }
 // One piece of assembly, as add_pair_products is.
-DECODESTEP_INLINE void add_bytes(__m256i& sums, __m256i w, __m256i x) {
+DECODESTEP_INLINE void add_byte_products(__m256i& sums, __m256i w, __m256i x) {
     __m256i products;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(w), "x"(x));
 }
-DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) {
-    add_bytes(sums.low, w.low, x.v);
-    add_bytes(sums.high, w.high, x.v);
+DECODESTEP_INLINE void add_byte_products(ByteSums& sums, u8x64 w, i8x4 x) {
+    add_byte_products(sums.low, w.low, x.v);
+    add_byte_products(sums.high, w.high, x.v);
 }
-DECODESTEP_INLINE i32x16 total(ByteSums sums) {
+DECODESTEP_INLINE i32x16 reduce(ByteSums sums) {
     return multiply_pairs(sums, {_mm256_set1_epi16(1), _mm256_set1_epi16(1)});
 }
 
-// Factors lie in both halves of their lane, so that the sum of a lane's two products costs no more than the sum alone.
-DECODESTEP_INLINE i32x16 factors(const uint8_t* p) {
+// Scales lie in both halves of their lane, so that the sum of a lane's two products costs no more than the sum alone.
+DECODESTEP_INLINE i32x16 load_scales(const uint8_t* p) {
     const __m256i bytes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     const __m256i low = _mm256_setr_epi8(0, -1, 0, -1, 1, -1, 1, -1, 2, -1, 2, -1, 3, -1, 3, -1,  //
                                          4, -1, 4, -1, 5, -1, 5, -1, 6, -1, 6, -1, 7, -1, 7, -1);
@@ -167,20 +167,20 @@ DECODESTEP_INLINE i32x16 factors(const uint8_t* p) {
                                           12, -1, 12, -1, 13, -1, 13, -1, 14, -1, 14, -1, 15, -1, 15, -1);
     return {_mm256_shuffle_epi8(bytes, low), _mm256_shuffle_epi8(bytes, high)};
 }
-DECODESTEP_INLINE i32x16 first_factors(i32x16 pairs) {
+DECODESTEP_INLINE i32x16 first_scales(i32x16 pairs) {
     const __m256i twice = _mm256_setr_epi8(0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13,  //
                                            0, 1, 0, 1, 4, 5, 4, 5, 8, 9, 8, 9, 12, 13, 12, 13);
     return {_mm256_shuffle_epi8(pairs.low, twice), _mm256_shuffle_epi8(pairs.high, twice)};
 }
-DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
+DECODESTEP_INLINE i32x16 second_scales(i32x16 pairs) {
     const __m256i twice = _mm256_setr_epi8(2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15,  //
                                            2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15);
     return {_mm256_shuffle_epi8(pairs.low, twice), _mm256_shuffle_epi8(pairs.high, twice)};
 }
 using ByteProducts = i32x16;
-DECODESTEP_INLINE ByteProducts total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
-DECODESTEP_INLINE ByteProducts add_total(ByteProducts products, ByteSums sums, i32x16 factors) {
-    return products + multiply_pairs(sums, factors);
+DECODESTEP_INLINE ByteProducts reduce(ByteSums sums, i32x16 scales) { return multiply_pairs(sums, scales); }
+DECODESTEP_INLINE ByteProducts add_reduced(ByteProducts products, ByteSums sums, i32x16 scales) {
+    return products + multiply_pairs(sums, scales);
 }
 
 #define DECODESTEP_HAS_STORED_BYTES

@@ -90,29 +90,29 @@ constexpr bool kWideSums = false;
 DECODESTEP_INLINE ByteSums times(ByteSums sums, int16_t factor) {
     return {_mm512_mullo_epi16(sums.v, _mm512_set1_epi16(factor))};
 }
-DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return {_mm512_maddubs_epi16(w.v, x.v)}; }
-DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) {
+DECODESTEP_INLINE ByteSums multiply_bytes(u8x64 w, i8x4 x) { return {_mm512_maddubs_epi16(w.v, x.v)}; }
+DECODESTEP_INLINE void add_byte_products(ByteSums& sums, u8x64 w, i8x4 x) {
     sums.v = _mm512_add_epi16(sums.v, _mm512_maddubs_epi16(w.v, x.v));
 }
-DECODESTEP_INLINE i32x16 total(ByteSums sums) { return multiply_pairs(sums, {_mm512_set1_epi16(1)}); }
+DECODESTEP_INLINE i32x16 reduce(ByteSums sums) { return multiply_pairs(sums, {_mm512_set1_epi16(1)}); }
 
-// Factors lie in both halves of their lane, so that the sum of a lane's two products costs no more than the sum alone.
-DECODESTEP_INLINE i32x16 factors(const uint8_t* p) {
+// Scales lie in both halves of their lane, so that the sum of a lane's two products costs no more than the sum alone.
+DECODESTEP_INLINE i32x16 load_scales(const uint8_t* p) {
     const i32x16 bytes = load_u8(p);
     return bytes | shift_left<16>(bytes);
 }
-DECODESTEP_INLINE i32x16 first_factors(i32x16 pairs) {
+DECODESTEP_INLINE i32x16 first_scales(i32x16 pairs) {
     const i32x16 first = pairs & broadcast_int(0xffff);
     return first | shift_left<16>(first);
 }
-DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
+DECODESTEP_INLINE i32x16 second_scales(i32x16 pairs) {
     const i32x16 second = shift_right<16>(pairs);
     return second | shift_left<16>(second);
 }
 using ByteProducts = i32x16;
-DECODESTEP_INLINE ByteProducts total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
-DECODESTEP_INLINE ByteProducts add_total(ByteProducts products, ByteSums sums, i32x16 factors) {
-    return products + multiply_pairs(sums, factors);
+DECODESTEP_INLINE ByteProducts reduce(ByteSums sums, i32x16 scales) { return multiply_pairs(sums, scales); }
+DECODESTEP_INLINE ByteProducts add_reduced(ByteProducts products, ByteSums sums, i32x16 scales) {
+    return products + multiply_pairs(sums, scales);
 }
 
 #endif  // __AVX512VNNI__
@@ -152,7 +152,7 @@ struct PairDot {
 };
 
 // Rounds sums of products of bfloat16. The instruction flushes subnormals, as add_products has done before: for other
-// values see put_all in simd/rounding.h.
+// values see convert in simd/rounding.h.
 DECODESTEP_INLINE void store_sums(Bf16* p, f32x16 sums) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sums.v)));
 }

@@ -118,22 +118,20 @@ DECODESTEP_INLINE ByteSums times(i32x16 pairs, int16_t factor) {
     const auto factors = static_cast<int32_t>(static_cast<uint16_t>(factor) * 0x00010001u);
     return multiply_pairs(pairs, broadcast_int(factors));
 }
-DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return dot_nibbles(broadcast_int(0), w, x); }
-DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) { sums = dot_nibbles(sums, w, x); }
-DECODESTEP_INLINE i32x16 total(ByteSums sums) { return sums; }
+DECODESTEP_INLINE ByteSums multiply_bytes(u8x64 w, i8x4 x) { return dot_nibbles(broadcast_int(0), w, x); }
+DECODESTEP_INLINE void add_byte_products(ByteSums& sums, u8x64 w, i8x4 x) { sums = dot_nibbles(sums, w, x); }
+DECODESTEP_INLINE i32x16 reduce(ByteSums sums) { return sums; }
 
-// Factors of ByteSums: sixteen unsigned bytes, or the first or second of sixteen pairs of int16. Sums times factors are
+// Scales of ByteSums: sixteen unsigned bytes, or the first or second of sixteen pairs of int16. Sums times scales are
 // less than 2^24, and so are exact as floats, which takes fewer instructions than products of integers.
 using ByteProducts = f32x16;
-DECODESTEP_INLINE f32x16 factors(const uint8_t* p) { return to_float(load_u8(p)); }
-DECODESTEP_INLINE f32x16 first_factors(i32x16 pairs) { return to_float(multiply_pairs(pairs, broadcast_int(1))); }
-DECODESTEP_INLINE f32x16 second_factors(i32x16 pairs) {
-    return to_float(multiply_pairs(pairs, broadcast_int(1 << 16)));
-}
-DECODESTEP_INLINE ByteProducts total(ByteSums sums, f32x16 factors) { return to_float(sums) * factors; }
-// products + the sums times the factors, less than 2^24 too.
-DECODESTEP_INLINE ByteProducts add_total(ByteProducts products, ByteSums sums, f32x16 factors) {
-    return fma(to_float(sums), factors, products);
+DECODESTEP_INLINE f32x16 load_scales(const uint8_t* p) { return to_float(load_u8(p)); }
+DECODESTEP_INLINE f32x16 first_scales(i32x16 pairs) { return to_float(multiply_pairs(pairs, broadcast_int(1))); }
+DECODESTEP_INLINE f32x16 second_scales(i32x16 pairs) { return to_float(multiply_pairs(pairs, broadcast_int(1 << 16))); }
+DECODESTEP_INLINE ByteProducts reduce(ByteSums sums, f32x16 scales) { return to_float(sums) * scales; }
+// products + the sums times the scales, less than 2^24 too.
+DECODESTEP_INLINE ByteProducts add_reduced(ByteProducts products, ByteSums sums, f32x16 scales) {
+    return fma(to_float(sums), scales, products);
 }
 DECODESTEP_INLINE f32x16 to_float(ByteProducts products) { return products; }
 #endif

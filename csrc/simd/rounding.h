@@ -5,36 +5,30 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-DECODESTEP_INLINE float widen(float value) { return value; }
-DECODESTEP_INLINE float widen(Bf16 value) { return decodestep::to_float(value); }
-DECODESTEP_INLINE float widen(F16 value) { return decodestep::to_float(value); }
-DECODESTEP_INLINE void put(float value, float* out) { *out = value; }
-DECODESTEP_INLINE void put(float value, Bf16* out) { *out = to_bf16(value); }
-DECODESTEP_INLINE void put(float value, F16* out) { *out = to_f16(value); }
+using decodestep::to_float;
+DECODESTEP_INLINE float to_float(float value) { return value; }
+DECODESTEP_INLINE void convert(float value, float* out) { *out = value; }
+DECODESTEP_INLINE void convert(float value, Bf16* out) { *out = to_bf16(value); }
+DECODESTEP_INLINE void convert(float value, F16* out) { *out = to_f16(value); }
 
 // `value` after a store to memory of type T and a load from there.
 template <class T>
 DECODESTEP_INLINE float rounded(float value) {
     T stored;
-    put(value, &stored);
-    return widen(stored);
+    convert(value, &stored);
+    return to_float(stored);
 }
 
-template <class T>
-DECODESTEP_INLINE void put_all(const float* values, size_t n, T* out) {
-    for (size_t i = 0; i < n; ++i) put(values[i], out + i);
-}
-
-template <class T>
-DECODESTEP_INLINE void widen_all(const T* values, size_t n, float* out) {
-    for (size_t i = 0; i < n; ++i) out[i] = widen(values[i]);
+template <class From, class To>
+DECODESTEP_INLINE void convert(const From* values, size_t n, To* out) {
+    for (size_t i = 0; i < n; ++i) convert(to_float(values[i]), out + i);
 }
 
 // Sixteen values; subnormals stay what they are on every tier, other than those of store_sums.
-DECODESTEP_INLINE void put_all(f32x16 values, Bf16* out) {
+DECODESTEP_INLINE void convert(f32x16 values, Bf16* out) {
     float lanes[kLanes];
     store(lanes, values);
-    put_all(lanes, kLanes, out);
+    convert(lanes, kLanes, out);
 }
 
 // Sums of products of bfloat16; n is a multiple of 16.
@@ -57,7 +51,7 @@ template <class T>
 DECODESTEP_INLINE void put_int8(const T* values, size_t n, float factor, int8_t* out) {
     size_t i = 0;
     for (; i + kLanes <= n; i += kLanes) put_int8(load(values + i) * broadcast(factor), out + i);
-    for (; i < n; ++i) out[i] = to_int8(widen(values[i]) * factor);
+    for (; i < n; ++i) out[i] = to_int8(to_float(values[i]) * factor);
 }
 
 DECODESTEP_INLINE void put_int8(const float* values, size_t n, const float* factors, int8_t* out) {
@@ -90,7 +84,7 @@ template <class T>
 DECODESTEP_INLINE float largest_magnitude(const T* values, size_t n) {
     uint32_t most = 0;
     for (size_t i = 0; i < n; ++i) {
-        const uint32_t bits = std::bit_cast<uint32_t>(widen(values[i])) & 0x7fffffff;
+        const uint32_t bits = std::bit_cast<uint32_t>(to_float(values[i])) & 0x7fffffff;
         most = bits > most ? bits : most;
     }
     return std::bit_cast<float>(most);
@@ -101,7 +95,7 @@ template <class T>
 inline float quantise_row(const T* values, size_t n, bool half_away, int8_t* q) {
     const float largest = largest_magnitude(values, n), factor = largest == 0.0f ? 0.0f : 127.0f / largest;
     if (half_away)
-        for (size_t i = 0; i < n; ++i) q[i] = to_int8_away(widen(values[i]) * factor);
+        for (size_t i = 0; i < n; ++i) q[i] = to_int8_away(to_float(values[i]) * factor);
     else
         put_int8(values, n, factor, q);
     return largest / 127.0f;

@@ -9,8 +9,8 @@
 //   portable.h                    plain C++ for any machine                    }
 //
 // What lanes.h has is the same for all of them, and fallbacks.h has what follows from the other primitives where an
-// instruction set has nothing better. The constants of a family are the same in all its tiers, because kernels for
-// vectors alone (see core/tiers.txt) read them too:
+// instruction set has nothing better. The constants of a family are the same in all its tiers: the kernels that run on
+// a tier are of several builds, and one allocates what another writes.
 //
 //   kVectorRegisters   vectors that registers hold
 //   kStoresBytes       whether weights of few bits become bytes in memory before many tokens are multiplied by them
@@ -18,7 +18,7 @@
 //   kStreams           how many streams of memory one core reads faster than one
 //   kSplitsBf16        whether 32 bfloat16 are widened for less as even and odd ones than in their order
 //
-// To add an instruction set: write its file, or its conditions in the file of its family; choose a new file below; and
+// To add an instruction set: write its file, or its conditions in the file of its family; include a new file below; and
 // give its tier a row in core/tiers.txt and a test of the CPU in core/isa.cpp. Nothing outside this folder tests for an
 // instruction set: an algorithm that wants other tiles on another machine derives them from a constant of the target,
 // as kVectorRegisters.
@@ -28,12 +28,14 @@
 // cannot mix the builds up.
 #pragma once
 
-#if defined(__AVX512F__)
+#if defined(DECODESTEP_FAMILY_avx512)
 #include "simd/avx512_products.h"
-#elif defined(__AVX2__)
+#elif defined(DECODESTEP_FAMILY_avx2)
 #include "simd/avx2_products.h"
-#elif defined(DECODESTEP_NEON)
+#elif defined(DECODESTEP_FAMILY_neon)
 #include "simd/neon.h"
-#else
+#elif defined(DECODESTEP_FAMILY_portable)
 #include "simd/portable.h"
+#else
+#error "a build is of a family of core/tiers.txt"
 #endif

@@ -26,9 +26,13 @@ class DecodestepError(Exception):
 class RequestError(DecodestepError, ValueError):
     """An argument violates its contract.
 
-    op, arg, rule, got: the parts of the message ``<op>: <arg> must be <rule>; got <got>``; of a long `got`, the beginning.
-    code: the kind of the error, for programs; "" for a value outside its rule. sentence: what the message says after the op in
-    place of that form, where the form reads badly; "" otherwise.
+    Args:
+        op: what was called, the beginning of the message ``<op>: <arg> must be <rule>; got <got>``.
+        arg: the argument or field.
+        rule: what it must be.
+        got: what it is; of a long text, the beginning.
+        code: the kind of the error, for programs; "" for a value outside its rule.
+        sentence: what the message says after the op in place of that form, where the form reads badly; "" otherwise.
     """
 
     def __init__(self, op: str, arg: str, rule: str, got: str, code: str = "", sentence: str = "") -> None:
@@ -61,7 +65,8 @@ class CacheFullError(DecodestepError, RuntimeError):
 class ConstraintError(DecodestepError, RuntimeError):
     """The next token of a row cannot be constrained, or would cost more than the limits allow.
 
-    language: of the constraint, "json_schema", "regex" or "grammar".
+    Args:
+        language: of the constraint, "json_schema", "regex" or "grammar".
     """
 
     def __init__(self, message: str, language: str = "") -> None:

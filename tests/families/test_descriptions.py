@@ -12,12 +12,12 @@ import torch
 
 from decodestep.families.common import folder
 from decodestep.families.common.names import FOLDER
-from decodestep.families.common.registry import FAMILIES, FORMS, MODEL_TYPES
+from decodestep.families.common.registry import ARCHITECTURES, FAMILIES, MODEL_TYPES
 from decodestep.files.model_folder import ModelFolder
 from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from support.family_cases import CASES, FILES_ALONE, SAME_CLASSES
+from support import families
+from support.families import CASES
 from support.project import ROOT
-from test_families import NEEDED
 
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
@@ -32,8 +32,8 @@ def test_every_file_is_a_family():
 
 def test_a_name_stands_for_one_family():
     types = [each.name for family in FAMILIES.values() for each in family.types]
-    forms = [family.gguf.architecture for family in FAMILIES.values() if family.gguf]
-    assert sorted(types) == sorted(MODEL_TYPES) and sorted(forms) == sorted(FORMS)
+    architectures = [family.gguf.name for family in FAMILIES.values() if family.gguf]
+    assert sorted(types) == sorted(MODEL_TYPES) and sorted(architectures) == sorted(ARCHITECTURES)
 
 
 def constants(path):
@@ -46,9 +46,9 @@ def constants(path):
 
 def test_no_family_is_named_outside_its_file():
     """Or one that is part of a longer name."""
-    names, found = {*MODEL_TYPES, *FORMS}, {}
+    names, found = {*MODEL_TYPES, *ARCHITECTURES}, {}
     own = {each.name: stem for stem, family in FAMILIES.items() for each in family.types}
-    own |= {family.gguf.architecture: stem for stem, family in FAMILIES.items() if family.gguf}
+    own |= {family.gguf.name: stem for stem, family in FAMILIES.items() if family.gguf}
     for path in sorted(SOURCE.rglob("*.py")):
         room, *_ = path.relative_to(SOURCE).parts
         allowed = OF_TOKENIZERS if room == "tokenizers" else set()
@@ -64,7 +64,8 @@ def test_the_defaults_are_all_that_is_read(name, tmp_path):
     """So that a config.json of model_type alone has the sizes of transformers' class."""
     path = tmp_path / "model"
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"model_type": name, **NEEDED.get(name, {})}))
+    needed = CASES[name].needed if name in CASES else {}
+    (path / "config.json").write_text(json.dumps({"model_type": name, **needed}))
     safetensors.torch.save_file({"lm_head.weight": torch.zeros(1)}, path / "model.safetensors")
     config = folder.read_config(ModelFolder(path))
     assert config.architecture == name and not config.tied
@@ -74,7 +75,7 @@ def test_the_defaults_are_all_that_is_read(name, tmp_path):
 @pytest.mark.parametrize("name", MODEL_TYPES)
 def test_a_model_type_names_what_there_is(name):
     each = MODEL_TYPES[name]
-    assert each.written_as is FORMS[each.written_as.architecture] and each.written_as.layers == each.layers
+    assert each.written_as is ARCHITECTURES[each.written_as.name] and each.written_as.layers == each.layers
     assert set(each.tensors) <= {*FOLDER, "gate_up", "attention_post_norm", "ffn_post_norm"}
     assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
     assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS
@@ -91,13 +92,15 @@ def test_descriptions_cannot_be_changed():
 
 def test_every_family_has_cases():
     """Those of a type of the same class count for it; files of a family that transformers lacks are tested by themselves."""
-    assert set(MODEL_TYPES) == {*CASES, *SAME_CLASSES}
-    written = {each.written_as.architecture for each in MODEL_TYPES.values()}
-    assert set(FORMS) - written == set(FILES_ALONE)
+    assert families.FAMILIES.keys() == FAMILIES.keys()
+    for name, cases in families.FAMILIES.items():
+        assert {each.name for each in FAMILIES[name].types} == {*cases.CASES, *getattr(cases, "SAME_CLASSES", ())}
+    written = {each.written_as.name for each in MODEL_TYPES.values()}
+    assert set(ARCHITECTURES) - written == {family.gguf.name for family in FAMILIES.values() if not family.types}
 
 
 def test_the_package_has_the_families_of_the_documentation():
     table = (ROOT / "docs" / "models.md").read_text().partition("|---|")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[1:]]
-    assert {name for files, _ in rows for name in files.split(", ") if name} == set(FORMS)
+    assert {name for files, _ in rows for name in files.split(", ") if name} == set(ARCHITECTURES)
     assert {name for _, types in rows for name in types.split(", ") if name} == set(MODEL_TYPES)

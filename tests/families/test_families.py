@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import decodestep as ds
 from decodestep import cli
+from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.decoding import float32_layer
 from decodestep.families.common import folder as folder_sizes
 from decodestep.families.common import gguf
@@ -31,8 +31,8 @@ from decodestep.models import ModelError
 from decodestep.ops.decoder_forward import Mixture
 from decodestep.sampling.row_factory import RowFactory
 from decodestep.weights.linear_panels import LinearPanels
-from support import family_cases, family_models, latent_gguf_files
-from support.family_cases import CASES
+from support import family_models, family_sizes, latent_gguf_files
+from support.families import CASES
 from support.tolerances import LOGITS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
@@ -124,7 +124,7 @@ def test_a_linear_stretch_in_a_gguf_file_grows_the_scores_by_its_multiplier(tmp_
 @pytest.mark.parametrize(("kind", "stretch"), [({}, 4.0), ({"rope.scaling.type": "none"}, 1.0)])
 def test_a_factor_stretches_the_rotation_of_long_rope_in_a_gguf_file(tmp_path, ids, kind, stretch):
     """As in llama.cpp; transformers has it only within the factors."""
-    rotation = family_cases.longrope(512)
+    rotation = family_sizes.longrope(512)
     stretched = rotation | {"short_factor": [stretch * factor for factor in rotation["short_factor"]]}
     sizes = {"dim_model_base": 256, "v_head_dim": 16}
     model, expected = (family_models.build_model("minicpm3", 0, **sizes, rope_parameters=p) for p in (rotation, stretched))
@@ -137,7 +137,7 @@ def test_a_factor_stretches_the_rotation_of_long_rope_in_a_gguf_file(tmp_path, i
 
 @pytest.mark.parametrize(("name", "wrong"), [("short", 0.0), ("long", 1e9)])
 def test_factors_of_long_rope_in_a_gguf_file_have_bounds(tmp_path, name, wrong):
-    rotation = family_cases.longrope(512, **{f"{name}_factor": [1.0, 1.0, wrong, 1.0]})
+    rotation = family_sizes.longrope(512, **{f"{name}_factor": [1.0, 1.0, wrong, 1.0]})
     model = family_models.build_model("minicpm3", 0, rope_parameters=rotation)
     with pytest.raises(ModelError, match=f"tensor rope_factors_{name}.weight must hold 4 numbers in"):
         ds.load(latent_gguf_files.write_gguf(model, tmp_path / "model.gguf"))
@@ -145,11 +145,11 @@ def test_factors_of_long_rope_in_a_gguf_file_have_bounds(tmp_path, name, wrong):
 
 def test_long_rope_of_which_one_position_is_short(tmp_path):
     """Its factor divides by the logarithm of that number, which is 0; transformers fails."""
-    model = family_models.build_model("minicpm3", 0, rope_parameters=family_cases.longrope(512))
+    model = family_models.build_model("minicpm3", 0, rope_parameters=family_sizes.longrope(512))
     saved, path = family_models.save(model, tmp_path / "saved"), tmp_path / "changed"
     path.mkdir()
     for place in (
-        changed(saved, path, rope_parameters=family_cases.longrope(1)),
+        changed(saved, path, rope_parameters=family_sizes.longrope(1)),
         latent_gguf_files.write_gguf(model, tmp_path / "model.gguf", **{"rope.scaling.original_context_length": 1}),
     ):
         assert np.isfinite(ds.load(place).logits([1, 2, 3])).all()
@@ -275,10 +275,10 @@ def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
 @pytest.fixture(params=["layers", "native"])
 def long_rope(request, tmp_path):
     """A model of transformers' whose factors change after 100 tokens, and two of ours that know nothing of each other."""
-    sizes = {"max_position_embeddings": 1024, "rope_parameters": family_cases.longrope(100)}
+    sizes = {"max_position_embeddings": 1024, "rope_parameters": family_sizes.longrope(100)}
     if request.param == "native":
         factors = {"short_factor": np.linspace(1, 1.3, 8).tolist(), "long_factor": np.linspace(1, 4, 8).tolist()}
-        sizes = family_models.ALIGNED["minicpm3"] | sizes | {"rope_parameters": {**family_cases.longrope(100), **factors}}
+        sizes = family_models.ALIGNED["minicpm3"] | sizes | {"rope_parameters": {**family_sizes.longrope(100), **factors}}
     model = family_models.build_model("minicpm3", 0, **sizes)
     path = family_models.save(model, tmp_path)
     used, fresh = ds.load(path), ds.load(path)
@@ -354,17 +354,20 @@ def test_beams_of_a_long_prompt_are_rotated_as_the_whole_prompt(long_rope, ids, 
 def test_tokens_that_a_constraint_decides_are_rotated_as_if_drawn_one_by_one(long_rope, ids, monkeypatch):
     _, used, fresh = long_rope
 
-    def last_logits(model, length, params):
+    def last_logits(model, length, *, forced):
         found, run = [], model.decoder.logits
         with monkeypatch.context() as patch:
             patch.setattr(model.decoder, "logits", lambda *given: found.append(run(*given)) or found[-1])
+            if not forced:
+                patch.setattr(ConstraintLogitsProcessor, "forced_tokens", lambda *row: [])
             ds.generate(model, [ids[:length].tolist()], params)
-        return found[-1]
+        return found[-1][-1], len(found)
 
     params = ds.SamplingParams(regex="-{40}[a-z]{2}", seed=1, max_new_tokens=41)
     for length in (*range(80, 104, 3), 99):  # at the end of the short frequencies, too
-        stepped = last_logits(fresh, length, replace(params, logprobs=0))
-        np.testing.assert_array_equal(last_logits(used, length, params), stepped)
+        (jumped, few), (stepped, many) = (last_logits(*how, forced=how[0] is used) for how in ((used, length), (fresh, length)))
+        np.testing.assert_array_equal(jumped, stepped)
+        assert few < many
 
 
 def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
@@ -390,7 +393,7 @@ def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
 def test_the_latent_form_of_grouped_attention_has_both_tables_of_long_rope(tmp_path, ids):
     factors = {"short_factor": np.linspace(1, 1.3, 16).tolist(), "long_factor": np.linspace(1, 4, 16).tolist()}
     wide = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
-    model = family_models.build_model("llama", 0, **wide, rope_parameters={**family_cases.longrope(100), **factors})
+    model = family_models.build_model("llama", 0, **wide, rope_parameters={**family_sizes.longrope(100), **factors})
     mine, expected = ds.load(family_models.save(model, tmp_path), form="mla"), family_models.model_logits(model, ids)
     assert mine.decoder.description == "one native call a step"
     assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
@@ -399,7 +402,7 @@ def test_the_latent_form_of_grouped_attention_has_both_tables_of_long_rope(tmp_p
 def test_the_native_step_has_both_tables_of_long_rope(tmp_path):
     """Long and short sequences side by side in one pass; one that grows beyond the short factors."""
     factors = {"short_factor": np.linspace(1, 1.3, 8).tolist(), "long_factor": np.linspace(1, 4, 8).tolist()}
-    changes = family_models.ALIGNED["minicpm3"] | {"rope_parameters": {**family_cases.longrope(32), **factors}}
+    changes = family_models.ALIGNED["minicpm3"] | {"rope_parameters": {**family_sizes.longrope(32), **factors}}
     path = family_models.save(family_models.build_model("minicpm3", 0, **changes), tmp_path)
     native, exact = ds.load(path), ds.load(path, dtype="float32")
     assert native.decoder.description == "one native call a step"
@@ -548,9 +551,9 @@ CONTRADICTIONS = {
     "no latent of queries": ({"q_lora_rank": None}, "q_proj.weight is missing"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     "a scale that is not a number": ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor must be a number"),
-    "a stretch that is not a number": ({"rope_parameters": family_cases.yarn(float("nan"), 1.0)}, "mscale must be a number"),
+    "a stretch that is not a number": ({"rope_parameters": family_sizes.yarn(float("nan"), 1.0)}, "mscale must be a number"),
     "a factor that is not a number": (
-        {"rope_parameters": family_cases.yarn(1.0, 1.0, attention_factor=float("nan"))},
+        {"rope_parameters": family_sizes.yarn(1.0, 1.0, attention_factor=float("nan"))},
         "attention_factor must be a number",
     ),
     "an odd rotation": ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7"),
@@ -561,7 +564,7 @@ CONTRADICTIONS = {
         "partial_rotary_factor is not supported",
     ),
     "rotations of layer types": (
-        {"rope_parameters": {"full_attention": family_cases.yarn(1.0, 1.0)}},
+        {"rope_parameters": {"full_attention": family_sizes.yarn(1.0, 1.0)}},
         "rope_parameters by layer type are not supported",
     ),
     "a stretch of nothing": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor must be a number in"),
@@ -570,19 +573,19 @@ CONTRADICTIONS = {
         "low_freq_factor 4 must be below high_freq_factor 4",
     ),
     "a stretch of frequencies that are all one": (
-        {"rope_parameters": family_cases.yarn(1.0, 1.0, rope_theta=1.0)},
+        {"rope_parameters": family_sizes.yarn(1.0, 1.0, rope_theta=1.0)},
         "rope_theta 1 and YaRN contradict each other",
     ),
     "long-rope by nothing": (
-        {"rope_parameters": family_cases.longrope(64, short_factor=[1.0, 1.0, 0.0, 1.0])},
+        {"rope_parameters": family_sizes.longrope(64, short_factor=[1.0, 1.0, 0.0, 1.0])},
         "short_factor must be 4 numbers in",
     ),
     "long-rope without end": (
-        {"rope_parameters": family_cases.longrope(64, long_factor=[1.0, 1.0, 1e9, 1.0])},
+        {"rope_parameters": family_sizes.longrope(64, long_factor=[1.0, 1.0, 1e9, 1.0])},
         "long_factor must be 4 numbers in",
     ),
     "long-rope without factors": (
-        {"rope_parameters": family_cases.longrope(64, long_factor=None)},
+        {"rope_parameters": family_sizes.longrope(64, long_factor=None)},
         "long_factor must be 4 numbers in",
     ),
     "a rotation without a name": ({"rope_parameters": {"type": None, "factor": 2.0}}, "rope_parameters.rope_type is missing"),
@@ -636,7 +639,7 @@ def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(folder, tmp_
 
 _TYPES = ["full_attention", "sliding_attention", "full_attention"]
 _BY_ITSELF = "factor", "attention_factor", "beta_fast", "beta_slow"
-_UNTRUNCATED = family_cases.yarn(None, None, truncate=False)
+_UNTRUNCATED = family_sizes.yarn(None, None, truncate=False)
 # What is easily overlooked: family and size, changes to it, and what config.json says beside.
 OVERLOOKED = {
     "layer_types of a mistral": ("mistral", 2, {}, {"layer_types": _TYPES}),
@@ -678,14 +681,14 @@ OVERLOOKED = {
         "gemma3_text",
         0,
         {},
-        {"rope_parameters": {"truncate": False, "full_attention": family_cases.yarn(None, None)}},
+        {"rope_parameters": {"truncate": False, "full_attention": family_sizes.yarn(None, None)}},
     ),
     "truncate": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED}),
     "what YaRN has by itself, null": (
         "qwen3",
         0,
         {},
-        {"rope_parameters": family_cases.yarn(None, None, **dict.fromkeys(_BY_ITSELF))},
+        {"rope_parameters": family_sizes.yarn(None, None, **dict.fromkeys(_BY_ITSELF))},
     ),
     "truncate null": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED | {"truncate": None}}),
     "partial_rotary_factor null": (
@@ -709,16 +712,9 @@ def test_what_config_json_says_is_what_transformers_reads(ids, tmp_path, family,
     assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
-# What a family's config.json has to say, since the values of its class without it are not supported.
-NEEDED = {
-    "deepseek_v2": {"num_experts_per_tok": 6},
-    "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 32},
-}
-
-
 @pytest.mark.parametrize("family", CASES)
 def test_a_key_that_is_missing_has_the_value_of_transformers(tmp_path, family):
-    least = {"model_type": family, **NEEDED.get(family, {})}
+    least = {"model_type": family, **CASES[family].needed}
     found = []
     for place, said in (("least", least), ("whole", family_models.config_class(family)().to_dict() | least)):
         path = tmp_path / place / "model"

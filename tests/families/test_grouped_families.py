@@ -14,8 +14,8 @@ from decodestep import cli
 from decodestep.families.common import gguf
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
-from support import family_cases, family_models
-from support.family_cases import CASES
+from support import family_models, family_sizes
+from support.families import CASES
 from support.grouped_gguf_files import write_gguf
 from support.tolerances import LLAMA_CPP, LOGITS
 
@@ -101,7 +101,7 @@ def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, ke
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_the_attention_factor_of_a_file_is_that_of_transformers(ids, tmp_path, factor):
     """Where llama.cpp's converter writes it; llama.cpp does not read it for these architectures."""
-    theirs = family_models.build_model("llama", 0, rope_parameters=family_cases.yarn(None, None, attention_factor=factor))
+    theirs = family_models.build_model("llama", 0, rope_parameters=family_sizes.yarn(None, None, attention_factor=factor))
     scaling = {"type": "yarn", "factor": 8.0, "original_context_length": 64, "yarn_attn_factor": factor}
     path = write_gguf(theirs, tmp_path / "a.gguf", **{f"rope.scaling.{name}": value for name, value in scaling.items()})
     assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
@@ -262,7 +262,7 @@ REFUSED = {
         {
             "rope_parameters": {
                 "full_attention": {"rope_type": "default"},
-                "sliding_attention": family_cases.longrope(64, short_factor=[1.0] * 16, long_factor=[2.0] * 16),
+                "sliding_attention": family_sizes.longrope(64, short_factor=[1.0] * 16, long_factor=[2.0] * 16),
             }
         },
         "rope_type 'longrope' of sliding_attention is not supported",
@@ -299,12 +299,12 @@ def test_layers_with_windows_that_are_no_list_of_flags_are_refused(model, tmp_pa
 GGUF_REFUSED = {
     "softcapped logits": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
     "softcapped scores": ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
-    "values of another width": ({"attention.value_length": 16}, "key heads of 32 values, 16 of them read, 32 rotated"),
-    "a rotation of a part": ({"rope.dimension_count": 16}, "key heads of 32 values, 32 of them read, 16 rotated"),
+    "values of another width": ({"attention.value_length": 16}, "key heads of 32 values, 16 of them read, 32 with rope"),
+    "a rope of a part": ({"rope.dimension_count": 16}, "key heads of 32 values, 32 of them read, 16 with rope"),
     "key heads that do not divide": ({"attention.head_count_kv": 3}, "4 query heads on 3 key heads"),
     "heads of an odd width": (
         dict.fromkeys(("attention.key_length", "attention.value_length", "rope.dimension_count"), 31),
-        "key heads of 31 values, 31 of them read, 31 rotated",
+        "key heads of 31 values, 31 of them read, 31 with rope",
     ),
     "long-rope without factors": ({"rope.scaling.type": "longrope"}, "rope scaling 'longrope' is not supported"),
 }

@@ -16,21 +16,21 @@ import decodestep as ds
 from decodestep import cli
 from decodestep.families.common.names import GGUF
 from decodestep.families.common.registry import MODEL_TYPES
-from decodestep.files.gguf_file import GgufFile
+from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile
 from decodestep.files.model_folder import ModelFolder
 from decodestep.models import ModelError
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields
 from decodestep.tokenizers.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
-from support import family_cases, family_models
-from support.family_cases import CASES
+from support import family_models, family_sizes
+from support.families import CASES
 from support.tolerances import LLAMA_CPP, REWRITTEN_LOGITS
 
 pytestmark = pytest.mark.slow
 
 
 def linear(factor):
-    return {"rope_parameters": family_cases.linear(factor)}
+    return {"rope_parameters": family_sizes.linear(factor)}
 
 
 # llama.cpp does not read Mistral's window; see docs/models.md for the others.
@@ -59,7 +59,7 @@ def test_the_file_is_the_model(folder, tmp_path, family):
     target = quantised(source, tmp_path / "model.gguf")
     before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
     assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
-    assert (after.config.architecture, after.config.name) == (MODEL_TYPES[family].written_as.architecture, before.config.name)
+    assert (after.config.architecture, after.config.name) == (MODEL_TYPES[family].written_as.name, before.config.name)
     assert len(after.tokenizer) == before.config.vocab_size
     for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
         assert after.tokenizer.encode(text) == before.tokenizer.encode(text)
@@ -82,7 +82,7 @@ def test_llama_cpp_has_its_logits(folder, tmp_path, family):
 @pytest.mark.parametrize("family", CASES)
 def test_names_are_those_of_the_gguf_package(family):
     """Of each part the package's name for what transformers calls it, where its tables have it."""
-    written_as = MODEL_TYPES[family].written_as.architecture
+    written_as = MODEL_TYPES[family].written_as.name
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written_as)
     known = gguf.get_tensor_name_map(architecture, 2)
     found = 0
@@ -112,6 +112,44 @@ def test_types_padding_and_facts(tmp_path):
     assert 0.01 < np.median(apart) < 0.6
 
 
+SAMPLED = {
+    "all five": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1, "do_sample": True},
+    "one": {"top_p": 0.8, "max_length": 20},
+    "a filter that is off": {"top_k": 0, "temperature": 1},
+    "greedy": {"do_sample": False, "repetition_penalty": 1.05},
+    "greedy by its temperature": {"temperature": 0.0, "top_k": 5},
+    "nothing": {"eos_token_id": 299},
+}
+
+
+@pytest.mark.parametrize("given", SAMPLED.values(), ids=list(SAMPLED))
+def test_the_file_samples_as_the_folder(tmp_path, given):
+    folder = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    target = quantised(folder, tmp_path / "out.gguf")
+    assert ds.load(target).default_params == ds.load(folder).default_params
+    keys = {name for name in GgufFile(target).metadata if name.startswith("general.sampling.")}
+    said = {SAMPLING_KEYS[name] for name in given if name in SAMPLING_KEYS}
+    assert keys == said | ({"general.sampling.temp"} if given.get("do_sample") is False else set())
+    again = tmp_path / "again.gguf"
+    assert ds.load(quantised(target, again, "q8_0")).default_params == ds.load(folder).default_params
+
+
+def test_the_file_of_a_greedy_model_says_no_other_temperature(tmp_path):
+    folder = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6, "top_k": -1}))
+    file = GgufFile(quantised(folder, tmp_path / "out.gguf"))
+    assert file.sampling_defaults == {"temperature": 0.0, "top_k": 0}
+
+
+def test_defaults_that_are_outside_their_rule_are_not_written(tmp_path, capsys):
+    folder = family_models.save(family_models.build_model("llama", 0), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps({"top_p": 3}))
+    assert cli.main(["quantize", str(folder), str(tmp_path / "out.gguf"), "--type", "f32"]) != 0
+    assert "the model's own sampling defaults: SamplingParams: top_p must be" in capsys.readouterr().err
+    assert not (tmp_path / "out.gguf").exists()
+
+
 @pytest.mark.parametrize(("family", "some"), [("qwen2", "attn_q.bias"), ("deepseek_v3", "exp_probs_b.bias")])
 def test_vectors_and_routers_are_not_quantised(folder, tmp_path, family, some):
     tensors = GgufFile(quantised(folder(family), tmp_path / "out.gguf", "q8_0")).tensors
@@ -124,15 +162,15 @@ EXPRESSED = {
     "a linear stretch by one": ("deepseek_v3", linear(1.0)),
     "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
     "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
-    "Granite 4 that is rotated": ("granitemoehybrid", {}),
+    "Granite 4 with rope": ("granitemoehybrid", {}),
     "biases of a llama": ("llama", {"mlp_bias": True, "attention_bias": True, "hidden_size": 64, "intermediate_size": 96}),
     "biases of a granite": ("granite", {"mlp_bias": True, "attention_bias": True}),
-    "mscale of a llama": ("llama", {"rope_parameters": family_cases.yarn(1.0, 1.0)}),
-    "two of them": ("qwen3", {"rope_parameters": family_cases.yarn(1.0, 0.7)}),
-    "attention_factor": ("granite", {"rope_parameters": family_cases.yarn(None, None, attention_factor=2.0)}),
+    "mscale of a llama": ("llama", {"rope_parameters": family_sizes.yarn(1.0, 1.0)}),
+    "two of them": ("qwen3", {"rope_parameters": family_sizes.yarn(1.0, 0.7)}),
+    "attention_factor": ("granite", {"rope_parameters": family_sizes.yarn(None, None, attention_factor=2.0)}),
     # llama.cpp goes by the size of its context: of more tokens than these, as the text is.
-    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": family_cases.longrope(32)}),
-    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": family_cases.longrope(32, attention_factor=1.3)}),
+    "long-rope of a llama": ("llama", {"head_dim": 8, "rope_parameters": family_sizes.longrope(32)}),
+    "long-rope of a granite": ("granite", {"head_dim": 8, "rope_parameters": family_sizes.longrope(32, attention_factor=1.3)}),
 }
 
 
@@ -148,7 +186,7 @@ def test_what_llama_cpp_reads_from_one_form_alone(tmp_path, family, changes):
 
 def test_long_rope_whose_factors_are_the_same_for_all_texts(tmp_path):
     """It has one rotation, so that texts of all lengths share their pages, and a file can say it."""
-    rotation = family_cases.longrope(32)
+    rotation = family_sizes.longrope(32)
     rotation["long_factor"] = rotation["short_factor"]
     folder = family_models.save(family_models.build_model("llama", 0, head_dim=8, rope_parameters=rotation), tmp_path / "in")
     before, after = (ds.load(path, dtype="float32") for path in (folder, quantised(folder, tmp_path / "out.gguf")))
@@ -172,16 +210,16 @@ REFUSED = {
     "windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "grouped.windows"),
     "rotations": ("smollm3", {"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, "grouped.ropes"),
     "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),
-    "heads that are all rotated": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
+    "heads that are all rope": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
     "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
-    "yarn": ("youtu", {"rope_parameters": family_cases.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "yarn": ("youtu", {"rope_parameters": family_sizes.yarn(None, None, attention_factor=2.0)}, "cannot say its rope"),
     "a bias that llama.cpp lacks": ("qwen3", {"attention_bias": True}, "does not load a file of qwen3 with a bias of"),
     "wide heads": ("qwen2", {"head_dim": 32}, "does not load a file of qwen2 with 4 heads of 32"),
     "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
     "no experts": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "does not load a file of qwen3moe with dense layers alone"),
     "long-rope": (
         "youtu",
-        {"rope_parameters": family_cases.longrope(100)},
+        {"rope_parameters": family_sizes.longrope(100)},
         "does not load a file of deepseek2 with long-rope",
     ),
     "scores that grow with a linear stretch": (
@@ -191,27 +229,27 @@ REFUSED = {
     ),
     "scores that grow with the sine": (
         "youtu",
-        {"rope_parameters": family_cases.yarn(None, None)},
+        {"rope_parameters": family_sizes.yarn(None, None)},
         "YaRN and no mscale_all_dim",
     ),
-    "scores that shrink": ("youtu", {"rope_parameters": family_cases.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
+    "scores that shrink": ("youtu", {"rope_parameters": family_sizes.yarn(1.0, 1.0, factor=0.5)}, "YaRN's factor 0.5 below 1"),
     "biases of an olmo": ("olmo2", {"attention_bias": True}, "does not load a file of olmo2 with biases of attention"),
     "wide heads of an olmo": ("olmo2", {"head_dim": 32}, "does not load a file of olmo2 with 4 heads of 32"),
     "a tied olmo": ("olmo2", {"tie_word_embeddings": True}, "olmo2 with an embedding that is the logits matrix"),
     "long-rope of a qwen3": (
         "qwen3",
-        {"head_dim": 8, "rope_parameters": family_cases.longrope(32)},
+        {"head_dim": 8, "rope_parameters": family_sizes.longrope(32)},
         "rope scaling 'longrope' is not supported",
     ),
     "divided frequencies of a qwen3": (
         "qwen3",
         {"rope_parameters": CASES["llama"].sizes[1]["rope_parameters"]},
-        "cannot say its rotation",
+        "cannot say its rope",
     ),
     "yarn of a gemma": (
         "gemma3_text",
-        {"rope_parameters": {"full_attention": family_cases.yarn(None, None, attention_factor=2.0)}},
-        "cannot say its rotation",
+        {"rope_parameters": {"full_attention": family_sizes.yarn(None, None, attention_factor=2.0)}},
+        "cannot say its rope",
     ),
 }
 

@@ -23,6 +23,11 @@ def test_five_fields_are_read_and_no_other():
     assert default_params(PLACE, dict.fromkeys(given)) == SamplingParams()
 
 
+def test_a_temperature_of_0_is_greedy_by_do_sample():
+    """So that a request which asks for a filter samples, as of every model that is greedy by its own word."""
+    assert default_params(PLACE, {"temperature": 0, "top_k": 4}) == SamplingParams(do_sample=False, top_k=4)
+
+
 @pytest.mark.parametrize(("do_sample", "greedy"), [(False, True), (True, False), (None, False)])
 def test_greedy_only_where_it_is_said(do_sample, greedy):
     assert default_params(PLACE, {"do_sample": do_sample, "temperature": 0.7}).greedy == greedy

@@ -1,4 +1,4 @@
-"""What grouped-query attention may have in decoder_forward: biases, norms, windows, rotations by layer, padded heads, GELU, and
+"""What grouped-query attention may have in decoder_forward: biases, norms, windows, ropes by layer, padded heads, GELU, and
 keys in a format of their own."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CASES = {
     "padded heads": ({"head_dim": 32, "heads": 5, "kv_heads": 5}, {"head_values": 20, "head_norms": True}),
     "windows of 1 and 7": ({}, {"windows": (1, 7)}),
     "windows of 16 and 300": ({"heads": 6, "kv_heads": 1, "head_dim": 16}, {"windows": (16, 300)}),
-    "window of 257, rotations": ({"heads": 3, "kv_heads": 3}, {"windows": (0, 257), "ropes": (1, 0)}),
+    "window of 257, ropes": ({"heads": 3, "kv_heads": 3}, {"windows": (0, 257), "ropes": (1, 0)}),
     # 48 values: a panel and a half
     "keys apart": ({"heads": 6, "kv_heads": 3, "head_dim": 16}, {"keys": True, "biases": True}),
     "keys apart, norms": ({"heads": 8, "kv_heads": 4, "head_dim": 32}, {"keys": True, "head_norms": True}),
@@ -195,8 +195,8 @@ def test_refuses(changes, message, rng):
         replace(w, layers=(layer,))
 
 
-def test_refuses_too_few_rotations(rng):
-    w = made("window of 257, rotations", Format.F32, rng)
+def test_refuses_too_few_ropes(rng):
+    w = made("window of 257, ropes", Format.F32, rng)
     call = step(w, [3], rng)
     with pytest.raises(ValueError, match=r"sin must be of shape \(2, P, 16\)"):
         ds.decoder_forward(**call)

@@ -92,6 +92,15 @@ def test_the_sampler_verifies_every_case_and_reports(measured):
         assert line in ran.stderr
 
 
+def test_drafts_verify_their_texts_and_count_what_is_accepted(measured):
+    cases = ["--cases", "text", "rows", "acceptance", "--positions", 60, "--rows", 2, "--temperatures", 0.7]
+    ran = measured("drafts", *cases, "--tokens", 6, "--rounds", 2, "--json")
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)["rows"]
+    assert len({row["case"] for row in rows}) == 5 and {row["name"] for row in rows} == {"drafts", "none"}
+    assert "60 positions: accepted" in ran.stderr and ran.stderr.count("drafted tokens accepted") == 5
+
+
 def test_one_round_has_no_quartiles(refused):
     assert "argument --rounds: at least 2" in refused("rms_norm", ["--rounds", 1])
 

@@ -30,6 +30,7 @@ ds.SamplingParams(stop="x", max_tokens=12, n=3), ds.SamplingParams(stop=None, st
 ds.SamplingParams(stop_strings=["."], stop_token_ids=np.array([2]), eos_token_id=[1, 2], bad_words_ids=[[1, 2]], top_k=-1)
 ds.SamplingParams(samplers=["top_k"], json_schema={"type": "object"}, logit_bias={5: -1}, allowed_token_ids={1, 2})
 ds.SamplingParams.from_openai({"n": 2}).stop_strings[0].upper()
+ds.SamplingParams().replace(stop="x", max_tokens=12, stop_token_ids=[3]).replace(n=2).stop_strings[0].upper()
 ds.mla_prolog_plan, ds.gather_cache, ds.PackedWeight, ds.to_nz, ds.errors.RequestError, ds.linear
 """
 # Each line is one error.
@@ -38,6 +39,8 @@ ds.SamplingParams(temprature=1)
 ds.SamplingParams(16)
 ds.SamplingParams(top_k="5")
 ds.SamplingParams(early_stopping="always")
+ds.SamplingParams().replace(temprature=1)
+ds.SamplingParams().replace(top_k="5")
 ds.SamplingParams().seed = 3
 ds.SamplingParams().stop_strings.append("x")
 ds.nonsense

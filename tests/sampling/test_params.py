@@ -289,15 +289,16 @@ def test_objects_are_immutable():
         SamplingParams().seed = 3  # type: ignore[misc]
 
 
-def test_a_change_counts_by_any_name_of_its_field():
+@pytest.mark.parametrize("change", [SamplingParams.replace, replace], ids=["the method", "dataclasses.replace"])
+def test_a_change_counts_by_any_name_of_its_field(change):
     params = SamplingParams(max_new_tokens=10, stop_strings="a", top_k=3)
-    assert replace(SamplingParams(), max_tokens=5) == SamplingParams(max_new_tokens=5)
-    assert replace(params, max_tokens=5, stop=None) == SamplingParams(max_new_tokens=5, top_k=3)
-    assert replace(params, max_new_tokens=5) == replace(params, max_completion_tokens=5)
+    assert change(SamplingParams(), max_tokens=5) == SamplingParams(max_new_tokens=5)
+    assert change(params, max_tokens=5, stop=None) == SamplingParams(max_new_tokens=5, top_k=3)
+    assert change(params, max_new_tokens=5) == change(params, max_completion_tokens=5)
     with pytest.raises(ValueError, match="given once"):
-        replace(params, max_tokens=5, max_completion_tokens=6)
+        change(params, max_tokens=5, max_completion_tokens=6)
     with pytest.raises(ValueError, match="there is no field top: did you mean"):
-        replace(params, top=5)
+        change(params, top=5)
 
 
 def test_positional_arguments_are_deprecated():

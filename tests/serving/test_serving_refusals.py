@@ -69,7 +69,7 @@ def called(arguments):
         *(
             (path, {**asked, "prediction": {"type": "content", "content": content}}, 400, "prediction")
             for path, asked in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"}))
-            for content in ("\ud800", 5, [{"type": "image_url", "image_url": {"url": "x"}}], "x" * 10**6)
+            for content in ("\ud800", 5, [{"type": "image_url", "image_url": {"url": "x"}}], "x" * 10**6, "x" * 2001)
         ),
         *(("/v1/chat/completions", {**CHAT, "draft": draft}, 400, "draft") for draft in ("off", "lookup", 4, 0)),
         ("/v1/chat/completions", {**CHAT, "n": 10**6}, 400, "n"),

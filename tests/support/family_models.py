@@ -12,7 +12,7 @@ import torch
 
 from decodestep.families.common.latent import LatentKeys
 from decodestep.families.common.registry import MODEL_TYPES
-from support.family_cases import CASES
+from support.families import CASES
 
 VOCABULARY = 300
 SMALL: dict[str, Any] = {
@@ -33,21 +33,7 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 298,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
-# Sizes that fill the native step's vectors, in place of those of size 0.
-_WIDE: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 64,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
-    "v_head_dim": 32,
-}
-ALIGNED = {
-    "deepseek_v2": {**_WIDE, "moe_intermediate_size": 32, "q_lora_rank": None},
-    "deepseek_v3": {**_WIDE, "moe_intermediate_size": 32},
-    "minicpm3": {**_WIDE, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
-}
+ALIGNED = {family: cases.aligned for family, cases in CASES.items() if cases.aligned}
 
 
 def in_gguf(*, latent: bool) -> list[tuple[str, int]]:

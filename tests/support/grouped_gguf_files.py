@@ -20,7 +20,7 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | No
     """kind: of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the
     file shall say so. changes: of the metadata; None leaves a key out."""
     config, state = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
-    architecture = MODEL_TYPES[config.model_type].written_as.architecture
+    architecture = MODEL_TYPES[config.model_type].written_as.name
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}

@@ -65,7 +65,7 @@ CORE_LAYERS = [
     ("bindings",),
 ]
 CORE_LEVEL = {name: level for level, names in enumerate(CORE_LAYERS) for name in names}
-TARGET_MACRO = re.compile(r"\b(__(AVX\w*|SSE\w*|FMA|F16C|BMI\w*|ARM_NEON\w*|ARM_FEATURE\w*)|DECODESTEP_(NEON|HAS_\w+))\b")
+TARGET_MACRO = re.compile(r"\b(__(AVX\w*|SSE\w*|FMA|F16C|BMI\w*|ARM_NEON\w*|ARM_FEATURE\w*)|DECODESTEP_(FAMILY_\w+|HAS_\w+))\b")
 
 
 class Import(NamedTuple):

@@ -273,7 +273,7 @@ def columns(s: Source, inputs: int, outputs: int, dtype: Any, count: int = 0) ->
     return s.array(*(count,) * (count > 0), inputs, outputs + gap, dtype=dtype)[..., :outputs]
 
 
-def pack_panels(s: Source) -> Arguments:
+def pack_columns(s: Source) -> Arguments:
     inputs, outputs, count = s.size(40), s.one_of(s.size(40), s.size(200)), s.one_of(0, 0, s.size(3))
     dtype = s.one_of(*REALS, np.int8)
     w = columns(s, inputs, outputs, dtype, count)

@@ -25,8 +25,10 @@ class Cost:
 class Profile:
     """What ran inside a `profile` block.
 
-    costs: the `Cost` of each (operator, backend). parts: for an operator that does the work of several, the `Cost` of each of
-    these within its own, by (operator, backend, part).
+    Attributes:
+        costs: the `Cost` of each (operator, backend).
+        parts: for an operator that does the work of several, the `Cost` of each of these within its own, by (operator, backend,
+            part).
     """
 
     costs: dict[tuple[str, str], Cost] = field(default_factory=dict)
@@ -50,11 +52,12 @@ def profile() -> Iterator[Profile]:
             ds.rms_norm(x, gamma)
         profile.costs  # {("rms_norm", "cpu"): Cost(calls=1, seconds=...)}
 
-    Yields a `Profile`, which is filled as calls return. A call that raises is not counted; an operator called by another
-    operator counts as part of it. Inside nested blocks the innermost records.
-
     The block belongs to the current context (a `contextvars.ContextVar`): asyncio tasks started in it are recorded,
     threads started in it are not.
+
+    Yields:
+        A `Profile`, which is filled as calls return. A call that raises is not counted; an operator called by another operator
+        counts as part of it. Inside nested blocks the innermost records.
     """
     record = Profile()
     token = _profile.set(record)

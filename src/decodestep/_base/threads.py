@@ -31,7 +31,8 @@ def threads() -> int:
 
     A requested number is limited to the available CPUs.
 
-    Raises ValueError if DECODESTEP_THREADS is not an integer in [1, 256].
+    Raises:
+        ValueError: if DECODESTEP_THREADS is not an integer in [1, 256].
     """
     count = _threads.get()
     if count is None:
@@ -43,13 +44,16 @@ def threads() -> int:
 def use_threads(count: int | None) -> Iterator[None]:
     """Sets the number of threads of native kernels inside a ``with`` block; results have the same bits for every number.
 
-    count: an integer in [1, 256], or None to leave the number unchanged. No more threads run than the process has CPUs
-        (see `_base.machine_limits`: affinity, physical cores, the quota of a container).
-    Raises ValueError for anything else. Blocks nest; the inner one counts.
-
     The number belongs to the current context (a `contextvars.ContextVar`): asyncio tasks started in the block inherit it,
     threads started in the block do not and use DECODESTEP_THREADS, else all CPUs of this process. A model with a number of its
     own, `load(threads=...)`, keeps it. docs/contents.md has the whole order.
+
+    Args:
+        count: an integer in [1, 256], or None to leave the number unchanged. No more threads run than the process has CPUs (see
+            `_base.machine_limits`: affinity, physical cores, the quota of a container).
+
+    Raises:
+        ValueError: for anything else. Blocks nest; the inner one counts.
     """
     if count is None:
         yield

@@ -6,7 +6,6 @@ import argparse
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -105,7 +104,7 @@ def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namesp
     if other is None:
         return [params]
     beside = with_bans(with_model_defaults(build_params(other, **_DEFAULTS), other, model), other, model)
-    return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
+    return [params, beside if beside.seed is not None else beside.replace(seed=params.seed)]
 
 
 def _write_page(document: dict[str, Any], options: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ class GroupedConfig:
     """Options of grouped-query attention.
 
     scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
-    "attention_output". query_key_norm: what is normalised before it is rotated: every head of queries and keys, or all heads of
+    "attention_output". query_key_norm: what is normalised before its rope: every head of queries and keys, or all heads of
     a token as one row; None: nothing. windows: for every layer the number of positions that a token attends to, its own
     included, 0 for all; (): no windows. ropes: for every layer the index of its rope; (): one for all.
     """
@@ -83,7 +83,7 @@ class Config:
     activation: of a dense feed-forward block: "swiglu", "gelu_gated" (tanh form) or "relu_squared", which has no gate. biases:
     whether its products have biases. block_norms: whether what attention and feed-forward blocks read is normalised, or what
     they add to the residual stream, or both. norm_shift: added to the checkpoint's norm weights.
-    rope_half_split: whether the two columns of a rotated pair are half a head apart; otherwise they are adjacent.
+    rope_half_split: whether the two columns of a rope pair are half a head apart; otherwise they are adjacent.
     embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
     state is divided by. tied: whether the embedding is the logits weight.
     next_token_layers: K layers for next-token prediction after the model's L: they draft, and no logits depend on them.

@@ -20,7 +20,7 @@ class TokenBatch(NamedTuple):
     tokens, sequence, positions: int64 (T,). Token t is tokens[t], at positions[t] of sequence[t].
     page_table: int64 (B, M); page_table[b, p // 16] holds position p of sequence b.
     wanted: int64, which of the T tokens to return logits of; may be empty.
-    long: bool (T,), which tokens the long frequencies rotate, the same for all of a sequence; None: none.
+    long: bool (T,), which tokens have the rope of the long frequencies, the same for all of a sequence; None: none.
     """
 
     tokens: np.ndarray

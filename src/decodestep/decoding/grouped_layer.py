@@ -27,9 +27,9 @@ def attend(
 ) -> np.ndarray:
     """The attention output of every token, (T, N * D); writes its keys and values.
 
-    h: float32 (T, He), what the block reads. cache: the layer's part of `LatentPages`: values, and rotated keys with the halves
-    of all heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope: sin and cos,
-    float32 (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
+    h: float32 (T, He), what the block reads. cache: the layer's part of `LatentPages`: values, and keys after their rope
+    with the halves of all heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope:
+    sin and cos, float32 (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
     """
     kv, kr = cache
     _, sequence, positions, page_table, *_ = batch
@@ -39,7 +39,7 @@ def attend(
     values, keys = np.split(with_bias(both, weights.values_keys_bias), 2, axis=1)
     queries = _normalise(queries, weights.query_norm, config.norm_eps).reshape(tokens, config.heads, width)
     keys = _normalise(keys, weights.key_norm, config.norm_eps).reshape(tokens, groups, width)
-    queries, keys = _rotate(queries, *rope), _rotate(keys, *rope)
+    queries, keys = _apply_rope(queries, *rope), _apply_rope(keys, *rope)
     kv.reshape(-1, kv.shape[-1])[slots] = values
     kr.reshape(-1, kr.shape[-1])[slots] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
     cut = positions >= window if window else np.zeros(tokens, bool)
@@ -84,8 +84,8 @@ def _attend_in_window(
     return np.einsum("gnj,jgd->gnd", weights / weights.sum(axis=-1, keepdims=True), values).reshape(config.heads, -1)
 
 
-def _rotate(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
-    """(T, heads, D) with pairs side by side -> (T, heads, 2, D / 2), rotated."""
+def _apply_rope(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
+    """(T, heads, D) with pairs side by side -> (T, heads, 2, D / 2), after their rope."""
     even, odd = heads[..., ::2], heads[..., 1::2]
     sin, cos = sin[:, None], cos[:, None]
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=2)

@@ -65,7 +65,7 @@ def grouped_layout(layers: int, kv_heads: int, head_dim: int, dtype: np.dtype) -
 
 
 def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) -> PageLayout:
-    """Of latents as values, and rotated keys.
+    """Of latents as values, and rope keys.
 
     dtype: of both, bfloat16 or float16; or int8, of latents in rows that end with the four bytes of a scale, beside keys in
     bfloat16.
@@ -74,13 +74,13 @@ def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) 
 
 
 def float32_layout(layers: int, latent_dim: int, rope_dim: int) -> PageLayout:
-    """Of latents as values and rotated keys in the layout PA_BSND of `mla_prolog` and `mla_attention`."""
+    """Of latents as values and rope keys in the layout PA_BSND of `mla_prolog` and `mla_attention`."""
     dtype = np.dtype(np.float32)
     return PageLayout((layers,), (PAGE, 1, rope_dim), (PAGE, 1, latent_dim), dtype, dtype)
 
 
 class LatentPages(Pages):
-    """Latents and rotated keys in a layout of `float32_layout`.
+    """Latents and rope keys in a layout of `float32_layout`.
 
     kv[layer]: (BlockNum, BlockSize, 1, Hckv). kr[layer]: (BlockNum, BlockSize, 1, Dr).
     """

@@ -2,7 +2,7 @@
 
 With n_kv key/value heads of width d, exactly:
     latent = the value heads side by side, Hckv = n_kv * d, no norm
-    shared rope key = the rotated key heads side by side, Dr = n_kv * d, the same frequencies for each head
+    shared rope key = the key heads after their rope side by side, Dr = n_kv * d, the same frequencies for each head
     query head, rope part = its own vector in the columns of its key head, zero elsewhere; the part without rope is zero
     values of a head = its value head's columns of the latent
     scale = the model's, which is 1 / sqrt(d) in most

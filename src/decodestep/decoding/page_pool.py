@@ -65,8 +65,8 @@ class PagePool:
     """Allocates the pages of a storage. Methods whose names end in `_locked` require `LOCK`.
 
     storage: the pages. max_kept: the largest number of kept pages; the least recently used are dropped first.
-    long_after: the length of the longest text that long-rope rotates by its short frequencies; None without long-rope.
-    roots: the parents of the first pages: of what the short frequencies rotated, and the long ones.
+    long_after: the length of the longest text whose rope is of long-rope's short frequencies; None without long-rope.
+    roots: the parents of the first pages: of what has the rope of the short frequencies, and of the long ones.
 
         a page is    fresh      never used: takes no memory yet
                      held       by one sequence, or by several if it is full
@@ -122,7 +122,7 @@ class PagePool:
             self._keep_at_most_locked(0)
 
     def last_length_like(self, length: int) -> int | None:
-        """The length up to which texts are rotated as one of `length` tokens is; None if they are at every length."""
+        """The length up to which texts have the rope of one of `length` tokens; None if they have it at every length."""
         return None if self.long_after is None or length > self.long_after else self.long_after
 
     def prepare(self, slabs: int = 1) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from decodestep.decoding.config import Config
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Family, Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, Fields, ModelType
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts, stored_gating
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.latent import LatentFile, LatentKeys
@@ -136,7 +136,7 @@ def routed_scale(keys: Keys) -> float:
     return keys.number("routed_scaling_factor", least=-1e6, most=1e6)
 
 
-GGUF = GgufForm(
+GGUF = Architecture(
     "deepseek2",
     LatentFile(_widths),
     experts=file_experts(_gating),

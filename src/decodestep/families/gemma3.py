@@ -13,7 +13,7 @@ import numpy as np
 from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Activation, Family, Fields, GgufForm, Layers, ModelType
+from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import (
     ATTENTION_PRODUCTS,
@@ -83,7 +83,7 @@ def _check(keys: Keys, common: Fields) -> None:
             raise keys.refusal(f"{key} is not supported")
 
 
-_GGUF = GgufForm(
+_GGUF = Architecture(
     "gemma3",
     GroupedFile(
         windows=patterned_file_windows(_PERIOD),

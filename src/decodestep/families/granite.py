@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Family, Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import ATTENTION_PRODUCTS, FACTOR, GroupedFile, GroupedKeys
 
@@ -58,7 +58,7 @@ def _check_hybrid(keys: Keys, common: Fields) -> None:
         raise keys.refusal(f"layer_types with {other!r} is not supported for {keys.kind} ('attention' is)")
 
 
-_GGUF = GgufForm(
+_GGUF = Architecture(
     "granite",
     GroupedFile(scale=_file_scale, long_rope=True),
     more=_file_factors,
@@ -88,7 +88,7 @@ FAMILY = Family(
             feed_forward="shared_intermediate_size",  # intermediate_size is that of experts
             more=_factors,
             check=_check_hybrid,
-            rotates=lambda keys: keys.get("position_embedding_type") == "rope",
+            has_rope=lambda keys: keys.get("position_embedding_type") == "rope",
             tensors={"gate_up": "shared_mlp.input_linear.weight", "down": "shared_mlp.output_linear.weight"},
             pre_tokenizer="dbrx",
         ),

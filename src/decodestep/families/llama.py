@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decodestep.families.common.description import Family, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys
 
 DEFAULTS: dict[str, Any] = {
@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
 }
-GGUF = GgufForm("llama", GroupedFile(long_rope=True), feed_forward_biases=True, rope_divisors=True)
+GGUF = Architecture("llama", GroupedFile(long_rope=True), feed_forward_biases=True, rope_divisors=True)
 FAMILY = Family(
     types=(
         ModelType(

@@ -7,7 +7,7 @@ import math
 from decodestep.decoding.config import Config
 from decodestep.families import deepseek2
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Family, Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.latent import LatentFile, LatentKeys
 
@@ -60,7 +60,7 @@ def _refused(config: Config, vectors: object) -> str | None:
     return "queries that have no latent" if latent is not None and latent.query_rank is None else None
 
 
-_GGUF = GgufForm("minicpm3", LatentFile(_widths), rope_half_split=True, more=_file_factors, refused=_refused)
+_GGUF = Architecture("minicpm3", LatentFile(_widths), rope_half_split=True, more=_file_factors, refused=_refused)
 FAMILY = Family(
     types=(
         ModelType(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from decodestep.decoding.config import Config
 from decodestep.families import llama
-from decodestep.families.common.description import Family, Fields, GgufForm, Layers, ModelType
+from decodestep.families.common.description import Architecture, Family, Fields, Layers, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys, file_window
 
@@ -28,7 +28,7 @@ def _refused(config: Config, vectors: object) -> str | None:
     return "an embedding that is the logits matrix" if config.tied else None
 
 
-_GGUF = GgufForm("olmo2", GroupedFile(), _LAYERS, rope_half_split=True, check=_check_file, refused=_refused)
+_GGUF = Architecture("olmo2", GroupedFile(), _LAYERS, rope_half_split=True, check=_check_file, refused=_refused)
 FAMILY = Family(
     types=(
         ModelType(

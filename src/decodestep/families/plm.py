@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decodestep.families.common.description import Family, Fields, GgufForm, Layers
+from decodestep.families.common.description import Architecture, Family, Fields, Layers
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.latent import LatentFile
 
@@ -11,4 +11,4 @@ def _widths(keys: GgufKeys, common: Fields) -> tuple[int, int]:
     return keys.size("attention.key_length"), keys.size("attention.value_length")
 
 
-FAMILY = Family(gguf=GgufForm("plm", LatentFile(_widths, compressed=False), Layers(activation="relu_squared")))
+FAMILY = Family(gguf=Architecture("plm", LatentFile(_widths, compressed=False), Layers(activation="relu_squared")))

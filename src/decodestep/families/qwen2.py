@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Family, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.grouped import QKV, GroupedFile, GroupedKeys, windows_by_type
 from decodestep.families.common.limits import MAX_LAYERS
 
@@ -34,7 +34,7 @@ def _refused(config: Config, vectors: object) -> str | None:
     return f"{config.heads} heads of {config.head_dim} values in a hidden state of {config.hidden}"
 
 
-_GGUF = GgufForm("qwen2", GroupedFile(), rope_half_split=True, refused=_refused)
+_GGUF = Architecture("qwen2", GroupedFile(), rope_half_split=True, refused=_refused)
 FAMILY = Family(
     types=(ModelType("qwen2", written_as=_GGUF, attention=GroupedKeys(biases=QKV, windows=windows), defaults=DEFAULTS),),
     gguf=_GGUF,

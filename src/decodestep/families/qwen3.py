@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from decodestep.families import qwen2
-from decodestep.families.common.description import Family, GgufForm, Layers, ModelType
+from decodestep.families.common.description import Architecture, Family, Layers, ModelType
 from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys
 
 DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128}
 LAYERS = Layers(query_key_norm="head")
-_GGUF = GgufForm("qwen3", GroupedFile(), LAYERS, rope_half_split=True, output_bias=False)
+_GGUF = Architecture("qwen3", GroupedFile(), LAYERS, rope_half_split=True, output_bias=False)
 FAMILY = Family(
     types=(
         ModelType(

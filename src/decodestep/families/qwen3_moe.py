@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep.decoding.config import Config
 from decodestep.families import qwen2, qwen3
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Family, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
 from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys, same_windows
 from decodestep.families.common.limits import MAX_EXPERTS, MAX_LAYERS
@@ -46,7 +46,7 @@ def _refused(config: Config, vectors: object) -> str | None:
     return "dense layers alone" if config.experts is None else None
 
 
-_GGUF = GgufForm(
+_GGUF = Architecture(
     "qwen3moe",
     GroupedFile(),
     qwen3.LAYERS,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Family, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys, windows_by_type
 from decodestep.families.common.limits import MAX_LAYERS
 
-_PERIOD = 4  # of which the last layer is not rotated
+_PERIOD = 4  # of which the last layer has no rope
 _DEFAULTS = llama.DEFAULTS | {
     "vocab_size": 128256,
     "hidden_size": 2048,
@@ -28,7 +28,7 @@ def _every(period: int, layers: int) -> tuple[int, ...]:
 
 
 def _ropes(keys: Keys, layers: int) -> tuple[int, ...]:
-    """1 for a layer that is not rotated: in no_rope_layers that is 0."""
+    """1 for a layer without rope: in no_rope_layers that is 0."""
     flags, period = keys.get("no_rope_layers"), keys.size("no_rope_layer_interval", most=MAX_LAYERS)
     if flags is None:
         return _every(period, layers)
@@ -43,7 +43,7 @@ def _windows(keys: Keys, layers: int) -> tuple[int, ...]:
     return found if any(found) else ()
 
 
-_GGUF = GgufForm("smollm3", GroupedFile(ropes=lambda windows, layers: _every(_PERIOD, layers)), output_bias=False)
+_GGUF = Architecture("smollm3", GroupedFile(ropes=lambda windows, layers: _every(_PERIOD, layers)), output_bias=False)
 FAMILY = Family(
     types=(
         ModelType(

@@ -25,13 +25,13 @@ _MAX_RANK = 4  # of tensors, as in ggml
 _MAX_TENSORS = 1 << 17  # of a header: real ones have thousands, each a Python object
 
 
-# The keys of sampling, after general.sampling., by the names of generation_config.json.
-_SAMPLING = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "penalty_repeat",
+# By the names of generation_config.json.
+SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
 }
 
 
@@ -70,7 +70,7 @@ class GgufFile:
     @property
     def sampling_defaults(self) -> dict[str, Any]:
         """What the keys general.sampling.* say, by the names of generation_config.json."""
-        found = {name: self.metadata.get(f"general.sampling.{key}") for name, key in _SAMPLING.items()}
+        found = {name: self.metadata.get(key) for name, key in SAMPLING_KEYS.items()}
         return {name: _shortest(value) for name, value in found.items() if value is not None}
 
     def chat_templates(self) -> dict[str, Any]:

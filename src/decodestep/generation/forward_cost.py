@@ -39,6 +39,7 @@ class ForwardCost:
     """
 
     _KEYS_OF_PREFILL_TOKEN, _KEYS_OF_DECODE_TOKEN = 800, 300  # initially, this many keys cost as much as a token
+    _MOST_OF_ONE = 0.25  # of a pass, what one more token takes before it has been measured
     _LEAST_PREFILL = 8  # tokens: a pass of fewer says little of what one more takes
     _MEMORY = 512  # passes, after which a number of tokens that did not occur is as unknown as it was
 
@@ -86,7 +87,8 @@ class ForwardCost:
 
     def _base(self, decoding: int) -> float:
         """The time for this number of decoding tokens, on a line between the nearest that have been measured; below them that
-        of the least, because the weights are read as well, and above them as much more for a token as one of a prompt takes."""
+        of the least, because the weights are read as well. Above them a token takes as much more as one of a prompt, but not
+        more than a fraction of a pass: who takes it to be dear never finds out."""
         counts = sorted(self.decode_base)
         if not counts:
             return 0.0
@@ -95,7 +97,8 @@ class ForwardCost:
             return self.decode_base[counts[0]]
         low = counts[above - 1]
         if above == len(counts):
-            return self.decode_base[low] + (decoding - low) * self.per_prefill_token
+            most = self._MOST_OF_ONE * self.decode_base[counts[0]]
+            return self.decode_base[low] + (decoding - low) * min(self.per_prefill_token, most)
         high = counts[above]
         share = (decoding - low) / (high - low)
         return (1 - share) * self.decode_base[low] + share * self.decode_base[high]

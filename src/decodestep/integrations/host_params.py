@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from decodestep._base.checks import Phrase, refuse, require
@@ -64,4 +63,4 @@ def seed_from_name(name: str) -> int:
 def in_vocabulary(params: SamplingParams, vocab_size: int) -> SamplingParams:
     """The params without the tokens outside the vocabulary, which never occur."""
     breakers = tuple(token for token in params.dry_sequence_breakers if token < vocab_size)
-    return replace(params, dry_sequence_breakers=breakers)
+    return params.replace(dry_sequence_breakers=breakers)

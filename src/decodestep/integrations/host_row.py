@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from decodestep._base.arrays import ArrayT
@@ -157,4 +156,4 @@ def without_ends(params: SamplingParams) -> SamplingParams:
         require(
             ended or value == default, "SamplingParams", name, f"left at its default {default!r}: the host decides it", value
         )
-    return replace(params, max_new_tokens=None, ignore_eos=True)
+    return params.replace(max_new_tokens=None, ignore_eos=True)

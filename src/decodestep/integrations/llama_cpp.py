@@ -15,7 +15,6 @@ import inspect
 import itertools
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -145,7 +144,7 @@ def sampling(llm: llama_cpp.Llama, params: SamplingParams, *, processors: Proces
 
     def init_sampler(**arguments: Any) -> _TextSampler:
         _refuse_own_samplers(arguments)
-        seeded = params if params.greedy or params.seed is not None else replace(params, seed=int(llm._seed) % 2**64)
+        seeded = params if params.greedy or params.seed is not None else params.replace(seed=int(llm._seed) % 2**64)
         return _TextSampler(llm, seeded, {"eos_token_id": ends, "processors": processors})
 
     llm._init_sampler = init_sampler

@@ -11,7 +11,6 @@ Usage:
 
 from __future__ import annotations
 
-from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -105,7 +104,7 @@ def _convert_params(req: Req, given: Any) -> SamplingParams:
     )
     if params.greedy or params.seed is not None:
         return params
-    return replace(params, seed=seed_from_name(str(req.rid)))
+    return params.replace(seed=seed_from_name(str(req.rid)))
 
 
 class Sampler(TheirSampler):  # type: ignore[misc]

@@ -9,7 +9,6 @@ Over HTTP: {"vllm_xargs": {"decodestep": "{\"dry_multiplier\": 0.8}"}}.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -183,7 +182,7 @@ class _Request:
             if self._row is None:
                 params, vocab = in_vocabulary(self._params, len(logits)), len(logits)
                 seed = None if params.greedy else self._seed
-                self._row = HostRow(replace(params, seed=seed), vocab_size=vocab, prompt_ids=self.prompt)
+                self._row = HostRow(params.replace(seed=seed), vocab_size=vocab, prompt_ids=self.prompt)
             self._row.follow(generated)
             return self._row.draw(logits[None])
         except ValueError as error:

@@ -17,7 +17,7 @@ from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
 from decodestep.families.common import folder, gguf, names
-from decodestep.families.common.names import Part
+from decodestep.families.common.names import NamedTensor
 from decodestep.families.common.registry import TIKTOKEN_RULES, model_type_of
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.gguf_shards import open_gguf
@@ -64,7 +64,7 @@ class Checkpoint:
         self.config: Config = gguf.read_config(file) if isinstance(file, GgufFile) else folder.read_config(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
         self._table = names.GGUF if isinstance(file, GgufFile) else model_type_of(file).tensor_names
-        self._parts: dict[tuple[str, int], list[Part]] = {}
+        self._parts: dict[tuple[str, int], list[NamedTensor]] = {}
 
     def tokenizer(self) -> Tokenizer:
         file = self.file
@@ -82,12 +82,12 @@ class Checkpoint:
     def check(self) -> None:
         """Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported type."""
         known = {names.ROPE_DIVISORS, *names.ROPE_FACTORS.values()}  # which `ropes` reads
-        for i, part in names.list_parts(self.config, self._table, self._tensors.__contains__):
-            self._parts.setdefault((part.part, i), []).append(part)
-            tensor = self._tensor_of_shape(part.name, part.shape)
-            if part.part == "correction" and not np.isfinite(read_float32(tensor)).all():
-                raise ModelError(f"{self.path}: tensor {part.name} must hold finite numbers")
-            known.add(part.name)
+        for i, named in names.list_tensors(self.config, self._table, self._tensors.__contains__):
+            self._parts.setdefault((named.part, i), []).append(named)
+            tensor = self._tensor_of_shape(named.name, named.shape)
+            if named.part == "correction" and not np.isfinite(read_float32(tensor)).all():
+                raise ModelError(f"{self.path}: tensor {named.name} must hold finite numbers")
+            known.add(named.name)
             if type_name(tensor) == FLOAT8:
                 self._check_scale(tensor)
                 known.add(tensor.name + _SCALE)
@@ -164,19 +164,19 @@ class Checkpoint:
 
     def is_widened_mix(self, i: int, part: str) -> bool:
         """Whether a layer's part, which is one weight, has tensors of types that make it a widened one. Call `check` first."""
-        formats = {_format(self._tensors[one.name]) for one in self._parts.get((part, i), ())}
+        formats = {_format(self._tensors[named.name]) for named in self._parts.get((part, i), ())}
         return len(formats) > 1 and not formats <= DENSE_FORMATS
 
     def _of_parts(self) -> Iterator[Tensor | SafeTensor]:
-        return (self._tensors[part.name] for parts in self._parts.values() for part in parts)
+        return (self._tensors[named.name] for tensors in self._parts.values() for named in tensors)
 
     def weight_bytes_per_token(self) -> int:
         """The bytes of the weights that one token is multiplied by. Call `check` first."""
         experts, total = self.config.experts, 0
-        for (part, i), parts in self._parts.items():
+        for (part, i), tensors in self._parts.items():
             if i >= self.config.layers:
                 continue  # for next-token prediction
-            size = sum(self._tensors[one.name].nbytes for one in parts)
+            size = sum(self._tensors[named.name].nbytes for named in tensors)
             if experts is not None and part.startswith("experts_"):
                 size = size * experts.rule.used // experts.count
             if part == "embedding" and not self.config.tied:
@@ -208,11 +208,11 @@ class Checkpoint:
 
     def stack(self, part: str, i: int = -1) -> Stored:
         """Several weights of one shape, their outputs one after the other: the slices of a tensor, or tensors."""
-        return self._rows([self._tensors[one.name] for one in self._parts[part, i]])
+        return self._rows([self._tensors[named.name] for named in self._parts[part, i]])
 
     def values(self, part: str, i: int = -1) -> Iterator[np.ndarray]:
         """A weight's values, float32 in the file's shape, tensor by tensor."""
-        tensors = (self._tensors[one.name] for one in self._parts[part, i])
+        tensors = (self._tensors[named.name] for named in self._parts[part, i])
         return (self._widened([tensor]).values().reshape(tensor.shape) for tensor in tensors)
 
     def _rows(self, tensors: Sequence[Tensor | SafeTensor]) -> Stored:

@@ -1,7 +1,7 @@
 """Converts checkpoints to a decoder's weights.
 
-Decoders rotate pairs of adjacent columns. If the columns of a pair are half a head apart (`Config.rope_half_split`), the rows
-of the weights are reordered.
+The rope of decoders turns pairs of adjacent columns. If the columns of a pair are half a head apart
+(`Config.rope_half_split`), the rows of the weights are reordered.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _norm(layer: _LayerParts, part: str) -> np.ndarray | None:
 
 
 def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
-    """The weight of queries, keys or values: the rotated pairs side by side, the heads padded."""
+    """The weight of queries, keys or values: the rope pairs side by side, the heads padded."""
     config, heads, stored = layer.config, _head_count(layer.config, part), layer.weight(part)
     if part != "value":
         stored = _neighbours(stored, heads, 0, config.head_dim, config.rope_half_split)
@@ -181,7 +181,7 @@ def _head_count(config: Config, part: str) -> int:
 
 
 def _paired_vector(layer: _LayerParts, part: str, heads: int) -> np.ndarray:
-    """A vector of queries or keys, with rotated pairs side by side."""
+    """A vector of queries or keys, with rope pairs side by side."""
     config, values = layer.config, layer.vector(part)
     return values[neighbour_order(heads, 0, config.head_dim)] if config.rope_half_split else values
 

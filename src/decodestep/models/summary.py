@@ -44,7 +44,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     if latent:
         queries = "" if latent.query_rank is None else f", queries through {latent.query_rank}"
         facts["attention"] = (
-            f"{config.heads} heads of {latent.nope_dim} + {latent.rope_dim} rotated, values of {latent.value_dim}, "
+            f"{config.heads} heads of {latent.nope_dim} + {latent.rope_dim} with rope, values of {latent.value_dim}, "
             f"latent of {latent.latent_dim}{queries}"
         )
     if experts:

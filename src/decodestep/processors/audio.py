@@ -33,13 +33,17 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
         len(input_ids) == begin_index:  s[:b] = -inf, and s[b + max_initial_timestamp_index + 1:] = -inf where that is set
         s[:b] = -inf where log-sum-exp(log p[b:]) > max(log p[:b])     # unless _detect_timestamp_from_logprob is False
 
-    generate_config: holds no_timestamps_token_id, eos_token_id or bos_token_id, and may hold max_initial_timestamp_index and
-        _detect_timestamp_from_logprob.
-    begin_index: the length of the decoder's prompt; `set_begin_index` changes it.
-    _detect_timestamp_from_logprob: overrides the configuration's unless None.
+    Args:
+        generate_config: holds no_timestamps_token_id, eos_token_id or bos_token_id, and may hold max_initial_timestamp_index
+            and _detect_timestamp_from_logprob.
+        begin_index: the length of the decoder's prompt; `set_begin_index` changes it.
+        _detect_timestamp_from_logprob: overrides the configuration's unless None.
 
-    Raises ValueError for a begin_index of None.
-    Source: Radford et al., "Robust speech recognition via large-scale weak supervision", 2022; as in transformers 5.23.
+    Raises:
+        ValueError: for a begin_index of None.
+
+    Source:
+        Radford et al., "Robust speech recognition via large-scale weak supervision", 2022; as in transformers 5.23.
     """
 
     def __init__(self, generate_config: Any, begin_index: int, _detect_timestamp_from_logprob: bool | None = None) -> None:
@@ -91,13 +95,16 @@ class WhisperNoSpeechDetection(LogitsProcessor):
 
         where len(input_ids) == begin_index:  no_speech_prob = softmax(s)[no_speech_token]     # exp(s) of log-probabilities
 
-    no_speech_token: its id.
-    begin_index: the length of the decoder's prompt. Above 1, the logits at the start of the transcript are used instead of
-        these scores: the model given to `set_model` is called on the inputs given to `set_inputs`.
-    scores_is_logprobs: whether the scores are log-probabilities.
-
     Keeps state: `no_speech_prob`, [0.0] before the first measurement.
-    Source: Radford et al., 2022; as in transformers 5.23.
+
+    Args:
+        no_speech_token: its id.
+        begin_index: the length of the decoder's prompt. Above 1, the logits at the start of the transcript are used instead of
+            these scores: the model given to `set_model` is called on the inputs given to `set_inputs`.
+        scores_is_logprobs: whether the scores are log-probabilities.
+
+    Source:
+        Radford et al., 2022; as in transformers 5.23.
     """
 
     stateful = True
@@ -146,10 +153,13 @@ class AlternatingCodebooksLogitsProcessor(LogitsProcessor):
 
         an even number of ids since the start:  keep s[semantic : semantic + codebook];  odd:  keep s[semantic + codebook :]
 
-    input_start_len: the length of the prompt, an int >= 0.
-    semantic_vocab_size, codebook_size: the first id of the codebooks, and the size of one.
+    Args:
+        input_start_len: the length of the prompt, an int >= 0.
+        semantic_vocab_size: the first id of the codebooks.
+        codebook_size: the size of one.
 
-    Source: Suno, Bark, 2023; as in transformers 5.23.
+    Source:
+        Suno, Bark, 2023; as in transformers 5.23.
     """
 
     def __init__(self, input_start_len: int, semantic_vocab_size: int, codebook_size: int) -> None:
@@ -175,11 +185,16 @@ class BarkEosPrioritizerLogitsProcessor(LogitsProcessor):
 
         p = softmax(float32(s));  where p[eos] > min_eos_p for some eos:  s = -inf outside the eos ids
 
-    eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
-    min_eos_p: a number > 0, or None for no effect.
-    device: accepted as transformers does, without effect: the work is done on the device of the scores.
+    Args:
+        eos_token_id: an id, a list or an array of ids >= 0.
+        min_eos_p: a number > 0, or None for no effect.
+        device: accepted as transformers does, without effect: the work is done on the device of the scores.
 
-    Source: Suno, Bark, 2023; as in transformers 5.23.
+    Raises:
+        IndexError: at the call for one past the vocabulary.
+
+    Source:
+        Suno, Bark, 2023; as in transformers 5.23.
     """
 
     def __init__(self, eos_token_id: TokenIds | None, min_eos_p: float | None, device: object = "cpu") -> None:
@@ -205,10 +220,15 @@ class DiaEOSChannelFilterLogitsProcessor(LogitsProcessor):
         s[1:, eos:] = -inf;  s[0, eos + 1:] = -inf
         row's first maximum at eos:  s[:eos] = -inf;  elsewhere:  s[eos] = -inf
 
-    num_channels: an int >= 1; the rows of scores are a multiple of it.
-    eos_token_id: an int >= 1. Raises IndexError at the call for one past the vocabulary.
+    Args:
+        num_channels: an int >= 1; the rows of scores are a multiple of it.
+        eos_token_id: an int >= 1.
 
-    Source: Nari Labs, Dia-1.6B, 2025. Deviation from transformers 5.23: the given scores are not written to.
+    Raises:
+        IndexError: at the call for one past the vocabulary.
+
+    Source:
+        Nari Labs, Dia-1.6B, 2025. Deviation from transformers 5.23: the given scores are not written to.
     """
 
     def __init__(self, num_channels: int, eos_token_id: int) -> None:
@@ -236,13 +256,16 @@ class DiaEOSDelayPatternLogitsProcessor(LogitsProcessor):
     len(input_ids) == max_generation_len - max(delay_pattern) - 1. In each [channels, vocab] block of an ending item:
         s = -inf, but s[eos] = 0, in the channels whose delay is 0;  then every delay falls by 1
 
-    delay_pattern: the delay of each channel in steps.
-    eos_token_id: an id of the vocabulary.
-    max_generation_len: the length of the whole sequence.
-    device: accepted as transformers does, without effect: the state is kept on the device of the scores.
-
     Keeps state: one object serves one generation.
-    Source: Nari Labs, Dia-1.6B, 2025. Deviation from transformers 5.23: the given scores are not written to.
+
+    Args:
+        delay_pattern: the delay of each channel in steps.
+        eos_token_id: an id of the vocabulary.
+        max_generation_len: the length of the whole sequence.
+        device: accepted as transformers does, without effect: the state is kept on the device of the scores.
+
+    Source:
+        Nari Labs, Dia-1.6B, 2025. Deviation from transformers 5.23: the given scores are not written to.
     """
 
     stateful = True

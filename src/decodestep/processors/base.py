@@ -36,7 +36,8 @@ class LogitsProcessorList(list[Any]):
     A processor whose call has more parameters than (input_ids, scores) gets every keyword argument of this call; ValueError if
     one of those parameters is missing.
 
-    Source: transformers 5.23's class of this name.
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __call__(self, input_ids: Array, scores: ArrayT, **kwargs: Any) -> ArrayT:

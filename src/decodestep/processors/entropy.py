@@ -36,13 +36,16 @@ class TypicalLogitsWarper(LogitsProcessor):
         in ascending order of d:  n = min(#{i: p[0] + ... + p[i] < mass}, vocab - 1)
         drop s where d > d[n], but never one of the first min_tokens_to_keep
 
-    mass: in (0, 1), taken through float().
-    filter_value: what a dropped score becomes.
-    min_tokens_to_keep: an int >= 1.
-
     Every tie of d[n] stays; of ties protected by min_tokens_to_keep the lowest ids. The most probable token may be dropped.
     -inf adds nothing to H. A row that holds NaN or +inf, or nothing but -inf, is left alone.
-    Source: Meister et al., "Locally typical sampling", 2022; as in transformers 5.23.
+
+    Args:
+        mass: in (0, 1), taken through float().
+        filter_value: what a dropped score becomes.
+        min_tokens_to_keep: an int >= 1.
+
+    Source:
+        Meister et al., "Locally typical sampling", 2022; as in transformers 5.23.
     """
 
     def __init__(self, mass: float = 0.9, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1) -> None:
@@ -77,13 +80,16 @@ class EpsilonLogitsWarper(LogitsProcessor):
 
         p = softmax(s);  drop s where p < epsilon and s < the min_tokens_to_keep-th largest s
 
-    epsilon: in (0, 1), taken through float().
-    filter_value: what a dropped score becomes.
-    min_tokens_to_keep: a number >= 1, taken through int().
-
     Every tie of the protected scores stays, so a row is never emptied. A row that holds NaN or +inf, or nothing but -inf, is
     left alone.
-    Source: Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022; as in transformers 5.23.
+
+    Args:
+        epsilon: in (0, 1), taken through float().
+        filter_value: what a dropped score becomes.
+        min_tokens_to_keep: a number >= 1, taken through int().
+
+    Source:
+        Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022; as in transformers 5.23.
     """
 
     def __init__(self, epsilon: float, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1) -> None:
@@ -103,15 +109,20 @@ class EtaLogitsWarper(LogitsProcessor):
         p = softmax(s);  H = -sum(p * log p);  eta = min(epsilon, sqrt(epsilon) * exp(-H))
         drop s where p < eta and s < the min_tokens_to_keep-th largest s
 
-    epsilon: in (0, 1), taken through float().
-    filter_value: what a dropped score becomes.
-    min_tokens_to_keep: a number >= 1, taken through int().
-    device: accepted as transformers does, without effect: the work is done on the device of the scores.
+    Every tie of the protected scores stays. -inf adds nothing to H.
 
-    Every tie of the protected scores stays. -inf adds nothing to H. Raises ValueError for a row that holds NaN or +inf, or
-    nothing but -inf: it has no entropy.
-    Source: Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022. As in transformers 5.23, which
-    rounds epsilon to float32 also for float64 scores.
+    Args:
+        epsilon: in (0, 1), taken through float().
+        filter_value: what a dropped score becomes.
+        min_tokens_to_keep: a number >= 1, taken through int().
+        device: accepted as transformers does, without effect: the work is done on the device of the scores.
+
+    Raises:
+        ValueError: for a row that holds NaN or +inf, or nothing but -inf: it has no entropy.
+
+    Source:
+        Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022. As in transformers 5.23, which rounds
+        epsilon to float32 also for float64 scores.
     """
 
     def __init__(
@@ -135,13 +146,18 @@ class TopHLogitsWarper(LogitsProcessor):
         of the 100 highest scores, in descending order:  p = softmax(s);  H = -sum(p * log p)
         keep the first, and the prefix where -p[0] log p[0] - ... - p[i] log p[i] <= top_h * H;  drop all others
 
-    top_h: in (0, 1]. 1 may still drop the last tokens, if rounding makes the sum exceed H.
-    filter_value: what a dropped score becomes.
+    Of ties at the cut the lowest ids stay. A probability of 0 among the 100 ends the prefix.
 
-    Of ties at the cut the lowest ids stay. A probability of 0 among the 100 ends the prefix. Raises ValueError for a row that
-    holds NaN or +inf, or nothing but -inf.
-    Source: Baghaei Potraghloo et al., "Top-H decoding: adapting the creativity and coherence with bounded entropy in text
-    generation", 2025; as in transformers 5.23.
+    Args:
+        top_h: in (0, 1]. 1 may still drop the last tokens, if rounding makes the sum exceed H.
+        filter_value: what a dropped score becomes.
+
+    Raises:
+        ValueError: for a row that holds NaN or +inf, or nothing but -inf.
+
+    Source:
+        Baghaei Potraghloo et al., "Top-H decoding: adapting the creativity and coherence with bounded entropy in text
+        generation", 2025; as in transformers 5.23.
     """
 
     def __init__(self, top_h: float, filter_value: float = NEGATIVE_INFINITY) -> None:

@@ -35,12 +35,18 @@ class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
         n[t] = how often t occurs in input_ids[prompt_length:]
         s[t] = s[t] - frequency_penalty * n[t] - presence_penalty * (n[t] > 0)
 
-    presence_penalty, frequency_penalty: finite numbers; negative ones reward. OpenAI's service accepts [-2, 2].
-    prompt_length: how many leading ids were not generated, an int >= 0.
+    Ids past the vocabulary are ignored. The penalty is summed in float64 and subtracted with one rounding.
 
-    Ids past the vocabulary are ignored. The penalty is summed in float64 and subtracted with one rounding. Raises ValueError
-    for a negative id.
-    Source: the OpenAI API's parameters of these names, counted over generated tokens only, as in vLLM.
+    Args:
+        presence_penalty: a finite number; a negative one rewards. OpenAI's service accepts [-2, 2].
+        frequency_penalty: likewise.
+        prompt_length: how many leading ids were not generated, an int >= 0.
+
+    Raises:
+        ValueError: for a negative id.
+
+    Source:
+        The OpenAI API's parameters of these names, counted over generated tokens only, as in vLLM.
     """
 
     def __init__(self, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, prompt_length: int = 0) -> None:
@@ -66,8 +72,14 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
 
         s[t] = s[t] + logit_bias[t]
 
-    logit_bias: {id >= 0: number, not NaN}; -inf forbids. Raises ValueError at the call for an id past the vocabulary.
-    Source: the OpenAI API's parameter of this name.
+    Args:
+        logit_bias: {id >= 0: number, not NaN}; -inf forbids.
+
+    Raises:
+        ValueError: at the call for an id past the vocabulary.
+
+    Source:
+        The OpenAI API's parameter of this name.
     """
 
     def __init__(self, logit_bias: Mapping[int, float]) -> None:
@@ -90,8 +102,14 @@ class AllowedTokenIdsLogitsProcessor(LogitsProcessor):
 
         s[t] = -inf for t not in allowed_token_ids
 
-    allowed_token_ids: at least one id >= 0. Raises ValueError at the call where one lies past the vocabulary.
-    Source: vLLM's parameter of this name.
+    Args:
+        allowed_token_ids: at least one id >= 0.
+
+    Raises:
+        ValueError: at the call where one lies past the vocabulary.
+
+    Source:
+        vLLM's parameter of this name.
     """
 
     def __init__(self, allowed_token_ids: Iterable[int]) -> None:
@@ -113,12 +131,15 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
 
         sigma = sqrt(mean((s - mean(s))^2)) over the row's finite scores;  drop s where s < max(s) - n * sigma
 
-    n: a finite number >= 0; 0 keeps the ties of the maximum.
-    filter_value: what a dropped score becomes.
-
     A temperature before it does not change what it keeps. A row that holds NaN or +inf, or nothing but -inf, is left alone.
-    Source: Tang et al., "Top-nσ: not all logits are you need", 2024; the deviation divides by the number of finite scores, as
-    in llama.cpp.
+
+    Args:
+        n: a finite number >= 0; 0 keeps the ties of the maximum.
+        filter_value: what a dropped score becomes.
+
+    Source:
+        Tang et al., "Top-nσ: not all logits are you need", 2024; the deviation divides by the number of finite scores, as
+        in llama.cpp.
     """
 
     def __init__(self, n: float, filter_value: float = NEGATIVE_INFINITY) -> None:
@@ -146,16 +167,19 @@ class XTCLogitsWarper(LogitsProcessor):
         where uniform(seed, position, XTC_COIN) < probability and there are 2 or more likely tokens:
             drop all of them but the one with the lowest score
 
-    probability: in [0, 1]; 0 never drops.
-    threshold: in [0, 1]; above 0.5 it never drops.
-    seed: an integer in [0, 2^64), or one for each row.
-    padding: how many leading ids of a row are padding, an int or one for each row.
-    filter_value: what a dropped score becomes.
-
     `uniform` and XTC_COIN are those of `decodestep.random`; position is the length of the row without its padding. Of several
     tokens with the lowest score the highest id stays. A row that holds NaN or +inf, or nothing but -inf, is left alone.
-    Source: p-e-w's sampler of this name in text-generation-webui, 2024, with another random number and without its protected
-    tokens.
+
+    Args:
+        probability: in [0, 1]; 0 never drops.
+        threshold: in [0, 1]; above 0.5 it never drops.
+        seed: an integer in [0, 2^64), or one for each row.
+        padding: how many leading ids of a row are padding, an int or one for each row.
+        filter_value: what a dropped score becomes.
+
+    Source:
+        p-e-w's sampler of this name in text-generation-webui, 2024, with another random number and without its protected
+        tokens.
     """
 
     def __init__(
@@ -194,15 +218,20 @@ class DRYLogitsProcessor(LogitsProcessor):
             n = the most ids before an occurrence of t that equal the last ids of the row; at most 50, and none past a breaker
             where n >= allowed_length:  s[t] = s[t] - multiplier * base ** (n - allowed_length)
 
-    multiplier: a finite number >= 0; 0 has no effect.
-    base: a finite number >= 1.
-    allowed_length: the shortest repetition that is penalised, an int >= 1.
-    breakers: ids at which a repetition ends; they are never penalised.
-    range: how many of the last ids count, an int >= 0; 0 for all.
+    The penalty is subtracted with one rounding; ids past the vocabulary are ignored.
 
-    The penalty is subtracted with one rounding; ids past the vocabulary are ignored. Raises ValueError if a negative id would
-    be penalised.
-    Source: p-e-w's sampler of this name in text-generation-webui, 2024.
+    Args:
+        multiplier: a finite number >= 0; 0 has no effect.
+        base: a finite number >= 1.
+        allowed_length: the shortest repetition that is penalised, an int >= 1.
+        breakers: ids at which a repetition ends; they are never penalised.
+        range: how many of the last ids count, an int >= 0; 0 for all.
+
+    Raises:
+        ValueError: if a negative id would be penalised.
+
+    Source:
+        p-e-w's sampler of this name in text-generation-webui, 2024.
     """
 
     def __init__(

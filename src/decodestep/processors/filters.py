@@ -24,10 +24,13 @@ class TemperatureLogitsWarper(LogitsProcessor):
 
         s = s / temperature
 
-    temperature: a float > 0 (an int is refused).
-
     NaN and infinities do not change.
-    Source: Ackley, Hinton, Sejnowski, "A learning algorithm for Boltzmann machines", 1985; as in transformers 5.23.
+
+    Args:
+        temperature: a float > 0 (an int is refused).
+
+    Source:
+        Ackley, Hinton, Sejnowski, "A learning algorithm for Boltzmann machines", 1985; as in transformers 5.23.
     """
 
     supports_continuous_batching = True
@@ -48,13 +51,16 @@ class TopKLogitsWarper(LogitsProcessor):
         k = min(max(top_k, min_tokens_to_keep), vocab)
         drop s where s < the k-th largest s
 
-    top_k: an int >= 1.
-    filter_value: what a dropped score becomes.
-    min_tokens_to_keep: an int; not checked.
-
     All ties of the k-th largest are kept, so more than k may be kept. NaN ranks above all and is never dropped: with k or more
     NaN, nothing is dropped.
-    Source: Fan, Lewis, Dauphin, "Hierarchical neural story generation", 2018; as in transformers 5.23.
+
+    Args:
+        top_k: an int >= 1.
+        filter_value: what a dropped score becomes.
+        min_tokens_to_keep: an int; not checked.
+
+    Source:
+        Fan, Lewis, Dauphin, "Hierarchical neural story generation", 2018; as in transformers 5.23.
     """
 
     supports_continuous_batching = True
@@ -77,13 +83,16 @@ class TopPLogitsWarper(LogitsProcessor):
         with the scores in ascending order, p = softmax(s):
         drop the prefix where p[0] + ... + p[i] <= 1 - top_p, but never one of the last min_tokens_to_keep
 
-    top_p: a number in [0, 1], taken through float(). 0 keeps min_tokens_to_keep; 1 still drops a probability of exactly 0.
-    filter_value: what a dropped score becomes.
-    min_tokens_to_keep: an int >= 1.
-
     Among tokens tied at the cut the lowest ids stay. A row that holds NaN or +inf, or nothing but -inf, is left alone.
-    Source: Holtzman et al., "The curious case of neural text degeneration", 2019. As in transformers 5.23, where an unstable
-    sort picks the survivors of a tie.
+
+    Args:
+        top_p: a number in [0, 1], taken through float(). 0 keeps min_tokens_to_keep; 1 still drops a probability of exactly 0.
+        filter_value: what a dropped score becomes.
+        min_tokens_to_keep: an int >= 1.
+
+    Source:
+        Holtzman et al., "The curious case of neural text degeneration", 2019. As in transformers 5.23, where an unstable
+        sort picks the survivors of a tie.
     """
 
     supports_continuous_batching = True
@@ -112,14 +121,17 @@ class MinPLogitsWarper(LogitsProcessor):
 
         p = softmax(s);  drop s where p < min_p * max(p), but never one of the min_tokens_to_keep highest scores
 
-    min_p: in [0, 1]. 0 keeps all; 1 keeps the ties of the maximum.
-    filter_value: what a dropped score becomes.
-    min_tokens_to_keep: an int >= 1.
-
     Of tied scores the lowest ids are protected. A row that holds NaN or +inf, or nothing but -inf, is left alone.
-    Source: Nguyen et al., "Turning up the heat: min-p sampling for creative and coherent LLM outputs", 2024.
-    Deviation from transformers 5.23: there the protected tokens are the most probable ones, which is arbitrary where
-    probabilities underflow to 0; here they are those with the highest scores, which still differ there.
+
+    Args:
+        min_p: in [0, 1]. 0 keeps all; 1 keeps the ties of the maximum.
+        filter_value: what a dropped score becomes.
+        min_tokens_to_keep: an int >= 1.
+
+    Source:
+        Nguyen et al., "Turning up the heat: min-p sampling for creative and coherent LLM outputs", 2024.
+        Deviation from transformers 5.23: there the protected tokens are the most probable ones, which is arbitrary where
+        probabilities underflow to 0; here they are those with the highest scores, which still differ there.
     """
 
     def __init__(self, min_p: float, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1) -> None:

@@ -18,10 +18,14 @@ class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
 
         c, u = s[:B], s[B:];  result = u + (c - u) * guidance_scale      # [B, vocab] of [2 B, vocab]
 
-    guidance_scale: a number > 1.
+    Args:
+        guidance_scale: a number > 1.
 
-    Raises ValueError if scores do not have twice the rows of input_ids.
-    Source: Copet et al., "Simple and controllable music generation" (MusicGen), 2023; as in transformers 5.23.
+    Raises:
+        ValueError: if scores do not have twice the rows of input_ids.
+
+    Source:
+        Copet et al., "Simple and controllable music generation" (MusicGen), 2023; as in transformers 5.23.
     """
 
     def __init__(self, guidance_scale: float) -> None:
@@ -40,15 +44,18 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         c = log softmax(s);  u = log softmax(model(unconditional ids)[:, -1])
         result = guidance_scale * (c - u) + u                            # c itself where guidance_scale == 1
 
-    guidance_scale: a number; above 1 moves towards the prompt.
-    model: called as model(ids, attention_mask=, use_cache=); its result has a `logits` attribute and `.get`. The cache that the
-        result has as "cache" or "past_key_values" is passed to the next call under the same name.
-    unconditional_ids: [batch, length]; by default the last id of the prompt at the first call.
-    unconditional_attention_mask: likewise; ones by default.
-    use_cache: whether the model keeps its keys and values, so that later calls pass only the newest id.
-
     Keeps state: one object serves one generation.
-    Source: Sanchez et al., "Stay on topic with classifier-free guidance", 2023; as in transformers 5.23.
+
+    Args:
+        guidance_scale: a number; above 1 moves towards the prompt.
+        model: called as model(ids, attention_mask=, use_cache=); its result has a `logits` attribute and `.get`. The cache that
+            the result has as "cache" or "past_key_values" is passed to the next call under the same name.
+        unconditional_ids: [batch, length]; by default the last id of the prompt at the first call.
+        unconditional_attention_mask: likewise; ones by default.
+        use_cache: whether the model keeps its keys and values, so that later calls pass only the newest id.
+
+    Source:
+        Sanchez et al., "Stay on topic with classifier-free guidance", 2023; as in transformers 5.23.
     """
 
     stateful = True
@@ -106,12 +113,16 @@ class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         c, u = s[:B], s[B:];  g = c + (c - u) * guidance_scale
         result = g, or where guidance_top_k is given c with -inf outside the guidance_top_k highest g
 
-    guidance_scale: a number > 1.
-    guidance_top_k: an int >= 1, or None. Of ties the lowest ids stay; more than the vocabulary keeps all. NaN, as of a token at
-        -inf with and without the prompt, ranks above all.
+    Args:
+        guidance_scale: a number > 1.
+        guidance_top_k: an int >= 1, or None. Of ties the lowest ids stay; more than the vocabulary keeps all. NaN, as of a
+            token at -inf with and without the prompt, ranks above all.
 
-    Raises ValueError if scores do not have twice the rows of input_ids.
-    Source: Nari Labs, Dia-1.6B, 2025; as in transformers 5.23.
+    Raises:
+        ValueError: if scores do not have twice the rows of input_ids.
+
+    Source:
+        Nari Labs, Dia-1.6B, 2025; as in transformers 5.23.
     """
 
     def __init__(self, guidance_scale: float, guidance_top_k: int | None = None) -> None:

@@ -19,11 +19,13 @@ class MinLengthLogitsProcessor(LogitsProcessor):
 
         s[eos] = -inf where len(input_ids) < min_length
 
-    min_length: an int >= 0.
-    eos_token_id: an id, a list or an array of ids; those outside the vocabulary are ignored.
-    device: accepted as transformers does, without effect: the work is done on the device of the scores.
+    Args:
+        min_length: an int >= 0.
+        eos_token_id: an id, a list or an array of ids; those outside the vocabulary are ignored.
+        device: accepted as transformers does, without effect: the work is done on the device of the scores.
 
-    Source: transformers 5.23's class of this name.
+    Source:
+        transformers 5.23's class of this name.
     """
 
     supports_continuous_batching = False
@@ -42,10 +44,14 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
 
         s[eos] = -inf where len(input_ids) - prompt_length_to_skip < min_new_tokens
 
-    prompt_length_to_skip, min_new_tokens: ints >= 0.
-    eos_token_id, device: as in MinLengthLogitsProcessor.
+    Args:
+        prompt_length_to_skip: an int >= 0.
+        min_new_tokens: an int >= 0.
+        eos_token_id: as in MinLengthLogitsProcessor.
+        device: as in MinLengthLogitsProcessor.
 
-    Source: transformers 5.23's class of this name.
+    Source:
+        transformers 5.23's class of this name.
     """
 
     supports_continuous_batching = False
@@ -70,8 +76,14 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
 
         where len(input_ids) == 1:  s = -inf, but s[bos_token_id] = 0
 
-    bos_token_id: an id of the vocabulary; negative ids count from its end. Raises IndexError at the call for others.
-    Source: transformers 5.23's class of this name.
+    Args:
+        bos_token_id: an id of the vocabulary; negative ids count from its end.
+
+    Raises:
+        IndexError: at the call for others.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, bos_token_id: int) -> None:
@@ -86,11 +98,16 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
 
         where len(input_ids) == max_length - 1:  s = -inf, but s[eos] = 0
 
-    max_length: the length of the whole sequence, an int.
-    eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
-    device: as in MinLengthLogitsProcessor.
+    Args:
+        max_length: the length of the whole sequence, an int.
+        eos_token_id: an id, a list or an array of ids >= 0.
+        device: as in MinLengthLogitsProcessor.
 
-    Source: transformers 5.23's class of this name.
+    Raises:
+        IndexError: at the call for one past the vocabulary.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, max_length: int, eos_token_id: TokenIds | None, device: object = "cpu") -> None:
@@ -107,11 +124,15 @@ class ForceTokensLogitsProcessor(LogitsProcessor):
 
         where len(input_ids) == i for a pair (i, t) of force_token_map:  s = -inf, but s[t] = 0
 
-    force_token_map: a list of [position, id], or a dict {position: id}; an id of None forces nothing. Raises IndexError at
-        the call for an id outside the vocabulary; negative ids count from its end.
-    _has_warned: accepted as transformers did, without effect: nothing is deprecated here.
+    Args:
+        force_token_map: a list of [position, id], or a dict {position: id}; an id of None forces nothing.
+        _has_warned: accepted as transformers did, without effect: nothing is deprecated here.
 
-    Source: transformers 4.41's class of this name, which 5.23 no longer has.
+    Raises:
+        IndexError: at the call for an id outside the vocabulary; negative ids count from its end.
+
+    Source:
+        transformers 4.41's class of this name, which 5.23 no longer has.
     """
 
     def __init__(self, force_token_map: Any, _has_warned: bool | None = False) -> None:
@@ -127,12 +148,18 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
 
         where n = len(input_ids) - start - input_ids_seq_length > 0:  s[eos] = s[eos] + |s[eos]| * (factor ** n - 1)
 
-    exponential_decay_length_penalty: the pair (start, factor): an int and a float.
-    eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
-    input_ids_seq_length: the length of the prompt.
-
     An eos score that is not finite is not changed.
-    Source: transformers 5.23's class of this name.
+
+    Args:
+        exponential_decay_length_penalty: the pair (start, factor): an int and a float.
+        eos_token_id: an id, a list or an array of ids >= 0.
+        input_ids_seq_length: the length of the prompt.
+
+    Raises:
+        IndexError: at the call for one past the vocabulary.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(

@@ -29,12 +29,17 @@ class NoRepeatNGramLogitsProcessor(LogitsProcessor):
 
         s[w] = -inf where (input_ids[-(n - 1):], w) occurs in input_ids, n = ngram_size
 
-    ngram_size: an int >= 1; 1 forbids every id of the row.
+    Ids past the vocabulary are ignored. Scores are returned unchanged while the input is shorter than n.
 
-    Ids past the vocabulary are ignored. Scores are returned unchanged while the input is shorter than n. Raises ValueError if
-    a negative id would be forbidden.
-    Source: Paulus, Xiong, Socher, "A deep reinforced model for abstractive summarization", 2017; as in transformers 5.23,
-    which raises RuntimeError for the negative id.
+    Args:
+        ngram_size: an int >= 1; 1 forbids every id of the row.
+
+    Raises:
+        ValueError: if a negative id would be forbidden.
+
+    Source:
+        Paulus, Xiong, Socher, "A deep reinforced model for abstractive summarization", 2017; as in transformers 5.23,
+        which raises RuntimeError for the negative id.
     """
 
     def __init__(self, ngram_size: int) -> None:
@@ -54,11 +59,15 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
 
         s[w] = -inf where (input_ids[-(n - 1):], w) occurs in the row's encoder ids, n = encoder_ngram_size
 
-    encoder_ngram_size: an int >= 1.
-    encoder_input_ids: [rows, length] or [length]; each row serves batch // rows rows of scores, such as beams.
+    Args:
+        encoder_ngram_size: an int >= 1.
+        encoder_input_ids: [rows, length] or [length]; each row serves batch // rows rows of scores, such as beams.
 
-    Raises IndexError for a forbidden id outside the vocabulary; negative ids count from its end.
-    Source: transformers 5.23's class of this name.
+    Raises:
+        IndexError: for a forbidden id outside the vocabulary; negative ids count from its end.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, encoder_ngram_size: int, encoder_input_ids: Array) -> None:
@@ -84,11 +93,17 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
 
         SequenceBias with a bias of -inf for each sequence
 
-    bad_words_ids: a non-empty list of lists of ids >= 0.
-    eos_token_id: an id, a list or an array of ids, or None; a bad word that is a single end token is not forbidden.
+    If all bad words are end tokens, nothing is forbidden.
 
-    If all bad words are end tokens, nothing is forbidden. Raises ValueError at the first call for an id past the vocabulary.
-    Source: transformers 5.23's class of this name.
+    Args:
+        bad_words_ids: a non-empty list of lists of ids >= 0.
+        eos_token_id: an id, a list or an array of ids, or None; a bad word that is a single end token is not forbidden.
+
+    Raises:
+        ValueError: at the first call for an id past the vocabulary.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, bad_words_ids: list[list[int]], eos_token_id: TokenIds | None = None) -> None:
@@ -107,12 +122,18 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
 
         s[t] = -inf for t not in prefix_allowed_tokens_fn(batch index, ids of the row)
 
-    prefix_allowed_tokens_fn: called with (int, [length] ids) for every beam; returns the allowed ids, at least one.
-    num_beams: rows of one batch item; None for all rows of a call.
+    If all allowed tokens of all beams of a batch item are already -inf, they become 0 in its rows.
 
-    If all allowed tokens of all beams of a batch item are already -inf, they become 0 in its rows. Raises ValueError if the
-    function returns no token, IndexError for an id outside the vocabulary.
-    Source: De Cao et al., "Autoregressive entity retrieval", 2020; as in transformers 5.23.
+    Args:
+        prefix_allowed_tokens_fn: called with (int, [length] ids) for every beam; returns the allowed ids, at least one.
+        num_beams: rows of one batch item; None for all rows of a call.
+
+    Raises:
+        ValueError: if the function returns no token.
+        IndexError: for an id outside the vocabulary.
+
+    Source:
+        De Cao et al., "Autoregressive entity retrieval", 2020; as in transformers 5.23.
     """
 
     def __init__(self, prefix_allowed_tokens_fn: Callable[[int, Array], Sequence[int]], num_beams: int | None) -> None:
@@ -150,11 +171,13 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
 
         s[t] = -inf for t in suppress_tokens
 
-    suppress_tokens: ids; those outside the vocabulary are ignored.
-    device: accepted as transformers does, without effect: the work is done on the device of the scores.
+    Args:
+        suppress_tokens: ids; those outside the vocabulary are ignored.
+        device: accepted as transformers does, without effect: the work is done on the device of the scores.
 
-    Source: Radford et al., "Robust speech recognition via large-scale weak supervision" (Whisper), 2022; as in
-    transformers 5.23.
+    Source:
+        Radford et al., "Robust speech recognition via large-scale weak supervision" (Whisper), 2022; as in
+        transformers 5.23.
     """
 
     def __init__(self, suppress_tokens: Iterable[int], device: object = "cpu") -> None:
@@ -170,11 +193,13 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
 
         s[t] = -inf for t in begin_suppress_tokens, where len(input_ids) == begin_index
 
-    begin_suppress_tokens: ids; those outside the vocabulary are ignored.
-    begin_index: the length of the input at which they are forbidden; `set_begin_index` changes it.
-    device: as in SuppressTokensLogitsProcessor.
+    Args:
+        begin_suppress_tokens: ids; those outside the vocabulary are ignored.
+        begin_index: the length of the input at which they are forbidden; `set_begin_index` changes it.
+        device: as in SuppressTokensLogitsProcessor.
 
-    Source: Radford et al., 2022; as in transformers 5.23.
+    Source:
+        Radford et al., 2022; as in transformers 5.23.
     """
 
     def __init__(self, begin_suppress_tokens: Iterable[int], begin_index: int, device: object = "cpu") -> None:
@@ -198,7 +223,9 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
         s = 0 where s is NaN, the largest finite number of the dtype where s is inf, minus that where s is -inf
 
     It undoes filters: a token that an earlier processor has forbidden becomes merely very unlikely.
-    Source: transformers 5.23's class of this name.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
@@ -211,7 +238,8 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
 class LogitNormalization(LogitsProcessor):
     """Converts scores to log-probabilities, s = log softmax(s); a row with NaN, or of nothing but -inf, becomes NaN.
 
-    Source: transformers 5.23's class of this name.
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:

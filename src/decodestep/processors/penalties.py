@@ -24,14 +24,19 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
         for each distinct id t of the row:  s[t] = s[t] * penalty where s[t] < 0, else s[t] / penalty
 
-    penalty: a float > 0 (an int is refused); below 1 it rewards.
-    prompt_ignore_length: how many leading ids do not count: None, an int >= 0, or a [batch] array, one for each row.
-
     Ids past the vocabulary are ignored. Scores of rank 3 [batch, length, vocab] are processed at the last position; where
     `logits_indices` and `cu_seq_lens_q` have been set, at those positions of the packed sequences of scores[0].
-    Raises ValueError for a negative id and for a prompt_ignore_length whose batch is not that of the ids.
-    Source: Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019.
-    Deviations from transformers 5.23: scores of rank 3 are copied, not written to; there a negative id is a RuntimeError.
+
+    Args:
+        penalty: a float > 0 (an int is refused); below 1 it rewards.
+        prompt_ignore_length: how many leading ids do not count: None, an int >= 0, or a [batch] array, one for each row.
+
+    Raises:
+        ValueError: for a negative id and for a prompt_ignore_length whose batch is not that of the ids.
+
+    Source:
+        Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019.
+        Deviations from transformers 5.23: scores of rank 3 are copied, not written to; there a negative id is a RuntimeError.
     """
 
     supports_continuous_batching = False
@@ -80,12 +85,16 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
         for each distinct id t of the row's encoder ids:  s[t] = s[t] / penalty where s[t] < 0, else s[t] * penalty
 
-    penalty: a float > 0 (an int is refused); below 1 it makes them less likely.
-    encoder_input_ids: [rows, length] within the vocabulary; each row serves batch // rows rows of scores, such as beams.
+    Args:
+        penalty: a float > 0 (an int is refused); below 1 it makes them less likely.
+        encoder_input_ids: [rows, length] within the vocabulary; each row serves batch // rows rows of scores, such as beams.
 
-    Raises ValueError for an id outside the vocabulary, and for scores whose rows are no multiple of the encoder's.
-    Source: transformers 5.23's class of this name, where an id outside the vocabulary is a RuntimeError and rows beyond the
-    multiple are left alone.
+    Raises:
+        ValueError: for an id outside the vocabulary, and for scores whose rows are no multiple of the encoder's.
+
+    Source:
+        transformers 5.23's class of this name, where an id outside the vocabulary is a RuntimeError and rows beyond the
+        multiple are left alone.
     """
 
     supports_continuous_batching = False
@@ -111,12 +120,18 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
 
         for each (sequence, bias):  where input_ids[-(n - 1):] == sequence[:-1], n = len(sequence):  s[sequence[-1]] += bias
 
-    sequence_bias: a non-empty dict {tuple of ids: float} or list [[list of ids, float], ...]; ids >= 0; an int bias is refused.
-
     A sequence of one token always counts; several that end in the same token add up, the one token first and then the lengths
-    as they first occur. A bias is held in float32 and rounded to the dtype of the scores. Raises ValueError at the first call
-    for an id past the vocabulary.
-    Source: transformers 5.23's class of this name.
+    as they first occur. A bias is held in float32 and rounded to the dtype of the scores.
+
+    Args:
+        sequence_bias: a non-empty dict {tuple of ids: float} or list [[list of ids, float], ...]; ids >= 0; an int bias is
+            refused.
+
+    Raises:
+        ValueError: at the first call for an id past the vocabulary.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, sequence_bias: object) -> None:
@@ -158,15 +173,18 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
 
         for each batch item:  s[t] = s[t] - diversity_penalty * #{beams of earlier groups whose current token is t}
 
-    diversity_penalty: a float > 0.
-    num_beams: an int >= 2.
-    num_beam_groups: an int in [2, num_beams].
-
     Called with two more arguments: current_tokens, [batch * num_beams], the tokens picked so far at this step; and
     beam_group_idx, the group whose scores, [batch * num_beams // num_beam_groups, vocab], these are. The first group's
     scores are returned as they are. The penalty is held in float32; beyond that it forbids the tokens, where transformers makes
     all others NaN.
-    Source: Vijayakumar et al., "Diverse beam search", 2016; transformers 4.41, which 5.23 no longer has.
+
+    Args:
+        diversity_penalty: a float > 0.
+        num_beams: an int >= 2.
+        num_beam_groups: an int in [2, num_beams].
+
+    Source:
+        Vijayakumar et al., "Diverse beam search", 2016; transformers 4.41, which 5.23 no longer has.
     """
 
     def __init__(self, diversity_penalty: float, num_beams: int, num_beam_groups: int) -> None:

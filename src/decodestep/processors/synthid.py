@@ -38,18 +38,24 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         g[t, k] = table[hash(hash(context + [t]), k) mod sampling_table_size]
         hash(h, x) = (h + x) * 6364136223846793005 + 1 in wrapping int64, from h = 1
 
-    ngram_len: the context is the last ngram_len - 1 generated ids, zeros before the first.
-    keys: the secret, one integer for each layer of the tournament.
-    sampling_table_size, sampling_table_seed: of the table of coin flips.
-    context_history_size: how many contexts are remembered; tokens after a remembered context get no watermark.
-    device: of torch's generator.
-    skip_first_ngram_calls: whether the first ngram_len - 1 calls return the scores unchanged.
-    debug_mode: whether every score counts as 1.
+    Keeps state: one object serves one generation, and each call adds the newest id of each row.
 
-    Keeps state: one object serves one generation, and each call adds the newest id of each row. Raises ValueError if input_ids
-    is not of rank 2.
-    Source: Dathathri et al., "Scalable watermarking for identifying large language model outputs", 2024; as in
-    transformers 5.23.
+    Args:
+        ngram_len: the context is the last ngram_len - 1 generated ids, zeros before the first.
+        keys: the secret, one integer for each layer of the tournament.
+        sampling_table_size: of the table of coin flips.
+        sampling_table_seed: of the same table.
+        context_history_size: how many contexts are remembered; tokens after a remembered context get no watermark.
+        device: of torch's generator.
+        skip_first_ngram_calls: whether the first ngram_len - 1 calls return the scores unchanged.
+        debug_mode: whether every score counts as 1.
+
+    Raises:
+        ValueError: if input_ids is not of rank 2.
+
+    Source:
+        Dathathri et al., "Scalable watermarking for identifying large language model outputs", 2024; as in
+        transformers 5.23.
     """
 
     stateful = True
@@ -187,13 +193,16 @@ class SynthIDTextWatermarkDetector:
         detector_module(g values, mask): the coin flips of every n-gram, and whether they count: only before the first eos, and
         only if the context is not a remembered one
 
-    detector_module: called with [batch, count, keys] coin flips and the [batch, count] mask; a `BayesianDetector`, or
-        transformers' BayesianDetectorModel.
-    logits_processor: a SynthIDTextWatermarkLogitsProcessor with the settings that the text was generated with.
-    tokenizer: an object with the `eos_token_id` of the text.
-
     Called with input_ids [batch, length]; returns what detector_module returns.
-    Source: Dathathri et al., 2024; as in transformers 5.23.
+
+    Args:
+        detector_module: called with [batch, count, keys] coin flips and the [batch, count] mask; a `BayesianDetector`, or
+            transformers' BayesianDetectorModel.
+        logits_processor: a SynthIDTextWatermarkLogitsProcessor with the settings that the text was generated with.
+        tokenizer: an object with the `eos_token_id` of the text.
+
+    Source:
+        Dathathri et al., 2024; as in transformers 5.23.
     """
 
     def __init__(self, detector_module: Callable[[Array, Array], Array], logits_processor: Any, tokenizer: Any) -> None:
@@ -215,10 +224,14 @@ class BayesianDetector:
         q[l] = sigmoid(beta[l] + sum(delta[l, j] * g[j] for j < l));  likelihood[l] = ((g[l] + 0.5) * q[l] + 1 - q[l]) / 2
         posterior = sigmoid(log(prior / (1 - prior)) + sum over counted n-grams and layers l of log(2 * likelihood[l]))
 
-    beta: the `keys` biases.  delta: [keys, keys].  prior: of watermarked text; taken within [1e-5, 1 - 1e-5].
+    Args:
+        beta: the `keys` biases.
+        delta: [keys, keys].
+        prior: of watermarked text; taken within [1e-5, 1 - 1e-5].
 
-    Source: Dathathri et al., 2024; the inference of transformers 5.23's BayesianDetectorModel, also for a batch or a text
-    of one.
+    Source:
+        Dathathri et al., 2024; the inference of transformers 5.23's BayesianDetectorModel, also for a batch or a text
+        of one.
     """
 
     def __init__(self, beta: Array, delta: Array, prior: float = 0.5) -> None:

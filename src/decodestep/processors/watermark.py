@@ -34,15 +34,21 @@ class WatermarkLogitsProcessor(LogitsProcessor):
                    f(i) = table[i mod 1000003] + 1, table = randperm(1000003, seed hashing_key)
                    s[t] += bias for each t of the 40 highest scores that is in green(input_ids + [t])
 
-    vocab_size: of the model. device: of torch's generator and of the tables.
-    greenlist_ratio: in (0, 1).  bias: added to green tokens.  hashing_key: the secret.
-    seeding_scheme: "lefthash" or "selfhash".
-    context_width: how many of the last ids select the green list.
-
     A shorter input logs a warning and leaves the scores unchanged. Of tied scores, "selfhash" tries the lowest ids.
-    Source: Kirchenbauer et al., "A watermark for large language models", 2023, and "On the reliability of watermarks for
-    large language models", 2023. As in transformers 5.23, where "selfhash" raises for a vocabulary of fewer than 40 tokens
-    and for a row without a green token among the 40: here such a row stays as it is.
+
+    Args:
+        vocab_size: of the model.
+        device: of torch's generator and of the tables.
+        greenlist_ratio: in (0, 1).
+        bias: added to green tokens.
+        hashing_key: the secret.
+        seeding_scheme: "lefthash" or "selfhash".
+        context_width: how many of the last ids select the green list.
+
+    Source:
+        Kirchenbauer et al., "A watermark for large language models", 2023, and "On the reliability of watermarks for
+        large language models", 2023. As in transformers 5.23, where "selfhash" raises for a vocabulary of fewer than 40 tokens
+        and for a row without a green token among the 40: here such a row stays as it is.
     """
 
     def __init__(
@@ -126,17 +132,20 @@ class WatermarkDetector:
         n tokens scored, g of them green, r = greenlist_ratio:  z = (g - r n) / sqrt(n r (1 - r));  marked: z > z_threshold
         p_value = erfc(z / sqrt(2)) / 2;   confidence = 1 - p_value
 
-    model_config: the model's configuration: vocab_size, bos_token_id, is_encoder_decoder, decoder_start_token_id.
-    device: as in WatermarkLogitsProcessor.
-    watermarking_config: what the text was generated with: a dict of WatermarkLogitsProcessor's arguments, or an object with
-        `to_dict`.
-    ignore_repeated_ngrams: whether an n-gram counts once however often it occurs.
-    max_cache_size: how many n-grams are remembered between calls.
-
     Called with input_ids [batch, length] and z_threshold; returns the [batch] decisions, or with return_dict a
     WatermarkDetectorOutput. A leading bos token is left out of the score; ValueError where only some rows have one, or where
     fewer than context_width + 1 ids remain.
-    Source: Kirchenbauer et al., 2023. As in transformers 5.23, but there the memory of n-grams never hits.
+
+    Args:
+        model_config: the model's configuration: vocab_size, bos_token_id, is_encoder_decoder, decoder_start_token_id.
+        device: as in WatermarkLogitsProcessor.
+        watermarking_config: what the text was generated with: a dict of WatermarkLogitsProcessor's arguments, or an object with
+            `to_dict`.
+        ignore_repeated_ngrams: whether an n-gram counts once however often it occurs.
+        max_cache_size: how many n-grams are remembered between calls.
+
+    Source:
+        Kirchenbauer et al., 2023. As in transformers 5.23, but there the memory of n-grams never hits.
     """
 
     def __init__(

@@ -37,13 +37,20 @@ def noise_bits(seed: Field, position: Field, token: Field, *, backend: str = "au
 
         for every broadcast index i:  bits[i] = murmur3_32(le64(seed[i]) + le32(position[i]) + le32(token[i]), seed=0)
 
-    seed: integers in [0, 2^64), a scalar or an array of an integer dtype (NumPy or torch).
-    position, token: integers in [0, 2^32), likewise; the three are broadcast together.
-    backend: "auto", "cpu" or "reference".
+    Args:
+        seed: integers in [0, 2^64), a scalar or an array of an integer dtype (NumPy or torch).
+        position: integers in [0, 2^32), likewise.
+        token: as position; the three are broadcast together.
+        backend: "auto", "cpu" or "reference".
 
-    Returns uint32 of the broadcast shape: an array, or a tensor if any argument is one; np.uint32 for three scalars.
-    Raises ValueError for a value out of range, a bool, a float, or shapes that do not broadcast.
-    Source: MurmurHash3_x86_32 by Austin Appleby; the record is the one that SGLang's seeded sampler hashes.
+    Returns:
+        uint32 of the broadcast shape: an array, or a tensor if any argument is one; np.uint32 for three scalars.
+
+    Raises:
+        ValueError: for a value out of range, a bool, a float, or shapes that do not broadcast.
+
+    Source:
+        MurmurHash3_x86_32 by Austin Appleby; the record is the one that SGLang's seeded sampler hashes.
     """
     return _noise("noise_bits", seed, position, token, backend)
 
@@ -79,10 +86,15 @@ def sample_seed(seed: int, sample: int) -> int:
         sample 0:  seed
         sample k:  (noise_bits(seed, k, SAMPLE_LOW) + 2^32 * noise_bits(seed, k, SAMPLE_HIGH)) mod 2^53
 
-    seed: an integer in [0, 2^64). sample: an integer in [0, 2^32).
+    Args:
+        seed: an integer in [0, 2^64).
+        sample: an integer in [0, 2^32).
 
-    Returns an integer: the seed itself, or one in [0, 2^53). All samples above 0 of one seed have different seeds.
-    Raises ValueError for a value out of range.
+    Returns:
+        An integer: the seed itself, or one in [0, 2^53). All samples above 0 of one seed have different seeds.
+
+    Raises:
+        ValueError: for a value out of range.
     """
     for name, value, bits in (("seed", seed, 64), ("sample", sample, 32)):
         ok = is_int(value) and 0 <= value < 2**bits

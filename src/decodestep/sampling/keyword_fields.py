@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache, wraps
 from inspect import signature
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from decodestep._base.checks import refuse, require
 from decodestep.sampling.field_aliases import rename_fields
@@ -15,6 +15,8 @@ from decodestep.sampling.rules import RULES
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _Class = TypeVar("_Class", bound=type)
+_Fields = ParamSpec("_Fields")
+_Object = TypeVar("_Object")
 
 
 def sets_fields(op: str, check: Callable[[Any], None]) -> Callable[[_Init], _Init]:
@@ -39,6 +41,13 @@ def sets_fields(op: str, check: Callable[[Any], None]) -> Callable[[_Init], _Ini
         return cast("_Init", init)
 
     return decorate
+
+
+def takes_fields(
+    init: Callable[Concatenate[Any, _Fields], None],
+) -> Callable[[Callable[..., _Object]], Callable[Concatenate[_Object, _Fields], _Object]]:
+    """Gives a method the keywords of `init`, for editors and type checkers: each may be left out."""
+    return lambda method: method
 
 
 def _named(op: str, positional: tuple[object, ...], defaults: Mapping[str, Any], given: Mapping[str, object]) -> dict[str, Any]:

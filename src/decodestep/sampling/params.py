@@ -11,7 +11,7 @@ from decodestep._base.checks import refuse, require
 from decodestep.random import SEED_BITS, sample_seed
 from decodestep.sampling import request_formats, rules
 from decodestep.sampling.field_aliases import rename_fields
-from decodestep.sampling.keyword_fields import read_defaults, sets_fields, with_defaults
+from decodestep.sampling.keyword_fields import read_defaults, sets_fields, takes_fields, with_defaults
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -42,9 +42,9 @@ class SamplingParams:
 
     `SamplingParams()` samples from the whole distribution. A field of several items accepts any iterable except strings and
     mappings, and holds a tuple; stop_strings may also be one string, and None is an empty tuple where that is the default.
-    Mappings are copied. Objects are immutable and hashable, equal if their fields are, and shown with those that differ from
-    their defaults. Of the constraints, json_schema, regex and grammar, at most one is given; the text is valid where the row
-    ends with "eos", else it is cut.
+    Mappings are copied. Objects are immutable (`replace` makes another) and hashable, equal if their fields are, and shown
+    with those that differ from their defaults. Of the constraints, json_schema, regex and grammar, at most one is given; the
+    text is valid where the row ends with "eos", else it is cut.
 
     Args:
         max_new_tokens: an integer in [1, 2^31) or None. Ends the row after this many tokens; None: when the context
@@ -334,36 +334,42 @@ class SamplingParams:
         ordered = (*order, *(name for name in SAMPLERS if name not in order))
         return tuple(name for name in ordered if getattr(self, name) != DEFAULTS[name])
 
+    @takes_fields(__init__)
+    def replace(self, **changes: Any) -> SamplingParams:
+        """The same parameters with other values of some fields, given as to `SamplingParams`, by any name of a field."""
+        return replace(self, **changes)
+
     def without_beams(self) -> SamplingParams:
         """The same with one beam; the processors of a beam search are built from it."""
-        return replace(self, num_beams=1, num_beam_groups=1, diversity_penalty=0.0, num_return_sequences=1)
+        return self.replace(num_beams=1, num_beam_groups=1, diversity_penalty=0.0, num_return_sequences=1)
 
     def samples(self) -> list[SamplingParams]:
         """The parameters of each of num_return_sequences samples: the same, each with its own seed.
 
-        If seed is None, it is drawn from the system's entropy; sample k has `random.sample_seed(seed, k)`. Greedy samples are
-        equal, and keep the seed or None.
+        If seed is None, it is drawn from the system's entropy; sample k has `random.sample_seed(seed, k)`. Greedy ones keep it.
         """
         count = self.num_return_sequences
         if count == 1 and (self.greedy or self.seed is not None):
             return [self]
         if self.greedy:
-            return [replace(self, num_return_sequences=1)] * count
+            return [self.replace(num_return_sequences=1)] * count
         seed = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
-        return [replace(self, seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
+        return [self.replace(seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
     @classmethod
     def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: Any) -> SamplingParams:
         """The parameters of a transformers GenerationConfig, as `generate` would read it.
 
-        config: a GenerationConfig, or a mapping of its fields. Without do_sample it is greedy; if it samples, top_k is 50 by
-            default. max_length is used if there is no max_new_tokens, min_length if there is no min_new_tokens. Without either
-            length, max_new_tokens is 256, the default here, and not the 20 of `generate`. Fields about the cache, the form of
-            the result, padding and the speed of assisted generation are ignored, because they do not change any token.
-        changes: fields of SamplingParams that replace those of the config, before it is read: with do_sample=True it samples,
-            and with max_new_tokens its max_length is not used.
+        Args:
+            config: a GenerationConfig, or a mapping of its fields. Without do_sample it is greedy; if it samples, top_k is 50
+                by default. max_length is used if there is no max_new_tokens, min_length if there is no min_new_tokens. Without
+                either length, max_new_tokens is 256, the default here, and not the 20 of `generate`. Fields that change no
+                token are ignored: about the cache, the form of the result, padding and the speed of assisted generation.
+            changes: fields of SamplingParams that replace those of the config, before it is read: with do_sample=True it
+                samples, and with max_new_tokens its max_length is not used.
 
-        Raises ValueError for a field whose value is not supported.
+        Raises:
+            ValueError: for a field whose value is not supported.
         """
         names = DEFAULTS.keys()
         return cls(**request_formats.from_generation_config(config, rename_fields(changes, names), names))
@@ -372,17 +378,18 @@ class SamplingParams:
     def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
         """The parameters of an OpenAI completions or chat-completions request.
 
-        body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
-            num_return_sequences; logit_bias with its string keys; sequence_bias also as a list of pairs [ids, bias]; logprobs
-            and top_logprobs, or logprobs as a number, -> logprobs; response_format -> json_schema, {"type": "object"} for a
-            json_object; the text of prediction; a negative seed counts from 2^64. Other names of
-            SamplingParams are accepted unchanged. The prompt and the transport (model, messages, prompt, stream, user ...) are
-            left to the caller.
-        changes: fields of SamplingParams that replace those of the request.
+        Args:
+            body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
+                num_return_sequences; logit_bias with its string keys; sequence_bias also as a list of pairs [ids, bias];
+                logprobs and top_logprobs, or logprobs as a number, -> logprobs; response_format -> json_schema, {"type":
+                "object"} for a json_object; the text of prediction; a negative seed counts from 2^64. Other names of
+                SamplingParams are accepted unchanged. Model, messages, prompt, stream, user ... are left to the caller.
+            changes: fields of SamplingParams that replace those of the request.
 
-        Raises ValueError for every other field, for two fields that contradict each other, and outside the intervals of the
-        interface. Of best_of, echo, suffix, modalities and verbosity, and of vLLM's use_beam_search and its
-        fields about control tokens and stop strings in the text, only the value that changes nothing is accepted.
+        Raises:
+            ValueError: for every other field, for two fields that contradict each other, and outside the intervals of the
+                interface. Of best_of, echo, suffix, modalities, verbosity and vLLM's use_beam_search and fields about control
+                tokens and stop strings in the text, only the value that changes nothing is accepted.
         """
         names = DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})

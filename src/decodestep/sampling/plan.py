@@ -46,9 +46,11 @@ class FusedRun:
 class Plan:
     """The stages of one row, in order, split at those that cannot be fused.
 
-    stages: each a processor, or what equals it. vocab_size: V.
-    unfused: each callable without a part, after the fused run that comes before it.
-    tail: the fused run after the last of them, which `decode_step` runs; the whole plan if every stage has a part.
+    Attributes:
+        stages: each a processor, or what equals it.
+        vocab_size: V.
+        unfused: each callable without a part, after the fused run that comes before it.
+        tail: the fused run after the last of them, which `decode_step` runs; the whole plan if every stage has a part.
     """
 
     stages: tuple[Stage, ...]
@@ -82,13 +84,19 @@ class Plan:
             for processor in processors:  scores = processor(history, scores)        # a `StepTrace` each
             token = the first argmax of scores, or of scores + gumbel(seed, len(history), token)
 
-        logits: (V,), float32, float16, bfloat16 or float64, NumPy or torch. Not written to.
-        history: the tokens before, ids >= 0: prompt and generated ones.
-        seed: an integer in [0, 2^64). greedy: whether the token is the argmax. spell: token id -> text, for display alone.
+        Args:
+            logits: (V,), float32, float16, bfloat16 or float64, NumPy or torch. Not written to.
+            history: the tokens before, ids >= 0: prompt and generated ones.
+            seed: an integer in [0, 2^64).
+            greedy: whether the token is the argmax.
+            spell: token id -> text, for display alone.
 
-        Returns a `Trace`. Its scores have the bits of `Sampler.processed`, and its token is the one that a `Sampler` draws.
-        Nothing is modified: a processor that keeps state (``stateful``) is deep-copied before it is called.
-        Raises ValueError for logits of another shape or dtype, for ids or a seed out of range, and whatever a processor raises.
+        Returns:
+            A `Trace`. Its scores have the bits of `Sampler.processed`, and its token is the one that a `Sampler` draws. Nothing
+            is modified: a processor that keeps state (``stateful``) is deep-copied before it is called.
+
+        Raises:
+            ValueError: for logits of another shape or dtype, for ids or a seed out of range, and whatever a processor raises.
         """
         return trace_stages(self.stages, self.vocab_size, logits, history, seed=seed, greedy=greedy, spell=spell)
 
@@ -104,7 +112,8 @@ class Plan:
 def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
     """Builds the plan of a list of processors, which are callables (input_ids, scores) -> scores.
 
-    Raises ValueError for anything else, and for an illegal order, naming the two processors.
+    Raises:
+        ValueError: for anything else, and for an illegal order, naming the two processors.
     """
     return build_plan([build_stage(processor, vocab_size) for processor in processors], vocab_size)
 

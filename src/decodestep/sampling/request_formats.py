@@ -14,7 +14,7 @@ from decodestep._base.checks import describe, is_int, is_real, refuse, require, 
 from decodestep.sampling.field_aliases import ALIASES
 
 # Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
-# token of a text without a prompt, and how tokens are drafted, by an assistant model, which is not part of a config, or by lookup.
+# token of a text without a prompt, and how tokens are drafted, by an assistant model (which no config holds) or by lookup.
 _NOT_ABOUT_SAMPLING = {
     "use_cache",
     "cache_implementation",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -240,9 +240,9 @@ def within_length(params: SamplingParams, prompt_length: int) -> SamplingParams:
         return params
     room = params.max_length - prompt_length
     require(room >= 1, "Sampler", "max_length", f"above the {prompt_length} tokens of the prompt", params.max_length)
-    return within_room(replace(params, max_length=None), room)
+    return within_room(params.replace(max_length=None), room)
 
 
 def within_room(params: SamplingParams, room: int) -> SamplingParams:
     """The params with max_new_tokens limited to a number of tokens, >= 1, which is also the meaning of None."""
-    return replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
+    return params.replace(max_new_tokens=min(room, params.max_new_tokens or room))

@@ -25,12 +25,14 @@ _OP = "Sampler"
 class StepResult(NamedTuple):
     """The result of one step, one entry per row in the order of `Sampler.rows`.
 
-    tokens: int64 (B,), in the kind of the logits. -1 for a row that had ended before, and for one without a candidate.
-    logprobs: a `TokenLogprobs` for each row that requests them and drew a token, else None.
-    done: bool (B,), NumPy: whether the row has ended, now or before.
-    reason: why it has ended: "eos", "stop", "length", "time", "no_candidate", "cancelled" or "error"; "" while it is running.
-    text: the complete characters that the token adds to the row's text, and at the end text that was held back; "" without
-        token_bytes.
+    Attributes:
+        tokens: int64 (B,), in the kind of the logits. -1 for a row that had ended before, and for one without a candidate.
+        logprobs: a `TokenLogprobs` for each row that requests them and drew a token, else None.
+        done: bool (B,), NumPy: whether the row has ended, now or before.
+        reason: why it has ended: "eos", "stop", "length", "time", "no_candidate", "cancelled" or "error"; "" while it is
+            running.
+        text: the complete characters that the token adds to the row's text, and at the end text that was held back; "" without
+            token_bytes.
     """
 
     tokens: Array
@@ -48,28 +50,31 @@ class Sampler:
             token = decode_step(logits[b], steps, seed of b, position = length of the history of b)
             append it to the history; the row ends on an end token, a stop token or string, its length or its time
 
-    params: one `SamplingParams` for all rows, or a sequence of one for each row.
-    vocab_size: V, the width of the logits, an integer in [1, 2^31).
-    eos_token_id: an id, several, or None for no end token.
-    prompt_ids: the prompt of each row, a sequence of sequences of ids in [0, V); None for rows without a prompt, one for each
-        of params.
-    processors: additional callables (input_ids, scores) -> scores, each called for one row at a time with NumPy arrays
-        (1, length) and (1, V): a sequence of them for all rows, or a factory, a function of one argument that returns a
-        sequence: ``processors=lambda row: [...]`` is called once for each row, with its number, when the row is added. A
-        processor that keeps state between calls (``stateful = True`` in its class) needs a factory if there are several rows.
-        The function of a PrefixConstrainedLogitsProcessor is called with the row's number as the index of the batch item.
-        They run where transformers puts a user's processors: before the temperature. The attributes of those that run fused
-        are read once, when a row is added (`explain` says which run fused).
-    token_bytes: token id -> bytes of text; required for stop strings, constraints and `StepResult.text`.
-    spelled_bytes: token id -> bytes in which stop strings are found: its text, or else its name; None for token_bytes.
-    encode: text -> ids, for a text that follows another one; a constraint's forced text is written in them, if its bytes are
-        theirs, else in the longest tokens, as with None.
-    backend: "auto", "cpu" or "triton". "auto" is "triton" for torch tensors on a GPU: the step then runs there, only the tokens
-        are copied to the host, and they equal those of the CPU. All processors must be fused.
-
     `rows` is the list of rows, for reading only; `add` and `remove` change it between steps. A row's tokens depend only on its
     own logits, params and prompt. One thread at a time may use a Sampler.
-    Raises ValueError for arguments that do not match, ids outside the vocabulary, or an illegal order of processors.
+
+    Args:
+        params: one `SamplingParams` for all rows, or a sequence of one for each row.
+        vocab_size: V, the width of the logits, an integer in [1, 2^31).
+        eos_token_id: an id, several, or None for no end token.
+        prompt_ids: the prompt of each row, a sequence of sequences of ids in [0, V); None for rows without a prompt, one for
+            each of params.
+        processors: additional callables (input_ids, scores) -> scores, each called for one row at a time with NumPy arrays (1,
+            length) and (1, V): a sequence of them for all rows, or a factory, a function of one argument that returns a
+            sequence: ``processors=lambda row: [...]`` is called once for each row, with its number, when the row is added. A
+            processor that keeps state between calls (``stateful = True`` in its class) needs a factory if there are several
+            rows. The function of a PrefixConstrainedLogitsProcessor is called with the row's number as the index of the batch
+            item. They run where transformers puts a user's processors: before the temperature. The attributes of those that run
+            fused are read once, when a row is added (`explain` says which run fused).
+        token_bytes: token id -> bytes of text; required for stop strings, constraints and `StepResult.text`.
+        spelled_bytes: token id -> bytes in which stop strings are found: its text, or else its name; None for token_bytes.
+        encode: text -> ids, for a text that follows another one; a constraint's forced text is written in them, if its bytes
+            are theirs, else in the longest tokens, as with None.
+        backend: "auto", "cpu" or "triton". "auto" is "triton" for torch tensors on a GPU: the step then runs there, only the
+            tokens are copied to the host, and they equal those of the CPU. All processors must be fused.
+
+    Raises:
+        ValueError: for arguments that do not match, ids outside the vocabulary, or an illegal order of processors.
     """
 
     def __init__(
@@ -112,12 +117,15 @@ class Sampler:
     def add(self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None) -> int:
         """Appends a row and returns its index, which is also its place in the logits of the next step.
 
-        params: of one beam and one sample (`generate` supports several). If its seed is None, the row gets a new one, 53 bits
-            of the system's entropy: `Row.seed`. prompt_ids: token ids in [0, V).
-        number: the argument of the factory of `processors`; None for the number of rows that have been added before.
+        Args:
+            params: of one beam and one sample (`generate` supports several). If its seed is None, the row gets a new one, 53
+                bits of the system's entropy: `Row.seed`.
+            prompt_ids: token ids in [0, V).
+            number: the argument of the factory of `processors`; None for the number of rows that have been added before.
 
-        Raises ValueError, and adds nothing, for params with an id outside the vocabulary or an illegal order of processors, and
-        for stop strings without token_bytes.
+        Raises:
+            ValueError: for params with an id outside the vocabulary or an illegal order of processors, and for stop strings
+                without token_bytes; nothing is added then.
         """
         self.rows.append(self._factory.row(params, prompt_ids, number=number))
         self._batch = None
@@ -128,7 +136,11 @@ class Sampler:
     ) -> Row:
         """Creates a row as `add` does, without appending it; for `resume` of this sampler or an equivalent one.
 
-        num_beams: above 1, the row's processors serve a search with this many beams.
+        Args:
+            params: as `add` takes it.
+            prompt_ids: as `add` takes it.
+            number: as `add` takes it.
+            num_beams: above 1, the row's processors serve a search with this many beams.
         """
         return self._factory.row(params, prompt_ids, number=number, num_beams=num_beams)
 
@@ -142,7 +154,11 @@ class Sampler:
         return len(self.rows) - 1
 
     def remove(self, index: int) -> None:
-        """Removes a row, ended or not; the rows after it move up by one. Raises ValueError for an index outside [0, B)."""
+        """Removes a row, ended or not; the rows after it move up by one.
+
+        Raises:
+            ValueError: for an index outside [0, B).
+        """
         require(is_int(index) and 0 <= index < len(self.rows), _OP, "index", f"in [0, {len(self.rows)})", index)
         del self.rows[index]
         self._batch = None
@@ -150,11 +166,15 @@ class Sampler:
     def processed(self, logits: ArrayT) -> ArrayT:
         """The logits after each row's processors: the scores that transformers' chain would pass to softmax.
 
-        logits: (B, V), one row for each of `rows`, float32, float16, bfloat16 or float64, NumPy or torch.
+        Args:
+            logits: (B, V), one row for each of `rows`, float32, float16, bfloat16 or float64, NumPy or torch.
 
-        Returns float32 (float64 for float64 logits), (B, V), in the kind of the logits; -inf for a dropped token. Rows that
-        have ended are processed too. Nothing is drawn, and no row changes.
-        Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
+        Returns:
+            float32 (float64 for float64 logits), (B, V), in the kind of the logits; -inf for a dropped token. Rows that
+            have ended are processed too. Nothing is drawn, and no row changes.
+
+        Raises:
+            ValueError: for logits of another shape or dtype, and whatever a processor raises.
         """
         if self._goes_to_device(logits):
             return device_step.processed(_OP, self.rows, logits, self.vocab_size, self._backend)
@@ -166,13 +186,18 @@ class Sampler:
     def step(self, logits: Array) -> StepResult:
         """Draws the next token of every running row, appends it to the row's history, and ends rows that are due.
 
-        logits: (B, V), one row for each of `rows`, float32, float16 or bfloat16, NumPy or torch, rows at any distance, on the
-            CPU or a GPU. Not written to. The logits of rows that have ended are ignored.
+        Args:
+            logits: (B, V), one row for each of `rows`, float32, float16 or bfloat16, NumPy or torch, rows at any distance, on
+                the CPU or a GPU. Not written to. The logits of rows that have ended are ignored.
 
-        Returns a `StepResult`. If a row's processor or token_bytes raises an Exception, the row ends with the reason "error"
-        and the exception in `Row.error`; the other rows are not affected. If it was a processor, the row's token is -1.
-        Raises ValueError for logits of another shape or dtype; then no row has changed, and the step may be repeated. An
-        exception that is not an Exception, such as KeyboardInterrupt, ends every row with the reason "error" and is raised.
+        Returns:
+            A `StepResult`. If a row's processor or token_bytes raises an Exception, the row ends with the reason "error"
+            and the exception in `Row.error`; the other rows are not affected. If it was a processor, the row's token is -1.
+
+        Raises:
+            ValueError: for logits of another shape or dtype; then no row has changed, and the step may be repeated. An
+                exception that is not an Exception, such as KeyboardInterrupt, ends every row with the reason "error" and is
+                raised.
         """
         return self._step(self._batch or self._gathered(), logits)
 
@@ -182,13 +207,18 @@ class Sampler:
             for turn = 0, 1, ...:
                 the rows that have drawn their first `turn` draft tokens, and have not ended since, step on their next logits
 
-        drafts: for each of `rows` the tokens that it may draw, any number. Without any, this is `step`.
-        logits: (n, V), the rows' one after the other: for each those after its last token, and after each token of its draft.
+        Args:
+            logits: (n, V), the rows' one after the other: for each those after its last token, and after each token of its
+                draft.
+            drafts: for each of `rows` the tokens that it may draw, any number. Without any, this is `step`.
 
-        Yields for every turn the indices of the rows that took it and their `StepResult`: of the first turn all rows. A row
-        thus gets at least one token, and at most one more than its draft has, each as in a step of its own, in order. The
-        caller may end rows between two turns (`Row.end`), and adds or removes none before the last. Raises ValueError as
-        `step` does.
+        Yields:
+            For every turn the indices of the rows that took it and their `StepResult`: of the first turn all rows. A row
+            thus gets at least one token, and at most one more than its draft has, each as in a step of its own, in order. The
+            caller may end rows between two turns (`Row.end`), and adds or removes none before the last.
+
+        Raises:
+            ValueError: as `step` does.
         """
         ok = isinstance(drafts, Sequence) and len(drafts) == len(self.rows)
         require(ok, _OP, "drafts", f"the tokens that each of {len(self.rows)} rows may draw", drafts)
@@ -248,8 +278,11 @@ class Sampler:
     def trace(self, logits: Array) -> tuple[Trace, ...]:
         """Records what each row's processors do to its logits, and the token that `step` would draw: see `Plan.trace`.
 
-        logits: (B, V), as for `processed`. Rows that have ended are traced too. No row changes.
-        Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
+        Args:
+            logits: (B, V), as for `processed`. Rows that have ended are traced too. No row changes.
+
+        Raises:
+            ValueError: for logits of another shape or dtype, and whatever a processor raises.
         """
         spell, array = self._factory.token_to_text, self._view(logits, len(self.rows))
         return tuple(row.trace(scores, spell) for row, scores in zip(self.rows, array, strict=True))

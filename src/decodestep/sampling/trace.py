@@ -28,18 +28,23 @@ from decodestep.sampling.token_history import TokenHistory
 class StepTrace:
     """What one processor did to a row.
 
-    name: its class or function. description: that with its arguments. fused: whether the core runs it as typed steps.
-    kind: what its class does to scores, as in `Plan.explain`: "patch", "mask", "scale", "filter" …; "own" for a user's class.
-    scores: after it, (V,), float32 (float64 for float64 logits); -inf for a dropped token.
-    kept: the ids above -inf after it. touched: those of them whose score it changed, or brought back from -inf.
-    dropped: the ids that were above -inf before it and are not now. All three int64, ascending.
-    mass: the probability, before it, of the tokens that it kept; 0 where there was no candidate.
-    entropy: of the distribution after it, in nats; 0 where no candidate is left.
-    threshold: what decided a cut; None for a step that is no cut, that could cut nothing (a top-k of all candidates), or that
-        did not act (XTC's coin).
-    ties: the kept and the dropped ids with the lowest score kept, where there are several; ascending.
-    causes: for touched and dropped tokens, the spans of the history for which a penalty, a bias or a ban acted on them; empty
-        for steps that do not read the history.
+    Attributes:
+        name: its class or function.
+        description: that with its arguments.
+        fused: whether the core runs it as typed steps.
+        kind: what its class does to scores, as in `Plan.explain`: "patch", "mask", "scale", "filter" …; "own" for a user's
+            class.
+        scores: after it, (V,), float32 (float64 for float64 logits); -inf for a dropped token.
+        kept: the ids above -inf after it.
+        touched: those of them whose score it changed, or brought back from -inf.
+        dropped: the ids that were above -inf before it and are not now. All three int64, ascending.
+        mass: the probability, before it, of the tokens that it kept; 0 where there was no candidate.
+        entropy: of the distribution after it, in nats; 0 where no candidate is left.
+        threshold: what decided a cut; None for a step that is no cut, that could cut nothing (a top-k of all candidates), or
+            that did not act (XTC's coin).
+        ties: the kept and the dropped ids with the lowest score kept, where there are several; ascending.
+        causes: for touched and dropped tokens, the spans of the history for which a penalty, a bias or a ban acted on them;
+            empty for steps that do not read the history.
     """
 
     name: str
@@ -65,8 +70,10 @@ class StepTrace:
 class Draw(NamedTuple):
     """How the token was drawn: the first maximum of `race`, lowest id among equals; -1 without a candidate.
 
-    ids: the candidates, int64, ascending. noise: their gumbel(seed, position, id), float32; None for a greedy row.
-    race: float64, the scores plus the noise; where some scores are +inf, their noise alone, and -inf for the others.
+    Attributes:
+        ids: the candidates, int64, ascending.
+        noise: their gumbel(seed, position, id), float32; None for a greedy row.
+        race: float64, the scores plus the noise; where some scores are +inf, their noise alone, and -inf for the others.
     """
 
     token: int
@@ -81,9 +88,12 @@ class Draw(NamedTuple):
 class Trace:
     """The processing of one row from logits to a token, made by `Plan.trace` and `Sampler.trace`; displays in notebooks.
 
-    logits: the scores that the first step is given, (V,), float32 (float64 for float64 logits), NaN as -inf.
-    steps: one `StepTrace` for each processor of the plan, in order. draw: the draw from what they leave.
-    history: the tokens before. spell: token id -> text, for display; None shows ids.
+    Attributes:
+        logits: the scores that the first step is given, (V,), float32 (float64 for float64 logits), NaN as -inf.
+        steps: one `StepTrace` for each processor of the plan, in order.
+        draw: the draw from what they leave.
+        history: the tokens before.
+        spell: token id -> text, for display; None shows ids.
     """
 
     logits: np.ndarray = field(repr=False)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
 from decodestep.sampling.params import languages_of
-from decodestep.serving.errors import HttpError, http_error, refusal
+from decodestep.serving.errors import HttpError, http_error, refusal, too_long
 from decodestep.serving.responses import Choice, Envelope, count_drafts, json_bytes, usage
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Answer:
         count, constrained = job.params.num_return_sequences, bool(languages_of(job.params))
         try:
             engine.require_possible(count * len(job.prompts))
+            self._require_short_prediction()
             for i, prompt in enumerate(job.prompts):
                 if i and constrained and time.thread_time() - began > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
@@ -72,6 +73,12 @@ class Answer:
         rows = self._rows
         self._choices = [job.form.choice(i, engine.model.tokenizer, row) for i, row in enumerate(rows)]
         self._running = len(self._choices)
+
+    def _require_short_prediction(self) -> None:
+        """Refuses a prediction that no answer could repeat: the engine's thread reads it for each row."""
+        text, room = self._job.params.prediction, self._engine.capacity
+        if text and len(self._engine.model.tokenizer.encode(text)) > room:
+            raise too_long("prediction", f"prediction must have at most the {room} tokens of the context")
 
     def _require_few_logprobs(self) -> None:
         """Refuses more log-probabilities than an answer may hold, of the prompts submitted so far and of what follows them."""

@@ -31,11 +31,13 @@ class MaxLengthCriteria(StoppingCriteria):
 
         done = length >= max_length
 
-    max_length: an int.
-    max_position_embeddings: the longest sequence that the model was made for, or None. A longer sequence is logged once per
-        process.
+    Args:
+        max_length: an int.
+        max_position_embeddings: the longest sequence that the model was made for, or None. A longer sequence is logged once per
+            process.
 
-    Source: transformers 5.23's class of this name.
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, max_length: int, max_position_embeddings: int | None = None) -> None:
@@ -54,10 +56,12 @@ class MaxNewTokensCriteria(StoppingCriteria):
 
         done = length >= start_length + max_new_tokens
 
-    start_length: the length of the prompt, an int.
-    max_new_tokens: an int.
+    Args:
+        start_length: the length of the prompt, an int.
+        max_new_tokens: an int.
 
-    Source: transformers 4.41's class of this name, which 5.23 no longer has.
+    Source:
+        transformers 4.41's class of this name, which 5.23 no longer has.
     """
 
     def __init__(self, start_length: int, max_new_tokens: int) -> None:
@@ -74,10 +78,12 @@ class MaxTimeCriteria(StoppingCriteria):
 
         done = time.time() - initial_timestamp > max_time
 
-    max_time: seconds.
-    initial_timestamp: the start, as time.time(); None for the time at which the criterion is built.
+    Args:
+        max_time: seconds.
+        initial_timestamp: the start, as time.time(); None for the time at which the criterion is built.
 
-    Source: transformers 5.23's class of this name.
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, max_time: float, initial_timestamp: float | None = None) -> None:
@@ -93,10 +99,13 @@ class EosTokenCriteria(StoppingCriteria):
 
         done = any of input_ids[-new_token_length:] is in eos_token_id
 
-    eos_token_id: an id, a list or an array of ids.
-
     new_token_length, an argument of the call: how many ids the step added, 1 by default; 0 looks at the whole sequence.
-    Source: transformers 5.23's class of this name.
+
+    Args:
+        eos_token_id: an id, a list or an array of ids.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, eos_token_id: object) -> None:
@@ -116,10 +125,13 @@ class ConfidenceCriteria(StoppingCriteria):
 
         done = softmax(scores[-1])[0, input_ids[0, -1]] < assistant_confidence_threshold       # one bool, of the first row
 
-    assistant_confidence_threshold: a number.
-
     Looks at scores, the last of which is [batch, vocab].
-    Source: transformers 5.23's class of this name.
+
+    Args:
+        assistant_confidence_threshold: a number.
+
+    Source:
+        transformers 5.23's class of this name.
     """
 
     def __init__(self, assistant_confidence_threshold: float) -> None:
@@ -135,7 +147,9 @@ class StoppingCriteriaList(list[Any]):
 
     Every criterion is given every keyword argument. `max_length` is that of the first MaxLengthCriteria or
     MaxNewTokensCriteria, or None.
-    Source: transformers 5.23's class of this name; MaxNewTokensCriteria as in 4.41.
+
+    Source:
+        transformers 5.23's class of this name; MaxNewTokensCriteria as in 4.41.
     """
 
     def __call__(self, input_ids: Array, scores: Array | None, **kwargs: object) -> Array:
@@ -153,7 +167,12 @@ class StoppingCriteriaList(list[Any]):
 def validate_stopping_criteria(stopping_criteria: StoppingCriteriaList, max_length: int) -> StoppingCriteriaList:
     """A deep copy of the list that has a maximum length: its own, or else `max_length`; a UserWarning where they differ.
 
-    Source: transformers 5.23's function of this name.
+    Args:
+        stopping_criteria: the list, which does not change.
+        max_length: the length of the whole sequence, an int.
+
+    Source:
+        transformers 5.23's function of this name.
     """
     if not isinstance(stopping_criteria, StoppingCriteriaList):
         refuse("validate_stopping_criteria", "stopping_criteria", "a StoppingCriteriaList", stopping_criteria)

@@ -21,18 +21,22 @@ class StopStringCriteria(StoppingCriteria):
 
         text = piece(ids[0]) + piece(ids[1]) + ...;  done = some stop string ends in text within piece(ids[-1])
 
-    tokenizer: one of transformers', a `tokenizers.Tokenizer`, or a `TokenText` of one. Reading a vocabulary takes longer than
-        everything else here, so keep a TokenText where criteria are built often.
-    stop_strings: a string or a list of strings, at least one; some token must be able to end one of them.
-
     Pieces are compared as UTF-8 bytes, so a character may be spread over tokens where the tokenizer's decoder is ByteLevel or
     has ByteFallback. The newest token may go on after the string. An id that is not a token separates the text before it from
     the text after it; an empty piece never ends a string. Only the newest ids are read: as many as the longest stop string has
     bytes, or characters where no token holds part of one. The empty string always stops.
     A call consists of array operations and never branches on a value, so torch.compile(fullgraph=True) traces it.
-    Raises ValueError where no token can end any stop string, and for a tokenizer that cannot decode "abcdef".
 
-    Source: transformers 5.23's class of this name, whose decisions these are.
+    Args:
+        tokenizer: one of transformers', a `tokenizers.Tokenizer`, or a `TokenText` of one. Reading a vocabulary takes longer
+            than everything else here, so keep a TokenText where criteria are built often.
+        stop_strings: a string or a list of strings, at least one; some token must be able to end one of them.
+
+    Raises:
+        ValueError: where no token can end any stop string, and for a tokenizer that cannot decode "abcdef".
+
+    Source:
+        transformers 5.23's class of this name, whose decisions these are.
     """
 
     def __init__(self, tokenizer: object, stop_strings: str | Sequence[str]) -> None:

@@ -19,11 +19,14 @@ _LEAD = "abcdef"
 class TokenText:
     """The bytes, UTF-8, that each token of a tokenizer adds to a text, read once.
 
-    tokenizer: one of transformers', or a `tokenizers.Tokenizer`.
-
     Token i adds pool[starts[i] : starts[i] + lengths[i]]; an id that is not a token has length -1. `in_bytes` says whether a
     token may hold part of a character: the tokenizer's decoder is ByteLevel or has ByteFallback.
-    Raises ValueError for what is no tokenizer, and for one that cannot encode and decode "abcdef".
+
+    Args:
+        tokenizer: one of transformers', or a `tokenizers.Tokenizer`.
+
+    Raises:
+        ValueError: for what is no tokenizer, and for one that cannot encode and decode "abcdef".
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -25,15 +25,22 @@ class FeedForward:
     """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
 
     With gate = None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's activation is the tanh form of GELU instead of SiLU;
-    it needs a gate. Biases are added to each product.
+    it needs a gate. Biases are added to each product. A weight is a `PackedWeight`, as GGUF files store experts, a
+    `LinearPanels` packed from one, or a `DeviceRows`, for kernels on a device. In panels F and He must be multiples of 32 if
+    count is more than 1, so that no panel belongs to two blocks.
 
-    gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
-        Each a `PackedWeight`, as GGUF files store experts, a `LinearPanels` packed from one, or a `DeviceRows`, for kernels on
-        a device. In panels F and He must be multiples of 32 if count is more than 1, so that no panel belongs to two blocks.
-    count: 1 or more.
-    gate_bias, up_bias, down_bias: float32, added to the outputs of these weights, one value for each output; or None.
+    Attributes:
+        gate: (He, count * F); block e has the outputs from e * F on. None for a block without.
+        up: likewise.
+        down: (F, count * He); block e has the outputs from e * He on.
+        count: 1 or more.
+        gelu: whether GELU takes the place of SiLU.
+        gate_bias: float32, one value for each output, added to the outputs of gate; or None.
+        up_bias: likewise, of up.
+        down_bias: likewise, of down.
 
-    Raises ValueError if the shapes contradict each other.
+    Raises:
+        ValueError: if the shapes contradict each other.
     """
 
     gate: Weight | None

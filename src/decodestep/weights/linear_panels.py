@@ -23,18 +23,22 @@ _DENSE_INPUTS = 32  # to which inputs are padded in dense formats; csrc/linear/l
 class LinearPanels:
     """A (K, N) weight in panels of 32 outputs, the fastest form for `linear` and the decoder. `pack` makes one.
 
-    data: uint8, one axis, contiguous: for every 32 outputs, for every block of inputs, 32 times the bytes of a block. Outputs
-        are padded with zeros to a multiple of 32, in the dense formats inputs too. The size is that of the rows, except that
-        Q3_K, Q4_K, Q5_K and IQ4_XS, whose six-bit scales and minima take a byte each, are 3.6, 2.8, 2.3 and 1.5 % larger.
-    format: the format of the values.
-    inputs, outputs: K and N. K is a multiple of the format's block.
-
     In block formats a product also quantises the activations: each 32 of them in a row become integers in [-127, 127] times a
     scale, their largest magnitude / 127, rounded to nearest, ties to even. In the block of a row with the largest scale, the
     residual (the rounding error) is quantised in the same way and multiplied too. With F32, F16 and BF16 weights activations
     stay float32. `docs/ops/linear.md` has the rules.
 
-    Raises ValueError if the fields contradict each other.
+    Attributes:
+        data: uint8, one axis, contiguous: for every 32 outputs, for every block of inputs, 32 times the bytes of a block.
+            Outputs are padded with zeros to a multiple of 32, in the dense formats inputs too. The size is that of the rows,
+            except that Q3_K, Q4_K, Q5_K and IQ4_XS, whose six-bit scales and minima take a byte each, are 3.6, 2.8, 2.3 and 1.5
+            % larger.
+        format: the format of the values.
+        inputs: K, a multiple of the format's block.
+        outputs: N.
+
+    Raises:
+        ValueError: if the fields contradict each other.
     """
 
     data: np.ndarray
@@ -54,15 +58,18 @@ class LinearPanels:
     def pack(cls, weight: RowWeight, format_: Format | None = None, *, allocate: Allocate = new_bytes) -> LinearPanels:
         """Copies a weight into panels, on all threads.
 
-        weight: a `PackedWeight` of any format, or `LazyWeight`, which are read or made while they are packed.
-        format_: the format of the panels: the weight's own, or one that values are rounded to (BF16, Q8_0, Q4_0, Q5_0, Q2_K,
-            Q3_K, Q4_K, Q5_K, Q6_K). None: the weight's own.
-        allocate: makes the memory of the panels: uint8 (size,), aligned to a cache line.
-
         In its own format a weight keeps its values. Otherwise they are rounded: to bfloat16, ties to even; for Q8_0 each 32
         values of an output to integers in [-127, 127] times a scale, their largest magnitude / 127 rounded to float16; for the
         other formats as `csrc/linear/quantise_blocks.h` says. `has_finite_scales` tells whether the format can hold them.
-        Raises ValueError for another format, or a quantised one if K is not a multiple of its block.
+
+        Args:
+            weight: a `PackedWeight` of any format, or `LazyWeight`, which are read or made while they are packed.
+            format_: the format of the panels: the weight's own, or one that values are rounded to (BF16, Q8_0, Q4_0, Q5_0,
+                Q2_K, Q3_K, Q4_K, Q5_K, Q6_K). None: the weight's own.
+            allocate: makes the memory of the panels: uint8 (size,), aligned to a cache line.
+
+        Raises:
+            ValueError: for another format, or a quantised one if K is not a multiple of its block.
         """
         from decodestep.weights.native import pack_linear_panels  # native code, only needed here
 
@@ -108,7 +115,11 @@ class LinearPanels:
     def rows(self, ids: Integers | None = None) -> PackedWeight:
         """The weight as rows in the same format, a copy, on all threads.
 
-        ids: which outputs, integers in [0, N), in this order; None: all. Raises ValueError for others.
+        Args:
+            ids: which outputs, integers in [0, N), in this order; None: all.
+
+        Raises:
+            ValueError: for others.
         """
         from decodestep.weights.native import unpack_linear_panels  # native code, only needed here
 

@@ -40,9 +40,9 @@ def unpack_linear_panels(panels: LinearPanels, ids: np.ndarray, rows: np.ndarray
     )
 
 
-def pack_prolog_panels(weight: np.ndarray, inputs: int, outputs: int, count: int, data: np.ndarray) -> None:
+def pack_columns(weight: np.ndarray, inputs: int, outputs: int, count: int, data: np.ndarray) -> None:
     """Packs (inputs, outputs), `count` of them unless it is 0, or NZ storage as (N / c0, rows, c0), into `data`."""
-    _native.pack_panels(
+    _native.pack_columns(
         w=arrays.bits(arrays.contiguous(weight)),
         inputs=inputs,
         outputs=outputs,

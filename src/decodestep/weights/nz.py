@@ -42,10 +42,17 @@ def to_nz(weight: ArrayT) -> ArrayT:
 
         storage[n // c0, k // 16, k % 16, n % c0] = weight[k, n]          c0 = 32 / (bytes of a value)
 
-    weight: a NumPy array or torch tensor of shape (K, N), any strides, a dtype of 1, 2, 4, 8, 16 or 32 bytes.
-    Returns (ceil(N / c0), ceil(K / 16), 16, c0) in weight's kind and dtype; elements beyond K and N are zeros.
-    Raises ValueError for another number of axes or size of a value.
-    Source: Ascend FRACTAL_NZ (ACL format 29).
+    Args:
+        weight: a NumPy array or torch tensor of shape (K, N), any strides, a dtype of 1, 2, 4, 8, 16 or 32 bytes.
+
+    Returns:
+        (ceil(N / c0), ceil(K / 16), 16, c0) in weight's kind and dtype; elements beyond K and N are zeros.
+
+    Raises:
+        ValueError: for another number of axes or size of a value.
+
+    Source:
+        Ascend FRACTAL_NZ (ACL format 29).
     """
     a = arrays.view("to_nz", "weight", weight)
     require(a.ndim == 2, "to_nz", "weight", "a matrix", a)
@@ -65,10 +72,15 @@ def to_nz(weight: ArrayT) -> ArrayT:
 def from_nz(storage: ArrayT, shape: tuple[int, int] | None = None) -> ArrayT:
     """Copies NZ storage back into a (K, N) weight: the inverse of `to_nz`.
 
-    storage: (columns, row blocks, 16, c0) as `to_nz` returns it.
-    shape: (K, N) of the weight, to cut the padding off; None keeps it, (16 * row blocks, c0 * columns).
-    Returns the matrix in storage's kind and dtype, contiguous.
-    Raises ValueError for storage of another shape or size of a value, or a `shape` that would not be padded to it.
+    Args:
+        storage: (columns, row blocks, 16, c0) as `to_nz` returns it.
+        shape: (K, N) of the weight, to cut the padding off; None keeps it, (16 * row blocks, c0 * columns).
+
+    Returns:
+        The matrix in storage's kind and dtype, contiguous.
+
+    Raises:
+        ValueError: for storage of another shape or size of a value, or a `shape` that would not be padded to it.
     """
     a = arrays.view("from_nz", "storage", storage)
     c0 = require_fractals("from_nz", "storage", a)

@@ -57,17 +57,19 @@ def row_bytes(format_: Format, inputs: int) -> int:
 class PackedWeight:
     """A (K, N) weight as N rows of K values each.
 
-    rows: uint8 of shape (N, bytes of a row); the bytes of a row are contiguous, rows ascend in memory.
-    format: the encoding of a row. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
-        <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum;
-        Q8_0 is <f16 scale><32 signed bytes>, value = scale * q. The low nibble of byte i is value i,
-        the high one value i + 16. Q5_0, Q5_1, IQ4_NL and MXFP4 have blocks of 32 values too, in 22, 24, 18 and 17 bytes; Q4_K,
-        Q5_K, Q6_K, IQ4_XS, Q2_K and Q3_K have blocks of 256 values in 144, 176, 210, 136, 84 and 110 bytes
-        (docs/ops/linear.md).
-    inputs: K; a multiple of the block for the block formats.
+    Attributes:
+        rows: uint8 of shape (N, bytes of a row); the bytes of a row are contiguous, rows ascend in memory.
+        format: the encoding of a row. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
+            <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum;
+            Q8_0 is <f16 scale><32 signed bytes>, value = scale * q. The low nibble of byte i is value i,
+            the high one value i + 16. Q5_0, Q5_1, IQ4_NL and MXFP4 have blocks of 32 values too, in 22, 24, 18 and 17 bytes;
+            Q4_K, Q5_K, Q6_K, IQ4_XS, Q2_K and Q3_K have blocks of 256 values in 144, 176, 210, 136, 84 and 110 bytes
+            (docs/ops/linear.md).
+        inputs: K; a multiple of the block for the block formats.
 
-    Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q5_0, block_q5_1, block_q8_0, block_q2_K,
-    block_q3_K, block_q4_K, block_q5_K, block_q6_K, block_iq4_nl, block_iq4_xs, block_mxfp4).
+    Source:
+        The block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q5_0, block_q5_1, block_q8_0, block_q2_K,
+        block_q3_K, block_q4_K, block_q5_K, block_q6_K, block_iq4_nl, block_iq4_xs, block_mxfp4).
     """
 
     rows: np.ndarray

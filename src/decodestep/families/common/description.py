@@ -33,7 +33,7 @@ def no_rope(keys: GgufKeys, width: int) -> Rope:
 class FileAttention(Protocol):
     """Attention in a GGUF file: `GroupedFile` or `LatentFile`."""
 
-    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+    def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         """The fields of attention. common: those that all models have."""
 
     def written(self, config: Config) -> Fields:
@@ -57,14 +57,14 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class GgufForm:
+class Architecture:
     """A family as a GGUF file of llama.cpp's.
 
-    architecture: its name in the file. layers: what all its layers have. rope_half_split: as in `Config`.
+    name: that general.architecture. layers: what all its layers have. rope_half_split: as in `Config`.
     experts: the mixture of experts of a file; None: files with experts are refused.
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
-    rope_flag: the key that says whether positions are rotated; None: they are. second_rope: rotation 1 of `GroupedConfig`,
+    rope_flag: the key that says whether there is a rope; None: there is. second_rope: rope 1 of `GroupedConfig`,
         for heads of a width.
     yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
         does not read that key.
@@ -77,7 +77,7 @@ class GgufForm:
     scaled_scores: by which of the rope's keys llama.cpp scales scores as transformers does not, or None.
     """
 
-    architecture: str
+    name: str
     attention: FileAttention
     layers: Layers = Layers()
     rope_half_split: bool = False
@@ -114,7 +114,7 @@ class Activation:
 class ModelType:
     """A family as a folder with one model_type in config.json.
 
-    name: that model_type. written_as: the form of a GGUF file of it. layers: what all its layers have.
+    name: that model_type. written_as: the architecture of a GGUF file of it. layers: what all its layers have.
     defaults: of transformers' class, for missing keys. aliases: keys that the class reads as another one, which they replace.
     taken_for: keys with which transformers takes the folder for another model_type.
     activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: whether the class reads
@@ -122,15 +122,15 @@ class ModelType:
     experts: the mixture of experts; None: it has none. next_token_layers: whether layers for next-token prediction
         may follow the last one.
     more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
-    rotates: whether positions are rotated. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
-        one for "sliding_attention"; otherwise a layer whose rotation is another one has none.
+    has_rope: whether there is a rope. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
+        one for "sliding_attention"; otherwise a layer whose rope is another one has none.
     tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. norm_shift: as in `Config`.
     pre_tokenizer: the name that its GGUF files have, of several that cut texts alike. tiktoken: the name of the rules for
         tiktoken.model; None: its folders have tokenizer.json alone.
     """
 
     name: str
-    written_as: GgufForm
+    written_as: Architecture
     attention: FolderAttention
     defaults: Mapping[str, Any]
     layers: Layers = Layers()
@@ -143,7 +143,7 @@ class ModelType:
     next_token_layers: bool = False
     more: Callable[[Keys, Fields], Fields] = nothing
     check: Callable[[Keys, Fields], None] = no_objection
-    rotates: Callable[[Keys], bool] = lambda keys: True
+    has_rope: Callable[[Keys], bool] = lambda keys: True
     ropes_by_layer_type: bool = False
     tensors: Mapping[str, str] = field(default_factory=dict)
     norm_shift: float = 0.0
@@ -162,4 +162,4 @@ class Family:
     """`FAMILY` of the family's file. types: as folders. gguf: as a GGUF file; None: it is written as another family's."""
 
     types: tuple[ModelType, ...] = ()
-    gguf: GgufForm | None = None
+    gguf: Architecture | None = None

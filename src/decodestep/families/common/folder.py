@@ -88,7 +88,7 @@ def _check_quantization(keys: Keys) -> None:
 def read_ropes(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     """The rotary embedding of config.json, and a second one if `config.grouped.ropes` refers to it."""
     model_type, keys = read_keys(folder)
-    if not model_type.rotates(keys):
+    if not model_type.has_rope(keys):
         return (rope.none(config.head_dim),)
     if model_type.ropes_by_layer_type:
         full, sliding = (_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))

@@ -12,7 +12,7 @@ from decodestep.errors import ModelError
 from decodestep.families.common import names
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.gguf_rope import first_rope
-from decodestep.families.common.registry import FORMS
+from decodestep.families.common.registry import ARCHITECTURES
 
 
 def read_config(file: Described) -> Config:
@@ -20,29 +20,29 @@ def read_config(file: Described) -> Config:
     purpose = file.metadata.get("general.type", "model")
     if purpose != "model":  # "adapter", "mmproj", "imatrix"
         raise ModelError(f"{file.path}: general.type is {purpose!r}: the file is no model, but made for one")
-    architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in FORMS:
-        supported = ", ".join(map(repr, FORMS))
-        raise ModelError(f"{file.path}: architecture {architecture!r} is not supported ({supported} are)")
-    form, keys = FORMS[architecture], GgufKeys(file, architecture)
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        supported = ", ".join(map(repr, ARCHITECTURES))
+        raise ModelError(f"{file.path}: architecture {name!r} is not supported ({supported} are)")
+    architecture, keys = ARCHITECTURES[name], GgufKeys(file, name)
     common = keys.common()
-    form.check(keys, common)
-    attention = form.attention.read(keys, common, form)
-    if form.experts is None and keys.size("expert_count", 0, least=0):
+    architecture.check(keys, common)
+    attention = architecture.attention.read(keys, common, architecture)
+    if architecture.experts is None and keys.size("expert_count", 0, least=0):
         raise keys.refusal("experts are not supported")
-    experts = None if form.experts is None else form.experts(keys, common)
+    experts = None if architecture.experts is None else architecture.experts(keys, common)
     dense_width = None if experts is None or not all(experts.layers) else experts.width  # which no layer has
-    biased = form.feed_forward_biases and any(names.has_bias(file.tensors, part) for part in names.FEED_FORWARD)
+    biased = architecture.feed_forward_biases and any(names.has_bias(file.tensors, part) for part in names.FEED_FORWARD)
     config = Config(
         **common,
         **attention,
-        **form.more(keys, common),
+        **architecture.more(keys, common),
         feed_forward=keys.size_of_layers("feed_forward_length", dense_width),
-        rope_half_split=form.rope_half_split,
+        rope_half_split=architecture.rope_half_split,
         experts=experts,
         biases=biased,
-        activation=form.layers.activation,
-        block_norms=form.layers.block_norms,
+        activation=architecture.layers.activation,
+        block_norms=architecture.layers.block_norms,
     )
     return names.with_next_token_layers(config, names.GGUF, file.tensors.__contains__, keys.next_token_layers())
 
@@ -50,6 +50,6 @@ def read_config(file: Described) -> Config:
 def read_ropes(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
     """The rotary embedding, and a second one if `config.grouped.ropes` refers to it. vector: reads a tensor of the file by its
     name and length."""
-    keys, form = GgufKeys(file, config.architecture), FORMS[config.architecture]
-    first = first_rope(keys, form, config, vector)
-    return (first, form.second_rope(keys, config.head_dim)) if any(config.grouped.ropes) else (first,)
+    keys, architecture = GgufKeys(file, config.architecture), ARCHITECTURES[config.architecture]
+    first = first_rope(keys, architecture, config, vector)
+    return (first, architecture.second_rope(keys, config.head_dim)) if any(config.grouped.ropes) else (first,)

@@ -15,10 +15,10 @@ from decodestep.decoding.config import Config, Experts
 from decodestep.decoding.rope import Rope
 from decodestep.families.common import gguf, names
 from decodestep.families.common.config_json import Keys, RopeParameters
-from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.experts import written_experts
 from decodestep.families.common.folder import read_keys
-from decodestep.families.common.names import Part
+from decodestep.families.common.names import NamedTensor
 from decodestep.files.model_folder import ModelFolder
 
 # Fields of Config that a GGUF file expresses in another way, or not at all.
@@ -27,13 +27,13 @@ _UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_at
 
 @dataclass(frozen=True)
 class Header:
-    """A GGUF file that is not written yet. metadata: without the tokenizer. config: as read from that metadata. parts: its
-    tensors, each with its layer or -1, except `vectors`, which belong to the rope."""
+    """A GGUF file that is not written yet. metadata: without the tokenizer. config: as read from that metadata. tensors:
+    each with its layer or -1, except `vectors`, which belong to the rope."""
 
     path: Path
     metadata: dict[str, Any]
     config: Config
-    parts: list[tuple[int, Part]]
+    tensors: list[tuple[int, NamedTensor]]
     vectors: dict[str, np.ndarray]
 
 
@@ -52,46 +52,46 @@ def build_header(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -
     Raises ModelError for a model that would differ when the file is read back, and for one whose file llama.cpp would not load.
     """
     model_type, keys = read_keys(folder)
-    form = model_type.written_as
+    architecture = model_type.written_as
     config = replace(config, experts=_with_groups_that_count(config.experts))
     rope_fields, vectors = _rope_keys(model_type, keys, config, ropes)
-    refused = _refused_by_llama_cpp(form, config, vectors)
+    refused = _refused_by_llama_cpp(architecture, config, vectors)
     if refused is not None:
-        raise keys.refusal(f"llama.cpp does not load a file of {form.architecture} with {refused}")
-    data = {f"{form.architecture}.{key}": value for key, value in (_size_keys(form, config) | rope_fields).items()}
-    data = {"general.architecture": form.architecture, "general.name": config.name, **data}
+        raise keys.refusal(f"llama.cpp does not load a file of {architecture.name} with {refused}")
+    data = {f"{architecture.name}.{key}": value for key, value in (_size_keys(architecture, config) | rope_fields).items()}
+    data = {"general.architecture": architecture.name, "general.name": config.name, **data}
     expected = replace(
-        config, architecture=form.architecture, rope_half_split=form.rope_half_split, norm_shift=0.0, skipped_layers=0
+        config, architecture=architecture.name, rope_half_split=architecture.rope_half_split, norm_shift=0.0, skipped_layers=0
     )
-    parts = _parts(form, keys, expected)
-    file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
+    tensors = _tensors(architecture, keys, expected)
+    file = _Unwritten(folder.path, data, dict.fromkeys([tensor.name for _, tensor in tensors]) | vectors)
     read = gguf.read_config(file)
     _check_config(keys, expected, read)
     for ours, again in zip(ropes, gguf.read_ropes(file, read, lambda name, _: vectors[name]), strict=True):
         if not _same_rope(ours, again):
-            raise keys.refusal(f"a GGUF file of {form.architecture} cannot say its rotation")
-    if (stretched := form.scaled_scores(rope_fields)) is not None:
+            raise keys.refusal(f"a GGUF file of {architecture.name} cannot say its rope")
+    if (stretched := architecture.scaled_scores(rope_fields)) is not None:
         raise keys.refusal(
-            f"llama.cpp scales the scores of a file of {form.architecture} with {stretched}, unlike transformers"
+            f"llama.cpp scales the scores of a file of {architecture.name} with {stretched}, unlike transformers"
         )
-    return Header(folder.path, data, read, parts, vectors)
+    return Header(folder.path, data, read, tensors, vectors)
 
 
-def _parts(form: GgufForm, keys: Keys, config: Config) -> list[tuple[int, Part]]:
+def _tensors(architecture: Architecture, keys: Keys, config: Config) -> list[tuple[int, NamedTensor]]:
     """The tensors of the file, each with its layer or -1."""
 
     def has(name: str) -> bool:
         """Of the two forms that a part may have, and of parts that a file may leave out."""
-        return ("attn_kv_b" in name and not form.split_up_projections) or ".nextn." in name
+        return ("attn_kv_b" in name and not architecture.split_up_projections) or ".nextn." in name
 
     try:
-        parts = list(names.list_parts(config, names.GGUF, has))
+        tensors = list(names.list_tensors(config, names.GGUF, has))
     except KeyError as error:
         raise keys.refusal(f"a GGUF file has no name for {error}") from error
-    empty = next((part.name for _, part in parts if 0 in part.shape), None)
+    empty = next((tensor.name for _, tensor in tensors if 0 in tensor.shape), None)
     if empty is not None:
         raise keys.refusal(f"a GGUF file cannot have a tensor without values, as {empty} would be")
-    return parts
+    return tensors
 
 
 def _check_config(keys: Keys, expected: Config, read: Config) -> None:
@@ -104,16 +104,16 @@ def _check_config(keys: Keys, expected: Config, read: Config) -> None:
             )
 
 
-def _refused_by_llama_cpp(form: GgufForm, config: Config, vectors: dict[str, np.ndarray]) -> str | None:
+def _refused_by_llama_cpp(architecture: Architecture, config: Config, vectors: dict[str, np.ndarray]) -> str | None:
     """What llama.cpp refuses of a family, or None."""
-    if "attention_output" in config.grouped.biases and not form.output_bias:
+    if "attention_output" in config.grouped.biases and not architecture.output_bias:
         return "a bias of the attention's output"
-    if config.biases and not form.feed_forward_biases:
+    if config.biases and not architecture.feed_forward_biases:
         return "biases of feed-forward blocks"
-    return form.refused(config, vectors)
+    return architecture.refused(config, vectors)
 
 
-def _size_keys(form: GgufForm, config: Config) -> Fields:
+def _size_keys(architecture: Architecture, config: Config) -> Fields:
     made: Fields = {
         "block_count": config.layers + config.next_token_layers,
         "context_length": config.context,
@@ -126,7 +126,7 @@ def _size_keys(form: GgufForm, config: Config) -> Fields:
     }
     if config.next_token_layers:
         made["nextn_predict_layers"] = config.next_token_layers
-    return made | form.attention.written(config) | form.written(config) | written_experts(config)
+    return made | architecture.attention.written(config) | architecture.written(config) | written_experts(config)
 
 
 def _with_groups_that_count(experts: Experts | None) -> Experts | None:
@@ -140,9 +140,9 @@ def _rope_keys(
     model_type: ModelType, keys: Keys, config: Config, ropes: tuple[Rope, ...]
 ) -> tuple[Fields, dict[str, np.ndarray]]:
     """The keys of the rope, and its tensors by name."""
-    form = model_type.written_as
-    if form.rope_flag is not None and not ropes[0].inverse_frequencies.any():
-        return {form.rope_flag: False}, {}
+    architecture = model_type.written_as
+    if architecture.rope_flag is not None and not ropes[0].inverse_frequencies.any():
+        return {architecture.rope_flag: False}, {}
     p = RopeParameters(keys, "full_attention" if model_type.ropes_by_layer_type else None)
     made: Fields = {"rope.freq_base": p.theta}
     if model_type.ropes_by_layer_type:
@@ -152,8 +152,8 @@ def _rope_keys(
         stretch = p.number("factor", config.context / original, least=0.0, most=math.inf)
         made |= {"rope.scaling.type": p.kind, "rope.scaling.factor": stretch}
     if p.kind == "yarn":
-        made |= _yarn_keys(p, form, config, original, ropes[0].factor / rope.yarn_growth(stretch))
-    if p.kind == "llama3" and form.rope_divisors:
+        made |= _yarn_keys(p, architecture, config, original, ropes[0].factor / rope.yarn_growth(stretch))
+    if p.kind == "llama3" and architecture.rope_divisors:
         return made, {names.ROPE_DIVISORS: rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
     if p.kind == "longrope":
         made |= {"rope.scaling.type": p.kind, "rope.scaling.original_context_length": p.original(config.context)}
@@ -162,7 +162,7 @@ def _rope_keys(
     return made, {}
 
 
-def _yarn_keys(p: RopeParameters, form: GgufForm, config: Config, original: int, more: float) -> Fields:
+def _yarn_keys(p: RopeParameters, architecture: Architecture, config: Config, original: int, more: float) -> Fields:
     """more: the factor of sine and cosine beside the one that llama.cpp computes."""
     numbers = ("beta_fast", "beta_slow", "mscale_all_dim")
     fast, slow, strength = (p.number(name, 0.0, least=0.0, most=1e6) for name in numbers)
@@ -171,8 +171,8 @@ def _yarn_keys(p: RopeParameters, form: GgufForm, config: Config, original: int,
         "rope.scaling.yarn_beta_fast": fast or rope.YARN_FAST,
         "rope.scaling.yarn_beta_slow": slow or rope.YARN_SLOW,
     }
-    if form.yarn_multiplier is not None:
-        return made | ({"rope.scaling.yarn_log_multiplier": form.yarn_multiplier * strength} if strength else {})
+    if architecture.yarn_multiplier is not None:
+        return made | ({"rope.scaling.yarn_log_multiplier": architecture.yarn_multiplier * strength} if strength else {})
     if config.latent_attention is None and not _same(more, 1.0):
         made["rope.scaling.attn_factor"] = more
     return made

@@ -11,15 +11,15 @@ from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
 from decodestep.families.common import names
-from decodestep.families.common.description import GgufForm
+from decodestep.families.common.description import Architecture
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 
 
-def first_rope(keys: GgufKeys, form: GgufForm, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
+def first_rope(keys: GgufKeys, architecture: Architecture, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
     """The rope of all layers without one of their own. vector: reads a tensor of the file by its name and length."""
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
-    if form.rope_flag is not None and not keys.flag(form.rope_flag, True):
+    if architecture.rope_flag is not None and not keys.flag(architecture.rope_flag, True):
         return rope.none(width)
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
@@ -28,7 +28,7 @@ def first_rope(keys: GgufKeys, form: GgufForm, config: Config, vector: Callable[
     if given != 1 and config.latent_attention and not by_length:  # there llama.cpp scales scores by it too
         raise keys.refusal("rope.scaling.attn_factor is not supported in latent attention")
     if kind == "yarn":
-        return _yarn(keys, form, theta, width, given)
+        return _yarn(keys, architecture, theta, width, given)
     factor = 1.0 if kind == "none" else keys.rope_factor()
     if by_length:
         return _longrope(keys, theta, width, config.context, vector, factor)
@@ -40,7 +40,7 @@ def first_rope(keys: GgufKeys, form: GgufForm, config: Config, vector: Callable[
     return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
 
 
-def _yarn(keys: GgufKeys, form: GgufForm, theta: float, width: int, given: float) -> Rope:
+def _yarn(keys: GgufKeys, architecture: Architecture, theta: float, width: int, given: float) -> Rope:
     """given: the file's factor of sine and cosine, beside YaRN's own."""
     factor = keys.rope_factor()
     original = keys.size("rope.scaling.original_context_length", keys.size("context_length"), most=MAX_CONTEXT)
@@ -53,7 +53,7 @@ def _yarn(keys: GgufKeys, form: GgufForm, theta: float, width: int, given: float
         raise keys.refusal(f"rope scaling 'yarn' beside the tensor {beside} is not supported")
     frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast, slow=slow)
     # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
-    strength = form.yarn_strength(keys)
+    strength = architecture.yarn_strength(keys)
     usual = rope.yarn_factor(factor, strength, strength)
     # transformers' attention_factor, where llama.cpp's converter writes it
     growth = keys.number("rope.scaling.yarn_attn_factor", usual, least=LEAST_FACTOR, most=MOST_FACTOR)

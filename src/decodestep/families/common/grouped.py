@@ -12,7 +12,7 @@ from decodestep.decoding.config import Config, GroupedConfig
 from decodestep.decoding.rope import Rope
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
 
@@ -74,16 +74,16 @@ class GroupedFile:
     scale: Callable[[GgufKeys, Fields, int], float | None] | None = None
     long_rope: bool = False
 
-    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
+    def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
         kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS)
         head_dim = keys.size("attention.key_length", hidden // heads)
         values = keys.size("attention.value_length", head_dim)
-        rotated = keys.size("rope.dimension_count", head_dim)
-        if heads % kv_heads or head_dim % 2 or not head_dim == values == rotated:
+        rope_dim = keys.size("rope.dimension_count", head_dim)
+        if heads % kv_heads or head_dim % 2 or not head_dim == values == rope_dim:
             raise keys.refusal(
-                f"{heads} query heads on {kv_heads} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
-                "not supported"
+                f"{heads} query heads on {kv_heads} key heads of {head_dim} values, {values} of them read, "
+                f"{rope_dim} with rope: not supported"
             )
         scaling = keys.text("rope.scaling.type", "none")
         if scaling not in ("none", "linear", "yarn", *(("longrope",) if self.long_rope else ())):
@@ -95,7 +95,7 @@ class GroupedFile:
         grouped = GroupedConfig(
             scale=None if self.scale is None else self.scale(keys, common, head_dim),
             biases=tuple(part for part in ATTENTION_PRODUCTS if names.has_bias(keys.file.tensors, part)),
-            query_key_norm=form.layers.query_key_norm,
+            query_key_norm=architecture.layers.query_key_norm,
             windows=windows,
             ropes=() if self.ropes is None else self.ropes(windows, layers),
         )

@@ -9,7 +9,7 @@ from decodestep.decoding import rope
 from decodestep.decoding.config import Config, LatentConfig
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys, RopeParameters
-from decodestep.families.common.description import Fields, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MOST_FACTOR
 
@@ -25,20 +25,22 @@ class LatentFile:
     widths: Callable[[GgufKeys, Fields], tuple[int, int]]
     compressed: bool = True
 
-    def read(self, keys: GgufKeys, common: Fields, form: GgufForm) -> Fields:
-        (head, value), rotated = self.widths(keys, common), keys.size("rope.dimension_count")
-        if rotated > head or rotated % 2:
-            raise keys.refusal(f"rope.dimension_count {rotated} is odd, or more than a head's {head} values")
+    def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
+        (head, value), rope_dim = self.widths(keys, common), keys.size("rope.dimension_count")
+        if rope_dim > head or rope_dim % 2:
+            raise keys.refusal(f"rope.dimension_count {rope_dim} is odd, or more than a head's {head} values")
         scaling = keys.text("rope.scaling.type", "linear")
         if scaling not in ("none", "linear", "yarn", "longrope"):
             raise keys.refusal(f"rope scaling {scaling!r} is not supported")
         scale = head**-0.5
-        if scaling != "none" and (strength := form.yarn_strength(keys)):  # as in transformers, whatever stretches positions
+        if scaling != "none" and (
+            strength := architecture.yarn_strength(keys)
+        ):  # as in transformers, whatever stretches positions
             scale *= rope.yarn_growth(keys.rope_factor(), strength) ** 2
         # The tensors say whether queries have a latent; llama.cpp counts layers.
         direct = not self.compressed or names.GGUF["query"].format(i=0) in keys.file.tensors
         rank = None if direct else keys.size("attention.q_lora_rank")
-        attention = LatentConfig(rank, keys.size("attention.kv_lora_rank"), head - rotated, rotated, value, scale)
+        attention = LatentConfig(rank, keys.size("attention.kv_lora_rank"), head - rope_dim, rope_dim, value, scale)
         return {"kv_heads": common["heads"], "head_dim": head, "latent_attention": attention}
 
     def written(self, config: Config) -> Fields:
@@ -58,17 +60,17 @@ def half_split_by_key(keys: Keys) -> bool:
 
 @dataclass(frozen=True)
 class LatentKeys:
-    """In config.json. half_split: whether the columns of a rotated pair are half a head apart."""
+    """In config.json. half_split: whether the columns of a rope pair are half a head apart."""
 
     half_split: Callable[[Keys], bool] = half_split_by_key
 
     def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
         heads, hidden = common["heads"], common["hidden"]
         nope = keys.size("qk_nope_head_dim", least=0)
-        rotated, value = keys.size("qk_rope_head_dim"), keys.size_or_none("v_head_dim") or hidden // heads
-        if rotated % 2 or value < 1:
-            raise keys.refusal(f"qk_rope_head_dim {rotated} and v_head_dim {value}: not supported")
-        scale = (nope + rotated) ** -0.5
+        rope_dim, value = keys.size("qk_rope_head_dim"), keys.size_or_none("v_head_dim") or hidden // heads
+        if rope_dim % 2 or value < 1:
+            raise keys.refusal(f"qk_rope_head_dim {rope_dim} and v_head_dim {value}: not supported")
+        scale = (nope + rope_dim) ** -0.5
         parameters = RopeParameters(keys)
         strength = parameters.number("mscale_all_dim", 0.0, least=0.0, most=100.0)
         if parameters.kind != "default" and strength:
@@ -77,14 +79,14 @@ class LatentKeys:
             keys.size_or_none("q_lora_rank"),
             keys.size("kv_lora_rank"),
             nope,
-            rotated,
+            rope_dim,
             value,
             scale,
             biases=keys.flag("attention_bias"),
         )
         return {
             "kv_heads": heads,
-            "head_dim": nope + rotated,
+            "head_dim": nope + rope_dim,
             "latent_attention": attention,
             "rope_half_split": self.half_split(keys),
         }

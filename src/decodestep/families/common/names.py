@@ -121,7 +121,7 @@ FOLDER = {
 }
 
 
-class Part(NamedTuple):
+class NamedTensor(NamedTuple):
     """A tensor that a model has: which part of it, its name in the checkpoint, its shape there."""
 
     part: str
@@ -129,17 +129,17 @@ class Part(NamedTuple):
     shape: Shape
 
 
-def list_parts(config: Config, table: dict[str, str], has: Callable[[str], bool]) -> Iterator[tuple[int, Part]]:
+def list_tensors(config: Config, table: dict[str, str], has: Callable[[str], bool]) -> Iterator[tuple[int, NamedTensor]]:
     """All tensors of a model, each with its layer, or -1. has: whether the checkpoint has a tensor of this name, where more
-    than one form is possible. Of several experts with a tensor each there is one part after the other."""
+    than one form is possible. Experts with a tensor each come one after the other, as the same part."""
     vocabulary = (config.vocab_size, config.hidden)
-    yield -1, Part("embedding", table["embedding"], vocabulary)
-    yield -1, Part("norm", table["norm"], (config.hidden,))
+    yield -1, NamedTensor("embedding", table["embedding"], vocabulary)
+    yield -1, NamedTensor("norm", table["norm"], (config.hidden,))
     if not config.tied:
-        yield -1, Part("output", table["output"], vocabulary)
+        yield -1, NamedTensor("output", table["output"], vocabulary)
     for i in range(config.layers + config.next_token_layers):
-        for part in _layer_parts(config, table, has, i):
-            yield i, part
+        for tensor in _layer_tensors(config, table, has, i):
+            yield i, tensor
 
 
 def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[[str], bool], count: int) -> Config:
@@ -147,13 +147,13 @@ def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[
     have all their tensors, and the others, which are skipped."""
 
     def is_whole(i: int) -> bool:
-        return all(has(part.name) for part in _layer_parts(config, table, has, i))
+        return all(has(tensor.name) for tensor in _layer_tensors(config, table, has, i))
 
     whole = sum(1 for _ in takewhile(is_whole, range(config.layers, config.layers + count)))
     return replace(config, next_token_layers=whole, skipped_layers=count - whole)
 
 
-def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[Part]:
+def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[NamedTensor]:
     latent = config.latent_attention
     norms = (() if config.block_norms == "after" else _NORMS) + (() if config.block_norms == "before" else _POST_NORMS)
     shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
@@ -167,9 +167,9 @@ def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], boo
     for part, shape in shapes.items():
         if "{e}" in table[part]:
             for e in range(shape[0]):
-                yield Part(part, table[part].format(i=i, e=e), shape[1:])
+                yield NamedTensor(part, table[part].format(i=i, e=e), shape[1:])
         else:
-            yield Part(part, table[part].format(i=i), shape)
+            yield NamedTensor(part, table[part].format(i=i), shape)
 
 
 def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:

@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 
 from decodestep import families
 from decodestep.errors import ModelError
-from decodestep.families.common.description import Family, GgufForm, ModelType
+from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.files.model_folder import ModelFolder
 
 FAMILIES: dict[str, Family] = {
@@ -15,7 +15,7 @@ FAMILIES: dict[str, Family] = {
     for found in iter_modules(families.__path__)
     if not found.ispkg
 }
-FORMS: dict[str, GgufForm] = {family.gguf.architecture: family.gguf for family in FAMILIES.values() if family.gguf}
+ARCHITECTURES: dict[str, Architecture] = {family.gguf.name: family.gguf for family in FAMILIES.values() if family.gguf}
 MODEL_TYPES: dict[str, ModelType] = {each.name: each for family in FAMILIES.values() for each in family.types}
 # The names of the rules by which tiktoken.model cuts texts, of the model types whose folders may have it.
 TIKTOKEN_RULES = {name: each.tiktoken for name, each in MODEL_TYPES.items() if each.tiktoken is not None}

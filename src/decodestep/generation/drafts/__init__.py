@@ -40,13 +40,20 @@ def drafters_of(model: Model, draft: Draft) -> list[DrafterFactory]:
     if draft == "mtp" or (draft == "auto" and model.decoder.next_tokens is not None):
         return [*drafters_of(model, "lookup")[: draft == "auto"], NextTokenDrafts(model)]
     if draft in ("auto", "lookup"):
-        return [lambda row: LookupDrafter(_prediction(model, row))]
+        return [_Lookup(model)]
     if callable(draft):
         return [draft]
     refuse("generate", "draft", _RULE, draft)
 
 
-def _prediction(model: Model, row: Row) -> list[int]:
-    """The ids of the text that a row's answer will probably repeat."""
-    text = row.params.prediction
-    return model.tokenizer.encode(text) if text else []
+class _Lookup:
+    """Makes the lookup drafters of rows. The samples of a request come in turn, and share the ids of its prediction."""
+
+    def __init__(self, model: Model) -> None:
+        self._tokenizer, self._prediction, self._ids = model.tokenizer, "", list[int]()
+
+    def __call__(self, row: Row) -> LookupDrafter:
+        text = row.params.prediction or ""
+        if text != self._prediction:
+            self._prediction, self._ids = text, self._tokenizer.encode(text)
+        return LookupDrafter(self._ids)

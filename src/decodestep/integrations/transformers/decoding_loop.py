@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -184,7 +183,7 @@ class DecodingLoop:
             "stop_strings": (),
         }
         params = SamplingParams.from_generation_config(self.config, **changes)
-        return [replace(params, seed=each) for each in _seeds(seed, len(self.ids))]
+        return [params.replace(seed=each) for each in _seeds(seed, len(self.ids))]
 
     def _outside(self, vocabulary: int) -> Tensor:
         """Which tokens of the prompt are none of the vocabulary."""

@@ -25,8 +25,11 @@ _Columns = tuple[Sequence[Steps], Any, Any, Any, Any]  # steps, greedy, seed, po
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of probabilities at one step: of the drawn token, and of the most likely tokens, best first.
 
-    raw: under the original logits. processed: under the scores after the steps; 0 if they left one token.
-    top_raw, top_processed: (token id, log-probability) pairs, lowest id first among equals.
+    Attributes:
+        raw: under the original logits.
+        processed: under the scores after the steps; 0 if they left one token.
+        top_raw: (token id, log-probability) pairs under the original logits, lowest id first among equals.
+        top_processed: likewise under the scores after the steps.
     """
 
     raw: float
@@ -38,8 +41,10 @@ class TokenLogprobs(NamedTuple):
 class DecodeStep(NamedTuple):
     """The result of `decode_step`, arrays in the kind of its logits.
 
-    tokens: int64 (B,), -1 for a row without a candidate. processed: (B, V), or None if not requested.
-    logprobs: for each row a `TokenLogprobs`, or None if not requested or for a row without a candidate.
+    Attributes:
+        tokens: int64 (B,), -1 for a row without a candidate.
+        processed: (B, V), or None if not requested.
+        logprobs: for each row a `TokenLogprobs`, or None if not requested or for a row without a candidate.
     """
 
     tokens: Array
@@ -66,26 +71,34 @@ def decode_step(
             token = first argmax of s[i]                              where greedy[b]
                     first argmax of s[i] + gumbel(seed[b], position[b], i) over s[i] > -inf     elsewhere
 
-    logits: (B, V), V >= 1, float32, float16 or bfloat16, any strides; also float64, for "reference" only, in float64.
-        Not written to.
-    steps: for each row a sequence of the values of `decodestep.steps`; their ids are int64 arrays of at most V
-        ids in [0, V).
-    greedy: bool, a scalar or (B,).
-    seed: integers in [0, 2^64), a scalar or (B,).
-    position: integers in [0, 2^32), a scalar or (B,): the index of the drawn token in its own sequence, prompt included.
-    top_logprobs: how many of the most likely tokens to report, >= 0, or None for no log-probabilities; a scalar or (B,).
-    need_processed: whether to return the scores after the steps: float32 (float64 for float64 logits), -inf where dropped.
-    backend: "auto", "cpu", "triton" or "reference"; only "reference" takes float64. "triton" takes tensors on a GPU, and "auto"
-        is "triton" for these. All give the same bits.
+    Args:
+        logits: (B, V), V >= 1, float32, float16 or bfloat16, any strides; also float64, for "reference" only, in float64.
+            Not written to.
+        steps: for each row a sequence of the values of `decodestep.steps`; their ids are int64 arrays of at most V
+            ids in [0, V).
+        greedy: bool, a scalar or (B,).
+        seed: integers in [0, 2^64), a scalar or (B,).
+        position: integers in [0, 2^32), a scalar or (B,): the index of the drawn token in its own sequence, prompt included.
+        top_logprobs: how many of the most likely tokens to report, >= 0, or None for no log-probabilities; a scalar or (B,).
+        need_processed: whether to return the scores after the steps: float32 (float64 for float64 logits), -inf where dropped.
+        backend: "auto", "cpu", "triton" or "reference"; only "reference" takes float64. "triton" takes tensors on a GPU, and
+            "auto" is "triton" for these. All give the same bits.
 
-    Returns a `DecodeStep`. A row that has no score above -inf, before or after its steps, has token -1 and no
-    log-probabilities.
-    Raises ValueError for an argument outside these rules.
+    Returns:
+        A `DecodeStep`. A row that has no score above -inf, before or after its steps, has token -1 and no
+        log-probabilities.
 
-    Notes: probabilities, entropies and deviations are float64, over the tokens above -inf. A sum over a row adds token i to
-    partial sum i mod 16, in vocabulary order, and folds these in halves; a running sum goes in the order of its ranking. +inf
-    scores share the mass equally, at every temperature. A token depends on its row's logits, steps, seed and position alone.
-    Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
+    Raises:
+        ValueError: for an argument outside these rules.
+
+    Notes:
+        Probabilities, entropies and deviations are float64, over the tokens above -inf. A sum over a row adds token i to
+        partial sum i mod 16, in vocabulary order, and folds these in halves; a running sum goes in the order of its ranking.
+        +inf scores share the mass equally, at every temperature. A token depends on its row's logits, steps, seed and position
+        alone.
+
+    Source:
+        The filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
     """
     if need_processed is not False and need_processed is not True:
         refuse(_OP, "need_processed", "a bool", need_processed)

@@ -197,7 +197,8 @@ class BanFollowers(NamedTuple):
 class AddEndings(NamedTuple):
     """`Add`, for each token that completes sequences whose other tokens the history ends with, of the sum of their values.
 
-    sequences: a `sampling.token_history.SequenceEndings`, of sequences that end in the vocabulary.
+    Attributes:
+        sequences: a `sampling.token_history.SequenceEndings`, of sequences that end in the vocabulary.
     """
 
     sequences: Any
@@ -215,7 +216,9 @@ class AddContinuations(NamedTuple):
     n is the most of the last tokens, none of them a breaker, that an occurrence of the token follows within the last `range`
     tokens, 0 for all; a token with n < shortest and a breaker are left alone, and n beyond the amounts counts as the last.
 
-    amounts: float64, for the lengths from shortest, >= 1, to at most `processors.extra.DRY_LONGEST`. breakers: int64.
+    Attributes:
+        amounts: float64, for the lengths from shortest, >= 1, to at most `processors.extra.DRY_LONGEST`.
+        breakers: int64.
     """
 
     amounts: np.ndarray

@@ -44,7 +44,7 @@ def decoder_forward(
         grouped-query attention of h:
             q, v, k = h @ query, h @ values_keys (or v = h @ values_keys, k = h @ keys), and their biases
             every head of q and k normalised, or with norms_of_rows q and k as one row each, where there are norms
-            q, k rotated by positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
+            q, k with the rope of positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
             cache[sequence[t], positions[t]] = k, v
             attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions
         rms_norm(x, attention_norm) and rms_norm(x, ffn_norm) are x where the layer has no such norm
@@ -52,45 +52,13 @@ def decoder_forward(
 
         latent attention of h:
             q = h @ query, or rms_norm(h @ query_down, query_norm) @ query;  q_nope, q_rope = q by head
-            c, r = h @ latent;  c = rms_norm(c, latent_norm);  q_rope, r rotated by positions[t]
+            c, r = h @ latent;  c = rms_norm(c, latent_norm);  q_rope, r with the rope of positions[t]
             cache[sequence[t], positions[t]] = c, r    rounded to the cache's type
             for every head n: mla_attention of (q_nope @ key_up_n, q_rope) to cache[sequence[t], 0 .. positions[t]]
                 @ value_up_n
 
         a mixture of experts of h:
             mixture_of_experts(h, *expert_router(h @ router, rule, bias), routed, shared)
-
-    weights: a `DecoderWeights`: L layers of He, N query heads, G key-value heads, heads of D, a vocabulary of V.
-    token_ids: (T,) integers in [0, V).
-    sequence: (T,) integers in [0, B): the row of page_table of each token.
-    positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence, which no other token of the
-        call has. Every position of a sequence before a token's own must be in the cache, or be a token's of the same call.
-    sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rope of pair i of a head at each position; or (R, P,
-        D / 2), one for each `rope` of the layers. float32; or float64, in which "reference" then computes.
-    keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
-        page holds 16 positions of one key-value head:
-        keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
-    values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, apart from keys in memory, written in place:
-        values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
-        Or both float16, (slabs, L, G, S, D / 16, 16, 16): keys[..., i // 16, i % 16, p % 16] and values[..., i // 16, p % 16,
-        i % 16] are column i. Or both int8, (slabs, L, G, S, D / 16, 18, 16): the same below two rows with sixteen scales as
-        bfloat16, one for each position: of its sixteen columns the largest magnitude / 127, rounded; what is less than 1e-30
-        is 0. Integers are column / scale, rounded to even, and times the scale when they are read.
-        With latent attention keys are rope keys (slabs, L, S, 16, Dr) and values latents (slabs, L, S, 16, Hckv), or both
-        without the axis of slabs, and both bfloat16 or float16: values[page // S, l, page % S, p % 16] is the latent of
-        position p. Beside keys in bfloat16 values may be int8 rows of Hckv + 4 instead: round(latent / scale), ties to even,
-        with scale = its largest magnitude / 127 as float32 in the last four bytes, which is what they are multiplied by when
-        they are read.
-    page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past a
-        sequence's last token are not read. No two tokens of the call have one place of one page. What one sequence writes to a
-        place that another reads is read as written, so that a prefix may be run once, in the call that continues it.
-    wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
-    hidden: (T, He), of the dtype of sin, C order, apart from the others in memory; written if it is given.
-    backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16; He,
-        Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
-
-    Returns logits (R, V), float32, or float64 with float64 sin; of the kind of `keys`.
-    Raises ValueError for a dtype, shape, id, position or page outside the rules, before the cache is written.
 
     Causality: a token attends only to positions 0 to its own of its own sequence. The contents of other positions of a page,
     NaN included, have no effect on it, and a call writes only at its tokens' positions. So pages may be recycled without
@@ -102,8 +70,47 @@ def decoder_forward(
     Everything else is float32.
     Determinism: a token's bits depend on its sequence's tokens up to itself alone: not on the call's other tokens, on how a
     prompt is split into calls, or on the thread count. They are the same on every instruction set with a fused multiply-add.
-    Source: Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
-    DeepSeek-V2 and V3, 2024.
+
+    Args:
+        weights: a `DecoderWeights`: L layers of He, N query heads, G key-value heads, heads of D, a vocabulary of V.
+        token_ids: (T,) integers in [0, V).
+        sequence: (T,) integers in [0, B): the row of page_table of each token.
+        positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence, which no other token of the
+            call has. Every position of a sequence before a token's own must be in the cache, or be a token's of the same call.
+        sin: (P, D / 2), with latent attention (P, Dr / 2): the rope of pair i of a head at each position; or (R, P, D / 2), one
+            for each `rope` of the layers. float32; or float64, in which "reference" then computes.
+        cos: of sin's shape and dtype.
+        keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
+            page holds 16 positions of one key-value head:
+            keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
+        values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, apart from keys in memory, written in place:
+            values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
+            Or both float16, (slabs, L, G, S, D / 16, 16, 16): keys[..., i // 16, i % 16, p % 16] and values[..., i // 16, p %
+            16, i % 16] are column i. Or both int8, (slabs, L, G, S, D / 16, 18, 16): the same below two rows with sixteen
+            scales as bfloat16, one for each position: of its sixteen columns the largest magnitude / 127, rounded; what is less
+            than 1e-30 is 0. Integers are column / scale, rounded to even, and times the scale when they are read.
+            With latent attention keys are rope keys (slabs, L, S, 16, Dr) and values latents (slabs, L, S, 16, Hckv), or both
+            without the axis of slabs, and both bfloat16 or float16: values[page // S, l, page % S, p % 16] is the latent of
+            position p. Beside keys in bfloat16 values may be int8 rows of Hckv + 4 instead: round(latent / scale), ties to
+            even, with scale = its largest magnitude / 127 as float32 in the last four bytes, which is what they are multiplied
+            by when they are read.
+        page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past
+            a sequence's last token are not read. No two tokens of the call have one place of one page. What one sequence writes
+            to a place that another reads is read as written, so that a prefix may be run once, in the call that continues it.
+        wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
+        hidden: (T, He), of the dtype of sin, C order, apart from the others in memory; written if it is given.
+        backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16;
+            He, Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
+
+    Returns:
+        Logits (R, V), float32, or float64 with float64 sin; of the kind of `keys`.
+
+    Raises:
+        ValueError: for a dtype, shape, id, position or page outside the rules, before the cache is written.
+
+    Source:
+        Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
+        DeepSeek-V2 and V3, 2024.
     """
     call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted, hidden)
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})

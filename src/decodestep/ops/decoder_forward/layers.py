@@ -15,7 +15,7 @@ from decodestep.weights.linear_panels import LinearPanels
 class GroupedAttention:
     """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs)."""
 
-    query: LinearPanels  # (He, N * D), the two columns of a rotated pair side by side
+    query: LinearPanels  # (He, N * D), the two columns of a rope pair side by side
     # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries; or (He, G * D), the values
     # alone, if the keys have a weight of their own, in another format
     values_keys: LinearPanels
@@ -42,7 +42,7 @@ class LatentAttention:
     """Multi-head latent attention, absorbed: Dn, Dr, Hckv and Dv are those of `LatentSizes`.
 
     Of a GGUF file: query is attn_q or attn_q_b, query_down attn_q_a, latent attn_kv_a_mqa, key_up attn_k_b and value_up
-    attn_v_b, the heads one after another. The two columns of a rotated pair are adjacent: if a model rotates column i with
+    attn_v_b, the heads one after another. The two columns of a rope pair are adjacent: if a model pairs column i with
     i + Dr / 2, the outputs of query and latent must be reordered.
     """
 
@@ -79,9 +79,11 @@ class Mixture:
 class LayerWeights:
     """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`.
 
-    attention_norm, ffn_norm: norms of what attention and the feed-forward block read; None: it is the residual stream itself.
-    attention_post_norm, ffn_post_norm: norms of the outputs of attention and of the feed-forward block; None if there are none.
-        A mixture has no post norm.
+    Attributes:
+        attention_norm: of what attention reads; None: it is the residual stream itself.
+        ffn_norm: what the feed-forward block reads, likewise.
+        attention_post_norm: of the output of attention; None if there is none.
+        ffn_post_norm: of the output of the feed-forward block, likewise; a mixture has none.
     """
 
     attention_norm: np.ndarray | None

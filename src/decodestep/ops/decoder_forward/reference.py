@@ -87,8 +87,8 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
     row = call.positions % PAGE
     kept = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps)
     values[slab, page, row] = _in_bytes(kept.astype(np.float32)) if values.dtype == np.int8 else kept.astype(values.dtype)
-    keys[slab, page, row] = _rotate(call, key[:, None])[:, 0].astype(keys.dtype)
-    nope, rope = _by_head(nope, layer.key_up), _rotate(call, rope)
+    keys[slab, page, row] = _apply_rope(call, key[:, None])[:, 0].astype(keys.dtype)
+    nope, rope = _by_head(nope, layer.key_up), _apply_rope(call, rope)
     attended = np.empty((tokens, w.heads, s.latent), dtype)
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[1])
@@ -157,17 +157,17 @@ def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarra
     """The queries (T, N, D), in bfloat16 if the cache is; writes keys and values to the layer's cache."""
     w, tokens = call.weights, len(h)
     queries = with_bias(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
-    queries = _rotate(call, _normalise_heads(w, queries, layer.query_norm, layer.norms_of_rows), layer.rope)
+    queries = _apply_rope(call, _normalise_heads(w, queries, layer.query_norm, layer.norms_of_rows), layer.rope)
     both = np.concatenate([linear(h, part) for part in (layer.values_keys, layer.keys) if part is not None], axis=1)
     both = with_bias(both, layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
-    rotated = _rotate(call, _normalise_heads(w, both[:, 1], layer.key_norm, layer.norms_of_rows), layer.rope)
-    group_cache.store(keys, values, (slab, page, call.positions % PAGE), rotated, both[:, 0])
+    roped = _apply_rope(call, _normalise_heads(w, both[:, 1], layer.key_norm, layer.norms_of_rows), layer.rope)
+    group_cache.store(keys, values, (slab, page, call.positions % PAGE), roped, both[:, 0])
     return queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
 
 
-def _rotate(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
-    """Rotates each pair of columns of (T, heads, D) by the angle of its token's position."""
+def _apply_rope(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
+    """(T, heads, D) after their rope: each pair of columns turned by the angle of its token's position."""
     sin, cos = (table[rope, call.positions, None] for table in (call.sin, call.cos))
     even, odd = heads[..., ::2], heads[..., 1::2]
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)

@@ -19,8 +19,15 @@ _CLASS = "DecoderWeights"
 
 @dataclass(frozen=True)
 class LatentSizes:
-    """The widths of latent attention: of a head's part without rope (Dn), of the rope key (Dr, even), of the latent (Hckv), of
-    a head's value (Dv). eps: of the norms of the latent and of the compressed query, finite, >= 0."""
+    """The widths of latent attention.
+
+    Attributes:
+        nope: Dn, of the part of a head without rope.
+        rope: Dr, even, of the rope key.
+        latent: Hckv.
+        value: Dv, of a head's value.
+        eps: of the norms of the latent and of the compressed query, finite, >= 0.
+    """
 
     nope: int
     rope: int
@@ -33,15 +40,22 @@ class LatentSizes:
 class DecoderWeights:
     """All weights and constants of a decoder. The shapes are checked when it is made.
 
-    embedding: (He, V) as a `PackedWeight`, one row per token, or as `LinearPanels`, which may be `logits` itself.
-    layers: one `LayerWeights` or more, of one kind of attention.
-    norm: (He,) float32, before the logits. logits: (He, V) as `LinearPanels`.
-    heads: N query heads, a multiple of kv_heads. kv_heads: G key-value heads; query head n reads head n // (N / G). 1 with
-    latent attention. head_dim: D, even, the width of a query; Dn + Dr with latent attention. latent: its sizes; None with
-    grouped-query attention. head_values: Dv, the number of values of a head that `output` reads; the rest are zeros that pad
-    heads to a size that the kernel supports. None: D. norm_eps: finite, >= 0, added to the mean square in every norm except
-    those of `latent`. scale: finite, the factor of the scores. embedding_scale, residual_scale, logits_scale: finite factors of
-    the embedding's rows, of the output of each attention and feed-forward block, and of the logits.
+    Attributes:
+        embedding: (He, V) as a `PackedWeight`, one row per token, or as `LinearPanels`, which may be `logits` itself.
+        layers: one `LayerWeights` or more, of one kind of attention.
+        norm: (He,) float32, before the logits.
+        logits: (He, V) as `LinearPanels`.
+        heads: N query heads, a multiple of kv_heads.
+        kv_heads: G key-value heads; query head n reads head n // (N / G). 1 with latent attention.
+        head_dim: D, even, the width of a query; Dn + Dr with latent attention.
+        norm_eps: finite, >= 0, added to the mean square in every norm except those of `latent`.
+        scale: finite, the factor of the scores.
+        latent: its sizes; None with grouped-query attention.
+        embedding_scale: finite, the factor of the embedding's rows.
+        residual_scale: finite, the factor of the output of each attention and feed-forward block.
+        logits_scale: finite, the factor of the logits.
+        head_values: Dv, the number of values of a head that `output` reads; the rest are zeros that pad heads to a size that
+            the kernel supports. None: D.
     """
 
     embedding: PackedWeight | LinearPanels
@@ -167,7 +181,7 @@ class DecoderWeights:
 
     @property
     def rope_dim(self) -> int:
-        """The number of rotated values of a head."""
+        """The number of values of a head with rope."""
         return self.head_dim if self.latent is None else self.latent.rope
 
     @property

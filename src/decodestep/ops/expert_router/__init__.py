@@ -47,22 +47,31 @@ def expert_router(
             w = score[experts[t]];  if normalise: w /= sum(w) + 1e-20
             weights[t] = w * scale
 
-    logits: (T, E), float32 or float64, any strides; E >= 1.
-    used: K, in [1, kept_groups * E / groups].
-    scores: "softmax", over all E, or "sigmoid".
-    bias: float32 (E,), finite, for the choice alone; None for zeros.
-    groups: a divisor of E. kept_groups: in [1, groups]. group_score: "maximum", or "top_two" for groups of two experts or more.
-    normalise: whether a token's weights are divided by their sum. scale: finite, their factor afterwards.
-    backend: "auto", "cpu" or "reference"; "cpu" serves float32.
-
-    Returns `Routes`: experts (T, K) int64 and weights (T, K) of the logits' dtype; of the logits' kind.
-    Raises ValueError for a dtype, shape, or number outside the rules.
-
     Ties: of equal choices the lowest expert, of equal group scores the lowest group. NaN: a choice or a group score that is NaN
     counts as minus infinity; the weight of an expert keeps the NaN of its score, and with `normalise` gives it to its token.
     A token's bits depend on its own logits alone. "cpu" computes in float32.
-    Source: DeepSeek-V2 (2024), section 2.1.2, and DeepSeek-V3 (2024), section 2.1.2, as transformers 5.23 computes them:
-    DeepseekV2TopkRouter is softmax with "maximum", DeepseekV3TopkRouter sigmoid with a bias and "top_two".
+
+    Args:
+        logits: (T, E), float32 or float64, any strides; E >= 1.
+        used: K, in [1, kept_groups * E / groups].
+        scores: "softmax", over all E, or "sigmoid".
+        bias: float32 (E,), finite, for the choice alone; None for zeros.
+        groups: a divisor of E.
+        kept_groups: in [1, groups].
+        group_score: "maximum", or "top_two" for groups of two experts or more.
+        normalise: whether a token's weights are divided by their sum.
+        scale: finite, their factor afterwards.
+        backend: "auto", "cpu" or "reference"; "cpu" serves float32.
+
+    Returns:
+        `Routes`: experts (T, K) int64 and weights (T, K) of the logits' dtype; of the logits' kind.
+
+    Raises:
+        ValueError: for a dtype, shape, or number outside the rules.
+
+    Source:
+        DeepSeek-V2 (2024), section 2.1.2, and DeepSeek-V3 (2024), section 2.1.2, as transformers 5.23 computes them:
+        DeepseekV2TopkRouter is softmax with "maximum", DeepseekV3TopkRouter sigmoid with a bias and "top_two".
     """
     values = arrays.view(OP, "logits", logits)
     require_dtype(OP, "logits", values, (np.float32, np.float64))

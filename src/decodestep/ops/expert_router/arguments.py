@@ -24,7 +24,7 @@ class RouterRule:
     scale: float = 1.0
 
     def check(self, experts: int, op: str = OP) -> None:
-        """Raises ValueError unless the rule is valid for this number of experts."""
+        """Refuses a rule that is not valid for this number of experts, with a ValueError."""
         require_choice(op, "scores", self.scores, SCORES)
         require_choice(op, "group_score", self.group_score, GROUP_SCORES)
         ok = is_int(self.groups) and self.groups > 0 and experts % self.groups == 0

@@ -24,22 +24,29 @@ def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: s
 
         y[t, n] = sum over k of x[t, k] * weight[k, n]
 
-    x: (T, K), or (K,) for a single token; float32 or float64, any strides.
-    weight: (K, N): a `PackedWeight` (rows of a GGUF format), a `LinearPanels` (the same packed for speed), or an array of
-        float32, float64, float16 or bfloat16. With a `LinearPanels` in a block format, x is quantised first: each 32 values
-        of a row become int8 times a scale; see the class.
-    backend: "auto", "cpu" or "reference". "cpu" serves float32 x with a `PackedWeight` or `LinearPanels`; "auto" chooses
-        "reference" for everything else.
+    Args:
+        x: (T, K), or (K,) for a single token; float32 or float64, any strides.
+        weight: (K, N): a `PackedWeight` (rows of a GGUF format), a `LinearPanels` (the same packed for speed), or an array of
+            float32, float64, float16 or bfloat16. With a `LinearPanels` in a block format, x is quantised first: each 32 values
+            of a row become int8 times a scale; see the class.
+        backend: "auto", "cpu" or "reference". "cpu" serves float32 x with a `PackedWeight` or `LinearPanels`; "auto" chooses
+            "reference" for everything else.
 
-    Returns y, a new array (T, N) or (N,), of x's dtype and kind; zeros if K is 0.
-    Raises ValueError for another dtype, rank or K.
+    Returns:
+        y, a new array (T, N) or (N,), of x's dtype and kind; zeros if K is 0.
 
-    Notes: weights are widened to x's dtype and sums are taken in it. "cpu" adds k in ascending order, in 16 lanes that are
-    added at the end; with panels in one ascending sum, over exact integer sums of 32 products where x is quantised (those of
-    blocks of 256 are added up by block first), residuals last. NaN and infinities stay in their row. With "cpu" a row's
-    bits depend neither on the other rows of the call nor on the thread count, and are the same on every instruction set with a
-    fused multiply-add; "reference" is NumPy's product, whose order of sums may depend on the number of rows.
-    Source: the block formats and their rounding of activations are GGUF's and ggml's; the residual is this library's own.
+    Raises:
+        ValueError: for another dtype, rank or K.
+
+    Notes:
+        Weights are widened to x's dtype and sums are taken in it. "cpu" adds k in ascending order, in 16 lanes that are
+        added at the end; with panels in one ascending sum, over exact integer sums of 32 products where x is quantised (those
+        of blocks of 256 are added up by block first), residuals last. NaN and infinities stay in their row. With "cpu" a row's
+        bits depend neither on the other rows of the call nor on the thread count, and are the same on every instruction set
+        with a fused multiply-add; "reference" is NumPy's product, whose order of sums may depend on the number of rows.
+
+    Source:
+        The block formats and their rounding of activations are GGUF's and ggml's; the residual is this library's own.
     """
     tokens = arrays.view(_OP, "x", x)
     require_dtype(_OP, "x", tokens, (np.float32, np.float64))

@@ -38,21 +38,31 @@ def mixture_of_experts(
         and max(x[t] @ up, 0)^2 in place of swiglu for a block without a gate, the tanh form of GELU in place of SiLU for one
         with `gelu`; a block's biases are added to its products
 
-    x: (T, He), float32 or float64, any strides.
-    experts: (T, K) integers in [0, E), as `expert_router` returns them; an expert that a row names twice counts twice.
-    weights: (T, K), of x's dtype.
-    routed: a `FeedForward` of E blocks. shared: a `FeedForward` of one block for every token, or None. Products with panels
-        quantise x and swiglu(...) if the weight's format requires it, as in `linear`.
-    backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are `DeviceRows`
-        there, without biases; the others take none of these. "cpu" serves float32. With `LinearPanels` of F and He that are
-        multiples of 32 it is one call of the core, which reads the panels of each expert that is used once, whatever the
-        number of tokens; with other weights it multiplies expert by expert.
+    Args:
+        x: (T, He), float32 or float64, any strides.
+        experts: (T, K) integers in [0, E), as `expert_router` returns them; an expert that a row names twice counts twice.
+        weights: (T, K), of x's dtype.
+        routed: a `FeedForward` of E blocks.
+        shared: a `FeedForward` of one block for every token, or None. Products with panels quantise x and swiglu(...) if the
+            weight's format requires it, as in `linear`.
+        backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are
+            `DeviceRows` there, without biases; the others take none of these. "cpu" serves float32. With `LinearPanels` of F
+            and He that are multiples of 32 it is one call of the core, which reads the panels of each expert that is used once,
+            whatever the number of tokens; with other weights it multiplies expert by expert.
 
-    Returns y, a new array (T, He) of x's dtype and kind. Raises ValueError for a dtype, shape or expert outside the rules.
-    Notes: sums are taken in x's dtype, those over experts in the order above, each term weights * outputs fused into the sum
-    where the processor can. NaN stays in its token. Except with "reference", a token's bits depend neither on the other
-    tokens nor on the thread count.
-    Source: Dai et al., DeepSeekMoE, 2024; Shazeer, GLU Variants Improve Transformer, 2020.
+    Returns:
+        y, a new array (T, He) of x's dtype and kind.
+
+    Raises:
+        ValueError: for a dtype, shape or expert outside the rules.
+
+    Notes:
+        Sums are taken in x's dtype, those over experts in the order above, each term weights * outputs fused into the sum where
+        the processor can. NaN stays in its token. Except with "reference", a token's bits depend neither on the other tokens
+        nor on the thread count.
+
+    Source:
+        Dai et al., DeepSeekMoE, 2024; Shazeer, GLU Variants Improve Transformer, 2020.
     """
     if devices.goes_to_triton(backend, x):
         return _on_device(x, experts, weights, routed, shared, backend)

@@ -41,40 +41,50 @@ def mla_attention(
             out[t, n] = sum over j of softmax(score)[j] * kv[j, g * Hckv / groups : (g + 1) * Hckv / groups]
             with w_uv: out[t, n] = out[t, n] @ w_uv[:, n * Dv : (n + 1) * Dv]
 
-    query: (T, N, Hckv), N and Hckv > 0; or None where the heads have no part without rotary embedding: its scores are then
-        zero.
-    query_rope: (T, N, Dr), Dr even. float32, float64 or bfloat16, and query of the same dtype.
-    kv_cache: (BlockNum, BlockSize, 1, Hckv), latents. kr_cache: (BlockNum, BlockSize, 1, Dr), rotated shared keys. Each
-        float32, float64, float16, bfloat16 or int8.
-    block_table: (B, M) integers: the blocks of each sequence in order. Entries after a sequence's length are not read.
-    lengths: (T,) integers in [1, M * BlockSize]: the number of entries that a token attends to. In a causal prefill, its
-        position + 1.
-    scale: factor of the scores, finite; 1 / sqrt(D + Dr) in DeepSeek, 1 / sqrt(d) in a converted model with heads of d.
-    sequence: (T,) integers in [0, B): the row of block_table of each token; None for token t in row t.
-    groups: G >= 1, of which N, Hckv and Dr / 2 are multiples. With more than one, the latent is G blocks of which a head
-        reads its own, and query_rope[t, n] is zero but for pairs [g * Dr / 2G, (g + 1) * Dr / 2G) of each half: the form of
-        a grouped-query model converted exactly. The zeros are not read.
-    cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block of both caches in the order of `cache_to_nz`: the mode in
-        which `mla_prolog` filled them. An array cannot tell: its shape and dtype are the same, and what is read in the other
-        mode are other numbers. In PA_NZ Hckv and Dr are multiples of c0 = 32 / (bytes of a value of the cache).
-    quant_scale_ckv, quant_scale_ckr: float32, one number or one for each of Hckv and of Dr: what the values of an int8
-        cache were multiplied by when they were stored, as `mla_prolog` does with arguments of these names. None without.
-    dequant_scale_q_nope: float32 (T, N, 1), as `mla_prolog_v2` returns it with int8 tokens and an int8 kv_cache. query is
-        then int8 and query_rope already divided: they stand for query * dequant_scale_q_nope and
-        query_rope * dequant_scale_q_nope / quant_scale_ckv, where quant_scale_ckv is one number.
-    w_uv: (Hckv / groups, N * Dv), the value up-projection, as a GGUF file has attn_v_b: a `PackedWeight`, or a `LinearPanels`
-        with Dv a multiple of 32, by which a product also quantises what it reads, as in `linear`. None without.
-    backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64 and caches that are not aligned or
-        not in C order inside a block. "triton" takes tensors on a GPU, and serves everything but float64
-        and w_uv; block_table, lengths and sequence may be on the host.
+    Args:
+        query: (T, N, Hckv), N and Hckv > 0; or None where the heads have no part without rotary embedding: its scores are then
+            zero.
+        query_rope: (T, N, Dr), Dr even. float32, float64 or bfloat16, and query of the same dtype.
+        kv_cache: (BlockNum, BlockSize, 1, Hckv), latents; float32, float64, float16, bfloat16 or int8.
+        kr_cache: (BlockNum, BlockSize, 1, Dr), the shared keys after their rope, of any of these dtypes too.
+        block_table: (B, M) integers: the blocks of each sequence in order. Entries after a sequence's length are not read.
+        lengths: (T,) integers in [1, M * BlockSize]: the number of entries that a token attends to. In a causal prefill, its
+            position + 1.
+        scale: factor of the scores, finite; 1 / sqrt(D + Dr) in DeepSeek, 1 / sqrt(d) in a converted model with heads of d.
+        sequence: (T,) integers in [0, B): the row of block_table of each token; None for token t in row t.
+        groups: G >= 1, of which N, Hckv and Dr / 2 are multiples. With more than one, the latent is G blocks of which a head
+            reads its own, and query_rope[t, n] is zero but for pairs [g * Dr / 2G, (g + 1) * Dr / 2G) of each half: the form of
+            a grouped-query model converted exactly. The zeros are not read.
+        cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block of both caches in the order of `cache_to_nz`: the
+            mode in which `mla_prolog` filled them. An array cannot tell: its shape and dtype are the same, and what is read in
+            the other mode are other numbers. In PA_NZ Hckv and Dr are multiples of c0 = 32 / (bytes of a value of the cache).
+        quant_scale_ckv: float32, one number or one for each of Hckv: what the values of an int8 kv_cache were multiplied by
+            when they were stored, as `mla_prolog` does with the argument of this name. None without.
+        quant_scale_ckr: the same of kr_cache, one number or one for each of Dr.
+        dequant_scale_q_nope: float32 (T, N, 1), as `mla_prolog_v2` returns it with int8 tokens and an int8 kv_cache. query is
+            then int8 and query_rope already divided: they stand for query * dequant_scale_q_nope and
+            query_rope * dequant_scale_q_nope / quant_scale_ckv, where quant_scale_ckv is one number.
+        w_uv: (Hckv / groups, N * Dv), the value up-projection, as a GGUF file has attn_v_b: a `PackedWeight`, or a
+            `LinearPanels` with Dv a multiple of 32, by which a product also quantises what it reads, as in `linear`. None
+            without.
+        backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64 and caches that are not aligned or
+            not in C order inside a block. "triton" takes tensors on a GPU, and serves everything but float64
+            and w_uv; block_table, lengths and sequence may be on the host.
 
-    Returns out, (T, N, Hckv / groups), or (T, N, Dv) with w_uv, in query_rope's dtype and kind.
-    Raises ValueError for a dtype, shape, length, sequence or block outside the rules.
+    Returns:
+        out, (T, N, Hckv / groups), or (T, N, Dv) with w_uv, in query_rope's dtype and kind.
 
-    Notes: everything is float32 inside, float64 with float64 queries; bfloat16 results are rounded once, half to even.
-    Except with "reference", a token's bits depend neither on the other tokens of the call nor on the thread count. NaN spreads
-    to its token and head alone. Source: DeepSeek-V2 (2024), section 2.1, with W_UK absorbed into the query; the scales are
-    those of Ascend MlaProlog (CANN ops-transformer, November 2025).
+    Raises:
+        ValueError: for a dtype, shape, length, sequence or block outside the rules.
+
+    Notes:
+        Everything is float32 inside, float64 with float64 queries; bfloat16 results are rounded once, half to even.
+        Except with "reference", a token's bits depend neither on the other tokens of the call nor on the thread count. NaN
+        spreads to its token and head alone.
+
+    Source:
+        DeepSeek-V2 (2024), section 2.1, with W_UK absorbed into the query; the scales are those of Ascend MlaProlog (CANN
+        ops-transformer, November 2025).
     """
     scales = quant_scale_ckv, quant_scale_ckr, dequant_scale_q_nope
     caches = kv_cache, kr_cache

@@ -22,7 +22,7 @@ from decodestep.ops.mla_prolog.slots import slots_from_block_table as slots_from
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey as MlaPrologTilingKey
 from decodestep.weights.nz import from_nz as from_nz
 from decodestep.weights.nz import to_nz as to_nz
-from decodestep.weights.prolog_panels import PanelWeight as PanelWeight
+from decodestep.weights.panel_weight import PanelWeight as PanelWeight
 
 
 def mla_prolog(
@@ -137,7 +137,7 @@ def mla_prolog(
             backend=backend,
         )
     )
-    return MlaPrologResult(_with_axes_of(made.query, token_x), _with_axes_of(made.query_rope, token_x), kv_cache, kr_cache)
+    return MlaPrologResult(made.query, made.query_rope, kv_cache, kr_cache)
 
 
 def mla_prolog_v2(
@@ -221,13 +221,7 @@ def mla_prolog_v2(
             backend=backend,
         )
     )
-    return MlaPrologV2Result(
-        _with_axes_of(made.query, token_x),
-        _with_axes_of(made.query_rope, token_x),
-        kv_cache,
-        kr_cache,
-        _of_kind(made.dequant_scale_q_nope, token_x),
-    )
+    return MlaPrologV2Result(made.query, made.query_rope, kv_cache, kr_cache, made.dequant_scale_q_nope)
 
 
 def mla_prolog_v3(
@@ -294,7 +288,7 @@ def mla_prolog_v3(
     Raises as `mla_prolog_v2` does; its other arguments and notes hold.
     Source: Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later).
     """
-    made = _run(
+    return _run(
         Call(
             op="mla_prolog_v3",
             token_x=token_x,
@@ -335,18 +329,21 @@ def mla_prolog_v3(
             backend=backend,
         )
     )
+
+
+def _run(call: Call) -> MlaPrologV3Result:
+    """Runs a call of any version; what V1 and V2 lack is None."""
+    made = _run_on_device(call) if devices.goes_to_triton(call.backend, call.token_x) else _run_on_host(call)
     return MlaPrologV3Result(
-        _with_axes_of(made.query, token_x),
-        _with_axes_of(made.query_rope, token_x),
-        _of_kind(made.dequant_scale_q_nope, token_x),
-        _with_axes_of(made.query_norm, token_x),
-        _of_kind(made.dequant_scale_q_norm, token_x),
+        _with_axes_of(made.query, call.token_x),
+        _with_axes_of(made.query_rope, call.token_x),
+        _of_kind(made.dequant_scale_q_nope, call.token_x),
+        _with_axes_of(made.query_norm, call.token_x),
+        _of_kind(made.dequant_scale_q_norm, call.token_x),
     )
 
 
-def _run(call: Call) -> Results:
-    if devices.goes_to_triton(call.backend, call.token_x):
-        return _run_on_device(call)
+def _run_on_host(call: Call) -> Results:
     problem = bind(call)
     backend = choose(call.op, call.backend, {"cpu": kernel_obstacle(problem), "reference": None})
     return run(call.op, backend, cpu.prolog if backend == "cpu" else reference.prolog, problem)

@@ -18,7 +18,7 @@ from decodestep.ops.mla_prolog.slots import token_slots
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.nz import fractal_width, nz_shape
 from decodestep.weights.packed import PackedWeight
-from decodestep.weights.prolog_panels import PanelWeight
+from decodestep.weights.panel_weight import PanelWeight
 
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 _REAL = (BFLOAT16, _FLOAT32, np.dtype(np.float64))

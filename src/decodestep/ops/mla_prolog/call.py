@@ -12,7 +12,7 @@ from decodestep.ops.mla_prolog.scenarios import TILE, Scenario, from_dtypes, fro
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES, size_limits
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
-from decodestep.weights.prolog_panels import PanelWeight
+from decodestep.weights.panel_weight import PanelWeight
 
 # Weights in the host's memory that are no arrays.
 HOST_WEIGHTS = (PanelWeight, LinearPanels, PackedWeight)

@@ -10,7 +10,7 @@ from decodestep._base.threads import threads
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results, Weight
 from decodestep.ops.mla_prolog.results import result_specs
 from decodestep.weights.packed import PackedWeight
-from decodestep.weights.prolog_panels import PanelWeight
+from decodestep.weights.panel_weight import PanelWeight
 
 _FLOAT32, _INT8 = np.dtype(np.float32), np.dtype(np.int8)
 _NO_FORMAT = -1  # instead of the number of a GGUF format

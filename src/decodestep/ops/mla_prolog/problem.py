@@ -11,7 +11,7 @@ import numpy as np
 from decodestep.ops.mla_prolog.scenarios import Scenario
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
-from decodestep.weights.prolog_panels import PanelWeight
+from decodestep.weights.panel_weight import PanelWeight
 
 # A projection's (K, N) weight: an array (K, N) or its NZ storage, the same packed, or GGUF blocks in rows or panels.
 Weight = np.ndarray | PanelWeight | PackedWeight | LinearPanels

@@ -17,7 +17,7 @@ from decodestep.ops.mla_prolog.problem import Problem, Results, Weight
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
-from decodestep.weights.prolog_panels import PanelWeight
+from decodestep.weights.panel_weight import PanelWeight
 
 _FLT_EPSILON = 2.0**-23
 _INT8_SUM = 1024  # the sum of this many products of two int8 stays within 2^24, so float32 adds them exactly in any order

@@ -19,15 +19,24 @@ def rms_norm(x: ArrayT, gamma: Array, *, eps: float = 1e-5, backend: str = "auto
 
         y[t, i] = x[t, i] / sqrt(mean over j of x[t, j]^2 + eps) * gamma[i]
 
-    x: (T, K), float32 or float64; any strides.
-    gamma: (K,), x's dtype.
-    eps: finite and >= 0; added inside the square root.
-    backend: "auto", "cpu" or "reference"; "cpu" serves float32.
+    Args:
+        x: (T, K), float32 or float64; any strides.
+        gamma: (K,), x's dtype.
+        eps: finite and >= 0; added inside the square root.
+        backend: "auto", "cpu" or "reference"; "cpu" serves float32.
 
-    Returns y, a new array of x's shape, dtype and kind. Raises ValueError for another dtype, shape or eps.
-    Notes: the order of the sum of squares is not specified, but a row's bits depend on that row alone. With eps 0 a row of
-    zeros gives NaN. A NaN makes its row NaN and no other.
-    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+    Returns:
+        y, a new array of x's shape, dtype and kind.
+
+    Raises:
+        ValueError: for another dtype, shape or eps.
+
+    Notes:
+        The order of the sum of squares is not specified, but a row's bits depend on that row alone. With eps 0 a row of
+        zeros gives NaN. A NaN makes its row NaN and no other.
+
+    Source:
+        Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
     rows, scale = arrays.view(_OP, "x", x), arrays.view(_OP, "gamma", gamma)
     require_dtype(_OP, "x", rows, (np.float32, np.float64))

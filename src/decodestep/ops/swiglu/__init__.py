@@ -19,13 +19,23 @@ def swiglu(gate: ArrayT, up: Array, *, backend: str = "auto") -> ArrayT:
 
         y[t, i] = gate[t, i] / (1 + exp(-gate[t, i])) * up[t, i]
 
-    gate, up: (T, F), float32 or float64, of one shape and dtype; any strides.
-    backend: "auto", "cpu" or "reference"; "cpu" serves float32.
+    Args:
+        gate: (T, F), float32 or float64; any strides.
+        up: of gate's shape and dtype; any strides.
+        backend: "auto", "cpu" or "reference"; "cpu" serves float32.
 
-    Returns y, a new array of gate's shape, dtype and kind. Raises ValueError for another dtype or shape.
-    Notes: at gate = -inf the SiLU is its limit, zero; "cpu" gives -5e-37 for every gate below -88. A NaN stays in its element,
-    and an element's bits depend on its own two numbers alone.
-    Source: Shazeer, GLU Variants Improve Transformer, 2020.
+    Returns:
+        y, a new array of gate's shape, dtype and kind.
+
+    Raises:
+        ValueError: for another dtype or shape.
+
+    Notes:
+        At gate = -inf the SiLU is its limit, zero; "cpu" gives -5e-37 for every gate below -88. A NaN stays in its element, and
+        an element's bits depend on its own two numbers alone.
+
+    Source:
+        Shazeer, GLU Variants Improve Transformer, 2020.
     """
     left, right = arrays.view(_OP, "gate", gate), arrays.view(_OP, "up", up)
     require_dtype(_OP, "gate", left, (np.float32, np.float64))

@@ -53,28 +53,34 @@ def tensor_scatter(
             slot = write_indices[p[0]] + t                 # modulo past_cache.shape[axis] where mode is "circular"
             present[p, slot] = update[p, t]
 
-    past_cache: (batch, D1, ..., max_sequence_length, ..., Dn), rank >= 2, any strides. bool, string (object or <U), any
-        integer, float16/32/64, complex64/128, or an ml_dtypes type: bfloat16, the 8-bit floats, float4_e2m1fn, int4,
-        uint4.
-    update: of past_cache's dtype and shape, except that its sequence axis is sequence_length <= max_sequence_length long.
-    write_indices: (batch,) of an integer dtype, or None for zeros. Linear: 0 <= w <= max_sequence_length -
-        sequence_length. Circular: any; the modulus is mathematical, so -1 is the last slot.
-    axis: the sequence axis, in [-rank, rank), never the batch axis 0.
-    mode: "linear" or "circular".
-    out: a writeable array of past_cache's shape, dtype and kind whose elements do not overlap each other. `out=past_cache`
-        updates in place and moves only the updated bytes; any other array is filled from past_cache first. The other
-        arguments may overlap `out`: the result is as if they had been copied first.
-    backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, `out` among them. "cpu" takes every type
-        but strings. Where `out` is given, its axes between batch and sequence must fold into one, and those after the sequence
-        must be contiguous. "auto" takes "reference" for the rest.
+    Args:
+        past_cache: (batch, D1, ..., max_sequence_length, ..., Dn), rank >= 2, any strides. bool, string (object or <U), any
+            integer, float16/32/64, complex64/128, or an ml_dtypes type: bfloat16, the 8-bit floats, float4_e2m1fn, int4, uint4.
+        update: of past_cache's dtype and shape, except that its sequence axis is sequence_length <= max_sequence_length long.
+        write_indices: (batch,) of an integer dtype, or None for zeros. Linear: 0 <= w <= max_sequence_length - sequence_length.
+            Circular: any; the modulus is mathematical, so -1 is the last slot.
+        axis: the sequence axis, in [-rank, rank), never the batch axis 0.
+        mode: "linear" or "circular".
+        out: a writeable array of past_cache's shape, dtype and kind whose elements do not overlap each other. `out=past_cache`
+            updates in place and moves only the updated bytes; any other array is filled from past_cache first. The other
+            arguments may overlap `out`: the result is as if they had been copied first.
+        backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, `out` among them. "cpu" takes every
+            type but strings. Where `out` is given, its axes between batch and sequence must fold into one, and those after the
+            sequence must be contiguous. "auto" takes "reference" for the rest.
 
-    Returns out, or a new array of past_cache's shape and kind that shares no memory with the arguments. With '<U'
-    strings a wider update widens the result.
-    Raises ValueError, before anything is written, for a shape, dtype, axis, mode or index outside the rules above.
+    Returns:
+        out, or a new array of past_cache's shape and kind that shares no memory with the arguments. With '<U'
+        strings a wider update widens the result.
 
-    Notes: sequence_length 0, batch 0 and max_sequence_length 0 are legal and write nothing, but linear indices are
-    checked nevertheless. With '<U' strings and `out`, an update wider than out is refused.
-    Source: ONNX TensorScatter, default domain, since opset 24; index -1 in linear mode is refused, not wrapped.
+    Raises:
+        ValueError: before anything is written, for a shape, dtype, axis, mode or index outside the rules above.
+
+    Notes:
+        sequence_length 0, batch 0 and max_sequence_length 0 are legal and write nothing, but linear indices are
+        checked nevertheless. With '<U' strings and `out`, an update wider than out is refused.
+
+    Source:
+        ONNX TensorScatter, default domain, since opset 24; index -1 in linear mode is refused, not wrapped.
     """
     if devices.goes_to_triton(backend, past_cache):
         return _on_device(past_cache, update, write_indices, axis, mode, out, backend)

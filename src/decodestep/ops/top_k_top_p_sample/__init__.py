@@ -68,34 +68,43 @@ def top_k_top_p_sample(
             i = first argmax of value[i] / (|q[b, i]| + eps)    # of value[i] without noise
             logits_select_idx[b] = ids[i]
 
-    logits: (batch, V), float16 or bfloat16, not empty, V <= 2^20, any strides.
-    top_k: int32, (batch,) or (batch, 1); or a Python int, or a list with one per row, in the range of int32. Any k outside
-        [1, min(V, 1024)] skips top-k.
-    top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to that
-        dtype before it is judged. p <= 0 (not greedy here), p >= 1 and NaN skip top-p.
-    q: None, or float32 (batch, V): the noise of the race, Exp(1) for a draw from `value`, indexed by the position i
-        among the survivors, not by vocabulary id. 0 is legal.
-    eps: a finite float32 >= 0, added to |q| and used nowhere else.
-    is_need_logits: whether to return logits_top_kp_select.
-    top_k_guess: an integer in [0, 2^31): how many leading tokens top-p alone tries first. A hint for speed; changes no
-        result.
-    seed, position: None, or both given where q is not: integers in [0, 2^64) and [0, 2^32), scalars or (batch,) or
-        (batch, 1) of any integer dtype. The noise of a token is then `decodestep.random.exponential(seed, position,
-        token)`.
-    kernel_exact: True takes the device kernel's softmax of probabilities where p acts without k.
-    backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
+    Args:
+        logits: (batch, V), float16 or bfloat16, not empty, V <= 2^20, any strides.
+        top_k: int32, (batch,) or (batch, 1); or a Python int, or a list with one per row, in the range of int32. Any k outside
+            [1, min(V, 1024)] skips top-k.
+        top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to that
+            dtype before it is judged. p <= 0 (not greedy here), p >= 1 and NaN skip top-p.
+        q: None, or float32 (batch, V): the noise of the race, Exp(1) for a draw from `value`, indexed by the position i
+            among the survivors, not by vocabulary id. 0 is legal.
+        eps: a finite float32 >= 0, added to |q| and used nowhere else.
+        is_need_logits: whether to return logits_top_kp_select.
+        top_k_guess: an integer in [0, 2^31): how many leading tokens top-p alone tries first. A hint for speed; changes no
+            result.
+        seed: None, or integers in [0, 2^64) where q is None: a scalar, (batch,) or (batch, 1) of any integer dtype. The noise
+            of a token is then `decodestep.random.exponential(seed, position, token)`.
+        position: given where seed is: integers in [0, 2^32), in any of its forms.
+        kernel_exact: True takes the device kernel's softmax of probabilities where p acts without k.
+        backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
-    Returns (logits_select_idx, logits_top_kp_select) in the kind of logits. logits_select_idx: (batch,) int64.
-    logits_top_kp_select: (batch, V) float32, the logits of the survivors and -inf elsewhere.
-    Raises ValueError for an argument outside these rules.
+    Returns:
+        A `TopKTopPSample` in the kind of logits:
 
-    Notes: the arithmetic is float32; a running sum within 3e-8 V + 2e-6 of p may fall on either side. Equal logits rank
-    by the lower id, and exactly k survive. A NaN ranks below -inf and has probability 0; tokens at +inf share
-    probability 1 equally; a row of -inf loses nothing and gives id 0. A NaN score loses to every other.
-    Seeded noise belongs to a vocabulary id, a given q to a rank. The distribution is the same, but a token keeps its seeded
-    noise whatever its rank and whatever else survives. Rows with the same seed and position share their noise.
-    Source: TopKTopPSample of the Ascend CANN operators (ops-nn, August 2026). By its documentation k <= 0 skips top-k, by
-    its kernel it is out of range: here it skips. Without q, kernel_exact makes no difference.
+        - logits_select_idx: (batch,) int64.
+        - logits_top_kp_select: (batch, V) float32, the logits of the survivors and -inf elsewhere; None unless is_need_logits.
+
+    Raises:
+        ValueError: for an argument outside these rules.
+
+    Notes:
+        The arithmetic is float32; a running sum within 3e-8 V + 2e-6 of p may fall on either side. Equal logits rank
+        by the lower id, and exactly k survive. A NaN ranks below -inf and has probability 0; tokens at +inf share
+        probability 1 equally; a row of -inf loses nothing and gives id 0. A NaN score loses to every other.
+        Seeded noise belongs to a vocabulary id, a given q to a rank. The distribution is the same, but a token keeps its seeded
+        noise whatever its rank and whatever else survives. Rows with the same seed and position share their noise.
+
+    Source:
+        TopKTopPSample of the Ascend CANN operators (ops-nn, August 2026). By its documentation k <= 0 skips top-k, by
+        its kernel it is out of range: here it skips. Without q, kernel_exact makes no difference.
     """
     op = "top_k_top_p_sample"
     on_device = devices.goes_to_triton(backend, logits)
@@ -156,43 +165,52 @@ def top_k_top_p_sample_v2(
 
     No value is renormalised after a cut.
 
-    logits: (batch, V), float16, bfloat16 or float32, not empty, V <= 2^20, any strides.
-        Logits, or probabilities in [0, 1] where input_is_logits is False.
-    top_k: int32, (batch,) or (batch, 1); or a Python int, or a list with one per row, in the range of int32. Any k outside
-        the range above skips top-k.
-    top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to that
-        dtype before it is judged, so 0.9999 with bfloat16 logits is 1. p >= 1 and NaN skip top-p.
-    q: None, or float32 (batch, V): the noise of the race, Exp(1) for a draw from `value`, indexed by the position i
-        among the survivors, not by vocabulary id. 0 is legal. Not together with is_need_sample_result.
-    min_ps: None, or as top_p. None, m <= 0 and NaN skip min-p.
-    eps: a finite float32 >= 0, added to |q| and used nowhere else.
-    is_need_logits: whether to return logits_top_kp_select.
-    top_k_guess: an integer in [0, 2^31): how many leading tokens top-p alone tries first. A hint for speed; changes no
-        result.
-    ks_max: an integer in [1, 1024].
-    input_is_logits: whether a softmax comes first.
-    is_need_sample_result: True returns the survivors in place of a token.
-    seed, position: None, or both given where q is not: integers in [0, 2^64) and [0, 2^32), scalars or (batch,) or
-        (batch, 1) of any integer dtype. The noise of a token is then `decodestep.random.exponential(seed, position,
-        token)`. Not together with is_need_sample_result.
-    backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
+    Args:
+        logits: (batch, V), float16, bfloat16 or float32, not empty, V <= 2^20, any strides.
+            Logits, or probabilities in [0, 1] where input_is_logits is False.
+        top_k: int32, (batch,) or (batch, 1); or a Python int, or a list with one per row, in the range of int32. Any k outside
+            the range above skips top-k.
+        top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to that
+            dtype before it is judged, so 0.9999 with bfloat16 logits is 1. p >= 1 and NaN skip top-p.
+        q: None, or float32 (batch, V): the noise of the race, Exp(1) for a draw from `value`, indexed by the position i
+            among the survivors, not by vocabulary id. 0 is legal. Not together with is_need_sample_result.
+        min_ps: None, or as top_p. None, m <= 0 and NaN skip min-p.
+        eps: a finite float32 >= 0, added to |q| and used nowhere else.
+        is_need_logits: whether to return logits_top_kp_select.
+        top_k_guess: an integer in [0, 2^31): how many leading tokens top-p alone tries first. A hint for speed; changes no
+            result.
+        ks_max: an integer in [1, 1024].
+        input_is_logits: whether a softmax comes first.
+        is_need_sample_result: True returns the survivors in place of a token.
+        seed: None, or integers in [0, 2^64) where q is None: a scalar, (batch,) or (batch, 1) of any integer dtype. The noise
+            of a token is then `decodestep.random.exponential(seed, position, token)`. Not together with is_need_sample_result.
+        position: given where seed is: integers in [0, 2^32), in any of its forms.
+        backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
-    Returns (logits_select_idx, logits_top_kp_select, logits_idx, logits_sort_masked) in the kind of logits.
-    logits_select_idx: (batch,) int64; None where is_need_sample_result.
-    logits_top_kp_select: (batch, V) float32, the inputs of the survivors, elsewhere -inf (0 where input_is_logits is
-        False); None unless is_need_logits.
-    logits_idx, logits_sort_masked: (batch, V) int64 and float32, the survivors' ids and values at the front of each
-        row, in the order of `ids`, then zeros; None unless is_need_sample_result.
-    Raises ValueError for an argument outside these rules.
+    Returns:
+        A `TopKTopPSampleV2` in the kind of logits:
 
-    Notes: the arithmetic is float32; a running sum within 3e-8 V + 2e-6 of p may fall on either side. Equal inputs rank
-    by the lower id, and exactly k survive. A NaN ranks below -inf and has value 0; tokens at +inf share probability 1
-    equally; a row of -inf has probabilities 0, loses nothing to top-p or to m < 1, and gives id 0. A NaN score loses to
-    every other.
-    Seeded noise belongs to a vocabulary id, a given q to a rank. The distribution is the same, but a token keeps its seeded
-    noise whatever its rank and whatever else survives. Rows with the same seed and position share their noise.
-    Source: TopKTopPSampleV2 of the Ascend CANN operators (ops-nn, August 2026), which leaves the tail of logits_idx
-    unwritten.
+        - logits_select_idx: (batch,) int64; None where is_need_sample_result.
+        - logits_top_kp_select: (batch, V) float32, the inputs of the survivors, elsewhere -inf (0 where input_is_logits is
+          False); None unless is_need_logits.
+        - logits_idx: (batch, V) int64, the survivors' ids at the front of each row, in the order of `ids`, then zeros; None
+          unless is_need_sample_result.
+        - logits_sort_masked: (batch, V) float32, their values, likewise.
+
+    Raises:
+        ValueError: for an argument outside these rules.
+
+    Notes:
+        The arithmetic is float32; a running sum within 3e-8 V + 2e-6 of p may fall on either side. Equal inputs rank
+        by the lower id, and exactly k survive. A NaN ranks below -inf and has value 0; tokens at +inf share probability 1
+        equally; a row of -inf has probabilities 0, loses nothing to top-p or to m < 1, and gives id 0. A NaN score loses to
+        every other.
+        Seeded noise belongs to a vocabulary id, a given q to a rank. The distribution is the same, but a token keeps its seeded
+        noise whatever its rank and whatever else survives. Rows with the same seed and position share their noise.
+
+    Source:
+        TopKTopPSampleV2 of the Ascend CANN operators (ops-nn, August 2026), which leaves the tail of logits_idx
+        unwritten.
     """
     op = "top_k_top_p_sample_v2"
     on_device = devices.goes_to_triton(backend, logits)
@@ -231,20 +249,28 @@ def apply_top_k_top_p(logits: ArrayT, p: Column | None = None, k: Column | None 
             if 1 <= k[b] <= V:  remove all x < x[V - k[b]]                  # all that tie with the k-th largest stay
             if p is given:      remove all but the last x[i] whose running sum of softmax(x) is <= 1 - p[b]
 
-    logits: (batch, V), float16, bfloat16 or float32, not empty, V <= 2^20, any strides.
-    p: None, or of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to
-        that dtype. p <= 0 leaves the largest logit alone; p = 1 removes what has probability 0 in float32; p > 1 and
-        NaN skip.
-    k: None, or int32, (batch,) or (batch, 1); or a Python int, or a list with one per row. Outside [1, V] it skips.
-    backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
+    Args:
+        logits: (batch, V), float16, bfloat16 or float32, not empty, V <= 2^20, any strides.
+        p: None, or of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to
+            that dtype. p <= 0 leaves the largest logit alone; p = 1 removes what has probability 0 in float32; p > 1 and
+            NaN skip.
+        k: None, or int32, (batch,) or (batch, 1); or a Python int, or a list with one per row. Outside [1, V] it skips.
+        backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
-    Returns a new array of the shape, dtype and kind of logits. Raises ValueError for an argument outside these rules.
+    Returns:
+        A new array of the shape, dtype and kind of logits.
 
-    Notes: top-p walks up from the smallest, so of equal logits the lower id goes first: here the highest id wins a tie.
-    A running sum within 3e-8 V + 2e-6 of 1 - p may fall on either side. A NaN ranks below -inf and has
-    probability 0; tokens at +inf share probability 1 equally.
-    Source: npu_top_k_top_p of torch_npu, the operator ApplyTopKTopP (ops-nn, August 2026). Older pages limit k to
-    [1, 1024].
+    Raises:
+        ValueError: for an argument outside these rules.
+
+    Notes:
+        top-p walks up from the smallest, so of equal logits the lower id goes first: here the highest id wins a tie.
+        A running sum within 3e-8 V + 2e-6 of 1 - p may fall on either side. A NaN ranks below -inf and has
+        probability 0; tokens at +inf share probability 1 equally.
+
+    Source:
+        npu_top_k_top_p of torch_npu, the operator ApplyTopKTopP (ops-nn, August 2026). Older pages limit k to
+        [1, 1024].
     """
     op = "apply_top_k_top_p"
     on_device = devices.goes_to_triton(backend, logits)

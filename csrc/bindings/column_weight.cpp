@@ -1,6 +1,7 @@
+#include "mla_prolog/column_weight.h"
+
 #include "bindings/bindings.h"
 #include "core/parallel.h"
-#include "mla_prolog/column_weight.h"
 
 namespace decodestep {
 namespace {
@@ -54,9 +55,9 @@ ColumnWeight column_weight_of(const Any& w, size_t in, size_t out, size_t count)
     return made;
 }
 
-void bind_panels(nb::module_& m) {
+void bind_column_weight(nb::module_& m) {
     m.def(
-        "pack_panels",
+        "pack_columns",
         [](Any w, size_t in, size_t out, size_t count, Packed<uint8_t, 1> to, int threads) {
             ColumnWeight from = column_weight_of(w, in, out, count);
             require(!from.packed(), "the weight is packed");

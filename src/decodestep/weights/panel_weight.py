@@ -24,10 +24,11 @@ class PanelWeight:
 
         data = for every matrix: for every 32 columns: for every 4 bytes of inputs: those of column 0, 1, ... 31
 
-    data: one axis, contiguous, of the weight's dtype, float32, bfloat16 or int8. A group is 4 bytes of one column's inputs:
-        1, 2 or 4 values; int8 ones are stored as the bytes that are 128 above them. K and N are padded with zeros to multiples
-        of 32. In float32 and bfloat16 these are the panels of `LinearPanels`.
-    shape: of the weight, (K, N) or (H, K, N).
+    Attributes:
+        data: one axis, contiguous, of the weight's dtype, float32, bfloat16 or int8. A group is 4 bytes of one column's inputs:
+            1, 2 or 4 values; int8 ones are stored as the bytes that are 128 above them. K and N are padded with zeros to
+            multiples of 32. In float32 and bfloat16 these are the panels of `LinearPanels`.
+        shape: of the weight, (K, N) or (H, K, N).
     """
 
     data: np.ndarray
@@ -37,12 +38,15 @@ class PanelWeight:
     def from_array(cls, weight: Array, shape: tuple[int, int] | None = None) -> PanelWeight:
         """Copies a weight into panels, on all threads.
 
-        weight: float32, bfloat16 or int8, a NumPy array or torch tensor of any strides and no empty axis: (K, N), (H, K, N),
-            or the NZ storage (columns / c0, rows / 16, 16, c0) of one matrix (see `to_nz`).
-        shape: (K, N), only with NZ storage, to cut its padding off; None keeps the padding.
-        Raises ValueError for another dtype or shape.
+        Args:
+            weight: float32, bfloat16 or int8, a NumPy array or torch tensor of any strides and no empty axis: (K, N), (H, K,
+                N), or the NZ storage (columns / c0, rows / 16, 16, c0) of one matrix (see `to_nz`).
+            shape: (K, N), only with NZ storage, to cut its padding off; None keeps the padding.
+
+        Raises:
+            ValueError: for another dtype or shape.
         """
-        from decodestep.weights.native import pack_prolog_panels  # native code, only needed here
+        from decodestep.weights.native import pack_columns  # native code, only needed here
 
         op, a = "PanelWeight", arrays.view("PanelWeight", "weight", weight)
         ok = a.dtype in _DTYPES and a.ndim in (2, 3, 4) and all(a.shape)
@@ -56,7 +60,7 @@ class PanelWeight:
         count = whole[0] if len(whole) == 3 else 0
         data = new_bytes(max(count, 1) * _packed_bytes(inputs, outputs, a.itemsize)).view(a.dtype)
         plain = np.ascontiguousarray(a.reshape(a.shape[0], -1, a.shape[3]) if a.ndim == 4 else a)
-        pack_prolog_panels(plain, inputs, outputs, count, data)
+        pack_columns(plain, inputs, outputs, count, data)
         return cls(data, tuple(whole))
 
     @property
