@@ -62,6 +62,7 @@ size_t differences_of(const char* path) {
                          .wanted = wanted.data(),
                          .rows = wanted.size(),
                          .logits = reinterpret_cast<float*>(logits.data()),
+                         .hidden = nullptr,
                          .threads = threads,
                          .costs = nullptr});
         count += differences(logits, expected, 0x7f800000) + differences(keys, keys_after, infinity) +

@@ -1,4 +1,4 @@
-"""Layers for next-token prediction: their drafts against transformers', and what pages, chunks and dropped tokens leave of them."""
+"""Layers for next-token prediction: drafts against transformers', and what pages, chunks and dropped tokens leave of them."""
 
 from __future__ import annotations
 
@@ -77,8 +77,14 @@ def test_drafts_equal_transformers(predicting, ids, family, size, depths):
 
 FAULTS = {
     "the hidden state first": lambda layers, real: ("_join", lambda k, embedded, u: real._join(k, u, embedded)),
-    "the state of its own token": lambda layers, real: ("fill", lambda batch, hidden, *more: real.fill(batch, np.roll(hidden, -1, 0), *more)),
-    "the state before the norm": lambda layers, real: ("fill", lambda batch, hidden, *more: real.fill(batch, hidden / layers._weights.norm, *more)),
+    "the state of its own token": lambda layers, real: (
+        "fill",
+        lambda batch, hidden, *more: real.fill(batch, np.roll(hidden, -1, 0), *more),
+    ),
+    "the state before the norm": lambda layers, real: (
+        "fill",
+        lambda batch, hidden, *more: real.fill(batch, hidden / layers._weights.norm, *more),
+    ),
     "the position before": lambda layers, real: ("step", lambda *given: real.step(*given[:3], given[3] - 1, *given[4:])),
 }
 
@@ -100,7 +106,7 @@ def test_a_wrong_wiring_is_seen(predicting, ids, monkeypatch, fault):
 @pytest.mark.parametrize(("family", "size", "depths"), CASES[:3])
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_do_not_depend_on_how_the_tokens_came(predicting, ids, family, size, depths, seed):
-    """Chunks of a prompt, drafts that were accepted or dropped, forks, a sequence cut back: the bits of one that ran at once."""
+    """Chunks of a prompt, drafts accepted or dropped, forks, sequences cut back: the bits of one that ran at once."""
     _, path = predicting(family, size, depths)
     model, rng = ds.load(path, dtype="float32"), np.random.default_rng(seed)
     sequence = model.sequence()
@@ -161,13 +167,26 @@ def test_several_rows_draft_as_one(predicting, ids):
     np.testing.assert_array_equal(second, [alone[0][1], alone[2][1]])
 
 
-def test_a_copy_of_the_embedding_counts_for_nothing(predicting, ids, tmp_path):
-    """And a layer that lacks a tensor is left out."""
+def test_a_copy_of_the_embedding_counts_for_nothing(predicting, ids, tmp_path, caplog):
+    """One that is no copy is named."""
     theirs, path = predicting("deepseek_v3", 0, 1)
-    theirs.save(tmp_path, without="model.layers.2.enorm.weight")
+    copies = [f"model.layers.2.{name}" for name in ("embed_tokens.weight", "shared_head.head.weight")]
+    assert not caplog.text
+    other = theirs.save(tmp_path, **{copies[0]: theirs.tensors()[copies[0]] + 1})
+    drafts = from_nothing(other, ids[:20], 3, dtype="float32")
+    np.testing.assert_array_equal(drafts, from_nothing(path, ids[:20], 3, dtype="float32"))
+    assert f"tensor {copies[0]} is not model.embed_tokens.weight, which is used in its place" in caplog.text
+    assert copies[1] not in caplog.text
+
+
+def test_a_layer_that_lacks_a_tensor_is_left_out(predicting, ids, tmp_path):
+    theirs, path = predicting("deepseek_v3", 0, 1)
+    theirs.save(tmp_path, **{"model.layers.2.enorm.weight": None})
     left_out = ds.load(tmp_path, dtype="float32")
     assert (left_out.config.next_token_layers, left_out.config.skipped_layers) == (0, 1)
+    assert left_out.decoder.description.endswith("; 1 layer for next-token prediction left out")
     model = ds.load(path, dtype="float32")
+    assert model.decoder.description.endswith("; 1 layer for next-token prediction drafts")
     np.testing.assert_array_equal(model.logits(ids), left_out.logits(ids))
 
 

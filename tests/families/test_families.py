@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import decodestep as ds
 from decodestep import cli
 from decodestep.constraints.processor import ConstraintLogitsProcessor
-from decodestep.decoding import layer
+from decodestep.decoding import float32_layer
 from decodestep.families.common import folder as folder_sizes
 from decodestep.families.common import gguf
 from decodestep.files.gguf_file import GgufFile
@@ -66,14 +66,14 @@ def routes(model, monkeypatch):
     for name, module in model.named_modules():
         if name.endswith("mlp.gate"):
             module.register_forward_hook(lambda _, __, out: theirs.append(np.sort(out[2].numpy(), axis=1)))
-    router = layer.expert_router
+    router = float32_layer.expert_router
 
     def recorded(*arguments, **options):
         found = router(*arguments, **options)
         ours.append(np.sort(found.experts, axis=1))
         return found
 
-    monkeypatch.setattr(layer, "expert_router", recorded)
+    monkeypatch.setattr(float32_layer, "expert_router", recorded)
     return theirs, ours
 
 

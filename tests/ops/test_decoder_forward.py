@@ -343,6 +343,22 @@ def test_a_prompt_in_parts_is_the_prompt(backend, rng):
             assert_close(logits[0], expected[last - 1])
 
 
+@pytest.mark.parametrize("lengths", [[1], [2, 2], [40, 1, 17]], ids=str)
+@pytest.mark.parametrize("wanted", [None, []])
+def test_hidden_states_are_what_the_logits_weight_reads(lengths, wanted, rng):
+    call = step(weights(Sizes(), Format.F32, rng), lengths, rng)
+    call |= {} if wanted is None else {"wanted": wanted}
+    hidden = np.full((sum(lengths), call["weights"].hidden), np.nan, np.float32)
+    others = [copied(call) for _ in range(2)]
+    logits, expected = ds.decoder_forward(**call, hidden=hidden), np.empty_like(hidden)
+    assert np.array_equal(logits, ds.decoder_forward(**others[0]))
+    assert np.array_equal(call["keys"].view(np.uint16), others[0]["keys"].view(np.uint16))
+    w = call["weights"]
+    assert np.array_equal(logits, ds.linear(hidden[call["wanted"]], w.logits) * np.float32(w.logits_scale))
+    ds.decoder_forward(**others[1], hidden=expected, backend="reference")
+    near(hidden, expected, median=1e-3, most=0.06)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_no_logits_wanted(backend, rng):
     call = step(weights(Sizes(), Format.Q8_0, rng), [3], rng)
@@ -382,6 +398,9 @@ def test_torch_caches_are_written_in_place(rng):
         ("keys must be bfloat16 or float16 or int8; got float32 1x2", {"keys": np.zeros((2, 2, 1, 16, 16, 2), np.float32)}),
         ("values must be of shape 1x2x2x1x8x32x2; got bfloat16 1", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)}),
         ("values must be writeable and contiguous", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)[:, :, ::2]}),
+        ("hidden must be float32; got float64 3x64", {"hidden": np.zeros((3, 64))}),
+        ("hidden must be of shape 3x64; got float32 2x64", {"hidden": np.zeros((2, 64), np.float32)}),
+        ("hidden must be writeable and contiguous", {"hidden": np.zeros((64, 3), np.float32).T}),
         ("backend must be able to serve the call; got 'cpu', which has no float64",
          {"sin": np.zeros((3, 16)), "cos": np.zeros((3, 16)), "backend": "cpu"}),
     ],

@@ -198,6 +198,7 @@ def decoder_forward(s: Source) -> Arguments:
         "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
+        "hidden": s.one_of(None, s.array(tokens, len(made["norm"]))),
     }  # fmt: skip
 
 

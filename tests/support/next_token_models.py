@@ -16,10 +16,13 @@ from support import family_models
 class Predicting:
     """A model of transformers, and layers that predict the tokens after those that it does.
 
-    depths: how many. changes: of the config.
+    depths: how many. agreeing: whether they often predict what the model does, because blocks add little to the embedding.
+    changes: of the config.
     """
 
-    def __init__(self, family: str, size: int, depths: int = 1, *, seed: int = 0, **changes: Any) -> None:
+    def __init__(
+        self, family: str, size: int, depths: int = 1, *, seed: int = 0, agreeing: bool = False, **changes: Any
+    ) -> None:
         self.model = family_models.build_model(family, size, seed=seed, **changes)
         config = self.model.config
         config.num_mtp_layers, config.mtp_mlp_layer_types = depths, ["sparse"] * depths
@@ -34,12 +37,26 @@ class Predicting:
                 else:
                     parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
 
-    def save(self, path: Path, *, without: str | None = None) -> Path:
-        """As a folder. without: a tensor that it lacks."""
+        if agreeing:
+            self._agree()
+
+    @torch.no_grad()
+    def _agree(self) -> None:
+        for module in (self.model, self.layers.layers):
+            for name, parameter in module.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
+                    parameter.mul_(0.1)
+        for layer in self.layers.layers:
+            layer.eh_proj.weight.copy_(torch.eye(*layer.eh_proj.weight.shape))
+            layer.enorm.weight.fill_(1.0)
+            layer.post_norm.weight.copy_(self.model.model.norm.weight)
+
+    def save(self, path: Path, **changes: torch.Tensor | None) -> Path:
+        """As a folder. changes: tensors by their names, None for one that it lacks."""
         family_models.save(self.model, path)
         file = path / "model.safetensors"
-        tensors = safetensors.torch.load_file(file) | self.tensors()
-        safetensors.torch.save_file({name: value for name, value in tensors.items() if name != without}, file)
+        tensors = safetensors.torch.load_file(file) | self.tensors() | changes
+        safetensors.torch.save_file({name: value for name, value in tensors.items() if value is not None}, file)
         return path
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -47,8 +64,8 @@ class Predicting:
         found: dict[str, torch.Tensor] = {}
         for k, layer in enumerate(self.layers.layers):
             prefix = f"model.layers.{self.model.config.num_hidden_layers + k}."
-            own = {name.replace("mtp_block.", "").replace("post_norm", "shared_head.norm", int(name == "post_norm.weight")): value
-                   for name, value in layer.state_dict().items()}
+            own = {name.removeprefix("mtp_block."): value for name, value in layer.state_dict().items()}
+            own["shared_head.norm.weight"] = own.pop("post_norm.weight")
             for name, value in _single_experts(own).items():
                 found[prefix + name] = value.detach().clone().contiguous()
             found[f"{prefix}embed_tokens.weight"] = self.model.model.embed_tokens.weight.detach().clone()
@@ -84,7 +101,9 @@ def _single_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     """With a tensor for each expert, as published folders have them."""
     made = {name: value for name, value in tensors.items() if not name.startswith("mlp.experts.")}
     if "mlp.experts.gate_up_proj" in tensors:
-        for e, (both, down) in enumerate(zip(tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj"], strict=True)):
+        for e, (both, down) in enumerate(
+            zip(tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj"], strict=True)
+        ):
             gate, up = both.chunk(2)
             for part, value in (("gate", gate), ("up", up), ("down", down)):
                 made[f"mlp.experts.{e}.{part}_proj.weight"] = value

@@ -160,9 +160,9 @@ def _run_with_next_tokens(decoder: Decoder, storage: PairedPages, block: list[_P
     assert decoder.next_tokens is not None
     hidden = np.empty((len(batch.tokens), decoder.config.hidden), np.float32)
     logits = decoder.logits(batch, storage.model, hidden)
-    before, again = zip(*((piece.sequence.last_states, piece.sequence.again) for piece in block), strict=True)
+    before, again = zip(*((piece.sequence.last_states, piece.sequence.states.again) for piece in block), strict=True)
     states = decoder.next_tokens.fill(batch, hidden, before, again, storage.next_tokens)
     ends = np.cumsum([len(piece.tokens) for piece in block])[:-1]
     for piece, own in zip(block, np.split(states, ends), strict=True):
-        piece.sequence.set_states(own)
+        piece.sequence.states.add(len(piece.sequence), own)
     return logits

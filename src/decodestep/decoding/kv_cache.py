@@ -19,7 +19,7 @@ SLAB_BYTES = 2**24
 class Pages(ABC):
     """Pages 0 to count - 1. Memory is allocated only when pages are written, or by `prepare`.
 
-    count: the number of pages. page_bytes: the size of one, over all layers. run_again: how many of the tokens of a page that is
+    count: the number of pages. page_bytes: the size of one, over all layers. run_again: how many tokens of a page that is
     copied in part must run again, the last ones.
     """
 

@@ -7,8 +7,8 @@ import numpy as np
 from decodestep.decoding import grouped_layer, latent_layer
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder, TokenBatch
+from decodestep.decoding.float32_layer import normalise, run_layer, scale
 from decodestep.decoding.kv_cache import PAGE, LatentPages, PageLayout, Pages, float32_layout
-from decodestep.decoding.layer import normalise, run_layer, scale
 from decodestep.decoding.layer_weights import GroupedWeights, LatentWeights, Weights
 from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.linear import linear
@@ -26,7 +26,7 @@ class LayerDecoder(Decoder):
         self.config = config = weights.config
         latents = [layer.attention for layer in weights.layers if isinstance(layer.attention, LatentWeights)]
         self._prologs = latent_layer.prolog_weights(latents, config) if latents else []
-        self.description = f"layer by layer, float32 activations ({why}){left_out(config)}"
+        self.description = f"layer by layer, float32 activations ({why}){next_token_text(config)}"
         self.cache_dtype = "float32"
         self.long_after = weights.ropes[0].long_after
         self.page_layout = page_layout(config)
@@ -40,7 +40,9 @@ class LayerDecoder(Decoder):
         config, x = self.config, self.forward(batch, pages)
         if hidden is not None:
             hidden[:] = normalise(x, self.weights.norm, config)
-        return linear(scale(normalise(x[batch.wanted], self.weights.norm, config), 1 / config.logits_divisor), self.weights.output)
+        return linear(
+            scale(normalise(x[batch.wanted], self.weights.norm, config), 1 / config.logits_divisor), self.weights.output
+        )
 
     def forward(self, batch: TokenBatch, pages: LatentPages) -> np.ndarray:
         """Hidden states (T, He) after the last layer; writes keys and values to the pages."""
@@ -65,8 +67,8 @@ def page_layout(config: Config) -> PageLayout:
     return float32_layout(config.layers, config.latent_dim, config.rope_dim)
 
 
-def left_out(config: Config) -> str:
-    """What a description says about layers of a checkpoint that are not run."""
-    count = config.skipped_layers
-    return f"; {count} layer{'s' if count > 1 else ''} for next-token prediction left out" if count else ""
-
+def next_token_text(config: Config) -> str:
+    """What a description says about layers for next-token prediction: which draft, and which are not run."""
+    drafting, skipped = config.next_token_layers, config.skipped_layers
+    counts = {"drafts" if drafting == 1 else "draft": drafting, "left out": skipped}
+    return "".join(f"; {n} layer{'s' * (n > 1)} for next-token prediction {what}" for what, n in counts.items() if n)

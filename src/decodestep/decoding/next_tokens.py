@@ -11,8 +11,8 @@ import numpy as np
 
 from decodestep.decoding import latent_layer
 from decodestep.decoding.decoder import TokenBatch
+from decodestep.decoding.float32_layer import normalise, run_layer, scale
 from decodestep.decoding.kv_cache import PAGE, LatentPages, float32_layout
-from decodestep.decoding.layer import normalise, run_layer, scale
 from decodestep.decoding.layer_weights import LatentWeights, Weights
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
@@ -24,7 +24,7 @@ MOST_DRAFTED = _SPARE_PAGES * PAGE  # at a time
 class SequenceEnd(NamedTuple):
     """Where a draft begins: after the last token of a text, which the model has not run.
 
-    length: the number of the tokens before it, which the model has run, >= 1. page_numbers: of their pages. states: those of the
+    length: the number of tokens before it, which the model has run, >= 1. page_numbers: of their pages. states: those of the
     last of them.
     """
 
@@ -37,15 +37,15 @@ class NextTokenLayers:
     """K layers that read a token and a state of the token before it, and predict the token after both.
 
         x = concat(rms_norm(embedding of the token at s, embedding_norm), rms_norm(u, hidden_norm)) @ join
-            u = the model's hidden state at s - 1, which its logits weight reads; for depth k > 0 the output of depth k - 1 there
+            u = the model's hidden state at s - 1, as its logits weight reads it; for k > 0 the output of depth k - 1 there
         x = the layer of x, its queries and keys rotated by s, over slots k + 1 to s of its own cache
         output = rms_norm(x, norm);  logits of the token at s + 1 = output @ the model's logits weight
 
     A slot has the number of the position of the token that it embeds. Like the model's keys at s, slot s of every depth depends
     on tokens 0 to s alone, and lies under the same page number: pages are shared, copied and cut with the model's.
 
-    States, (K, He), are what the depths read with the token that follows: the hidden state, and the outputs of all but the last.
-    A sequence has those of the tokens that it ran last, and every full page those of its last token.
+    States, (K, He), are what the depths read with the token that follows: the hidden state, and the outputs of all but the
+    last. A sequence has those of the tokens that it ran last, and every full page those of its last token.
 
     No logits of the model depend on any of this.
 
@@ -56,10 +56,9 @@ class NextTokenLayers:
         self.count = len(weights.next_tokens)
         self.config = config = weights.config
         self._layers, self._weights = weights.next_tokens, weights
-        self._attention = [layer.layer.attention for layer in self._layers]
-        latents = [weights for weights in self._attention if isinstance(weights, LatentWeights)]
-        assert len(latents) == self.count > 0
-        self._prologs = latent_layer.prolog_weights(latents, config)
+        self._attention = [one.layer.attention for one in self._layers if isinstance(one.layer.attention, LatentWeights)]
+        assert len(self._attention) == self.count > 0
+        self._prologs = latent_layer.prolog_weights(self._attention, config)
         self.page_layout = float32_layout(self.count, config.latent_dim, config.rope_dim)
         self._spare = threading.Lock()
 
@@ -77,13 +76,13 @@ class NextTokenLayers:
     ) -> np.ndarray:
         """Fills the slots of tokens that the model has run, the tokens of each sequence side by side.
 
-        hidden: (T, He), their hidden states. before: for each sequence the states of the token before its first; None: not known,
-        and taken for zeros. again: how many tokens of each, up to K, have been run before by another sequence: at depth k the
-        slots of all but the last K - 1 - k of them were copied, and stay as they are.
+        hidden: (T, He), their hidden states. before: for each sequence the states of the token before its first; None: not
+        known, and taken for zeros. again: for each sequence, how many of the next tokens, K at most, follow ones whose states
+        are not all known, and have slots in a page that was copied: of each depth, those whose u is not known stay as they are.
 
-        Returns the states of every token, (T, K, He): the last ones of a sequence are right where `before` or K tokens of it are.
+        Returns the states of every token, (T, K, He).
         """
-        slots, (_, sequence, positions, *_) = _slots_of(batch.page_table), batch
+        _, sequence, positions, page_table, *_ = batch
         unknown = np.zeros((self.count, self.config.hidden), np.float32)
         of_others = np.stack([unknown if states is None else states for states in before])
         first = np.flatnonzero(np.diff(sequence, prepend=-1))
@@ -96,9 +95,10 @@ class NextTokenLayers:
             u[first] = of_others[:, k]
             x, fills = self._join(k, embedded, u), known > k
             if k + 1 < self.count:
-                states[:, k + 1] = self._output(k, x, sequence, positions, slots, pages, fills)
+                states[:, k + 1] = self._output(k, x, sequence, positions, _slots_of(page_table), pages, fills)
             else:  # nothing reads its output
-                self._store(k, x[fills], positions[fills], slots[sequence, positions][fills], pages)
+                own = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
+                self._store(k, x[fills], positions[fills], own[fills], pages)
         return states
 
     @property
@@ -124,7 +124,7 @@ class NextTokenLayers:
     ) -> np.ndarray:
         """The outputs of depths from `first` on at one slot of each of R sequences, (R, K, He); zeros before.
 
-        sequence: their rows of `slots`. states: (R, K, He), of the tokens before. slots: (B, M), the places of slots 0 to M - 1.
+        sequence: their rows of `slots`. states: (R, K, He), of the tokens before. slots: (B, M), the places of slots from 0 on.
         """
         embedded, outputs = self._embed(tokens), np.zeros_like(states)
         for k in range(first, self.count):
@@ -161,30 +161,30 @@ class NextTokenLayers:
         slots: (B, M), the places of slots 0 to M - 1 of each sequence. fills: which tokens fill their slots; None: all.
         """
         out, ran = np.zeros_like(x), positions > k
+        if not ran.any():
+            return out
         x, sequence, positions = x[ran], sequence[ran], positions[ran]
         # In blocks of one slot, so that a sequence may begin anywhere in its first page, and end in spare ones.
-        cache = tuple(part[k].reshape(-1, 1, 1, part.shape[-1]) for part in (pages.kv, pages.kr))
+        kv, kr = (part[k].reshape(-1, 1, 1, part.shape[-1]) for part in (pages.kv, pages.kr))
         batch = TokenBatch(positions, sequence, positions - (k + 1), slots[:, k + 1 :], positions)
         rope, own = self._weights.ropes[0].table(positions), slots[sequence, positions]
         own = own if fills is None else np.where(fills[ran], own, -1)
-        attend = latent_layer.attend
-        if len(x):
-            run_layer(
-                x,
-                self._layers[k].layer,
-                self.config,
-                lambda h: attend(h, self._prologs[k], cache, batch, own, rope, scale=self.config.scale),
-            )
-            out[ran] = normalise(x, self._layers[k].norm, self.config)
+
+        def attend(h: np.ndarray) -> np.ndarray:
+            return latent_layer.attend(h, self._prologs[k], (kv, kr), batch, own, rope, scale=self.config.scale)
+
+        run_layer(x, self._layers[k].layer, self.config, attend)
+        out[ran] = normalise(x, self._layers[k].norm, self.config)
         return out
 
     def logits(self, outputs: np.ndarray) -> np.ndarray:
+        """Of outputs (R, He), (R, V)."""
         return linear(scale(outputs, 1 / self.config.logits_divisor), self._weights.output)
 
 
 class DraftPass:
-    """Drafts that are being made. Depth k gives token k + 1, so that K layers draft K tokens at most; a single one reads its own
-    outputs, and goes on.
+    """Drafts that are being made. Depth k gives token k + 1, so that K layers draft K tokens at most; a single one reads its
+    own outputs, and goes on.
 
     The tokens of drafts have slots in spare pages: nothing is left of them.
     """

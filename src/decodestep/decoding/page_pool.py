@@ -45,8 +45,8 @@ class Page:
     number: its index in the storage. users: the number of sequences that hold it.
     A full page is never written again and is a node of a prefix tree: `parent` is the full page before it, `tokens` its PAGE
     tokens, `children` the full pages after it, by their tokens. The path from the root is the sequence.
-    latest_child: for each first token, the child that was filled last. states: of its last token, where the model has layers for
-    next-token prediction (`NextTokenLayers`).
+    latest_child: for each first token, the child that was filled last. states: of its last token, where the model has layers
+    for next-token prediction (`NextTokenLayers`).
     """
 
     __slots__ = ("children", "latest_child", "number", "parent", "states", "tokens", "users")

@@ -12,18 +12,17 @@ import numpy as np
 from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.page_pool import LOCK, Page, PagePool
+from decodestep.decoding.token_states import TokenStates
 from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
-_KEPT_STATES = 64  # more than a draft has tokens, of which the last ones are dropped
 
 
 class CachedSequence:
     """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
 
     tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them. drafted: how many of them, the
-        last ones, are drafts that `keep` has not settled yet. again: how many of the tokens that come next were run for the page
-        of which this sequence has a copy (`Pages.run_again`).
+        last ones, are drafts that `keep` has not settled yet.
 
     Sequences with a common prefix share full pages, which are never written again; a partly filled page belongs to one
     sequence. A sequence holds its pages until `close`, the end of its `with` block, or garbage collection. One thread at a time
@@ -43,7 +42,7 @@ class CachedSequence:
         self.tokens: list[int] = []
         self.reused = 0  # how many tokens `reuse` has appended
         self.drafted = 0
-        self.again = 0
+        self.states = TokenStates()
         self.admitted = admitted
         self.reserved = 0
         self.thread = threading.get_ident()
@@ -56,8 +55,6 @@ class CachedSequence:
         self._same_rope = 0  # how many tokens, from the first on, were rotated as that one
         self._runner: int | None = None  # the thread whose pass runs tokens of it
         self._closed = False
-        # What layers for next-token prediction read with the token after it: of the tokens from a position on that ran last.
-        self._states: tuple[int, np.ndarray] = 0, np.empty(0)
         with LOCK:
             pool.open_locked(self, self._capacity_pages)
 
@@ -137,7 +134,7 @@ class CachedSequence:
             pool.release_locked(old)
             self.tokens = list(source.tokens)
             self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
-            self._states, self.again = source._states, source.again
+            self.states = source.states.copy()
             self._claim_locked(full + partial - len(old))
             self._list(*shared)
             if partial:
@@ -191,8 +188,7 @@ class CachedSequence:
                 pool.release_locked([last])
                 self._reserve_again_locked(alone)
             self._expected, self._same_rope = length, min(self._same_rope, length)
-            first, states = self._states
-            self._states, self.again = (first, states[: max(0, length - first)]), 0
+            self.states.cut(length)
 
     def close(self) -> None:
         """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
@@ -240,19 +236,10 @@ class CachedSequence:
 
     @property
     def last_states(self) -> np.ndarray | None:
-        """Those of the last token (see `NextTokenLayers`); None if they are not known."""
+        """Those of the last token (`TokenStates`); None if they are not known."""
         last = len(self.tokens) - 1
-        if last >= 0 and (found := self._states_at(last)) is None and last % PAGE == PAGE - 1:
-            return self._pages[last // PAGE].states
-        return found if last >= 0 else None
-
-    def set_states(self, states: np.ndarray) -> None:
-        """Sets those of the tokens that a pass has run, before they are appended."""
-        self._states = len(self.tokens), states
-
-    def _states_at(self, position: int) -> np.ndarray | None:
-        first, states = self._states
-        return states[position - first] if first <= position < first + len(states) else None
+        found = self.states.at(last)
+        return self._pages[last // PAGE].states if found is None and last % PAGE == PAGE - 1 and last > 0 else found
 
     def room(self, unused: int) -> int:
         """How many more tokens its pages hold, with the reserved ones and `unused` more."""
@@ -280,7 +267,6 @@ class CachedSequence:
         before = len(self.tokens)
         self._append(tokens)
         self.drafted += drafted
-        self.again = max(0, self.again - len(tokens))
         self._share_full_pages_locked(before)
 
     def _share_full_pages_locked(self, before: int) -> None:
@@ -289,10 +275,8 @@ class CachedSequence:
             page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
             self._pages[i], self._table[i] = page, page.number
             if page.states is None:
-                page.states = self._states_at((i + 1) * PAGE - 1)
-        first, states = self._states
-        if len(states) > _KEPT_STATES:
-            self._states = first + len(states) - _KEPT_STATES, states[-_KEPT_STATES:].copy()
+                page.states = self.states.at((i + 1) * PAGE - 1)
+        self.states.forget()
 
     def end_forward(self) -> None:
         """Also of a forward pass that failed: its pages stay, to be filled by the next."""
@@ -358,7 +342,7 @@ class CachedSequence:
         same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most) - self._pool.storage.run_again
         if same < 1:
             return
-        self.again = self._pool.storage.run_again
+        self.states = TokenStates(again=self._pool.storage.run_again)
         self._pool.hold_locked(page)  # or it might be the one that is taken
         self._claim_locked(1)
         self._list(self._pool.take_locked())

@@ -11,7 +11,7 @@ from decodestep._base.profiling import run
 from decodestep.decoding.config import Config, LatentConfig
 from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
-from decodestep.decoding.layer_decoder import left_out
+from decodestep.decoding.layer_decoder import next_token_text
 from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
 from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.decoder_forward import (
@@ -64,7 +64,7 @@ class StepDecoder(Decoder):
         latent = config.latent_attention
         self.cache_dtype, self.page_layout = cache_dtype, page_layout(config, cache_dtype)
         kept = "" if cache_dtype != "int8" else f", {'latents' if latent else 'keys and values'} as int8"
-        self.description = f"one native call a step{kept}{left_out(config)}"
+        self.description = f"one native call a step{kept}{next_token_text(config)}"
         self._head_dim = config.head_dim if latent else step_head_dim(config)
         self._layer_ropes = weights.ropes
         self.long_after = weights.ropes[0].long_after

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -27,13 +28,15 @@ from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
 from decodestep.tokenizers.tokenizer import Tokenizer
 from decodestep.weights.file_weight import FilePart, FileWeight
-from decodestep.weights.lazy_weight import RowWeight
+from decodestep.weights.lazy_weight import RowWeight, whole
 from decodestep.weights.packed import DENSE_FORMATS, Format
 from decodestep.weights.widened_weight import WidenedWeight
 
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {format_.name: format_ for format_ in DENSE_FORMATS}  # by the names of safetensors
 _SCALE = "_scale_inv"
+_LOG = logging.getLogger(__name__)
+_COMPARED = 8  # rows of a table
 
 # Tensors that no decoder has a use for: frequencies that old checkpoints hold, and of layers for next-token prediction those
 # that lack tensors, and copies of the model's embedding and of its logits weight.
@@ -102,8 +105,27 @@ class Checkpoint:
         return bool(skipped or _FREQUENCIES.fullmatch(name))
 
     def _next_token_copies(self) -> Iterator[str]:
+        """The names of tables in layers for next-token prediction: the model's own count. Warns of others."""
+        tables = {"next_embedding": "embedding", "next_output": "embedding" if self.config.tied else "output"}
         for i in range(self.config.layers, self.config.layers + self.config.next_token_layers):
-            yield from (self._table[part].format(i=i) for part in ("next_embedding", "next_output"))
+            for copy, table in tables.items():
+                name, own = self._table[copy].format(i=i), self._table[table]
+                if name in self._tensors and self._begin_differently(self._tensors[name], self._tensors[own]):
+                    _LOG.warning("%s: tensor %s is not %s, which is used in its place", self.path, name, own)
+                yield name
+
+    def _begin_differently(self, a: Tensor | SafeTensor, b: Tensor | SafeTensor) -> bool:
+        """Whether two tables differ in their first rows, as far as their types can be compared."""
+        if a.shape != b.shape or len(a.shape) != 2:
+            return True
+        format_, rows = _format(a), min(_COMPARED, a.shape[0])
+        if format_ is None or format_ != _format(b):
+            return False  # one was rounded
+        first, other = (
+            FileWeight([FilePart(*one.place, rows, f"tensor {one.name}")], format_, one.shape[1], one.nbytes // one.shape[0])
+            for one in (a, b)
+        )
+        return bool((whole(first).rows != whole(other).rows).any())
 
     def _tensor_of_shape(self, name: str, shape: tuple[int, ...]) -> Tensor | SafeTensor:
         """Raises ModelError for a tensor that is missing, of another shape or of an unsupported type."""

@@ -14,7 +14,15 @@ import numpy as np
 
 from decodestep.decoding import latent_form
 from decodestep.decoding.config import Config, LatentConfig
-from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, NextTokenWeights, Weight, Weights
+from decodestep.decoding.layer_weights import (
+    ExpertWeights,
+    GroupedWeights,
+    LatentWeights,
+    Layer,
+    NextTokenWeights,
+    Weight,
+    Weights,
+)
 from decodestep.errors import ModelError
 from decodestep.models.checkpoint import Checkpoint, Stored
 from decodestep.weights.feed_forward import FeedForward

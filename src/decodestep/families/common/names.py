@@ -143,8 +143,8 @@ def list_tensors(config: Config, table: dict[str, str], has: Callable[[str], boo
 
 
 def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[[str], bool], count: int) -> Config:
-    """The config of a model after whose layers the checkpoint has `count` for next-token prediction, or says so: those that have
-    all their tensors, and the others, which are skipped."""
+    """The config of a model after whose layers the checkpoint has `count` for next-token prediction, or says so: those that
+    have all their tensors, and the others, which are skipped."""
 
     def is_whole(i: int) -> bool:
         return all(has(tensor.name) for tensor in _layer_tensors(config, table, has, i))
@@ -176,7 +176,11 @@ def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str
     """What joins an embedding and a hidden state, side by side, and the norm after the layer, in whose place a file may leave
     that of the model."""
     hidden = config.hidden
-    shapes: dict[str, Shape] = {"next_embedding_norm": (hidden,), "next_hidden_norm": (hidden,), "next_join": (hidden, 2 * hidden)}
+    shapes: dict[str, Shape] = {
+        "next_embedding_norm": (hidden,),
+        "next_hidden_norm": (hidden,),
+        "next_join": (hidden, 2 * hidden),
+    }
     return shapes | ({"next_norm": (hidden,)} if has(table["next_norm"].format(i=i)) else {})
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from decodestep._base.checks import Phrase, refuse
 from decodestep._base.threads import use_threads
 from decodestep.decoding.kv_cache import PairedPages
-from decodestep.decoding.next_tokens import MOST_DRAFTED, NextTokenLayers, SequenceEnd
+from decodestep.decoding.next_tokens import MOST_DRAFTED, SequenceEnd
 from decodestep.decoding.sequence import CachedSequence
 from decodestep.generation.drafts.coupled_row import CoupledRow, draw_each
 from decodestep.generation.drafts.drafter import Drafter, Outlook

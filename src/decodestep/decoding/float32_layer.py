@@ -20,7 +20,7 @@ from decodestep.weights.feed_forward import FeedForward
 
 
 def run_layer(x: np.ndarray, layer: Layer, config: Config, attend: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Adds to x, the residual stream (T, He), what the layer does. attend: of the normalised rows, before the output's weight."""
+    """Adds what the layer does to x, the residual stream (T, He). attend: of normalised rows, before the output's weight."""
     attended = attend(normalise(x, layer.attention_norm, config))
     added = with_bias(linear(attended, layer.attention.output), layer.attention.output_bias)
     x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
