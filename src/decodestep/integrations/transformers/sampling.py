@@ -74,7 +74,7 @@ def sampling(
             of transformers are `generate`'s logits_processor.
         assistant_model: a smaller model with the same tokens under the same ids, to draft for a single row. It draws with the
             row's own parameters and noise, so that most of its tokens are right at any temperature. num_assistant_tokens and
-            assistant_confidence_threshold of its generation_config say how long a draft is. `generate` does not pass its own on.
+            assistant_confidence_threshold of its generation_config say how long a draft is. `generate` does not pass its own.
     """
     _check_streamer(streamer)
     own = _none_of_transformers(processors)
