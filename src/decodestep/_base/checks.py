@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, NoReturn, Protocol, TypeGuard
 
 import numpy as np
@@ -129,6 +129,16 @@ def require_ids(op: str, arg: str, bound: int, values: object, kind: str = "toke
 def require_id_set(op: str, arg: str, bound: int, values: object, kind: str = "token ids") -> frozenset[int]:
     """`require_ids` for values that need no order, so that they may be a set."""
     return frozenset(require_ids(op, arg, bound, list(values) if isinstance(values, Set) else values, kind))
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    """A mapping, of items that are not known: `isinstance` would leave them without a type."""
+    return isinstance(value, Mapping)
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
+    """A sequence, strings included, of items that are not known: as `is_mapping`."""
+    return isinstance(value, Sequence)
 
 
 def is_real(value: object) -> TypeGuard[float]:

@@ -50,9 +50,9 @@ class Completion:
     cached_tokens: int = field(default=0, compare=False)
     drafted: int = field(default=0, compare=False)
     accepted: int = field(default=0, compare=False)
-    row: InitVar[int | None] = None
+    row: InitVar[int | None] = None  # pyright: ignore[reportRedeclaration, reportAssignmentType]
 
-    def __post_init__(self, row: int | None) -> None:
+    def __post_init__(self, row: int | None) -> None:  # pyright: ignore[reportGeneralTypeIssues]
         if isinstance(row, int):  # else the property below, which the class has by this name
             object.__setattr__(self, "prompt_index", row)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from decodestep._base.checks import Phrase, ids_below, is_int, refuse, require
+from decodestep._base.checks import Phrase, ids_below, is_int, is_mapping, is_sequence, refuse, require
 from decodestep.chat import tools
 
 if TYPE_CHECKING:
@@ -59,11 +59,9 @@ def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     return ids
 
 
-def _is_conversation(prompt: object) -> bool:
+def _is_conversation(prompt: Any) -> bool:
     """Whether it is a list of messages: mappings with "messages" are prompts of their own."""
-    if not isinstance(prompt, Sequence) or len(prompt) == 0:
-        return False
-    return all(isinstance(item, Mapping) and "messages" not in item for item in prompt)
+    return is_sequence(prompt) and len(prompt) > 0 and all(is_mapping(item) and "messages" not in item for item in prompt)
 
 
 def _ids_of_mapping(model: Model, prompt: Mapping[str, Any]) -> list[int]:
@@ -73,16 +71,19 @@ def _ids_of_mapping(model: Model, prompt: Mapping[str, Any]) -> list[int]:
     )
     unknown = [str(key) for key in prompt if key not in _KEYS]
     require(not unknown, _OP, "prompt", f"a mapping of {', '.join(_KEYS)}", Phrase(", ".join(unknown)))
-    continues, variables = prompt.get("continue_final_message"), prompt.get("chat_template_kwargs")
+    continues, given = prompt.get("continue_final_message"), prompt.get("chat_template_kwargs")
     require(isinstance(continues, bool | None), _OP, "continue_final_message", "a bool or None", continues)
-    ok = variables is None or (isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables))
-    require(ok, _OP, "chat_template_kwargs", "a mapping of names or None", variables)
-    taken = sorted(RESERVED & set(variables or ()))
+    variables = dict(given) if is_mapping(given) else {}
+    ok = (given is None or is_mapping(given)) and all(isinstance(name, str) for name in variables)
+    require(ok, _OP, "chat_template_kwargs", "a mapping of names or None", given)
+    taken = sorted(RESERVED & set(variables))
     require(not taken, _OP, "chat_template_kwargs", "without names that have a place of their own", Phrase(", ".join(taken)))
-    messages, definitions = prompt["messages"], prompt.get("tools") or None
+    messages: Any = prompt["messages"]
+    definitions: Any = prompt.get("tools") or None
     if definitions is not None:
-        ok = isinstance(definitions, Sequence) and not isinstance(definitions, str)
-        require(ok, _OP, "tools", "a list of tools or None", definitions)
+        require(
+            is_sequence(definitions) and not isinstance(definitions, str), _OP, "tools", "a list of tools or None", definitions
+        )
         ok = _is_conversation(messages)
         require(ok, _OP, "messages", "a list of messages, at least one", messages)
         conversation = [dict(message) for message in messages]
@@ -93,7 +94,7 @@ def _ids_of_mapping(model: Model, prompt: Mapping[str, Any]) -> list[int]:
         tools=definitions,
         documents=prompt.get("documents"),
         continue_final_message=bool(continues),
-        **(variables or {}),
+        **variables,
     )
 
 
