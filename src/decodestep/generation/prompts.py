@@ -59,7 +59,7 @@ def prompt_ids(model: Model, prompt: Prompt, least_room: int = 1) -> list[int]:
     return ids
 
 
-def _is_conversation(prompt: Any) -> bool:
+def _is_conversation(prompt: object) -> bool:
     """Whether it is a list of messages: mappings with "messages" are prompts of their own."""
     return is_sequence(prompt) and len(prompt) > 0 and all(is_mapping(item) and "messages" not in item for item in prompt)
 
@@ -78,12 +78,10 @@ def _ids_of_mapping(model: Model, prompt: Mapping[str, Any]) -> list[int]:
     require(ok, _OP, "chat_template_kwargs", "a mapping of names or None", given)
     taken = sorted(RESERVED & set(variables))
     require(not taken, _OP, "chat_template_kwargs", "without names that have a place of their own", Phrase(", ".join(taken)))
-    messages: Any = prompt["messages"]
-    definitions: Any = prompt.get("tools") or None
+    messages, definitions = prompt["messages"], prompt.get("tools") or None
     if definitions is not None:
-        require(
-            is_sequence(definitions) and not isinstance(definitions, str), _OP, "tools", "a list of tools or None", definitions
-        )
+        is_list = is_sequence(definitions) and not isinstance(definitions, str)
+        require(is_list, _OP, "tools", "a list of tools or None", definitions)
         ok = _is_conversation(messages)
         require(ok, _OP, "messages", "a list of messages, at least one", messages)
         conversation = [dict(message) for message in messages]

@@ -117,13 +117,13 @@ class DecodingLoop:
             inputs["logits_to_keep"] = len(draft) + 1
         return self.model(**inputs, return_dict=True)
 
-    def _kwargs_after(self, outputs: Any, tokens: int) -> dict[str, Any]:
+    def _kwargs_after(self, outputs: dict[str, Any], tokens: int) -> dict[str, Any]:
         """The arguments of the pass after one with these outputs, once there are so many more tokens."""
         kwargs = dict(self.model_kwargs)
         made: dict[str, Any] = self.model._update_model_kwargs_for_generation(outputs, kwargs, num_new_tokens=tokens)
         return made
 
-    def _steps(self, outputs: Any, draft: list[int], processors: Processors, streamer: BaseStreamer | None) -> bool:
+    def _steps(self, outputs: ModelOutput, draft: list[int], processors: Processors, streamer: BaseStreamer | None) -> bool:
         """Steps on the logits of the last token, and of each of the draft until the row draws another; returns whether all rows
         have ended."""
         ended = False

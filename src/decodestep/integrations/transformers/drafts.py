@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class AssistantDrafter(Drafter):
     def __init__(self, assistant: PreTrainedModel, row: Row) -> None:
         self._model, self._coupled = assistant, CoupledRow(row)
         self._tokens: list[int] = []  # those in the cache
-        self._cache: Any = DynamicCache(config=assistant.config.get_text_config(decoder=True))
+        self._cache = DynamicCache(config=assistant.config.get_text_config(decoder=True))
         self._cache.activate_past_recording()
         self._options = {"logits_to_keep": 1} if assistant._supports_logits_to_keep() else {}
         threshold = assistant.generation_config.assistant_confidence_threshold
@@ -107,7 +106,7 @@ class Drafts:
         if self.most and isinstance(cache, Cache):
             cache.activate_past_recording()
 
-    def forget(self, cache: Any, tokens: int) -> None:
+    def forget(self, cache: Cache, tokens: int) -> None:
         """Takes the last tokens of a pass out of the cache: drafts that the row has not drawn."""
         if self.most:
             _require_croppable("model", cache)
