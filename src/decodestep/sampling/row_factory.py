@@ -10,10 +10,11 @@ from decodestep._base.checks import is_int, refuse, require, require_id_set, req
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step.rows import new_row
 from decodestep.sampling.param_steps import as_several, build_stages
-from decodestep.sampling.params import SEQUENCE_FIELDS, TOKEN_FIELDS, SamplingParams, languages_of
+from decodestep.sampling.params import SamplingParams, languages_of
 from decodestep.sampling.plan import build_plan
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
+from decodestep.sampling.rules import SEQUENCE_FIELDS, TOKEN_FIELDS
 from decodestep.sampling.text_stream import TextStream
 from decodestep.sampling.token_history import TokenHistory
 

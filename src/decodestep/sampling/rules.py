@@ -24,6 +24,19 @@ SAMPLERS = (
     "eta_cutoff",
     "xtc_probability",
 )
+# The fields that hold token ids, one or several, and those that hold sequences of ids.
+TOKEN_FIELDS = (
+    "eos_token_id",
+    "stop_token_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "allowed_token_ids",
+    "logit_bias",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "dry_sequence_breakers",
+)
+SEQUENCE_FIELDS = ("bad_words_ids", "sequence_bias")
 
 
 class Rule(NamedTuple):
