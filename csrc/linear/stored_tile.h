@@ -11,7 +11,8 @@ namespace decodestep::DECODESTEP_BUILD {
 // A panel is unpacked to bytes, a stretch of inputs at a time, for all tokens. A tile is kStoredTokens tokens times
 // kStoredVectors vectors of sixteen outputs: enough independent sums to hide the latency of an addition, and no more
 // than registers hold. A piece of several spans also needs registers for the products of its spans; on targets without
-// dot products of bytes, so do weights that are bytes.
+// dot products of bytes, so do weights that are bytes. AVX2 has no registers left for products, but six tokens still
+// take 2 to 8 % less time than four (measured with Q5_0, Q6_K and MXFP4).
 constexpr int kStoredVectors = kManyRegisters ? 2 : 1;
 template <Format F>
 constexpr int kStoredTokens = [] {
