@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
-from decodestep._base.dispatch import choose
-from decodestep._base.profiling import run
-from decodestep.ops.mla_prolog import cpu, reference
-from decodestep.ops.mla_prolog.arguments import bind
+from decodestep.ops.mla_prolog.backends import run_call
 from decodestep.ops.mla_prolog.cache_layouts import cache_from_nz as cache_from_nz
 from decodestep.ops.mla_prolog.cache_layouts import cache_to_nz as cache_to_nz
 from decodestep.ops.mla_prolog.call import Call, ProjectionWeight
 from decodestep.ops.mla_prolog.gather import gather_cache as gather_cache
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
-from decodestep.ops.mla_prolog.problem import Results, kernel_obstacle
 from decodestep.ops.mla_prolog.results import MlaPrologResult, MlaPrologV2Result, MlaPrologV3Result
 from decodestep.ops.mla_prolog.slots import slots_from_block_table as slots_from_block_table
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey as MlaPrologTilingKey
@@ -108,7 +101,7 @@ def mla_prolog(
     bfloat16 dot products, subnormal products, sums and bfloat16 operands count as zeros.
     Source: Ascend MlaProlog V1 (CANN ops-transformer, November 2025).
     """
-    made = _run(
+    made = run_call(
         Call(
             op="mla_prolog",
             token_x=token_x,
@@ -191,7 +184,7 @@ def mla_prolog_v2(
     Notes: in FULL_KV a head of zeros has scale 0 and query 0; its query_rope is x / 0, or 0 where x is 0.
     Source: Ascend MlaProlog V2 (CANN ops-transformer, November 2025).
     """
-    made = _run(
+    made = run_call(
         Call(
             op="mla_prolog_v2",
             token_x=token_x,
@@ -288,7 +281,7 @@ def mla_prolog_v3(
     Raises as `mla_prolog_v2` does; its other arguments and notes hold.
     Source: Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later).
     """
-    return _run(
+    return run_call(
         Call(
             op="mla_prolog_v3",
             token_x=token_x,
@@ -329,43 +322,3 @@ def mla_prolog_v3(
             backend=backend,
         )
     )
-
-
-def _run(call: Call) -> MlaPrologV3Result:
-    """Runs a call of any version; what V1 and V2 lack is None."""
-    made = _run_on_device(call) if devices.goes_to_triton(call.backend, call.token_x) else _run_on_host(call)
-    return MlaPrologV3Result(
-        _with_axes_of(made.query, call.token_x),
-        _with_axes_of(made.query_rope, call.token_x),
-        _of_kind(made.dequant_scale_q_nope, call.token_x),
-        _with_axes_of(made.query_norm, call.token_x),
-        _of_kind(made.dequant_scale_q_norm, call.token_x),
-    )
-
-
-def _run_on_host(call: Call) -> Results:
-    problem = bind(call)
-    backend = choose(call.op, call.backend, {"cpu": kernel_obstacle(problem), "reference": None})
-    return run(call.op, backend, cpu.prolog if backend == "cpu" else reference.prolog, problem)
-
-
-def _run_on_device(call: Call) -> Results:
-    devices.choose_triton(call.op, call.backend, call.token_x)
-    from decodestep.ops.mla_prolog import triton
-    from decodestep.ops.mla_prolog.triton.binding import bind_on_device
-
-    return devices.run_there(call.op, call.token_x.device, triton.prolog, bind_on_device(call), call)
-
-
-def _with_axes_of(result: Any, token_x: Array) -> Any:
-    """A result of merged tokens with token_x's own axes, in its kind."""
-    if result is None:
-        return None
-    if len(token_x.shape) == 3:
-        result = result.reshape(*token_x.shape[:2], *result.shape[1:])
-    return result if arrays.is_torch(result) else arrays.like(token_x, result)
-
-
-def _of_kind(result: Any, token_x: Array) -> Any:
-    """A result that keeps T as one axis, in token_x's kind."""
-    return result if result is None or arrays.is_torch(result) else arrays.like(token_x, result)
