@@ -76,8 +76,11 @@ class AsyncCompletionStream:
 
     @property
     def completion(self) -> Completion:
-        """The completion, after the last piece or `aclose`; what the row has got, read or not. Raises RuntimeError while there
-        is none."""
+        """The completion, after the last piece or `aclose`; what the row has got, read or not.
+
+        Raises:
+            RuntimeError: while there is none.
+        """
         if (found := self._source.completion) is None:
             raise RuntimeError("astream: the completion is available after the last piece, or after aclose()")
         return found

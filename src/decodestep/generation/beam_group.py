@@ -16,10 +16,11 @@ from decodestep.random import gumbel
 class Beam:
     """One continuation.
 
-    token_ids: what follows the prompt, an end token included.
-    score: the sum of its processed log-probabilities over len(token_ids) ** length_penalty.
-    finished: True if an end token or `stop` ended it, False if max_new_tokens cut it.
-    logprobs: a `TokenLogprobs` for each of token_ids; None without top_logprobs.
+    Attributes:
+        token_ids: what follows the prompt, an end token included.
+        score: the sum of its processed log-probabilities over len(token_ids) ** length_penalty.
+        finished: True if an end token or `stop` ended it, False if max_new_tokens cut it.
+        logprobs: a `TokenLogprobs` for each of token_ids; None without top_logprobs.
     """
 
     token_ids: list[int]

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 class BeamLogits:
     """The `next_logits` of one `beam_search` with a model: runs the prompt once, then one token of every live beam per step.
 
-    model: made by `load`. num_beams: >= 1, that of the search.
-    capacity: how many tokens a sequence may reach, prompt included; in [1, the model's context].
-    Reserves the pages that these beams may need, until `close`.
-    Raises ValueError for num_beams or capacity out of range, CacheFullError if the cache has no room for such beams.
+    Reserves the pages that these beams may need, until `close`. Each beam has a lane, which is a sequence in the cache. If
+    several beams continue the same parent, the first keeps the parent's lane; the others take unused lanes and share its pages.
+    The logits are the same, bit for bit, as for the sequence alone.
 
-    Each beam has a lane, which is a sequence in the cache. If several beams continue the same parent, the first keeps the
-    parent's lane; the others take unused lanes and share its pages. The logits are the same, bit for bit, as for the sequence
-    alone.
+    Args:
+        model: made by `load`.
+        num_beams: >= 1, that of the search.
+        capacity: how many tokens a sequence may reach, prompt included; in [1, the model's context].
+
+    Raises:
+        ValueError: for num_beams or capacity out of range.
+        CacheFullError: if the cache has no room for such beams.
     """
 
     def __init__(self, model: Model, num_beams: int, capacity: int) -> None:

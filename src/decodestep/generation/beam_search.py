@@ -69,42 +69,52 @@ def beam_search(
                 sum / length ** length_penalty, where length counts the generated tokens, the end token included
             the n best candidates that do not end become the live beams; at step max_new_tokens the first n candidates all end
 
-    next_logits: next_logits(sequences, parents) gives logits (len(sequences), V), float32 or float64. `sequences` are the token
-        ids of the live beams, prompt included. sequences[i] continues, by one token, sequence parents[i] of the previous
-        call. The first call is ([prompt], [0]). If it raises `SearchInterrupt`, the search ends there: the live beams are
-        collected as they are, unfinished.
-    prompt: integers in [0, V). vocab_size: V >= 1. max_new_tokens: >= 1. num_beams: >= 1.
-    eos_token_ids: the tokens that end a beam; integers in [0, V), may be empty.
-    num_beam_groups: >= 1, a divisor of num_beams. diversity_penalty: finite, >= 0; 0 with one group.
-    length_penalty: finite. Sums are negative: a value above 0 favours long beams, below 0 short ones.
-    early_stopping: when a group that has collected n beams ends. True: at once. False: when its best live beam, scored at its
-        present length, is no better than the worst collected. "never": the same, but if length_penalty > 0 scored at length
-        max_new_tokens.
-    num_return_sequences: in [1, num_beams].
-    processors: called in order, as by `LogitsProcessorList`, with the ids (beams, length) and log-probabilities (beams, V) of a
-        group, both NumPy. Temperature and filters are processors too. The function of a PrefixConstrainedLogitsProcessor is
-        called with the index 0. With several beams, those with state are refused.
-    do_sample: draws the candidates without replacement from the softmax of the sums: they are the highest
-        sum + gumbel(seed, length of the sequence, beam * V + t), in this order. With one group only.
-    seed: in [0, 2^64).
-    stop: stop(generated token ids) -> whether a candidate ends for a reason other than an end token; None for never.
-    top_logprobs: how many of the most likely tokens to report for each token of a beam, >= 0; None for no log-probabilities.
-        `raw` is log_softmax(logits)[t], in the precision of the logits; `processed` is p[beam, t], so that the `processed` of
-        a beam add up to its sum. The lists hold the highest of each in the beam's row.
+    Args:
+        next_logits: next_logits(sequences, parents) gives logits (len(sequences), V), float32 or float64. `sequences` are the
+            token ids of the live beams, prompt included. sequences[i] continues, by one token, sequence parents[i] of the
+            previous call. The first call is ([prompt], [0]). If it raises `SearchInterrupt`, the search ends there: the live
+            beams are collected as they are, unfinished.
+        prompt: integers in [0, V).
+        vocab_size: V >= 1.
+        max_new_tokens: >= 1.
+        num_beams: >= 1.
+        eos_token_ids: the tokens that end a beam; integers in [0, V), may be empty.
+        num_beam_groups: >= 1, a divisor of num_beams.
+        diversity_penalty: finite, >= 0; 0 with one group.
+        length_penalty: finite. Sums are negative: a value above 0 favours long beams, below 0 short ones.
+        early_stopping: when a group that has collected n beams ends. True: at once. False: when its best live beam, scored at
+            its present length, is no better than the worst collected. "never": the same, but if length_penalty > 0 scored at
+            length max_new_tokens.
+        num_return_sequences: in [1, num_beams].
+        processors: called in order, as by `LogitsProcessorList`, with the ids (beams, length) and log-probabilities (beams, V)
+            of a group, both NumPy. Temperature and filters are processors too. The function of a
+            PrefixConstrainedLogitsProcessor is called with the index 0. With several beams, those with state are refused.
+        do_sample: draws the candidates without replacement from the softmax of the sums: they are the highest sum +
+            gumbel(seed, length of the sequence, beam * V + t), in this order. With one group only.
+        seed: in [0, 2^64).
+        stop: stop(generated token ids) -> whether a candidate ends for a reason other than an end token; None for never.
+        top_logprobs: how many of the most likely tokens to report for each token of a beam, >= 0; None for no
+            log-probabilities. `raw` is log_softmax(logits)[t], in the precision of the logits; `processed` is p[beam, t], so
+            that the `processed` of a beam add up to its sum. The lists hold the highest of each in the beam's row.
 
-    Returns the best collected beams of all groups, best first: num_return_sequences of them, or fewer if there are no more;
-    none where the first call of next_logits raised SearchInterrupt.
-    Raises ValueError for an argument out of its range, before any work, and for logits of a wrong shape or dtype; and
-    `NoBeamError`, a ValueError, if no beam was collected because every token of every live beam is at -inf.
+    Returns:
+        The best collected beams of all groups, best first: num_return_sequences of them, or fewer if there are no more; none
+        where the first call of next_logits raised SearchInterrupt.
 
-    Ties: the lowest beam first, then the lowest token; of equal scores the one collected first, the earlier group first.
-    NaN counts as -inf. A token at -inf is no candidate, so there may be fewer than n live beams. Equal +inf logits share the
-    probability.
+    Raises:
+        ValueError: for an argument out of its range, before any work, and for logits of a wrong shape or dtype.
+        NoBeamError: a ValueError, if no beam was collected because every token of every live beam is at -inf.
 
-    Source: transformers 5.23's beam search; with groups, Vijayakumar et al., "Diverse beam search", 2016, as in transformers
-    4.41: there the best candidate, ended or not, is compared with the worst collected beam, and a group that ends at step
-    max_new_tokens collects no unfinished beam. Deviations: before there are n beams, the missing ones are absent instead of
-    copies at -1e9; a group that has ended adds no padding tokens to the penalty; noise is a function of the seed.
+    Notes:
+        Ties: the lowest beam first, then the lowest token; of equal scores the one collected first, the earlier group first.
+        NaN counts as -inf. A token at -inf is no candidate, so there may be fewer than n live beams. Equal +inf logits share
+        the probability.
+
+    Source:
+        The beam search of transformers 5.23; with groups, Vijayakumar et al., "Diverse beam search", 2016, as in transformers
+        4.41: there the best candidate, ended or not, is compared with the worst collected beam, and a group that ends at step
+        max_new_tokens collects no unfinished beam. Deviations: before there are n beams, the missing ones are absent instead of
+        copies at -1e9; a group that has ended adds no padding tokens to the penalty; noise is a function of the seed.
     """
     _check_sizes(num_beams, num_beam_groups, num_return_sequences, vocab_size, max_new_tokens)
     start = require_ids(_OP, "prompt", vocab_size, prompt, "integers")

@@ -16,23 +16,28 @@ from decodestep.sampling.row import Row
 class Completion:
     """The result of one row, with an HTML representation for notebooks.
 
-    text: the generated text, ending before a stop string; control tokens add no text.
-    token_ids: all generated tokens, including the one that ended the row. prompt_token_ids: the tokens of the prompt.
-    finish_reason: "eos" (an end token, or a constraint's text is complete and its end forbidden), "stop" (a stop string or
-        token), "length" (max_new_tokens reached or the context full), "time" (max_time has passed), "cancelled" (by the
-        caller), "no_candidate" (every token was at -inf, for the row or for all its beams), or "error" (see `error`).
-    logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
-    prompt_logprobs: a `TokenLogprobs` for each of prompt_token_ids given the tokens before it, None for the first; `processed`
-        equals `raw`. None if params.prompt_logprobs is None; shorter if the row ended within its prompt.
-    seed: the seed of the draws, whether given or chosen: with it the same prompt and params give the same text again. None for
-        a greedy row without a given seed.
-    error: the exception that ended the row: of its own code (a processor or token_bytes), or a CacheFullError where others
-        keep the pages of the cache; None if there was none.
-    prompt_index: the index of its prompt, which `row` is another name of. Ignored by comparisons.
-    reasoning, content, tool_calls: the text's parts, for a model that reasons or calls tools: what it thought, what it answered
-        and its calls, {"id", "type", "function": {"name", "arguments"}} each. Empty where the text has not been read for them.
-    cached_tokens: how many of the prompt's tokens were in the cache already and did not run. drafted, accepted: how many tokens
-        were drafted, and how many of these are in the text. The last three are about time, and ignored by comparisons.
+    Attributes:
+        text: the generated text, ending before a stop string; control tokens add no text.
+        token_ids: all generated tokens, including the one that ended the row.
+        prompt_token_ids: the tokens of the prompt.
+        finish_reason: "eos" (an end token, or a constraint's text is complete and its end forbidden), "stop" (a stop string or
+            token), "length" (max_new_tokens reached or the context full), "time" (max_time has passed), "cancelled" (by the
+            caller), "no_candidate" (every token was at -inf, for the row or for all its beams), or "error" (see `error`).
+        logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
+        seed: the seed of the draws, whether given or chosen: with it the same prompt and params give the same text again. None
+            for a greedy row without a given seed.
+        prompt_index: the index of its prompt, which `row` is another name of. Ignored by comparisons.
+        prompt_logprobs: a `TokenLogprobs` for each of prompt_token_ids given the tokens before it, None for the first;
+            `processed` equals `raw`. None if params.prompt_logprobs is None; shorter if the row ended within its prompt.
+        error: the exception that ended the row: of its own code (a processor or token_bytes), or a CacheFullError where others
+            keep the pages of the cache; None if there was none.
+        reasoning: of the text's parts, for a model that reasons or calls tools: what it thought. Empty where the text has not
+            been read for them.
+        content: likewise, what it answered.
+        tool_calls: likewise, its calls, {"id", "type", "function": {"name", "arguments"}} each.
+        cached_tokens: how many of the prompt's tokens were in the cache already and did not run.
+        drafted: how many tokens were drafted.
+        accepted: how many of these are in the text. The last three are about time, and ignored by comparisons.
     """
 
     text: str

@@ -49,16 +49,18 @@ class Engine:
             in one forward pass, run the last token of every decoding row, tokens that it drafts, and a chunk of the prompts
             draw a token for each decoding row, and deliver it; while it is the one that the row has drafted, the next too
 
-    model: made by `load`. Its cache is shared with all other users of the model.
-    max_rows: the largest number of rows that run together, >= 1. max_waiting: how many more may wait, >= 0.
-    draft: as for `generate`.
-    deliver: called on the engine's thread with the deltas of each token that the rows draw; it must not block. None: the deltas
-        are read by iterating over each `EngineRequest`, or its completions with `EngineRequest.result`.
-
     A prompt runs in chunks, each of which lengthens a pass by about half at most (see `ChunkedPrefill`); a prefix that is in
     the cache is not run again. When the cache is full, the rows that were admitted last release their pages and resume later
-    where they stopped. A row's tokens depend only on its prompt, params and seed: they are exactly those of `generate`.
-    Methods may be called from any thread. `close`, or leaving the `with` block, ends the engine's thread.
+    where they stopped. A row's tokens depend only on its prompt, params and seed: they are exactly those of `generate`. Methods
+    may be called from any thread. `close`, or leaving the `with` block, ends the engine's thread.
+
+    Args:
+        model: made by `load`. Its cache is shared with all other users of the model.
+        max_rows: the largest number of rows that run together, >= 1.
+        max_waiting: how many more may wait, >= 0.
+        draft: as for `generate`.
+        deliver: called on the engine's thread with the deltas of each token that the rows draw; it must not block. None: the
+            deltas are read by iterating over each `EngineRequest`, or its completions with `EngineRequest.result`.
     """
 
     def __init__(
@@ -120,19 +122,23 @@ class Engine:
         spelled: Collection[str] = (),
         only_scored: bool = False,
     ) -> EngineRequest:
-        """Submits a request: a prompt, as for `generate`, and params with any number of samples but without beams; None for the
-        model's own.
+        """Submits a request: a prompt and its params.
 
-        listener: stored as `EngineRequest.listener` for the engine's `deliver`; the engine itself does not call it.
-        spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names that
-            are not in the vocabulary are ignored.
-        only_scored: whether the prompt's log-probabilities are all that is wanted: the prompt may then fill the context and the
-            cache, because the row ends with its first token, which does not run.
+        Args:
+            prompt: as for `generate`.
+            params: with any number of samples but without beams; None for the model's own. max_new_tokens is limited to the
+                room in the context and the cache, which is also the meaning of None. max_time starts now and includes waiting.
+            listener: stored as `EngineRequest.listener` for the engine's `deliver`; the engine itself does not call it.
+            spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names
+                that are not in the vocabulary are ignored.
+            only_scored: whether the prompt's log-probabilities are all that is wanted: the prompt may then fill the context and
+                the cache, because the row ends with its first token, which does not run.
 
-        max_new_tokens is limited to the room in the context and the cache, which is also the meaning of None. max_time starts
-        now and includes waiting.
-        Raises ValueError as `generate` does, and for beams, a prompt that does not fit the cache, more samples than can be
-        compiled in time with their constraint, or `spelled` that are no names; QueueFullError; EngineClosedError.
+        Raises:
+            ValueError: as `generate` does, and for beams, a prompt that does not fit the cache, more samples than can be
+                compiled in time with their constraint, or `spelled` that are no names.
+            QueueFullError: if too many rows wait.
+            EngineClosedError: if the engine takes no more requests.
         """
         params = self.model.default_params if params is None else params
         require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams or None", params)
@@ -156,8 +162,12 @@ class Engine:
         return request
 
     def close(self, seconds: float = 0.0, *, wait: bool = True) -> None:
-        """Accepts no more requests and ends the thread once all rows have ended; rows still running after `seconds`, >= 0, are
-        cancelled. wait: until the thread has ended. May be called again."""
+        """Accepts no more requests and ends the thread once all rows have ended. May be called again.
+
+        Args:
+            seconds: >= 0; rows still running after these are cancelled.
+            wait: until the thread has ended.
+        """
         require(is_real(seconds) and seconds >= 0, _OP, "seconds", "a number >= 0", seconds)
         with self._wake:
             self._closing = True
@@ -173,12 +183,12 @@ class Engine:
         self.close()
 
     def require_alive(self) -> None:
-        """Raises EngineClosedError if an error has ended the engine's thread."""
+        """Refuses an engine whose thread an error has ended, with an EngineClosedError."""
         if self._error is not None:
             raise EngineClosedError(f"the engine has stopped, by {self._error!r}") from self._error
 
     def require_possible(self, count: int) -> None:
-        """Raises ValueError for more rows than max_rows + max_waiting."""
+        """Refuses more rows than max_rows + max_waiting, with a ValueError."""
         rule = f"at most {self._max_live}, for all prompts together"
         require(count <= self._max_live, _OP, "num_return_sequences", rule, count)
 

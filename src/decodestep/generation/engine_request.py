@@ -17,9 +17,12 @@ from decodestep.sampling.row import Row
 class Delta(NamedTuple):
     """What a token adds to one sample.
 
-    sample: its index, 0 to n - 1. text: the complete characters that are added. token: the new token id, or None.
-    logprobs: those of the token, if params.logprobs requests them. reason: why the sample has ended, as
-    `Completion.finish_reason`; "" while it is running.
+    Attributes:
+        sample: its index, 0 to n - 1.
+        text: the complete characters that are added.
+        token: the new token id, or None.
+        logprobs: those of the token, if params.logprobs requests them.
+        reason: why the sample has ended, as `Completion.finish_reason`; "" while it is running.
     """
 
     sample: int
@@ -35,12 +38,21 @@ Listener = Callable[[Delta], object]
 class EngineRequest:
     """A request submitted to an `Engine`, made by `Engine.submit`.
 
-    number: its index among the engine's requests. prompt_ids: its prompt. rows: its samples. listener: as given to `submit`.
-
     Iterating, with ``for`` or ``async for``, yields the `Delta`s of all samples until each has ended. Each is yielded once:
     after `break`, another loop goes on with the next. One thread or task at a time may read them; an engine with a `deliver`
     function passes them to it instead. `result` waits for the completions, whether the deltas are read or not.
+
+    Attributes:
+        number: its index among the engine's requests.
+        prompt_ids: its prompt.
+        rows: its samples.
+        listener: as given to `submit`.
     """
+
+    number: int
+    prompt_ids: list[int]
+    rows: list[Row]
+    listener: Listener | None
 
     def __init__(self, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:
         self.number = number
@@ -96,8 +108,13 @@ class EngineRequest:
     def result(self, timeout: float | None = None) -> list[Completion]:
         """The completions of all samples, as `generate` returns them, once each has ended.
 
-        timeout: the seconds to wait at most; None for no limit. Raises TimeoutError after that. The engine's own thread, and an
-        event loop, would wait in vain or be blocked: there, iterate, and call `completions`.
+        The engine's own thread, and an event loop, would wait in vain or be blocked: there, iterate, and call `completions`.
+
+        Args:
+            timeout: the seconds to wait at most; None for no limit.
+
+        Raises:
+            TimeoutError: after that.
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"Engine: the request has not ended within {timeout} s")
@@ -115,7 +132,11 @@ class EngineRequest:
         return [build_completion(row, self.prompt_ids, 0) for row in self.rows]
 
     def new_deltas(self, texts: Mapping[int, str]) -> list[Delta]:
-        """The deltas of the samples since the last call, for the engine's thread. texts: of rows, by their keys."""
+        """The deltas of the samples since the last call, for the engine's thread.
+
+        Args:
+            texts: of rows, by their keys.
+        """
         deltas: list[Delta] = []
         for sample, reported in list(self._reported.items()):
             row, text = self.rows[sample], texts.get(self.keys[sample], "")

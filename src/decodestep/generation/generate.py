@@ -64,30 +64,6 @@ def generate(
             append it; end the row on an end token, a stop token or string, its length or its time
             while the token equals the next of the row's draft: draw the next one, from the logits of that
 
-    model: made by `load`.
-    prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized unchanged, a
-        sequence of ints is token ids, a conversation, a sequence of {"role", "content"} mappings, is rendered with the model's
-        chat template. A mapping with "messages" is a conversation with more for the template: "tools", "documents", other
-        variables in "chat_template_kwargs", and "continue_final_message", a bool, to go on with the last message in place of a
-        new one. Control tokens spelled out in a string become those tokens; in a message they are text (see `Model.chat_ids`).
-    params: a `SamplingParams` for all prompts, or one for each; None for the model's own, `Model.default_params`. What is given
-        replaces all of these. max_new_tokens is limited to the room in the context. A prompt has num_return_sequences
-        completions: samples, of which sample k has the seed
-        `random.sample_seed(seed, k)`, or beams.
-    processors: additional callables (input_ids, scores) -> scores for all rows, or a factory called with the index of the
-        prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory, and are refused beside
-        beams. See `Sampler`.
-    stream: called as stream(index, piece) for every token, on the calling thread. index counts the requested completions, those
-        of the first prompt first; piece is the complete characters that the token adds to the text (often ""). If it returns
-        False, the row ends; text that was still held back is passed in one more call, whose result is ignored. The pieces of a
-        completion always join to its text.
-    cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and before
-        rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with
-        finish_reason "cancelled".
-    draft: where rows draft tokens that they may draw next, so that one forward pass gives several: "auto", where this saves
-        time; "lookup", in their own text and prompt; a function that makes a `Drafter` for each row; None, nowhere. It changes
-        the time, never the text: see docs/speculation.md. `SamplingParams.draft` turns it off for a row.
-
     Prompts with num_beams > 1 are searched one by one, after the samples of the others (see `beam_search`), and streamed when
     their search has ended. A search that is cancelled or out of time returns the beams found so far.
 
@@ -101,12 +77,41 @@ def generate(
     no room ends with "error" and a CacheFullError; in a program of one thread also one for which open streams, or the call
     whose processor calls, leave none.
 
-    Returns a `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer
-    if the search found fewer; `Completion.prompt_index` is the index of the prompt. A row's tokens depend only on its
-    prompt, params and seed: the same seed gives the same text in any batch, on any number of threads.
-    Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
-    that do not fit the prompts; ModelError if the chat template cannot render a conversation, or the tokenizer has no
-    token for a part of a text; CacheFullError if a row alone may need more pages than the cache has.
+    Args:
+        model: made by `load`.
+        prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized unchanged, a
+            sequence of ints is token ids, a conversation, a sequence of {"role", "content"} mappings, is rendered with the
+            model's chat template. A mapping with "messages" is a conversation with more for the template: "tools", "documents",
+            other variables in "chat_template_kwargs", and "continue_final_message", a bool, to go on with the last message in
+            place of a new one. Control tokens spelled out in a string become those tokens; in a message they are text (see
+            `Model.chat_ids`).
+        params: a `SamplingParams` for all prompts, or one for each; None for the model's own, `Model.default_params`. What is
+            given replaces all of these. max_new_tokens is limited to the room in the context. A prompt has num_return_sequences
+            completions: samples, of which sample k has the seed `random.sample_seed(seed, k)`, or beams.
+        processors: additional callables (input_ids, scores) -> scores for all rows, or a factory called with the index of the
+            prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory, and are refused beside
+            beams. See `Sampler`.
+        stream: called as stream(index, piece) for every token, on the calling thread. index counts the requested completions,
+            those of the first prompt first; piece is the complete characters that the token adds to the text (often ""). If it
+            returns False, the row ends; text that was still held back is passed in one more call, whose result is ignored. The
+            pieces of a completion always join to its text.
+        cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and
+            before rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with
+            finish_reason "cancelled".
+        draft: where rows draft tokens that they may draw next, so that one forward pass gives several: "auto", where this saves
+            time; "lookup", in their own text and prompt; a function that makes a `Drafter` for each row; None, nowhere. It
+            changes the time, never the text: see docs/speculation.md. `SamplingParams.draft` turns it off for a row.
+
+    Returns:
+        A `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer if
+        the search found fewer; `Completion.prompt_index` is the index of the prompt. A row's tokens depend only on its prompt,
+        params and seed: the same seed gives the same text in any batch, on any number of threads.
+
+    Raises:
+        ValueError: before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
+            that do not fit the prompts.
+        ModelError: if the chat template cannot render a conversation, or the tokenizer has no token for a part of a text.
+        CacheFullError: if a row alone may need more pages than the cache has.
     """
     for name, function in (("stream", stream), ("cancelled", cancelled)):
         require(function is None or callable(function), "generate", name, "a function or None", function)

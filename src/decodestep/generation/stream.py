@@ -37,12 +37,21 @@ def stream(
 ) -> CompletionStream:
     """The pieces of a prompt's completion, as they are generated: ``for piece in stream(model, prompt): ...``
 
-    model, params, processors, draft: as for `generate`; params of one completion. prompt: one, as for `generate`.
+    Args:
+        model: as for `generate`.
+        prompt: one, as for `generate`.
+        params: as for `generate`, of one completion.
+        processors: as for `generate`.
+        draft: as for `generate`.
 
-    Returns an iterator. Each item is a str, one for each token: the complete characters that it adds to the text, often "". The
-    pieces join to the completion's text. A beam search yields its text in one piece, at its end. After the last piece, and
-    after the loop has been left, `CompletionStream.completion` is the `Completion`.
-    Raises ValueError and ModelError as `generate` does, here and not at the first piece.
+    Returns:
+        An iterator. Each item is a str, one for each token: the complete characters that it adds to the text, often "". The
+        pieces join to the completion's text. A beam search yields its text in one piece, at its end. After the last piece, and
+        after the loop has been left, `CompletionStream.completion` is the `Completion`.
+
+    Raises:
+        ValueError: as `generate` does, here and not at the first piece.
+        ModelError: likewise.
     """
     return CompletionStream(model, prompt, of_one(model, params), processors, draft)
 
@@ -55,16 +64,22 @@ def astream(
     processors: Processors = (),
     draft: Draft = "auto",
 ) -> AsyncCompletionStream:
-    """`stream` for asyncio: ``async for piece in astream(model, prompt): ...``; the arguments are the same.
+    """`stream` for asyncio: ``async for piece in astream(model, prompt): ...``
 
-    model: or an `Engine` of one. The streams of a model that are open at the same time share an engine, which runs them
-    together in each forward pass and ends with the last of them; at most 512 run, and the others wait. So the event loop is
-    never blocked, and a row may be ahead of its reader. A stream with beams, or with processors, which may take their time,
-    runs alone in a thread of its own, with the context of the task; an engine that is given refuses these.
+    The streams of a model that are open at the same time share an engine, which runs them together in each forward pass and
+    ends with the last of them; at most 512 run, and the others wait. So the event loop is never blocked, and a row may be ahead
+    of its reader. A stream with beams, or with processors, which may take their time, runs alone in a thread of its own, with
+    the context of the task; an engine that is given refuses these.
 
     A row ends with its stream: at its end, on an exception, and, after the current forward pass, when the task is cancelled or
     the loop is left. Exceptions of `stream` and `Engine.submit` are raised with the first piece.
-    draft: with an engine that is given "auto", which is the engine's own, or None.
+
+    Args:
+        model: as for `stream`, or an `Engine` of one.
+        prompt: as for `stream`.
+        params: as for `stream`.
+        processors: as for `stream`.
+        draft: as for `stream`; with an engine that is given "auto", which is the engine's own, or None.
     """
     if isinstance(model, Engine):
         require(not callable(processors) and not [*processors], "astream", "processors", "left out with an Engine", processors)
@@ -123,7 +138,11 @@ class CompletionStream:
 
     @property
     def completion(self) -> Completion:
-        """The completion; its text is that of the pieces read. Raises RuntimeError while the stream is running."""
+        """The completion; its text is that of the pieces read.
+
+        Raises:
+            RuntimeError: while the stream is running.
+        """
         if self._completion is None:
             raise RuntimeError("stream: the completion is available after the last piece, or after close()")
         return self._completion

@@ -13,8 +13,10 @@ from decodestep.sampling.row import Row
 class Outlook(NamedTuple):
     """What a drafter expects of its next proposal.
 
-    tokens: how many it can propose. chance: that the row draws one of them if it has drawn those before, in [0, 1], by its kind
-    alone. seconds: what it takes to propose one.
+    Attributes:
+        tokens: how many it can propose.
+        chance: that the row draws one of them if it has drawn those before, in [0, 1], by its kind alone.
+        seconds: what it takes to propose one.
     """
 
     tokens: int
@@ -25,13 +27,14 @@ class Outlook(NamedTuple):
 class Drafter(ABC):
     """Proposes tokens that one row may draw next. Wrong ones cost time and change nothing.
 
-    is_certain: whether all its tokens will be drawn. They are then run whatever they take, and are not counted as drafted.
-
     A drafter is asked between two passes of its row. It reads the row's tokens itself, which since its last proposal have
     become more, by any number of those it proposed and others.
+
+    Attributes:
+        is_certain: whether all its tokens will be drawn. They are then run whatever they take, and are not counted as drafted.
     """
 
-    is_certain = False
+    is_certain: bool = False
 
     def outlook(self, row: Row, most: int) -> Outlook:
         """What a proposal of up to `most` tokens, >= 1, promises; takes microseconds."""
