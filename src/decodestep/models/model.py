@@ -30,20 +30,29 @@ if TYPE_CHECKING:
 class Model:
     """A loaded model, ready to run. Made by `load`.
 
-    path: the GGUF file or the folder. It is not read after `load`.
-    config: the sizes: vocab_size, context, layers, hidden, heads and others.
-    tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
-    decoder: runs tokens through the model. `decoder.description` says how, `decoder.cache_dtype` is the type of cached keys and
-        values.
-    cache: the paged cache of keys and values: `cache.pages` and `cache.page_bytes`, the number and size of its pages;
-        `cache.held`, pages held by sequences; `cache.kept`, pages kept for reuse, which `cache.clear()` drops.
-    generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
-    default_params: what `generate`, the streams and `Engine` take where no params are given.
-    template: the chat template; `template.text()` is its source.
-    threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
-
     Several threads may use a model at once. The contents of the cache save time and never change a result.
+
+    Attributes:
+        path: the GGUF file or the folder. It is not read after `load`.
+        config: the sizes: vocab_size, context, layers, hidden, heads and others.
+        tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
+        decoder: runs tokens through the model. `decoder.description` says how, `decoder.cache_dtype` is the type of cached keys
+            and values.
+        cache: the paged cache of keys and values: `cache.pages` and `cache.page_bytes`, the number and size of its pages;
+            `cache.held`, pages held by sequences; `cache.kept`, pages kept for reuse, which `cache.clear()` drops.
+        generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
+        template: the chat template; `template.text()` is its source.
+        threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
     """
+
+    path: Path
+    config: Config
+    tokenizer: Tokenizer
+    decoder: Decoder
+    cache: PagePool
+    generation_config: dict[str, Any]
+    template: ChatTemplate
+    threads: int | None
 
     def __init__(
         self,
@@ -59,26 +68,31 @@ class Model:
         self.path = path
         self.tokenizer = tokenizer
         self.decoder = decoder
-        self.config: Config = decoder.config
-        self.cache: PagePool = new_pool(decoder.new_storage, decoder.page_bytes, cache_bytes, decoder.long_after)
+        self.config = decoder.config
+        self.cache = new_pool(decoder.new_storage, decoder.page_bytes, cache_bytes, decoder.long_after)
         self.threads = threads
-        self.generation_config: dict[str, Any] = dict(generation_config or {})
+        self.generation_config = dict(generation_config or {})
         self.template = template
         self._sampling_defaults = dict(sampling_defaults or {})
 
     @cached_property
     def default_params(self) -> SamplingParams:
-        """`SamplingParams()` with the temperature, top_k, top_p, min_p and repetition_penalty that the checkpoint gives, in a
-        folder's generation_config.json or a GGUF file's general.sampling.*; greedy only where do_sample is false there.
+        """What `generate`, the streams and `Engine` take where no params are given.
 
-        Params that are given replace all of it. Raises ModelError if one of the checkpoint's values is outside its rule.
+        `SamplingParams()` with the temperature, top_k, top_p, min_p and repetition_penalty that the checkpoint gives, in a
+        folder's generation_config.json or a GGUF file's general.sampling.*; greedy only where do_sample is false there. Params
+        that are given replace all of it.
+
+        Raises:
+            ModelError: if one of the checkpoint's values is outside its rule.
         """
         return default_params(self.path, self._sampling_defaults)
 
     def capacity(self, sequences: int = 1) -> int:
         """The largest number of tokens of each of so many sequences, prompt included, that context and cache hold.
 
-        sequences: an integer >= 1.
+        Args:
+            sequences: an integer >= 1.
         """
         return min(self.config.context, self.cache.pages // sequences * PAGE)
 
@@ -102,18 +116,22 @@ class Model:
             the arguments of calls JSON as text, or mappings
             system messages at the beginning of the next user message, if the template has no such role
 
-        messages: mappings, {"role": ..., "content": ...} with any further keys that the template reads.
-        tools: a JSON schema for each function that the model may call. documents: texts to answer from, {"title", "text"}
-            each. Templates that do not support them ignore both.
-        add_generation_prompt: whether the text ends with the start of the assistant's answer.
-        continue_final_message: whether the text ends with the content of the last message, for the model to go on with it, in
-            place of the start of an answer. White space at its end may be dropped, as by the template.
-        variables: further variables of the template, in addition to bos_token, eos_token, unk_token and pad_token.
-
         The template runs in a separate process, limited to 1 second of processor time and 128 MiB of memory; in this one
         without limits if DECODESTEP_PYTHON is "in-process".
-        Raises ModelError if the file has no template, or its template fails, refuses these messages, does not write the last
-        content that is to be continued, or is stopped; ValueError for arguments of other types.
+
+        Args:
+            messages: mappings, {"role": ..., "content": ...} with any further keys that the template reads.
+            tools: a JSON schema for each function that the model may call. Templates that do not support tools ignore them.
+            documents: texts to answer from, {"title", "text"} each; likewise.
+            add_generation_prompt: whether the text ends with the start of the assistant's answer.
+            continue_final_message: whether the text ends with the content of the last message, for the model to go on with it,
+                in place of the start of an answer. White space at its end may be dropped, as by the template.
+            **variables: further variables of the template, in addition to bos_token, eos_token, unk_token and pad_token.
+
+        Raises:
+            ModelError: if the file has no template, or its template fails, refuses these messages, does not write the last
+                content that is to be continued, or is stopped.
+            ValueError: for arguments of other types.
         """
         return str.__str__(self._rendered(messages, tools, documents, add_generation_prompt, continue_final_message, variables))
 
@@ -130,12 +148,23 @@ class Model:
     ) -> list[int]:
         """The token ids of `chat_prompt` with the same arguments, as `generate` uses them for a conversation.
 
-        control_tokens: how a control token spelled in a message, tool or document is read, such as "<|im_end|>".
-            "text": as its characters, so that no content can end or begin a message. Only a token of which the template wrote
-                every character is a control token; the usual roles and the special tokens count as written by it.
-            "parse": as the control token, as in transformers; for trusted contents.
+        Args:
+            messages: as for `chat_prompt`.
+            control_tokens: how a control token spelled in a message, tool or document is read, such as "<|im_end|>".
+                "text": as its characters, so that no content can end or begin a message. Only a token of which the template
+                wrote
+                    every character is a control token; the usual roles and the special tokens count as written by it.
+                "parse": as the control token, as in transformers; for trusted contents.
+            tools: as for `chat_prompt`.
+            documents: as for `chat_prompt`.
+            add_generation_prompt: as for `chat_prompt`.
+            continue_final_message: as for `chat_prompt`.
+            **variables: as for `chat_prompt`.
 
-        Raises as `chat_prompt`; UnicodeEncodeError for a lone surrogate.
+        Raises:
+            ModelError: as `chat_prompt` does.
+            ValueError: likewise.
+            UnicodeEncodeError: for a lone surrogate.
         """
         require_choice("chat_ids", "control_tokens", control_tokens, ("text", "parse"))
         prompt = self._rendered(messages, tools, documents, add_generation_prompt, continue_final_message, variables)
@@ -161,8 +190,12 @@ class Model:
     def logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Teacher-forced logits: float32 (T, V), row t from tokens [0, t].
 
-        token_ids: T integers in [0, V), at least one and no more than the context holds.
-        Raises ValueError for an id out of range, an empty or too long sequence; CacheFullError if the cache lacks pages.
+        Args:
+            token_ids: T integers in [0, V), at least one and no more than the context holds.
+
+        Raises:
+            ValueError: for an id out of range, an empty or too long sequence.
+            CacheFullError: if the cache lacks pages.
         """
         ids = require_ids("logits", "token_ids", self.config.vocab_size, token_ids)
         require(0 < len(ids) <= self.config.context, "logits", "token_ids", f"1 to {self.config.context} token ids", len(ids))
@@ -175,14 +208,19 @@ class Model:
             sequence = model.sequence(prompt)
             logits = model.forward([(sequence, prompt[len(sequence) :])])
 
-        token_ids: the prompt. Pages of 16 tokens are reused if any sequence of this model, open or closed, began with the same
-            tokens; if only the beginning of a page matches, that part is copied. The last token is never reused, so that one is
-            left to run.
-        capacity: the number of tokens for which pages are reserved now, so that `forward` cannot run out of them; None to take
-            pages on demand.
+        Args:
+            token_ids: the prompt. Pages of 16 tokens are reused if any sequence of this model, open or closed, began with the
+                same tokens; if only the beginning of a page matches, that part is copied. The last token is never reused, so
+                that one is left to run.
+            capacity: the number of tokens for which pages are reserved now, so that `forward` cannot run out of them; None to
+                take pages on demand.
 
-        Returns a `CachedSequence`. Raises ValueError for ids outside the vocabulary and for a capacity that is not a number of
-        tokens; CacheFullError if the cache has no room for `capacity`.
+        Returns:
+            A `CachedSequence`.
+
+        Raises:
+            ValueError: for ids outside the vocabulary and for a capacity that is not a number of tokens.
+            CacheFullError: if the cache has no room for `capacity`.
         """
         ids = require_ids("sequence", "token_ids", self.config.vocab_size, token_ids)
         sequence = CachedSequence(self.cache, capacity)
@@ -202,20 +240,25 @@ class Model:
             for each (sequence, tokens): append the tokens to the sequence, their keys and values to its pages
             logits of each one's last token, or with `every` of all its new tokens
 
-        batch: pairs of a sequence, made by `sequence` or its `fork`, all different, and one or more token ids in [0, V);
-            prompts and single tokens may be mixed. More than 512 tokens run in several passes.
-        every: whether the logits of all new tokens are returned; or a bool for each sequence.
-        wanted: without `every`, for which sequences logits are returned, a bool each; None for all. The logits of a piece that
-            ends within a prompt are useless, and cost a fifth of a token of a small model.
-        drafted: how many of each sequence's new tokens are drafts, its last ones and not all of them; None for none. Where the
-            logits of the last token are wanted, so are those of the drafts and of the token before. `CachedSequence.keep`
-            must follow: it drops those that turn out wrong.
+        Args:
+            batch: pairs of a sequence, made by `sequence` or its `fork`, all different, and one or more token ids in [0, V);
+                prompts and single tokens may be mixed. More than 512 tokens run in several passes.
+            every: whether the logits of all new tokens are returned; or a bool for each sequence.
+            wanted: without `every`, for which sequences logits are returned, a bool each; None for all. The logits of a piece
+                that ends within a prompt are useless, and cost a fifth of a token of a small model.
+            drafted: how many of each sequence's new tokens are drafts, its last ones and not all of them; None for none. Where
+                the logits of the last token are wanted, so are those of the drafts and of the token before.
+                `CachedSequence.keep` must follow: it drops those that turn out wrong.
 
-        Returns float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for its T new tokens in order. A token's
-        logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into calls
-        (with long-rope, of a prompt whose length the sequence knows: `CachedSequence.expect`), or on what was reused.
-        Raises ValueError, before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
-        repeated, or longer than the context; CacheFullError, with no sequence changed, if the cache lacks pages.
+        Returns:
+            float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for its T new tokens in order. A token's
+            logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into
+            calls (with long-rope, of a prompt whose length the sequence knows: `CachedSequence.expect`), or on what was reused.
+
+        Raises:
+            ValueError: before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
+                repeated, or longer than the context.
+            CacheFullError: with no sequence changed, if the cache lacks pages.
         """
         with use_threads(self.threads):
             return forward(self.decoder, self.cache, batch, every=every, wanted=wanted, drafted=drafted)
