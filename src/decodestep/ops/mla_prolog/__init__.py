@@ -60,46 +60,61 @@ def mla_prolog(
         ROPE(x, t)[j], [Dr/2 + j] = x[2j] * cos[t, j] - x[2j+1] * sin[t, j],
                                     x[2j+1] * cos[t, Dr/2 + j] + x[2j] * sin[t, Dr/2 + j]      interleaved in, halves out
 
-    token_x: bfloat16 (T, He) or (B, S, He). In the shapes below (...) stands for the same leading axes.
-    weight_dq, weight_uq_qr, weight_dkv_kr: bfloat16 (He, Hcq), (Hcq, N * (D + Dr)), (He, Hckv + Dr), each in one of these
-        forms: an array; the NZ storage (columns / c0, rows / 16, 16, c0) that `to_nz` makes, c0 = 16 (int8: 32); a
-        `PanelWeight`; or, where the scenario has no int8 weight, GGUF blocks in rows, a `PackedWeight`, or in panels, a
-        `LinearPanels` (docs/ops/linear.md).
-    weight_uk: bfloat16 (N, D, Hckv), an array or a `PanelWeight`.
-    rmsnorm_gamma_cq, rmsnorm_gamma_ckv: bfloat16 (Hcq,) and (Hckv,).
-    rope_sin, rope_cos: bfloat16 (..., Dr), the rows of the tokens' positions; Dr is even.
-    cache_index: int64 (...), the slot of each token: block * block size + row, less than the number of rows. A token with a
-        negative slot is not cached. Of several tokens with one slot the last is kept.
-    kv_cache, kr_cache: bfloat16 (blocks, block size, 1, Hckv) and (blocks, block size, 1, Dr), of any strides, but no element
-        in the memory of another or of another argument. Updated in place; rows that no token names keep their bits. With 0
-        blocks nothing is cached.
-    dequant_scale_w_uq_qr: float32 (1, N * (D + Dr)), with an int8 weight_uq_qr (scenario PARTIAL). smooth_scales_cq, float32
-        (1, Hcq), is then optional. With int8 caches too (PARTIAL_KV), quant_scale_ckv is float32 (1, Hckv) and
-        quant_scale_ckr (1, Dr). The other scales belong to V2. A scale that the scenario does not have must be None.
-    rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv: finite, >= 0.
-    cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block in the order of `cache_to_nz`.
-    limits: None accepts any size; "design-note", "nov2025" and "latest" refuse the sizes that the device refuses.
-    backend: "cpu", "triton", "reference", or "auto": "cpu" where it can serve the call, else "reference"; "triton" for tensors
-        on a GPU, with weights as arrays or NZ storage. "cpu" and "triton" have no float64, and no int8 weights of 2^17 inputs
-        or more. For few tokens "cpu" is several times faster on `PanelWeight`s than on arrays.
-
     Extensions of the specification: float32 (or float64) instead of bfloat16 throughout; GGUF blocks as weights; `limits`. With
-        D = 0 query is zeros.
+    D = 0 query is zeros.
 
-    Returns (query (..., N, Hckv), query_rope (..., N, Dr), kv_cache, kr_cache), the first two in token_x's kind, the caches as
-    passed.
-    Raises ValueError, before anything is written, for a dtype, shape, size, slot or scale outside the rules above.
+    Args:
+        token_x: bfloat16 (T, He) or (B, S, He). In the shapes below (...) stands for the same leading axes.
+        weight_dq: bfloat16 (He, Hcq), in one of these forms: an array; the NZ storage (columns / c0, rows / 16, 16, c0) that
+            `to_nz` makes, c0 = 16 (int8: 32); a `PanelWeight`; or, where the scenario has no int8 weight, GGUF blocks in rows,
+            a `PackedWeight`, or in panels, a `LinearPanels` (docs/ops/linear.md).
+        weight_uq_qr: bfloat16 (Hcq, N * (D + Dr)), in one of the forms of weight_dq.
+        weight_uk: bfloat16 (N, D, Hckv), an array or a `PanelWeight`.
+        weight_dkv_kr: bfloat16 (He, Hckv + Dr), in one of the forms of weight_dq.
+        rmsnorm_gamma_cq: bfloat16 (Hcq,).
+        rmsnorm_gamma_ckv: bfloat16 (Hckv,).
+        rope_sin: bfloat16 (..., Dr), the rows of the tokens' positions; Dr is even.
+        rope_cos: likewise.
+        cache_index: int64 (...), the slot of each token: block * block size + row, less than the number of rows. A token with a
+            negative slot is not cached. Of several tokens with one slot the last is kept.
+        kv_cache: bfloat16 (blocks, block size, 1, Hckv), of any strides, but no element in the memory of another or of another
+            argument. Updated in place; rows that no token names keep their bits. With 0 blocks nothing is cached.
+        kr_cache: bfloat16 (blocks, block size, 1, Dr), likewise.
+        dequant_scale_x: a scale of V2. One that the scenario does not have must be None, here and below.
+        dequant_scale_w_dq: a scale of V2.
+        dequant_scale_w_uq_qr: float32 (1, N * (D + Dr)), with an int8 weight_uq_qr (scenario PARTIAL).
+        dequant_scale_w_dkv_kr: a scale of V2.
+        quant_scale_ckv: float32 (1, Hckv), with an int8 weight_uq_qr and int8 caches (PARTIAL_KV).
+        quant_scale_ckr: float32 (1, Dr), likewise.
+        smooth_scales_cq: float32 (1, Hcq), optional with an int8 weight_uq_qr.
+        rmsnorm_epsilon_cq: finite, >= 0.
+        rmsnorm_epsilon_ckv: finite, >= 0.
+        cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block in the order of `cache_to_nz`.
+        limits: None accepts any size; "design-note", "nov2025" and "latest" refuse the sizes that the device refuses.
+        backend: "cpu", "triton", "reference", or "auto": "cpu" where it can serve the call, else "reference"; "triton" for
+            tensors on a GPU, with weights as arrays or NZ storage. "cpu" and "triton" have no float64, and no int8 weights of
+            2^17 inputs or more. For few tokens "cpu" is several times faster on `PanelWeight`s than on arrays.
 
-    Notes: sums and elementwise work are float32. With bfloat16 tensors, x @ weight_dq, c, c @ weight_uq_qr, query, query_rope,
-    x @ weight_dkv_kr and the cached rows are rounded to bfloat16, half to even; with float32 tensors nothing is rounded.
-    PARTIAL: c is quantised by row instead, z = c * smooth, s = max |z| / 127, q = round(z * (127 / max |z|)), zeros to zeros;
-    the product is exact, then * s * dequant_scale, and its rope part enters ROPE unrounded. Nothing divides by smooth again:
-    the weight has been divided by it. Cached int8 is clamp(round(value * quant_scale), -128, 127): the scale multiplies; the
-    rope key is rounded to bfloat16 first. A product with a `LinearPanels` of blocks rounds x or c to integers, 32 to a scale,
-    as `linear` does. Infinities and NaN are not refused and propagate; NaN becomes int8 0. "cpu" gives the same
-    bits for any thread count, whatever other tokens the call has, and for arrays, NZ storage and `PanelWeight`s; on CPUs with
-    bfloat16 dot products, subnormal products, sums and bfloat16 operands count as zeros.
-    Source: Ascend MlaProlog V1 (CANN ops-transformer, November 2025).
+    Returns:
+        (query (..., N, Hckv), query_rope (..., N, Dr), kv_cache, kr_cache), the first two in token_x's kind, the caches as
+        passed.
+
+    Raises:
+        ValueError: before anything is written, for a dtype, shape, size, slot or scale outside the rules above.
+
+    Notes:
+        Sums and elementwise work are float32. With bfloat16 tensors, x @ weight_dq, c, c @ weight_uq_qr, query, query_rope,
+        x @ weight_dkv_kr and the cached rows are rounded to bfloat16, half to even; with float32 tensors nothing is rounded.
+        PARTIAL: c is quantised by row instead, z = c * smooth, s = max |z| / 127, q = round(z * (127 / max |z|)), zeros to
+        zeros; the product is exact, then * s * dequant_scale, and its rope part enters ROPE unrounded. Nothing divides by
+        smooth again: the weight has been divided by it. Cached int8 is clamp(round(value * quant_scale), -128, 127): the scale
+        multiplies; the rope key is rounded to bfloat16 first. A product with a `LinearPanels` of blocks rounds x or c to
+        integers, 32 to a scale, as `linear` does. Infinities and NaN are not refused and propagate; NaN becomes int8 0. "cpu"
+        gives the same bits for any thread count, whatever other tokens the call has, and for arrays, NZ storage and
+        `PanelWeight`s; on CPUs with bfloat16 dot products, subnormal products, sums and bfloat16 operands count as zeros.
+
+    Source:
+        Ascend MlaProlog V1 (CANN ops-transformer, November 2025).
     """
     made = run_call(
         Call(
@@ -163,12 +178,14 @@ def mla_prolog_v2(
 ) -> MlaPrologV2Result:
     """`mla_prolog` that also accepts int8 tokens.
 
-    With int8 token_x, weight_dq, weight_uq_qr and weight_dkv_kr the scenario is FULL: dequant_scale_x (T, 1),
-    dequant_scale_w_dq (1, Hcq), dequant_scale_w_uq_qr (1, N * (D + Dr)) and dequant_scale_w_dkv_kr (1, Hckv + Dr) are
-    required, smooth_scales_cq is optional. An int8 product is exact, then * the token's scale * the column's, and not rounded.
+    The arguments that are not listed, the extensions and the notes are those of V1.
 
-    With an int8 kv_cache too (FULL_KV), kr_cache stays bfloat16 and quant_scale_ckv is one number: the first element of a
-    (1,), (1, 1) or (1, Hckv) array. The bfloat16 query is then quantised by head,
+    With int8 token_x, weight_dq, weight_uq_qr and weight_dkv_kr the scenario is FULL: dequant_scale_x (T, 1),
+    dequant_scale_w_dq (1, Hcq), dequant_scale_w_uq_qr (1, N * (D + Dr)) and dequant_scale_w_dkv_kr (1, Hckv + Dr) are required,
+    smooth_scales_cq is optional. An int8 product is exact, then * the token's scale * the column's, and not rounded.
+
+    With an int8 kv_cache too (FULL_KV), kr_cache stays bfloat16 and quant_scale_ckv is one number: the first element of a (1,),
+    (1, 1) or (1, Hckv) array. The bfloat16 query is then quantised by head,
 
         dequant_scale_q_nope[t, n] = max |query[t, n]| / 127
         query[t, n] = round(query[t, n] * (127 / max |query[t, n]|))
@@ -176,13 +193,21 @@ def mla_prolog_v2(
 
     so that the attention score is dequant_scale_q_nope / quant_scale_ckv * (query . kv row + query_rope . kr row).
 
-    rounding: of that query. "half_even", or "half_away" as on the device: to float16, then to an integer, ties away from zero
-        both times. The two may differ by one even where there is no tie.
+    Args:
+        rounding: of that query. "half_even", or "half_away" as on the device: to float16, then to an integer, ties away from
+            zero both times. The two may differ by one even where there is no tie.
 
-    Returns (query, query_rope, kv_cache, kr_cache, dequant_scale_q_nope), the last (T, N, 1) float32 in FULL_KV, else None.
-    Raises as `mla_prolog` does; its other arguments, extensions and notes hold.
-    Notes: in FULL_KV a head of zeros has scale 0 and query 0; its query_rope is x / 0, or 0 where x is 0.
-    Source: Ascend MlaProlog V2 (CANN ops-transformer, November 2025).
+    Returns:
+        (query, query_rope, kv_cache, kr_cache, dequant_scale_q_nope), the last (T, N, 1) float32 in FULL_KV, else None.
+
+    Raises:
+        ValueError: as `mla_prolog` does.
+
+    Notes:
+        In FULL_KV a head of zeros has scale 0 and query 0; its query_rope is x / 0, or 0 where x is 0.
+
+    Source:
+        Ascend MlaProlog V2 (CANN ops-transformer, November 2025).
     """
     made = run_call(
         Call(
@@ -258,28 +283,43 @@ def mla_prolog_v3(
 ) -> MlaPrologV3Result:
     """`mla_prolog_v2` with more cache modes, caches quantised by tiles, and two factors: c * qc_qr_scale and latent * kc_scale.
 
-    weight_quant_mode, kv_cache_quant_mode, query_quant_mode: the scenario, with which the dtypes must agree: (0, 0, 0)
-        NO_QUANT, (1, 0, 0) PARTIAL, (1, 2, 0) PARTIAL_KV, (2, 0, 0) FULL, (2, 1, 1) FULL_KV, (1, 3, 0) and (2, 3, 0) PARTIAL
-        and FULL with tiles. Under limits="nov2025" these and the other attributes from query_norm_flag to tile_size must keep
-        their defaults, and the dtypes select the scenario as in V2.
-    ckvkr_repo_mode, quant_scale_repo_mode: 1 with tiles, else 0. tile_size: 128.
-    k_nope_clip_alpha: float32 (1,), with tiles. kv_cache is then int8 (..., 1, Hckv + 2 * Dr + Hckv / 32), 656 bytes a row
-        for 512 and 64: the latent as int8, the rope key as bfloat16, one float32 scale for every 128 latent values; and
-        kr_cache is empty. For each tile, bound = alpha * max |value|, scale = bound / 127,
-        q = round(clip(value, -bound, bound) / scale), zeros to zeros. Only in PA_BSND, BSND and TND.
-    cache_mode: "PA_BSND" and "PA_NZ" as in V1. "PA_BLK_BSND" and "PA_BLK_NZ": cache_index holds int64 block ids, less than the
-        number of blocks: (B, ceil(S / block size)), or for (T, He) tokens the ceil(length / block size) ids of each sequence,
-        one sequence after the other. Every sequence starts at row 0 of its first block; a block with a negative id is not
-        written. "BSND" and "TND": the caches are (B, S, 1, H) and (T, 1, H), a row for each token; cache_index is None.
-    actual_seq_len: int32 (B,), the end of each sequence of (T, He) tokens, non-decreasing, the last one T; only with block ids.
-    query_norm_flag: whether to return c as it is multiplied by weight_uq_qr.
-    qc_qr_scale, kc_scale: finite factors applied after the norms; the rope key has none.
+    The arguments that are not listed and the notes are those of V2.
 
-    Returns (query, query_rope, dequant_scale_q_nope, query_norm, dequant_scale_q_norm). With query_norm_flag, query_norm is
-    (..., Hcq), bfloat16, or int8 with an int8 weight_uq_qr, where dequant_scale_q_norm is its float32 scales (T, 1).
-    What a call does not produce is None. The caches are updated in place.
-    Raises as `mla_prolog_v2` does; its other arguments and notes hold.
-    Source: Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later).
+    Args:
+        actual_seq_len: int32 (B,), the end of each sequence of (T, He) tokens, non-decreasing, the last one T; only with block
+            ids.
+        k_nope_clip_alpha: float32 (1,), with tiles. kv_cache is then int8 (..., 1, Hckv + 2 * Dr + Hckv / 32), 656 bytes a row
+            for 512 and 64: the latent as int8, the rope key as bfloat16, one float32 scale for every 128 latent values; and
+            kr_cache is empty. For each tile, bound = alpha * max |value|, scale = bound / 127, q = round(clip(value, -bound,
+            bound) / scale), zeros to zeros. Only in PA_BSND, BSND and TND.
+        cache_mode: "PA_BSND" and "PA_NZ" as in V1. "PA_BLK_BSND" and "PA_BLK_NZ": cache_index holds int64 block ids, less than
+            the number of blocks: (B, ceil(S / block size)), or for (T, He) tokens the ceil(length / block size) ids of each
+            sequence, one sequence after the other. Every sequence starts at row 0 of its first block; a block with a negative
+            id is not written. "BSND" and "TND": the caches are (B, S, 1, H) and (T, 1, H), a row for each token; cache_index is
+            None.
+        query_norm_flag: whether to return c as it is multiplied by weight_uq_qr.
+        weight_quant_mode: with kv_cache_quant_mode and query_quant_mode the scenario, with which the dtypes must agree:
+            (0, 0, 0) NO_QUANT, (1, 0, 0) PARTIAL, (1, 2, 0) PARTIAL_KV, (2, 0, 0) FULL, (2, 1, 1) FULL_KV, (1, 3, 0) and
+            (2, 3, 0) PARTIAL and FULL with tiles. Under limits="nov2025" these and the other attributes from query_norm_flag to
+            tile_size must keep their defaults, and the dtypes select the scenario as in V2.
+        kv_cache_quant_mode: see weight_quant_mode.
+        query_quant_mode: see weight_quant_mode.
+        ckvkr_repo_mode: 1 with tiles, else 0.
+        quant_scale_repo_mode: likewise.
+        tile_size: 128.
+        qc_qr_scale: a finite factor applied after the norm of c.
+        kc_scale: a finite factor applied after the norm of the latent; the rope key has none.
+
+    Returns:
+        (query, query_rope, dequant_scale_q_nope, query_norm, dequant_scale_q_norm). With query_norm_flag, query_norm is
+        (..., Hcq), bfloat16, or int8 with an int8 weight_uq_qr, where dequant_scale_q_norm is its float32 scales (T, 1). What a
+        call does not produce is None. The caches are updated in place.
+
+    Raises:
+        ValueError: as `mla_prolog_v2` does.
+
+    Source:
+        Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later).
     """
     return run_call(
         Call(

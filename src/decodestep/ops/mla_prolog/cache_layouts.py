@@ -22,8 +22,14 @@ def cache_to_nz(cache: ArrayT) -> ArrayT:
 
         block.reshape(-1)[(h // c0) * block size * c0 + r * c0 + h % c0] = row r's value h       for each block
 
-    cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
-    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape, width or size of a value.
+    Args:
+        cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
+
+    Returns:
+        An array of the same shape, dtype and kind.
+
+    Raises:
+        ValueError: for another shape, width or size of a value.
     """
     a = _view_blocks("cache_to_nz", cache)
     n, rows, _, width = a.shape
@@ -35,8 +41,14 @@ def cache_to_nz(cache: ArrayT) -> ArrayT:
 def cache_from_nz(cache: ArrayT) -> ArrayT:
     """Copies a PA_NZ cache into the order of PA_BSND, rows one after the other: the inverse of `cache_to_nz`.
 
-    cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
-    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape, width or size of a value.
+    Args:
+        cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
+
+    Returns:
+        An array of the same shape, dtype and kind.
+
+    Raises:
+        ValueError: for another shape, width or size of a value.
     """
     a = _view_blocks("cache_from_nz", cache)
     n, rows, _, width = a.shape

@@ -19,13 +19,19 @@ def gather_cache(
 ) -> ArrayT | list[ArrayT]:
     """Reads rows of a cache in any cache mode: single rows by slot, or whole sequences.
 
-    cache: (blocks, block size, 1, H); in TND (T, 1, H).
-    index, lengths: without lengths, index holds slots, integers of any shape, in PA_BSND and PA_NZ only.
-        With lengths, (B,) integers, rows 0 to lengths[b] - 1 of every sequence b are read. In the PA modes index is then a
-        block table (B, blocks), or one array with the block ids of all sequences in order. It is None in BSND, where
-        sequence b is cache[b], and in TND, where the sequences follow each other.
-    Returns copies in cache's kind: (*index.shape, H) without lengths, else a list of B arrays (lengths[b], H).
-    Raises ValueError for a slot, block id or length outside the cache.
+    Args:
+        cache: (blocks, block size, 1, H); in TND (T, 1, H).
+        index: without lengths, slots, integers of any shape, in PA_BSND and PA_NZ only. With lengths, in the PA modes a block
+            table (B, blocks), or one array with the block ids of all sequences in order; None in BSND, where sequence b is
+            cache[b], and in TND, where the sequences follow each other.
+        lengths: (B,) integers: rows 0 to lengths[b] - 1 of every sequence b are read. None for single rows.
+        cache_mode: that of the cache.
+
+    Returns:
+        Copies in cache's kind: (*index.shape, H) without lengths, else a list of B arrays (lengths[b], H).
+
+    Raises:
+        ValueError: for a slot, block id or length outside the cache.
     """
     op = "gather_cache"
     require_choice(op, "cache_mode", cache_mode, ALL_MODES)

@@ -85,14 +85,32 @@ def mla_prolog_plan(
 ) -> MlaPrologPlan:
     """Computes the host tiling of a MlaProlog call: its key, the split of its four products, steps, vector blocks, workspace.
 
-    tokens: T or B * S, in [0, 1048576]. heads, hidden, hcq, hckv, nope, rope: N, He, Hcq, Hckv, D, Dr, each > 0.
-    scenario: "NO_QUANT", "PARTIAL", "PARTIAL_KV", "FULL" or "FULL_KV". cache_mode: "PA_BSND" or "PA_NZ".
-    empty_cache: whether the caches have no blocks. aic, aiv: numbers of cube and vector cores, > 0.
+    Args:
+        tokens: T or B * S, in [0, 1048576].
+        heads: N > 0.
+        hidden: He > 0.
+        hcq: Hcq > 0.
+        hckv: Hckv > 0.
+        nope: D > 0.
+        rope: Dr > 0.
+        scenario: "NO_QUANT", "PARTIAL", "PARTIAL_KV", "FULL" or "FULL_KV".
+        cache_mode: "PA_BSND" or "PA_NZ".
+        empty_cache: whether the caches have no blocks.
+        aic: the number of cube cores, > 0.
+        aiv: the number of vector cores, > 0.
 
-    Returns a `MlaPrologPlan`. Raises ValueError for anything else.
-    Notes: the group computation needs eight key-value heads; the operator has one, so it is never chosen. With nine cube cores
-    or more MatmulCkvKr is split into blocks of 64 columns.
-    Source: Ascend MlaProlog, host tiling (CANN ops-transformer, November 2025).
+    Returns:
+        A `MlaPrologPlan`.
+
+    Raises:
+        ValueError: for anything else.
+
+    Notes:
+        The group computation needs eight key-value heads; the operator has one, so it is never chosen. With nine cube cores or
+        more MatmulCkvKr is split into blocks of 64 columns.
+
+    Source:
+        Ascend MlaProlog, host tiling (CANN ops-transformer, November 2025).
     """
     sizes = {"heads": heads, "hidden": hidden, "hcq": hcq, "hckv": hckv, "nope": nope, "rope": rope, "aic": aic, "aiv": aiv}
     require(is_int(tokens) and 0 <= tokens <= _MOST_TOKENS, _OP, "tokens", f"an integer in [0, {_MOST_TOKENS}]", tokens)

@@ -12,10 +12,11 @@ from decodestep.ops.mla_prolog.scenarios import Scenario
 class MlaPrologResult(NamedTuple):
     """The results of `mla_prolog`.
 
-    query: (..., N, Hckv), the query in the latent's space.
-    query_rope: (..., N, Dr), the rotated rope part of the query.
-    kv_cache_out, kr_cache_out: the caches that were passed in, updated.
-    query and query_rope are bfloat16, or float32 or float64 with such tensors.
+    Attributes:
+        query: (..., N, Hckv), the query in the latent's space; bfloat16, or float32 or float64 with such tensors.
+        query_rope: (..., N, Dr), the rotated rope part of the query; likewise.
+        kv_cache_out: the kv_cache that was passed in, updated.
+        kr_cache_out: the kr_cache that was passed in, updated.
     """
 
     query: Array
@@ -27,8 +28,12 @@ class MlaPrologResult(NamedTuple):
 class MlaPrologV2Result(NamedTuple):
     """The results of `mla_prolog_v2`.
 
-    query, query_rope, kv_cache_out, kr_cache_out: as in `MlaPrologResult`; in FULL_KV query is int8.
-    dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
+    Attributes:
+        query: as in `MlaPrologResult`; in FULL_KV int8.
+        query_rope: as in `MlaPrologResult`.
+        kv_cache_out: as in `MlaPrologResult`.
+        kr_cache_out: as in `MlaPrologResult`.
+        dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
     """
 
     query: Array
@@ -41,12 +46,13 @@ class MlaPrologV2Result(NamedTuple):
 class MlaPrologV3Result(NamedTuple):
     """The results of `mla_prolog_v3`, which updates the caches but does not return them.
 
-    query: (..., N, Hckv), the query in the latent's space, int8 in FULL_KV.
-    query_rope: (..., N, Dr), the rotated rope part of the query; in FULL_KV in units of the int8 query.
-    dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
-    query_norm: (..., Hcq), the normed compressed query as weight_uq_qr multiplies it: int8 if that weight is, else rounded to
-        token_x's dtype; None unless query_norm_flag.
-    dequant_scale_q_norm: float32 (T, 1), the scale of each row of an int8 query_norm; None if there is none.
+    Attributes:
+        query: (..., N, Hckv), the query in the latent's space, int8 in FULL_KV.
+        query_rope: (..., N, Dr), the rotated rope part of the query; in FULL_KV in units of the int8 query.
+        dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
+        query_norm: (..., Hcq), the normed compressed query as weight_uq_qr multiplies it: int8 if that weight is, else rounded
+            to token_x's dtype; None unless query_norm_flag.
+        dequant_scale_q_norm: float32 (T, 1), the scale of each row of an int8 query_norm; None if there is none.
     """
 
     query: Array

@@ -87,10 +87,17 @@ def slots_from_block_table(
 
         slot = block_table[b, position // block_size] * block_size + position % block_size
 
-    block_table: (B, blocks) integers, the blocks of each sequence in order.
-    positions: integers, (B,) or (B, S) for row b of the table; with `sequence`, (T,) integers, for row sequence[t].
-    Returns int64 of positions' shape, in block_table's kind; -1 where the position or the block id is negative.
-    Raises ValueError for a position outside the table's blocks.
+    Args:
+        block_table: (B, blocks) integers, the blocks of each sequence in order.
+        positions: integers, (B,) or (B, S) for row b of the table; with `sequence`, (T,) integers, for row sequence[t].
+        block_size: the rows of a block, an integer >= 1.
+        sequence: (T,) integers in [0, B), or None.
+
+    Returns:
+        int64 of positions' shape, in block_table's kind; -1 where the position or the block id is negative.
+
+    Raises:
+        ValueError: for a position outside the table's blocks.
     """
     op = "slots_from_block_table"
     table, at = arrays.integers(op, "block_table", block_table), arrays.integers(op, "positions", positions)

@@ -15,16 +15,20 @@ _EMPTY_QUERY = 2
 class MlaPrologTilingKey:
     """The fields of the 64-bit key that selects the device kernel of MlaProlog, lowest bits first.
 
-    cache_mode: bits 0-3; 0 BNSD (reserved), 1 PA_BSND, 2 PA_NZ.
-    scenario: bits 4-5; 0 float16 (reserved), 1 without quantisation, 2 quantised.
-    quant_mode: bits 6-9; 0 weight_uq_qr, 1 weight_uq_qr and the caches, 2 all weights, 3 all weights and the caches; 0
-        without quantisation.
-    dequant_optional: bit 10; the dequantisation is split over the heads.
-    group_compute_optional: bit 11; never together with dequant_optional.
-    empty_tensor_mode: bits 12-13; 0 none, 1 empty caches, 2 no tokens. With 2 every other bit of the key is 0.
+    Attributes:
+        cache_mode: bits 0-3; 0 BNSD (reserved), 1 PA_BSND, 2 PA_NZ.
+        scenario: bits 4-5; 0 float16 (reserved), 1 without quantisation, 2 quantised.
+        quant_mode: bits 6-9; 0 weight_uq_qr, 1 weight_uq_qr and the caches, 2 all weights, 3 all weights and the caches; 0
+            without quantisation.
+        dequant_optional: bit 10; the dequantisation is split over the heads.
+        group_compute_optional: bit 11; never together with dequant_optional.
+        empty_tensor_mode: bits 12-13; 0 none, 1 empty caches, 2 no tokens. With 2 every other bit of the key is 0.
 
-    Raises ValueError for a field outside its width and for both optionals at once.
-    Source: Ascend MlaProlog (CANN ops-transformer, November 2025).
+    Raises:
+        ValueError: for a field outside its width and for both optionals at once.
+
+    Source:
+        Ascend MlaProlog (CANN ops-transformer, November 2025).
     """
 
     cache_mode: int
@@ -65,7 +69,11 @@ class MlaPrologTilingKey:
 
     @classmethod
     def decode(cls, key: int) -> MlaPrologTilingKey:
-        """The inverse of `encode`; raises ValueError for a number that is no key."""
+        """The inverse of `encode`.
+
+        Raises:
+            ValueError: for a number that is no key.
+        """
         require(is_int(key) and 0 <= key < 1 << sum(_WIDTHS), _OP, "key", f"an integer in [0, {1 << sum(_WIDTHS)})", key)
         rest, values = int(key), []
         for width in _WIDTHS:
