@@ -9,8 +9,6 @@ import pytest
 
 import decodestep as ds
 
-# What is documented in paragraphs.
-IN_PARAGRAPHS = ("decodestep.generation.", "decodestep.models.model", "decodestep.ops.mla_prolog")
 ROOMS = tuple(f"decodestep.{name}" for name in (*ds._MODULES, "chat", "_base.threads", "_base.profiling"))
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Notes", "Source")
 # Of a function whose arguments are those of another.
@@ -20,11 +18,11 @@ ELSEWHERE = re.compile(r"as (for )?`\w+`")
 def public():
     """The public functions and classes by name, and the methods of those classes."""
     found = {}
-    for place in (ds, ds.ops, ds.random, ds.processors, ds.stopping, ds.steps):
+    for place in (ds, ds.generation, ds.ops, ds.random, ds.processors, ds.stopping, ds.steps):
         for name in getattr(place, "__all__", vars(place)):
             value = getattr(place, name)
             module = getattr(value, "__module__", "")
-            if name[0] != "_" and callable(value) and module.startswith(ROOMS) and not module.startswith(IN_PARAGRAPHS):
+            if name[0] != "_" and callable(value) and module.startswith(ROOMS):
                 found[name] = value
                 if inspect.isclass(value):
                     methods = ((f"{name}.{each}", getattr(value, each)) for each in vars(value) if not each.startswith("_"))
