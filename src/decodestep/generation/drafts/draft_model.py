@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 _OP = "draft"  # the argument by which users know it
-_CHANCE = 0.6  # of a draft, before any was accepted or not
 _READING = 16  # new tokens of a row in one pass: with more, it reads a prompt
 
 
@@ -29,6 +28,7 @@ class DraftModel:
     """Makes the drafters of a smaller model for the rows of a larger one: a DrafterFactory.
 
     model: drafts. target: the model whose rows they are. Both have the same tokens under the same ids.
+    chance: that a row of the target draws what the model drafts.
 
     Raises ValueError for a model with others, which names the first of them.
     """
@@ -36,9 +36,9 @@ class DraftModel:
     def __init__(self, model: Model, target: Model) -> None:
         self.model = model
         self._known = _KNOWN.setdefault(model, _Known())
-        if target not in self._known.targets:
+        if target not in self._known.chances:
             _require_same_tokens(model, target)
-            self._known.targets.add(target)
+        self.chance = self._known.chances.setdefault(target, _Chance())
 
     def __call__(self, row: Row) -> ModelDrafter:
         return ModelDrafter(self, row)
@@ -68,6 +68,8 @@ class DraftModel:
             for i, row, token in zip(batch, rows, drawn, strict=True):
                 drafts[i] += [token] * (token >= 0)
                 unread[i] = [] if row.is_end(token) else [token]
+        for (drafter, target, _), draft in zip(asked, drafts, strict=True):
+            drafter.remember(target, draft)
         return drafts
 
     def _forward(self, drafters: Sequence[ModelDrafter], batch: dict[int, list[int]]) -> np.ndarray:
@@ -98,6 +100,7 @@ class ModelDrafter(Drafter):
         self.coupled = CoupledRow(row)
         self._sequence: CachedSequence | None = None
         self._same = 0  # how many tokens of the sequence are certainly the row's
+        self._draft: tuple[int, list[int]] = 0, []  # how long the row was when it was last drafted for, and the draft
 
     @property
     def sequence(self) -> CachedSequence:
@@ -110,9 +113,13 @@ class ModelDrafter(Drafter):
         return max(0, self._source.model.config.context + 1 - len(row.history))
 
     def outlook(self, row: Row, most: int) -> Outlook:
+        begin, draft = self._draft
+        self._source.chance.learn(draft, row.history.tokens[begin : begin + len(draft)])
+        self._draft = 0, []
         length, drawn = len(row.history), len(row.history) - row.history.prompt_length
         remaining = (row.params.max_new_tokens or drawn + most) - drawn
-        return Outlook(min(most, self.room(row)), _CHANCE, self._source.seconds(length - self._same, remaining))
+        seconds = self._source.seconds(length - self._same, remaining)
+        return Outlook(min(most, self.room(row)), self._source.chance.value, seconds)
 
     def propose(self, row: Row, limit: int) -> Sequence[int]:
         return self._source.propose_all([(self, row, limit)])[0]
@@ -125,6 +132,10 @@ class ModelDrafter(Drafter):
             group = [each for each in own if each[0]._source is source]
             proposals.update(zip((drafter for drafter, _, _ in group), source.propose_all(group), strict=True))
         return [proposals[drafter] for drafter, _, _ in own]
+
+    def remember(self, row: Row, draft: list[int]) -> None:
+        """Takes note of a draft, to see what becomes of it."""
+        self._draft = len(row.history), draft
 
     def catch_up(self, row: Row) -> list[int]:
         """Takes back the drafts that the row has not drawn. Returns the row's tokens that are to be run, the last one at least;
@@ -154,12 +165,44 @@ class ModelDrafter(Drafter):
         self._sequence, self._same = None, 0
 
 
-class _Known:
-    """What is known of a model that drafts: the models with its tokens, the seconds of a drafted token and of one that is only
-    read."""
+class _Chance:
+    """The chance of drafted tokens: what has become of those before, of which older ones count less and less.
+
+    It is forgotten while nothing is drafted, so that texts that have become easier are found again.
+    """
+
+    _BEFORE, _WEIGHT = 0.6, 5.0  # the chance without any, and the number of tokens for which it stands
+    _FADING, _PAUSE = 0.99, 0.998  # for each token; for each time that there is none
 
     def __init__(self) -> None:
-        self.targets: WeakSet[Model] = WeakSet()
+        self._accepted = self._tried = 0.0
+
+    @property
+    def value(self) -> float:
+        return (self._accepted + self._BEFORE * self._WEIGHT) / (self._tried + self._WEIGHT)
+
+    def learn(self, draft: Sequence[int], drawn: Sequence[int]) -> None:
+        """drawn: what the row has drawn in the place of the draft. After the first token that differs nothing is known."""
+        for drafted, token in zip(draft, drawn, strict=False):
+            self._fade(self._FADING)
+            self._accepted += drafted == token
+            self._tried += 1
+            if drafted != token:
+                break
+        if not draft:
+            self._fade(self._PAUSE)
+
+    def _fade(self, share: float) -> None:
+        self._accepted *= share
+        self._tried *= share
+
+
+class _Known:
+    """What is known of a model that drafts: the chances of its drafts by the models with the same tokens, the seconds of a
+    drafted token and of one that is only read."""
+
+    def __init__(self) -> None:
+        self.chances: WeakKeyDictionary[Model, _Chance] = WeakKeyDictionary()
         self.drafting, self.reading = Average(), Average()
 
 
