@@ -19,9 +19,9 @@ class TokenStates:
         self._first, self._rows = 0, np.empty(0)  # the position of the first, and the states of all, (T, K, He)
 
     def at(self, position: int) -> np.ndarray | None:
-        """Those of the token at a position; None if they are not known."""
+        """Those of the token at a position, which outlive the others; None if they are not known."""
         place = position - self._first
-        return self._rows[place] if 0 <= place < len(self._rows) else None
+        return self._rows[place].copy() if 0 <= place < len(self._rows) else None
 
     def add(self, first: int, rows: np.ndarray) -> None:
         """Those of tokens that have run, from position `first` on, in place of the earlier ones."""

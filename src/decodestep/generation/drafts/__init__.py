@@ -37,10 +37,12 @@ def drafters_of(model: Model, draft: Draft) -> list[DrafterFactory]:
         return []
     if isinstance(draft, Model):
         return [DraftModel(draft, model)]
-    if draft == "mtp" or (draft == "auto" and model.decoder.next_tokens is not None):
-        return [*drafters_of(model, "lookup")[: draft == "auto"], NextTokenDrafts(model)]
-    if draft in ("auto", "lookup"):
+    if draft == "auto":
+        return [_Lookup(model), *([] if model.decoder.next_tokens is None else [NextTokenDrafts(model)])]
+    if draft == "lookup":
         return [_Lookup(model)]
+    if draft == "mtp":
+        return [NextTokenDrafts(model)]
     if callable(draft):
         return [draft]
     refuse("generate", "draft", _RULE, draft)
