@@ -9,14 +9,15 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// Pieces of more than kSpreadBytes spread their prefetches over their quads, a line or two with each: all at once would
-// wait for each other, and none would be in flight while the rest of the piece is multiplied.
-constexpr size_t kSpreadBytes = 1024, kSpreadDistance = 768;
-
+// The quads of a piece, with each of which a line or two of what is read later are prefetched: all at once would wait
+// for each other, and none would be in flight while the rest of the piece is multiplied.
 template <Format F>
-struct SpreadQuads {
+struct StreamedQuads {
     PanelQuads<F> quads;
     const uint8_t* ahead;
+
+    DECODESTEP_INLINE StreamedQuads(const PanelPrefetcher<F>& prefetcher, size_t block, const uint8_t* piece)
+        : quads{piece}, ahead(prefetcher.ahead(block, kPrefetchBytes)) {}
 
     DECODESTEP_INLINE u8x64 quad(size_t j, size_t v) const {
         constexpr size_t lines = ceil_div(PanelPrefetcher<F>::kBytes, kCacheLine), calls = 2 * kQuads;
@@ -26,20 +27,6 @@ struct SpreadQuads {
         return quads.quad(j, v);
     }
 };
-
-template <Format F>
-constexpr bool kSpreads = PanelPrefetcher<F>::kBytes > kSpreadBytes;
-
-// The quads of the piece at `block`; prefetches ahead of it.
-template <Format F>
-DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size_t block, const uint8_t* piece) {
-    if constexpr (kSpreads<F>) {
-        return SpreadQuads<F>{{piece}, prefetcher.ahead(block, kSpreadDistance)};
-    } else {
-        prefetcher.advance(block);
-        return PanelQuads<F>{piece};
-    }
-}
 
 // Whether several tokens are multiplied by several panels at once. Of AVX-512 without dot products, which few CPUs
 // have, these instances would be half of all code.
@@ -111,12 +98,12 @@ void stream_bytes(const PanelStreams& a, size_t streams) {
                                        layout.pieces > 1 ? block_sums[g][s] : y[g][s]);
                 };
                 if (groups == 1) {
-                    add(0, streamed_quads<F>(prefetcher, b + i, piece));
+                    add(0, StreamedQuads<F>(prefetcher, b + i, piece));
                 } else if constexpr (kSharesQuads<F, T>) {
                     store_streamed<F>(prefetcher, b + i, piece, stored);
                     for (size_t g = 0; g < groups; ++g) add(g, StoredQuads<F>{stored});
                 } else {
-                    add(0, streamed_quads<F>(prefetcher, b + i, piece));
+                    add(0, StreamedQuads<F>(prefetcher, b + i, piece));
                     for (size_t g = 1; g < groups; ++g) add(g, PanelQuads<F>{piece});
                 }
             }
