@@ -32,12 +32,22 @@ struct StreamedQuads {
 // have, these instances would be half of all code.
 constexpr bool kStreamsTokens = kStreams > 1 && (kWideSums || !kManyRegisters);
 
-// The largest number of groups of T tokens, if tokens are in as few groups as possible, of about equal sizes.
+// The largest number of tokens that form one group; of more, groups have at most kRegisterTokens. That the float sums of
+// a larger group are in memory costs less than to unpack the panels twice, and the instances for a single group are
+// small.
+constexpr int kLargestGroup = kStreamsTokens && kManyRegisters ? 8 : kRegisterTokens;
+
+// In how many groups tokens are multiplied: as few as possible, of about equal sizes.
+constexpr size_t groups_of(size_t tokens) {
+    return tokens <= size_t{kLargestGroup} ? 1 : ceil_div(tokens, kRegisterTokens);
+}
+
+// The largest number of groups of T tokens.
 template <int T>
 constexpr size_t kTokenGroups = [] {
     size_t most = 1;
     for (size_t tokens = 1; kStreamsTokens && tokens <= kStreamedTokens; ++tokens) {
-        const size_t groups = ceil_div(tokens, kRegisterTokens);
+        const size_t groups = groups_of(tokens);
         if (ceil_div(tokens, groups) == T) most = std::max(most, groups);
     }
     return most;
@@ -119,11 +129,10 @@ void stream_bytes(const PanelStreams& a, size_t streams) {
         add_residuals<F>({F, a.blocks, a.panels[s], nullptr, x, a.first, a.tokens, a.outputs + s * a.tokens});
 }
 
-// The same in as few groups as possible, of about equal sizes.
 template <Format F>
 void stream_bytes(const PanelStreams& a, size_t streams) {
-    const size_t groups = ceil_div(a.tokens, kRegisterTokens);
-    with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() { stream_bytes<F, T>(a, streams); });
+    with_constant<kLargestGroup>(ceil_div(a.tokens, groups_of(a.tokens)),
+                                 [&]<int T>() { stream_bytes<F, T>(a, streams); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD
