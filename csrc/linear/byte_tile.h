@@ -68,8 +68,10 @@ class Starts {
                 compute(t, load_bits(half_sums));
             }
     }
-    // x with their starts.
-    DECODESTEP_INLINE TokenBlocks with(const TokenBlocks& x) const { return {x.blocks, x.at, x.stride, starts_[0]}; }
+    // x, of the tokens from number t on, with their starts.
+    DECODESTEP_INLINE TokenBlocks with(const TokenBlocks& x, size_t t = 0) const {
+        return {x.blocks, x.at, x.stride, starts_[kNeeded ? t : 0]};
+    }
 
   private:
     DECODESTEP_INLINE void compute(size_t t, i32x16 half_sums) {

@@ -1,6 +1,8 @@
 // Prefetching of panels.
 #pragma once
 
+#include <algorithm>
+
 #include "core/cache_line.h"
 #include "linear/linear_panels.h"
 #include "simd/simd.h"
@@ -25,9 +27,9 @@ class BlockPrefetcher {
         prefetch(b < blocks_ ? panel_ + b * kBytes : next_panel_ + (b - blocks_) * kBytes, kBytes);
     }
 
-    // The address `bytes` ahead of `block`, which may be in the next panel.
+    // The address `bytes` ahead of `block`, at most a panel, which may be in the next one.
     DECODESTEP_INLINE const uint8_t* ahead(size_t block, size_t bytes) const {
-        const size_t at = block * kBytes + bytes, end = blocks_ * kBytes;
+        const size_t end = blocks_ * kBytes, at = block * kBytes + std::min(bytes, end);
         return at < end ? panel_ + at : next_panel_ + (at - end);
     }
 

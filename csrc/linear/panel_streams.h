@@ -9,14 +9,15 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// Pieces of more than kSpreadBytes spread their prefetches over their quads, a line or two with each: all at once would
-// wait for each other, and none would be in flight while the rest of the piece is multiplied.
-constexpr size_t kSpreadBytes = 1024, kSpreadDistance = 768;
-
+// The quads of a piece, with each of which a line or two of what is read later are prefetched: all at once would wait
+// for each other, and none would be in flight while the rest of the piece is multiplied.
 template <Format F>
-struct SpreadQuads {
+struct StreamedQuads {
     PanelQuads<F> quads;
     const uint8_t* ahead;
+
+    DECODESTEP_INLINE StreamedQuads(const PanelPrefetcher<F>& prefetcher, size_t block, const uint8_t* piece)
+        : quads{piece}, ahead(prefetcher.ahead(block, kPrefetchBytes)) {}
 
     DECODESTEP_INLINE u8x64 quad(size_t j, size_t v) const {
         constexpr size_t lines = ceil_div(PanelPrefetcher<F>::kBytes, kCacheLine), calls = 2 * kQuads;
@@ -27,30 +28,26 @@ struct SpreadQuads {
     }
 };
 
-template <Format F>
-constexpr bool kSpreads = PanelPrefetcher<F>::kBytes > kSpreadBytes;
-
-// The quads of the piece at `block`; prefetches ahead of it.
-template <Format F>
-DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size_t block, const uint8_t* piece) {
-    if constexpr (kSpreads<F>) {
-        return SpreadQuads<F>{{piece}, prefetcher.ahead(block, kSpreadDistance)};
-    } else {
-        prefetcher.advance(block);
-        return PanelQuads<F>{piece};
-    }
-}
-
 // Whether several tokens are multiplied by several panels at once. Of AVX-512 without dot products, which few CPUs
 // have, these instances would be half of all code.
 constexpr bool kStreamsTokens = kStreams > 1 && (kWideSums || !kManyRegisters);
 
-// The largest number of groups of T tokens, if tokens are in as few groups as possible, of about equal sizes.
+// The largest number of tokens that form one group; of more, groups have at most kRegisterTokens. That the float sums
+// of a larger group are in memory costs less than to unpack the panels twice, and the instances for a single group are
+// small.
+constexpr int kLargestGroup = kStreamsTokens && kManyRegisters ? 8 : kRegisterTokens;
+
+// In how many groups tokens are multiplied: as few as possible, of about equal sizes.
+constexpr size_t groups_of(size_t tokens) {
+    return tokens <= size_t{kLargestGroup} ? 1 : ceil_div(tokens, kRegisterTokens);
+}
+
+// The largest number of groups of T tokens.
 template <int T>
 constexpr size_t kTokenGroups = [] {
     size_t most = 1;
     for (size_t tokens = 1; kStreamsTokens && tokens <= kStreamedTokens; ++tokens) {
-        const size_t groups = ceil_div(tokens, kRegisterTokens);
+        const size_t groups = groups_of(tokens);
         if (ceil_div(tokens, groups) == T) most = std::max(most, groups);
     }
     return most;
@@ -73,9 +70,16 @@ template <Format F>
 // over the streams, and store them, where one register and constant distances do.
 DECODESTEP_INLINE void forget(size_t& value) { asm volatile("" : "+r"(value)); }
 
+// Of the sums of T tokens, those of the last N.
+template <int N, int T>
+DECODESTEP_INLINE FloatSums<N, 2>& last_sums(FloatSums<T, 2>& sums) {
+    return *reinterpret_cast<FloatSums<N, 2>*>(sums + (T - N));
+}
+
 // Multiplies the tokens, in groups of T <= tokens, by `streams` panels. The last group is moved back to be a whole one;
-// the tokens that it shares with the group before get the same sums twice. A single group is compiled on its own: for
-// others to come, GCC would store the quads that it unpacks.
+// the tokens that it shares with the group before get the same sums twice, except in groups of two, of which the last
+// is then multiplied by its second token alone. A single group is compiled on its own: for others to come, GCC would
+// store the quads that it unpacks.
 template <Format F, int T>
 void stream_bytes(const PanelStreams& a, size_t streams) {
     constexpr PanelLayout layout = panel_layout(F);
@@ -101,23 +105,31 @@ void stream_bytes(const PanelStreams& a, size_t streams) {
             for (size_t s = 0; s < streams; ++s) {
                 const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
                 const uint8_t* piece = a.panels[s] + offset + i * layout.piece_bytes();
-                const auto add = [&](size_t g, const auto& quads) DECODESTEP_INLINE_LAMBDA {
-                    size_t first = at(g);
+                // Of the last N tokens of a group.
+                const auto add_last = [&]<int N>(size_t g, const auto& quads) DECODESTEP_INLINE_LAMBDA {
+                    size_t first = at(g) + (T - N) * kStretch;
                     forget(first);
                     const TokenBlocks blocks{x.quantised, first, kStretch};
+                    auto& sums = last_sums<N, T>((layout.pieces > 1 ? block_sums : y)[g][s]);
                     if constexpr (layout.pieces == 1 && traits(F).minima)
-                        add_minima<F, T, 2>(0, piece, x, blocks.at, y[g][s]);
-                    add_piece<F, T, 2>(quads, 0, piece, starts[g].with(blocks).after(i),
-                                       layout.pieces > 1 ? block_sums[g][s] : y[g][s]);
+                        add_minima<F, N, 2>(0, piece, x, blocks.at, sums);
+                    add_piece<F, N, 2>(quads, 0, piece, starts[g].with(blocks, T - N).after(i), sums);
                 };
+                const auto add = [&](size_t g, const auto& quads)
+                                     DECODESTEP_INLINE_LAMBDA { add_last.template operator()<T>(g, quads); };
                 if (groups == 1) {
-                    add(0, streamed_quads<F>(prefetcher, b + i, piece));
+                    add(0, StreamedQuads<F>(prefetcher, b + i, piece));
                 } else if constexpr (kSharesQuads<F, T>) {
                     store_streamed<F>(prefetcher, b + i, piece, stored);
                     for (size_t g = 0; g < groups; ++g) add(g, StoredQuads<F>{stored});
                 } else {
-                    add(0, streamed_quads<F>(prefetcher, b + i, piece));
-                    for (size_t g = 1; g < groups; ++g) add(g, PanelQuads<F>{piece});
+                    add(0, StreamedQuads<F>(prefetcher, b + i, piece));
+                    for (size_t g = 1; g < groups; ++g) {
+                        if (T == 2 && (g + 1) * T > a.tokens)
+                            add_last.template operator()<1>(g, PanelQuads<F>{piece});
+                        else
+                            add(g, PanelQuads<F>{piece});
+                    }
                 }
             }
         if constexpr (layout.pieces > 1)
@@ -125,18 +137,19 @@ void stream_bytes(const PanelStreams& a, size_t streams) {
                 finish_block<F, T, 2>(0, a.panels[s] + offset, x, at(g), block_sums[g][s], y[g][s]);
             });
     }
-    each_sums([&](size_t g, size_t s) DECODESTEP_INLINE_LAMBDA {
+    // The last group first: the group before has the sums of a token that both have.
+    each_sums([&](size_t following, size_t s) DECODESTEP_INLINE_LAMBDA {
+        const size_t g = groups - 1 - following;
         store_outputs<T, 2>(y[g][s], 0, a.outputs + s * a.tokens + first_of(g));
     });
     for (size_t s = 0; s < streams; ++s)
         add_residuals<F>({F, a.blocks, a.panels[s], nullptr, x, a.first, a.tokens, a.outputs + s * a.tokens});
 }
 
-// The same in as few groups as possible, of about equal sizes.
 template <Format F>
 void stream_bytes(const PanelStreams& a, size_t streams) {
-    const size_t groups = ceil_div(a.tokens, kRegisterTokens);
-    with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() { stream_bytes<F, T>(a, streams); });
+    with_constant<kLargestGroup>(ceil_div(a.tokens, groups_of(a.tokens)),
+                                 [&]<int T>() { stream_bytes<F, T>(a, streams); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD
