@@ -14,8 +14,8 @@ class StagePart : public StageMember {
     using StageMember::StageMember;
 
     void run() const {
-        const auto latents = [&] { return LatentAttentionPart(plan_, stage_, share_); };
-        const auto feed_forward = [&] { return FeedForwardPart(plan_, stage_, share_); };
+        const auto latents = [&] { return LatentAttentionPart(*this); };
+        const auto feed_forward = [&] { return FeedForwardPart(*this); };
         const size_t head_rows = step_.tokens * decoder_.heads;
         switch (stage_.kind) {
             case StageKind::attention_rows:
@@ -28,7 +28,7 @@ class StagePart : public StageMember {
             case StageKind::attend:
                 return with_groups([](const auto& part) { part.attend(); });
             case StageKind::merge_partials:
-                return GroupedPartials(plan_, stage_, share_).merge_partials();
+                return GroupedPartials(*this).merge_partials();
 
             case StageKind::compress:
                 return latents().compress(hidden_rows(layer().attention_norm));
@@ -105,14 +105,14 @@ class StagePart : public StageMember {
     // Calls body with the part that reads and writes the step's type of cache.
     template <class Body>
     void with_groups(Body&& body) const {
-        with_cache(step_.cache, [&]<class Cache>() { body(GroupedAttentionPart<Cache>(plan_, stage_, share_)); });
+        with_cache(step_.cache, [&]<class Cache>() { body(GroupedAttentionPart<Cache>(*this)); });
     }
 
     // Calls body with what makes rows of the attention's outputs.
     template <class Body>
     void with_attended(Body&& body) const {
         if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width));
-        GroupedPartials(plan_, stage_, share_).with_attended(body);
+        GroupedPartials(*this).with_attended(body);
     }
 
     void add_output() const {

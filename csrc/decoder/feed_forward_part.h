@@ -9,8 +9,8 @@ namespace decodestep::DECODESTEP_BUILD {
 
 class FeedForwardPart : public StageMember {
   public:
-    FeedForwardPart(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
-        : StageMember(plan, stage, share), w_(stage.layer->feed_forward), m_(stage.layer->mixture) {}
+    explicit FeedForwardPart(const StageMember& member)
+        : StageMember(member), w_(stage_.layer->feed_forward), m_(stage_.layer->mixture) {}
 
     void gate_up(const Activations& x) const {
         w_.has_gate() ? multiply_dense(w_, panels(), x, plan_.gated) : square(x);

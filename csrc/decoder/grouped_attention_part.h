@@ -10,8 +10,7 @@ namespace decodestep::DECODESTEP_BUILD {
 template <class Cache>
 class GroupedAttentionPart : public GroupedPartials {
   public:
-    GroupedAttentionPart(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
-        : GroupedPartials(plan, stage, share), w_(stage.layer->grouped) {}
+    explicit GroupedAttentionPart(const StageMember& member) : GroupedPartials(member), w_(stage_.layer->grouped) {}
 
     void project(const Activations& x) const {
         const auto [own, next] = panels_of(0);

@@ -7,8 +7,8 @@ namespace decodestep::DECODESTEP_BUILD {
 
 class GroupedPartials : public StageMember {
   public:
-    GroupedPartials(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
-        : StageMember(plan, stage, share), groups_(plan.groups_of(stage.layer->grouped.window)) {}
+    explicit GroupedPartials(const StageMember& member)
+        : StageMember(member), groups_(plan_.groups_of(stage_.layer->grouped.window)) {}
 
     // Calls body with what makes rows of the attention's outputs; the partials of divided units are merged here unless
     // a stage has merged them.

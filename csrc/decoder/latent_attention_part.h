@@ -9,8 +9,8 @@ namespace decodestep::DECODESTEP_BUILD {
 
 class LatentAttentionPart : public StageMember {
   public:
-    LatentAttentionPart(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
-        : StageMember(plan, stage, share), s_(plan.decoder.latent), w_(stage.layer->latent) {}
+    explicit LatentAttentionPart(const StageMember& member)
+        : StageMember(member), s_(decoder_.latent), w_(stage_.layer->latent) {}
 
     // The first products of the hidden state, stored without further processing.
     void compress(const Activations& x) const {
