@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from decodestep._base.checks import Phrase, refuse
 from decodestep._base.threads import use_threads
 from decodestep.decoding.kv_cache import PairedPages
-from decodestep.decoding.next_tokens import MOST_DRAFTED, SequenceEnd
+from decodestep.decoding.next_tokens import MOST_DRAFTED, NextTokenLayers, SequenceEnd
 from decodestep.decoding.sequence import CachedSequence
 from decodestep.generation.drafts.coupled_row import CoupledRow, draw_each
 from decodestep.generation.drafts.drafter import Drafter, Outlook
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 _CHANCE = 0.8  # of a draft, before any was accepted or not
+# Of a drafted token, by the layers that draft: kept from one call of `generate` to the next.
+_SECONDS: WeakKeyDictionary[NextTokenLayers, Average] = WeakKeyDictionary()
 _MOST_OF_ONE = 4  # tokens of a layer that reads its own outputs, which it was not trained for
 
 
@@ -35,7 +38,7 @@ class NextTokenDrafts:
             rule = 'another than "mtp" for a model without layers for next-token prediction'
             refuse("generate", "draft", rule, Phrase(f'"mtp" for {model.config.name}'))
         self.model, self.layers, self.pages = model, layers, storage.next_tokens
-        self.seconds = Average()  # of a drafted token
+        self.seconds = _SECONDS.setdefault(self.layers, Average())
 
     def __call__(self, row: Row) -> NextTokenDrafter:
         return NextTokenDrafter(self, row)
