@@ -20,7 +20,7 @@ from decodestep.sampling.row import Row
 if TYPE_CHECKING:
     from decodestep.models import Model
 
-_CHANCE = 0.8  # of a draft, before any was accepted or not
+_CHANCE = 0.6  # of a draft, before any was accepted or not
 # Of a drafted token, by the layers that draft: kept from one call of `generate` to the next.
 _SECONDS: WeakKeyDictionary[NextTokenLayers, Average] = WeakKeyDictionary()
 _MOST_OF_ONE = 4  # tokens of a layer that reads its own outputs, which it was not trained for
