@@ -280,7 +280,11 @@ class Batch:
         waiting = len(self._prefill) + len(self._scoring)
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         budget = self._scheduler.prompt_budget(work) if waiting else None
-        drafts = self._choose_drafts(decoding, work, budget is None) if drafting and decoding else [[] for _ in decoding]
+        drafts = (
+            self._choose_drafts(decoding, work, budget is None)
+            if drafting and decoding and self._drafting.possible
+            else [[] for _ in decoding]
+        )
         rows = [
             (sequence, self._rows[key].history.tokens[len(sequence) :] + draft)
             for key, sequence, draft in zip(decoding, sequences, drafts, strict=True)
@@ -290,20 +294,20 @@ class Batch:
 
     def _choose_drafts(self, decoding: Sequence[int], work: Work, uncertain: bool) -> list[list[int]]:
         """The drafts of the rows of a pass. uncertain: also tokens that may turn out wrong."""
-        cost, unused = self._scheduler.cost, self._model.cache.unused // len(decoding)
+        cost = self._scheduler.cost
         self._drafting.choose(
             {key: self._rows[key] for key in decoding},
-            lambda key: self._room_to_draft(self._rows[key], self._sequences[key], unused),
+            lambda key: self._room_to_draft(self._rows[key], self._sequences[key], len(decoding)),
             (lambda drafted: cost.decoding(work._replace(drafted=drafted)) or 1.0) if uncertain else None,
         )
         return [self._drafting.tokens(key) for key in decoding]
 
-    def _room_to_draft(self, row: Row, sequence: CachedSequence, unused: int) -> int:
-        """How many tokens a row may draft: fewer than it may draw, no more than pages hold that nobody uses, and with long-rope
-        no further than the short frequencies go, because one pass has one rope of a row."""
+    def _room_to_draft(self, row: Row, sequence: CachedSequence, rows: int) -> int:
+        """How many tokens one of `rows` may draft: fewer than it may draw, no more than its share of unused pages holds, and
+        with long-rope no further than the short frequencies go, because one pass has one rope of a row."""
         length = len(row.history)
         last = self._model.cache.last_length_like(length)
-        pages = sequence.room(unused) - (length - len(sequence))
+        pages = sequence.room(self._model.cache.unused // rows) - (length - len(sequence))
         return min(_to_run(row), pages, *([] if last is None else [last - length]))
 
     def _with_prompts(self, rows: _Forward, budget: Budget) -> _Forward:

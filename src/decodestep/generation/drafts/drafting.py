@@ -79,7 +79,7 @@ class Drafting:
         """
         for key in rows:
             self._drafts.pop(key, None)
-        offers = [offer for key, row in rows.items() if (offer := self._best_offer(key, row, min(MOST, room(key))))]
+        offers = [offer for key, row in rows.items() if (offer := self._best_offer(key, row, room))]
         asked = [(offer, offer.outlook.tokens) for offer in offers if offer.source.drafter.is_certain]
         if seconds is not None and len(offers) > len(asked):
             others = [offer for offer in offers if not offer.source.drafter.is_certain]
@@ -94,6 +94,11 @@ class Drafting:
                 ids = range(row.plan.vocab_size)
                 if tokens := list(takewhile(ids.__contains__, map(int, proposal[:length]))):
                     self._drafts[offer.key] = _Draft(offer.source, offer.claimed, len(row.history), tokens)
+
+    @property
+    def possible(self) -> bool:
+        """Whether any row has a drafter."""
+        return any(self._sources.values())
 
     @property
     def pending(self) -> bool:
@@ -116,14 +121,15 @@ class Drafting:
             row.accepted += range(length, length + accepted)
         return accepted
 
-    def _best_offer(self, key: int, row: Row, most: int) -> _Offer | None:
+    def _best_offer(self, key: int, row: Row, room: Callable[[int], int]) -> _Offer | None:
         """That of a drafter that is certain, or else of the one with the most expected tokens, if any has one."""
         offers: list[_Offer] = []
-        for source in self._sources[key] if most > 0 else ():
-            claimed = source.drafter.outlook(row, most)
-            chance = source.acceptance.chance(claimed.chance, len(row.history))
-            if claimed.tokens > 0:
-                offers.append(_Offer(key, source, claimed.chance, claimed._replace(chance=chance)))
+        for source in self._sources[key]:
+            claimed = source.drafter.outlook(row, MOST)
+            tokens = min(claimed.tokens, room(key)) if claimed.tokens > 0 else 0
+            if tokens > 0:
+                chance = source.acceptance.chance(claimed.chance, len(row.history))
+                offers.append(_Offer(key, source, claimed.chance, claimed._replace(tokens=tokens, chance=chance)))
                 if source.drafter.is_certain:
                     return offers[-1]
         return max(offers, key=lambda offer: expected_tokens(offer.outlook), default=None)

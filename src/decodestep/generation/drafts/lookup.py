@@ -86,8 +86,8 @@ class LookupDrafter(Drafter):
         self._update(row)
         if self._match is None:
             return Outlook(0, 0.0)
-        # A match of two tokens says little, one of sixteen nearly all.
-        return Outlook(len(self.propose(row, most)), self._match.length / (self._match.length + 3))
+        # Measured on answers of a small model: a third of the tokens after a match of two, nearly all after one of twenty.
+        return Outlook(len(self.propose(row, most)), (self._match.length - 1) / (self._match.length + 1))
 
     def propose(self, row: Row, limit: int) -> Sequence[int]:
         self._update(row)
