@@ -41,7 +41,7 @@ class ForwardCost:
     _KEYS_OF_PREFILL_TOKEN, _KEYS_OF_DECODE_TOKEN = 800, 300  # initially, this many keys cost as much as a token
     _MOST_OF_ONE = 0.25  # of a pass, what one more token takes before it has been measured
     _LEAST_PREFILL = 8  # tokens: a pass of fewer says little of what one more takes
-    _MEMORY = 512  # passes, after which a number of tokens that did not occur is as unknown as it was
+    _MEMORY = 256  # passes, after which a number of tokens that did not occur is as unknown as it was
 
     def __init__(self) -> None:
         self.decode_base: dict[int, float] = {}  # by number of decoding tokens, without their attention
@@ -68,9 +68,9 @@ class ForwardCost:
         prefill = (self.per_prefill_token * work.tokens, self.per_prefill_key * work.token_keys)
         decoding = work.rows + work.drafted
         if work.rows and decoding not in self.decode_base:
-            alone = max(seconds - attention - sum(prefill), seconds / 8)
-            # Halfway to what others suggest: a pass that was interrupted would keep this number from being tried again.
-            self.decode_base[decoding] = (alone + self._base(decoding)) / 2 if self.decode_base else alone
+            alone, suggested = max(seconds - attention - sum(prefill), seconds / 8), self._base(decoding)
+            # Near what others suggest: after a pass that was interrupted, this number would not be tried again.
+            self.decode_base[decoding] = (min(alone, 1.5 * suggested) + suggested) / 2 if self.decode_base else alone
         elif not work.tokens:
             base, key = _corrections(0.2, seconds, self.decode_base[decoding], attention)
             self.decode_base[decoding] *= base
