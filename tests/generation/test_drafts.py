@@ -279,6 +279,97 @@ def test_a_callers_processor_sees_accepted_tokens_only(tiny):
         assert run(scripted(name, answers)) == (plain, seen)
 
 
+class Broken(Drafter):
+    """Raises, or proposes what is no list of ids, where it is told to."""
+
+    def __init__(self, where, result=None):
+        self._where, self._result = where, result
+
+    def _at(self, where):
+        if self._where == where and self._result is None:
+            raise OSError(where)
+
+    def outlook(self, row, most):
+        self._at("outlook")
+        return Outlook(most, 1.0)
+
+    def propose(self, row, limit):
+        self._at("propose")
+        return self._result if self._where == "propose" else []
+
+    def attach(self, sequence):
+        self._at("attach")
+
+    def close(self):
+        self._at("close")
+
+
+CASES = [
+    ("attach", None),
+    ("outlook", None),
+    ("propose", None),
+    ("propose", ["a"]),
+    ("propose", [float("nan")]),
+    ("close", None),
+]
+
+
+@pytest.mark.parametrize(("where", "result"), CASES)
+def test_what_a_drafter_raises_ends_its_row_alone(tiny, where, result, monkeypatch):
+    monkeypatch.setattr("decodestep.generation.drafts.drafting.choose_lengths", lambda offers, *_: [3 for _ in offers])
+    params = ds.SamplingParams(max_new_tokens=20, seed=1, ignore_eos=True)
+    [plain] = ds.generate(tiny, [[1, 2]], params, draft=None)
+    broken = [[9, 9]]
+    draft = lambda row: Broken(where, result) if row.history.tokens[:2] in broken else LookupDrafter()  # noqa: E731
+    reason = "length" if where == "close" else "error"
+    done = ds.generate(tiny, [[1, 2], [9, 9]], params, draft=draft)
+    assert done[0] == plain and done[1].finish_reason == reason
+    with ds.Engine(tiny, draft=draft) as engine:
+        requests = [engine.submit(prompt, params) for prompt in ([9, 9], [1, 2])]
+        assert [one.finish_reason for request in requests for one in request.result()] == [reason, "length"]
+        assert requests[1].result() == [plain] and engine.failures == 0
+    assert tiny.cache.held == 0
+
+
+def test_a_drafter_holds_nothing_once_its_row_has_ended(tiny):
+    small = ds.load(tiny.path)
+    params = ds.SamplingParams(max_new_tokens=60, seed=1, ignore_eos=True)
+    with ds.Engine(tiny, draft=small) as engine:
+        [one] = engine.submit([1, 2], params).result()
+        assert one == ds.generate(tiny, [[1, 2]], params, draft=None)[0]
+        assert engine.submit([3], replace(params, max_new_tokens=1)).result() and small.cache.held == 0
+
+    def refuse(i, piece):
+        raise KeyboardInterrupt
+
+    calls = iter(range(100))
+    for call in ({"stream": refuse}, {"cancelled": lambda: next(calls) > 8 and refuse(0, "")}):
+        with pytest.raises(KeyboardInterrupt) as kept:
+            ds.generate(tiny, [[1, 2]], params, draft=small, **call)
+        assert kept and small.cache.held == tiny.cache.held == 0
+    with pytest.raises(ValueError, match="draft must be another model than the one that draws"):
+        ds.generate(tiny, [[1]], draft=tiny)
+
+
+@pytest.mark.parametrize("draft", [None, "auto"])
+def test_a_constraint_that_takes_too_long_ends_its_row_and_no_other(tiny, monkeypatch, draft):
+    monkeypatch.setattr("decodestep.constraints.processor._STEP_SECONDS", -1)
+    params = ds.SamplingParams(max_new_tokens=20, seed=1)
+    [plain] = ds.generate(tiny, [[1, 2]], params, draft=None)
+    done = ds.generate(tiny, [[1, 2], [1, 2]], [params, replace(params, regex="[ab]{9}")], draft=draft)
+    assert done[0] == plain and done[1].finish_reason == "error" and "costs too much" in str(done[1].error)
+
+
+def test_a_prediction_that_has_no_tokens_is_none(tiny, monkeypatch):
+    def encode(text, *rest):
+        raise ds.ModelError("no token")
+
+    params = ds.SamplingParams(max_new_tokens=5, seed=1)
+    plain = ds.generate(tiny, [[1, 2]], params)
+    monkeypatch.setattr(type(tiny.tokenizer), "encode", encode)
+    assert ds.generate(tiny, [[1, 2]], replace(params, prediction="price: 5 €")) == plain
+
+
 FOLDERS = [("llama", {"cache_dtype": "int8"}), ("gemma3_text", {}), ("gemma3_text", {"dtype": "int8"}), ("deepseek_v3", {})]
 FOLDERS += [
     ("deepseek_v3", {"dtype": "float32"}),

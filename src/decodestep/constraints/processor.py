@@ -73,6 +73,7 @@ class ConstraintLogitsProcessor:
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
+        self._too_slow = False  # whether the last step was
         began = time.thread_time()
         self._steps = self._mask()  # of the row as it was then
         if self._steps is None or self._matcher.is_error():
@@ -90,8 +91,9 @@ class ConstraintLogitsProcessor:
             self._read = len(tokens)
             began = time.thread_time()
             self._steps = self._mask() if self._matcher.consume_tokens(new) else None
-            if time.thread_time() - began > _STEP_SECONDS * len(new):
-                raise ConstraintError(f"{self.language}: a token costs too much", self.language)
+            self._too_slow = time.thread_time() - began > _STEP_SECONDS * len(new)
+        if self._too_slow:
+            raise ConstraintError(f"{self.language}: a token costs too much", self.language)
         if self._steps is None or self._matcher.is_error():
             raise ConstraintError(f"{self.language}: {self._reason('no text of it begins so')}", self.language)
         return self._steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,8 +94,8 @@ class Batch:
         self._model.cache.require_total(count_pages(len(row.history) + _to_run(row)), "a row")
         key = self._added
         self._added += 1
-        self._rows[key] = row
         self._drafting.add(key, row)
+        self._rows[key] = row
         self._waiting.append(key)
         return key
 
@@ -118,13 +118,15 @@ class Batch:
         """The number of rows that have pages."""
         return len(self._sequences)
 
-    def advance(self) -> Iterator[list[tuple[int, str]]]:
+    def advance(self) -> Generator[list[tuple[int, str]], None, None]:
         """Runs one forward pass; yields, once for each token that rows draw in turn, (key, added text) for each of these rows,
         the first time also for each row that ran out of time or found no pages, with the text it had held back.
 
         A row may be ended with `end` at any time, and then draws no more.
         """
         held = [(key, text) for key, row in self._rows.items() if row.late() and (text := self.end(key, "time"))]
+        for key, error in self._drafting.take_errors().items():
+            held += [(key, text)] if not self._rows[key].reason and (text := self._rows[key].fail(error)) else []
         self._remove_ended()
         held += self._admit()
         drawing = self._next_drawing()
@@ -155,10 +157,13 @@ class Batch:
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
+        self._drafting.close()
         keep_cost(self._model, self._scheduler.cost)
 
     def _settle(self, key: int) -> None:
         """Drops what has been run of a row's draft and not drawn."""
+        if key not in self._sequences:  # the pages have been released meanwhile
+            return
         row, sequence = self._rows[key], self._sequences[key]
         self._drafting.settle(key, row)
         undrafted = len(sequence) - sequence.drafted
@@ -265,6 +270,8 @@ class Batch:
                 break
             except CacheFullError:
                 drafting = False  # another thread may have taken pages that nobody used
+                for key in composed.decoding:
+                    self._drafting.drop(key)
                 if not composed.work.drafted:
                     self._preempt_last()
         count = len(composed.decoding) + composed.work.drafted
@@ -339,6 +346,7 @@ class Batch:
         if key in self._sampled:
             self._unsample(self._sampled.index(key))
         self._release(key)
+        self._drafting.release(key)
         self._waiting.appendleft(key)
 
 

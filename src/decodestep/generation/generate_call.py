@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from decodestep._base.checks import Phrase, require
@@ -80,16 +81,17 @@ class GenerateCall:
         """
         turns = self._draw() if self._batch.running else self._search()
         begins = True
-        while True:
-            if (begins or self._batch.draws_drafts) and self._cancelled():
-                yield from self.cancel()
-                return
-            begins = False
-            with use_threads(self._model.threads):  # not while the caller has its turn
-                pieces = next(turns, None)
-            if pieces is None:
-                return
-            yield from pieces
+        with closing(turns):
+            while True:
+                if (begins or self._batch.draws_drafts) and self._cancelled():
+                    yield from self.cancel()
+                    return
+                begins = False
+                with use_threads(self._model.threads):  # not while the caller has its turn
+                    pieces = next(turns, None)
+                if pieces is None:
+                    return
+                yield from pieces
 
     def close(self) -> None:
         """Releases the rows' pages of the model's cache."""
@@ -114,11 +116,12 @@ class GenerateCall:
             found += rows.completions if isinstance(rows, ModelSearch) else [build_completion(row, prompt, i) for row in rows]
         return found
 
-    def _draw(self) -> Iterator[Pieces]:
-        for pieces in self._batch.advance():
-            yield [(self._index_of_key[key], text) for key, text in pieces]
+    def _draw(self) -> Generator[Pieces, None, None]:
+        with closing(self._batch.advance()) as turns:
+            for pieces in turns:
+                yield [(self._index_of_key[key], text) for key, text in pieces]
 
-    def _search(self) -> Iterator[Pieces]:
+    def _search(self) -> Generator[Pieces, None, None]:
         first, search = self._searches.pop(0)
         yield [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
 

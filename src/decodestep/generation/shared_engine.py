@@ -26,14 +26,15 @@ class _Shared:
 
 # A lease may end in a `__del__`, which the garbage collector calls anywhere: also on the thread that has the lock.
 _LOCK = threading.RLock()
-_SHARED: dict[tuple[Model, Draft], _Shared] = {}
+_SHARED: dict[tuple[Model, str | int | None], _Shared] = {}
 
 
 class EngineLease:
     """The use of a model's shared engine with these drafters, from now until `end`. The last one to end closes it."""
 
     def __init__(self, model: Model, draft: Draft) -> None:
-        self._key, self._is_ended = (model, draft), False
+        # A function that makes drafters need not be hashable; the engine keeps it alive.
+        self._key, self._is_ended = (model, draft if draft is None or isinstance(draft, str) else id(draft)), False
         with _LOCK:
             while True:
                 shared = _SHARED.get(self._key)

@@ -7,9 +7,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Phrase, refuse, require
+from decodestep.errors import ModelError
 from decodestep.generation.drafts.draft_model import DraftModel
 from decodestep.generation.drafts.drafter import Drafter as Drafter
 from decodestep.generation.drafts.drafter import DrafterFactory
@@ -36,6 +38,7 @@ def drafters_of(model: Model, draft: Draft) -> list[DrafterFactory]:
     if draft is None:
         return []
     if isinstance(draft, Model):
+        require(draft is not model, "generate", "draft", "another model than the one that draws", Phrase("the same"))
         return [DraftModel(draft, model)]
     if draft == "auto":
         return [_Lookup(model), *([] if model.decoder.next_tokens is None else [NextTokenDrafts(model)])]
@@ -57,5 +60,7 @@ class _Lookup:
     def __call__(self, row: Row) -> LookupDrafter:
         text = row.params.prediction or ""
         if text != self._prediction:
-            self._prediction, self._ids = text, self._tokenizer.encode(text)
+            self._prediction, self._ids = text, []
+            with suppress(ModelError):  # a text without tokens is no text that the answer will repeat
+                self._ids = self._tokenizer.encode(text)
         return LookupDrafter(self._ids)

@@ -105,7 +105,7 @@ class ModelDrafter(Drafter):
     @property
     def sequence(self) -> CachedSequence:
         if self._sequence is None:
-            self._sequence = self._source.model.sequence()
+            self._sequence = CachedSequence(self._source.model.cache, admitted=True)  # which ends with its row
         return self._sequence
 
     def room(self, row: Row) -> int:

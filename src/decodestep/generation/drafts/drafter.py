@@ -28,7 +28,8 @@ class Drafter(ABC):
     """Proposes tokens that one row may draw next. Wrong ones cost time and change nothing.
 
     A drafter is asked between two passes of its row. It reads the row's tokens itself, which since its last proposal have
-    become more, by any number of those it proposed and others.
+    become more, by any number of those it proposed and others. What it raises ends its row, and those that it proposes for
+    together.
 
     Attributes:
         is_certain: whether all its tokens will be drawn. They are then run whatever they take, and are not counted as drafted.
@@ -56,7 +57,7 @@ class Drafter(ABC):
         """
 
     def close(self) -> None:  # noqa: B027  # most hold nothing
-        """Releases what it holds; the row has ended."""
+        """Releases what it holds: the row has ended, or gives up its pages for a while. What it raises is ignored."""
 
 
 DrafterFactory = Callable[[Row], Drafter]  # makes that of a new row

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
@@ -53,6 +54,7 @@ class Drafting:
         self._factories = factories
         self._sources: dict[int, list[_Source]] = {}  # of each row, by the batch's keys
         self._drafts: dict[int, _Draft] = {}  # those that a pass is running, or has run
+        self._errors: dict[int, Exception] = {}  # of rows whose drafters have raised
 
     def add(self, key: int, row: Row) -> None:
         """Adds a row."""
@@ -62,14 +64,31 @@ class Drafting:
 
     def attach(self, key: int, sequence: CachedSequence) -> None:
         """Tells a row's drafters its sequence in the model's cache."""
-        for source in self._sources[key]:
-            source.drafter.attach(sequence)
+        with self._of_row(key):
+            for source in self._sources[key]:
+                source.drafter.attach(sequence)
+
+    def release(self, key: int) -> None:
+        """Makes a row's drafters release what they hold, and forgets its draft."""
+        self.drop(key)
+        for source in self._sources.get(key, ()):
+            with suppress(Exception):  # nothing depends on it
+                source.drafter.close()
 
     def remove(self, key: int) -> None:
-        """Removes a row, and its draft."""
-        self._drafts.pop(key, None)
-        for source in self._sources.pop(key):
-            source.drafter.close()
+        """Removes a row."""
+        self.release(key)
+        self._sources.pop(key, None)
+
+    def close(self) -> None:
+        """Makes all drafters release what they hold."""
+        for key in self._sources:
+            self.release(key)
+
+    def take_errors(self) -> dict[int, Exception]:
+        """What drafters have raised since the last call, by the rows that this ends."""
+        errors, self._errors = self._errors, {}
+        return errors
 
     def choose(self, rows: Mapping[int, Row], room: Callable[[int], int], seconds: Callable[[int], float] | None) -> None:
         """Chooses a draft for each row that is to have one in the next pass, in place of those it had.
@@ -77,9 +96,11 @@ class Drafting:
         rows: all of the pass, by their keys. room: how many tokens a row may draft at most. seconds: the time of the pass with
         so many drafted tokens; None: only those are drafted that are certain.
         """
-        for key in rows:
-            self._drafts.pop(key, None)
-        offers = [offer for key, row in rows.items() if (offer := self._best_offer(key, row, room))]
+        offers: list[_Offer] = []
+        for key, row in rows.items():
+            self.drop(key)
+            with self._of_row(key):
+                offers += [offer] if (offer := self._best_offer(key, row, room)) else []
         asked = [(offer, offer.outlook.tokens) for offer in offers if offer.source.drafter.is_certain]
         if seconds is not None and len(offers) > len(asked):
             others = [offer for offer in offers if not offer.source.drafter.is_certain]
@@ -88,12 +109,14 @@ class Drafting:
             asked += [(offer, length) for offer, length in zip(others, lengths, strict=True) if length]
         for kind in dict.fromkeys(type(offer.source.drafter) for offer, _ in asked):
             group = [(offer, length) for offer, length in asked if type(offer.source.drafter) is kind]
-            proposals = kind.propose_all([(offer.source.drafter, rows[offer.key], length) for offer, length in group])
-            for (offer, length), proposal in zip(group, proposals, strict=True):
-                row = rows[offer.key]
-                ids = range(row.plan.vocab_size)
-                if tokens := list(takewhile(ids.__contains__, map(int, proposal[:length]))):
-                    self._drafts[offer.key] = _Draft(offer.source, offer.claimed, len(row.history), tokens)
+            with self._of_row(*(offer.key for offer, _ in group)):
+                proposals = kind.propose_all([(offer.source.drafter, rows[offer.key], length) for offer, length in group])
+                for (offer, length), proposal in zip(group, proposals, strict=True):
+                    self._take(offer, rows[offer.key], proposal[:length])
+
+    def drop(self, key: int) -> None:
+        """Forgets a row's draft."""
+        self._drafts.pop(key, None)
 
     @property
     def possible(self) -> bool:
@@ -120,6 +143,23 @@ class Drafting:
             row.drafted += len(tokens)
             row.accepted += range(length, length + accepted)
         return accepted
+
+    def _take(self, offer: _Offer, row: Row, proposal: Sequence[int]) -> None:
+        """Takes a proposal as the row's draft, up to what is no token."""
+        ids = range(row.plan.vocab_size)
+        if tokens := list(takewhile(ids.__contains__, map(int, proposal))):
+            self._drafts[offer.key] = _Draft(offer.source, offer.claimed, len(row.history), tokens)
+
+    @contextmanager
+    def _of_row(self, *keys: int) -> Iterator[None]:
+        """Context manager around what drafters of rows do: if they raise, these rows end, and no others."""
+        try:
+            yield
+        except Exception as error:
+            for key in keys:
+                self.remove(key)
+                self._sources[key] = []
+                self._errors[key] = error
 
     def _best_offer(self, key: int, row: Row, room: Callable[[int], int]) -> _Offer | None:
         """That of a drafter that is certain, or else of the one with the most expected tokens, if any has one."""
