@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from decodestep.generation.drafts.drafter import count_equal
 from decodestep.ops.decode_step.rows import new_row, step_rows
 from decodestep.sampling.row import Row
 from decodestep.sampling.token_history import TokenHistory
@@ -51,9 +52,7 @@ class CoupledRow:
         tokens: all of the row's, the prompt included, which begin with those that it followed before.
         """
         ours = self._history.tokens
-        same = min(self._followed, len(tokens))
-        while same < min(len(ours), len(tokens)) and ours[same] == tokens[same]:
-            same += 1
+        same = count_equal(ours, tokens, self._followed)
         if same < len(ours):
             self._history.truncate(same)
         for token in tokens[same:]:

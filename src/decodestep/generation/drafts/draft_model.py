@@ -13,7 +13,7 @@ from decodestep._base.checks import Phrase, refuse, require
 from decodestep.decoding.sequence import CachedSequence
 from decodestep.errors import CacheFullError
 from decodestep.generation.drafts.coupled_row import CoupledRow, draw_each
-from decodestep.generation.drafts.drafter import Drafter, Outlook
+from decodestep.generation.drafts.drafter import Drafter, Outlook, count_equal
 from decodestep.generation.drafts.lengths import Average
 from decodestep.sampling.row import Row
 
@@ -146,10 +146,7 @@ class ModelDrafter(Drafter):
         self.coupled.follow(tokens)
         if not len(sequence):
             sequence.reuse(tokens)
-        same, most = min(self._same, len(sequence)), min(len(sequence), len(tokens) - 1)
-        while same < most and sequence.tokens[same] == tokens[same]:
-            same += 1
-        same = min(same, most)
+        same = min(count_equal(sequence.tokens, tokens, self._same), len(tokens) - 1)
         try:
             if same < len(sequence):
                 sequence.truncate(same)

@@ -61,3 +61,12 @@ class Drafter(ABC):
 
 
 DrafterFactory = Callable[[Row], Drafter]  # makes that of a new row
+
+
+def count_equal(one: Sequence[int], other: Sequence[int], known: int = 0) -> int:
+    """With how many equal tokens two sequences begin. known: how many of them are known to be, as far as both have them."""
+    most = min(len(one), len(other))
+    same = min(known, most)
+    while same < most and one[same] == other[same]:
+        same += 1
+    return same

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from decodestep.decoding.sequence import CachedSequence
-from decodestep.generation.drafts.drafter import Drafter, DrafterFactory, Outlook
+from decodestep.generation.drafts.drafter import Drafter, DrafterFactory, Outlook, count_equal
 from decodestep.generation.drafts.forced import ForcedDrafter
 from decodestep.generation.drafts.lengths import Acceptance, choose_lengths, expected_tokens
 from decodestep.sampling.row import Row
@@ -133,16 +133,15 @@ class Drafting:
         draft = self._drafts.get(key)
         return [] if draft is None else draft.tokens
 
-    def settle(self, key: int, row: Row) -> int:
-        """Counts what a row, which has drawn its tokens since, has accepted of its draft; returns how many tokens those are."""
+    def settle(self, key: int, row: Row) -> None:
+        """Counts what a row, which has drawn its tokens since, has accepted of its draft."""
         source, claimed, length, tokens = self._drafts.pop(key)
         drawn = row.history.tokens[length:]
-        accepted = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(drawn, tokens, strict=False)))
+        accepted = count_equal(drawn, tokens)
         source.acceptance.learn(claimed, accepted, min(len(drawn), len(tokens)), length)
         if not source.drafter.is_certain:
             row.drafted += len(tokens)
             row.accepted += range(length, length + accepted)
-        return accepted
 
     def _take(self, offer: _Offer, row: Row, proposal: Sequence[int]) -> None:
         """Takes a proposal as the row's draft, up to what is no token."""

@@ -10,7 +10,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 
 from decodestep._base.checks import Phrase, require
 from decodestep.generation.drafts.coupled_row import CoupledRow
-from decodestep.generation.drafts.drafter import Drafter
+from decodestep.generation.drafts.drafter import Drafter, count_equal
 from decodestep.generation.drafts.lookup import LookupDrafter
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
@@ -30,6 +30,7 @@ class AssistantDrafter(Drafter):
     def __init__(self, assistant: PreTrainedModel, row: Row) -> None:
         self._model, self._coupled = assistant, CoupledRow(row)
         self._tokens: list[int] = []  # those in the cache
+        self._same = 0  # how many of them are certainly the row's
         self._cache = DynamicCache(config=assistant.config.get_text_config(decoder=True))
         self._cache.activate_past_recording()
         self._options = {"logits_to_keep": 1} if assistant._supports_logits_to_keep() else {}
@@ -39,9 +40,8 @@ class AssistantDrafter(Drafter):
     def propose(self, row: Row, limit: int) -> Sequence[int]:
         tokens = row.history.tokens
         self._coupled.follow(tokens)
-        same, most = 0, min(len(self._tokens), len(tokens) - 1)
-        while same < most and self._tokens[same] == tokens[same]:
-            same += 1
+        same = min(count_equal(self._tokens, tokens, self._same), len(tokens) - 1)
+        self._same = len(tokens)
         if self._tokens:
             self._cache.crop(same - len(self._tokens))
             del self._tokens[same:]
