@@ -10,6 +10,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from decodestep.generation.completion import Completion, build_completion
+from decodestep.generation.drafts.drafter import Drafter
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.row import Row
 
@@ -60,6 +61,7 @@ class EngineRequest:
         self.rows = rows
         self.listener = listener
         self.keys = [-1] * len(rows)  # of its rows in the engine's batch; -1 before they are there
+        self.drafters: list[list[Drafter]] = []  # those of each row, before they are there
         self.cancelled = threading.Event()
         self._deltas: SimpleQueue[Delta] = SimpleQueue()
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # of a task that waits for a delta

@@ -11,6 +11,7 @@ from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, build_completion
 from decodestep.generation.drafts import Draft, drafters_of
+from decodestep.generation.drafts.drafting import new_drafters
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams
@@ -53,14 +54,15 @@ class GenerateCall:
         self._rows_or_search: list[list[Row] | ModelSearch] = []
         factory = RowFactory.from_model(model, processors=processors)
         self._key_of_index: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
-        self._batch = Batch(model, drafters=drafters_of(model, draft))
+        self._batch, drafters = Batch(model), drafters_of(model, draft)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
         for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
             if p.num_beams == 1:
                 rows = [factory.row(sample, prompt, number=i) for sample in p.samples()]
                 self._rows_or_search.append(rows)
-                self._key_of_index |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
+                for k, row in enumerate(rows):
+                    self._key_of_index[first + k] = self._batch.add(row, new_drafters(drafters, row))
             else:
                 row = factory.row(p.without_beams(), prompt, number=i, num_beams=p.num_beams)
                 search = ModelSearch(model, p, row, i)

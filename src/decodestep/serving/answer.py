@@ -170,7 +170,7 @@ class Answer:
     def _usage(self) -> dict[str, Any]:
         prompts = sum(len(request.prompt_ids) for request in self._requests)
         cached = sum(request.rows[0].cached_tokens for request in self._requests)  # the other samples have its pages
-        drafts = None if self._job.params.prediction is None else count_drafts(self._rows)
+        drafts = None if self._job.params.prediction is None else count_drafts(self._rows, "prediction")
         return usage(prompts, sum(choice.tokens for choice in self._choices), cached, drafts)
 
     @property

@@ -264,9 +264,12 @@ class Drafts(NamedTuple):
     drafted: int
 
 
-def count_drafts(rows: Sequence[Row]) -> Drafts:
-    """Of rows that may be running: accepted tokens are counted first, as the rows count them last."""
-    return Drafts(sum(len(row.accepted) for row in rows), sum(row.drafted for row in rows))
+def count_drafts(rows: Sequence[Row], kind: str | None = None) -> Drafts:
+    """Of rows that may be running: accepted tokens are counted first, as the rows count them last. kind: the only one that
+    counts; None: all do."""
+    if kind is None:
+        return Drafts(sum(len(row.accepted) for row in rows), sum(sum(list(row.drafted.values())) for row in rows))
+    return Drafts(sum(list(row.accepted.values()).count(kind) for row in rows), sum(row.drafted.get(kind, 0) for row in rows))
 
 
 class Envelope:
