@@ -95,7 +95,7 @@ class NextTokenDrafter(Drafter):
         sequence.feed = SlotFeed(self._source.layers, self._source.pages)
 
     def outlook(self, row: Row, most: int) -> Outlook:
-        feed = self.sequence and self.sequence.feed
+        feed = None if self.sequence is None else self.sequence.feed
         known = feed is not None and feed.known
         return Outlook(min(most, self._source.most) if known else 0, _CHANCE, self.experience.seconds())
 
@@ -110,8 +110,8 @@ class NextTokenDrafter(Drafter):
     def end(self, row: Row) -> SequenceEnd | None:
         """Where a draft begins; None where it cannot, because a state is not known."""
         sequence = self.sequence
-        feed = sequence and sequence.feed
-        if sequence is None or feed is None or (states := feed.states(len(sequence) - 1)) is None:
+        states = None if sequence is None or sequence.feed is None else sequence.feed.states(len(sequence) - 1)
+        if sequence is None or states is None:
             return None
         self.coupled.follow(row.history.tokens)
         return SequenceEnd(len(sequence), sequence.page_numbers, states)
