@@ -34,7 +34,7 @@ from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
 from decodestep.serving.request_fields import require_short
 from decodestep.serving.requests import Job, chat_job, completion_job, max_characters, parse_body
-from decodestep.serving.responses import json_bytes, text_with_control_tokens
+from decodestep.serving.responses import json_bytes
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -351,5 +351,5 @@ def _ids(model: Model, text: str) -> list[int]:
 
 
 def _text_response(model: Model, ids: list[int]) -> Response:
-    text = text_with_control_tokens(model.tokenizer, ids)
+    text = model.tokenizer.spell(ids)
     return _Json({"content": text, "prompt": text})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from decodestep._base.checks import Phrase, is_int, require
 from decodestep.chat import tools
+from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.chat.tool_json import UnreadableError, read_arguments
-from decodestep.chat.tools import ToolFormat
 from decodestep.errors import RequestError
 from decodestep.generation.prompts import RESERVED
 from decodestep.models.sampling_defaults import with_defaults
@@ -19,14 +19,13 @@ from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.sampling.request_formats import schema_of_format
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.request_fields import list_field, object_field, require_short, texts
-from decodestep.serving.responses import TEXT, Form, chat_form, echo_form, text_with_control_tokens
+from decodestep.serving.responses import TEXT, Form, chat_form, echo_form
 
 if TYPE_CHECKING:
     from decodestep.models import Model
 
 _OP = "serve"
 _MAX_DEPTH = 256  # of lists and objects in each other: schemas need a few dozen, Python's recursion ends at about a thousand
-_TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
 _COMPLETION_TOKENS = 16  # of a completion whose request has no max_tokens, as in OpenAI's API; a chat has no such number
 _MAX_LOGPROBS, _MAX_ECHO_LOGPROBS = 100, 20  # of a token; of a prompt's token, of which there are many at once
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
@@ -53,7 +52,8 @@ class Job:
     prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
     stream ends with the token counts. running_usage: whether each chunk before has those so far. spelled: names of control
     tokens that appear in the text. field_of: the request's field for each field of params that it has under another name, or
-    that was made from another one. only_scored: as for `Engine.submit`. tools: those of the request; None without.
+    that was made from another one. only_scored: as for `Engine.submit`. answer: how the answers of a chat are
+    read; None of a completion.
     """
 
     prompts: list[Any]
@@ -65,13 +65,13 @@ class Job:
     spelled: Collection[str]
     field_of: Mapping[str, str]
     only_scored: bool = False
-    tools: ToolFormat | None = None
+    answer: AnswerFormat | None = None
 
     def refusal(self, error: RequestError) -> HttpError:
         """The response to an error of the engine, in the words of the request."""
-        named = None
-        if self.tools is not None and self.params.grammar is not None and self.field_of.get(error.arg) == "tools":
-            named = self.tools.refusal(self.params.grammar, error)
+        named, called = None, None if self.answer is None else self.answer.tools
+        if called is not None and self.params.grammar is not None and self.field_of.get(error.arg) == "tools":
+            named = called.refusal(self.params.grammar, error)
         return http_error(named or error, self.field_of)
 
 
@@ -117,20 +117,18 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, *, def
     given = _template_variables(body)
     for name in ("messages", "tools", "chat_template_kwargs", "prediction"):
         require_short([*texts(body.get(name))], most_characters, name)
-    format_ = tools.read(model, body, conversation)
-    conversation, asked = tools.for_template(model, conversation, format_)
+    called = tools.read(model, body, conversation)
+    conversation, asked = tools.for_template(model, conversation, called)
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
-    if format_ is None:
-        return _job(body, [ids], chat_form(None), None, _response_format(body), defaults)
-    if not (format_.required or _response_format(body) or _has_language(body)):  # else the text is bound from its first token
-        begun = format_.reasoning.begun_by(text_with_control_tokens(model.tokenizer, ids[-_TAIL:]))
-        format_ = replace(format_, in_reasoning=begun)
+    format_ = build_answer_format(model, ids, called)
+    if (called is not None and called.required) or _response_format(body) or _has_language(body):
+        format_ = replace(format_, begun=False)  # the text is bound from its first token
     constraint = _constraint(model, body, format_)
     job = _job(body, [ids], chat_form(format_), None, constraint, defaults, format_.spelled)
-    return replace(job, tools=format_)
+    return replace(job, answer=format_)
 
 
 def completion_job(body: Mapping[str, Any], most_characters: int, *, defaults: SamplingParams = _NONE) -> Job:
@@ -344,11 +342,11 @@ def _refuse_calls(name: str) -> NoReturn:
     raise refusal(f"{name}.tool_calls", 'a list of {"function": {"name", "arguments": JSON as text}}')
 
 
-def _constraint(model: Model, body: Mapping[str, Any], format_: ToolFormat) -> dict[str, Any]:
+def _constraint(model: Model, body: Mapping[str, Any], format_: AnswerFormat) -> dict[str, Any]:
     """The constraint of a chat's response_format and tools, as a field of SamplingParams; none beside one that is given as such
     a field, if no tool is required."""
     answer = _response_format(body)
-    if not format_.required and _has_language(body):
+    if not (format_.tools is not None and format_.tools.required) and _has_language(body):
         return answer
     try:
         grammar = format_.grammar(model.tokenizer, answer.get("json_schema"))

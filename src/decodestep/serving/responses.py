@@ -12,9 +12,10 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decodestep.chat.tools import ToolFormat
+from decodestep.chat.answer_reader import Call, Part
 
 if TYPE_CHECKING:
+    from decodestep.chat.answer_format import AnswerFormat
     from decodestep.generation.engine_request import Delta
     from decodestep.ops.decode_step import TokenLogprobs
     from decodestep.sampling.row import Row
@@ -30,7 +31,8 @@ _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 class Choice(ABC):
     """One sample of a response, while it is generated. index: among the choices of the response.
 
-    text: so far. tokens: how many have been generated. Log-probabilities are the model's own, before the request's parameters
+    text: so far. tokens: how many have been generated. reasoning_tokens: how many of these are between the marks of reasoning;
+    None where none is told apart. Log-probabilities are the model's own, before the request's parameters
     change them.
     """
 
@@ -38,6 +40,7 @@ class Choice(ABC):
         self.index = index
         self.text = ""
         self.tokens = 0
+        self.reasoning_tokens: int | None = None
         self._tokenizer, self._row = tokenizer, row
         self._unsent: list[int] = []  # the tokens whose log-probabilities have not been sent yet; the row holds these
         self._logprobs_sent = 0  # how many of the row's have been sent
@@ -144,7 +147,7 @@ class EchoChoice(TextChoice):
         super().__init__(index, tokenizer, row)
         self._completes = completes
         self._ids = row.history.tokens[: row.history.prompt_length]
-        prompt, spelled = prompts[index], text_with_control_tokens(tokenizer, self._ids)
+        prompt, spelled = prompts[index], tokenizer.spell(self._ids)
         self.text = prompt if isinstance(prompt, str) else spelled
         self._offset = len(self.text)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -166,57 +169,54 @@ class EchoChoice(TextChoice):
 
 
 class ChatChoice(Choice):
-    """A choice of a chat. format_: how its calls are read from the text; None without tools."""
+    """A choice of a chat. format_: how its answer is read."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: ToolFormat | None) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: AnswerFormat) -> None:
         super().__init__(index, tokenizer, row)
-        self._format = format_
-        self._reader = format_.reader() if format_ else None
-        self._calls: list[dict[str, Any]] = []  # once the answer has ended
+        self.reasoning_tokens = 0
+        self._reader = format_.reader()
+        self._parts: list[Part] = []  # those that the last delta has added
 
     def take(self, delta: Delta) -> None:
         super().take(delta)
-        if self._format is None or self._reader is None:
-            return
-        self._reader.add(delta.text)
+        was_reasoning = self._reader.in_reasoning
+        self._parts = self._reader.add(delta.text)
         if delta.reason:
-            self._reader.end(self._row.text.stop if self._row.text else "")
-            self._calls = [self._format.response_call(call, number) for number, call in enumerate(self._reader.calls)]
+            stop = self._row.text.stop if self._row.text else ""
+            self._parts += self._reader.end(stop, cut=delta.reason not in _REASONS)
+        self.reasoning_tokens += delta.token is not None and was_reasoning and self._reader.in_reasoning
 
     def whole(self) -> dict[str, Any]:
-        content = self._content
-        message: dict[str, Any] = {"role": "assistant", "content": content if content or not self._calls else None}
+        read = self._reader
+        message: dict[str, Any] = {"role": "assistant"}
+        if read.reasoning:
+            message["reasoning_content"] = read.reasoning
+        message["content"] = read.content if read.content or not (read.reasoning or read.calls) else None
         message["refusal"] = None
-        if self._calls:
-            message["tool_calls"] = self._calls
-        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(self._calls), "message": message}
+        if read.calls:
+            message["tool_calls"] = [_call_of(call) for call in read.calls]
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(read.calls), "message": message}
 
     def opening(self) -> list[dict[str, Any]]:
-        return [{"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
+        return [self._choice({"role": "assistant", "content": ""})]
 
     def chunk(self, delta: Delta) -> list[dict[str, Any]]:
-        """Text that may still become part of a call is held back; calls come at the end.
+        """Text that may still become part of a call is held back.
 
-        The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
-        chunk arrives.
+        Each part has a chunk of its own: a delta has either reasoning, content or a call. So has the end of a message, as in
+        OpenAI's API: its client considers a call complete when the next chunk arrives.
         """
         self.take(delta)
-        start, self._sent = self._sent, len(self._content)
-        message: dict[str, Any] = {"content": self._content[start:]} if start < self._sent else {}
-        if self._calls:
-            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(self._calls)]
-        choices = []
-        if message or delta.logprobs is not None:
-            logprobs = self._take_logprobs()
-            choices.append({"index": self.index, "delta": message, "logprobs": logprobs, "finish_reason": None})
+        deltas = [_delta_of(part) for part in self._parts]
+        choices = [self._choice(each) for each in deltas or ([] if delta.logprobs is None else [{}])]
+        if choices:
+            choices[0]["logprobs"] = self._take_logprobs()
         if delta.reason:
-            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._calls)})
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._reader.calls)})
         return choices
 
-    @property
-    def _content(self) -> str:
-        """The visible text so far."""
-        return self.text if self._reader is None else self._reader.content
+    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         return {"content": [self._with_top(token, found) for token, found in logprobs if found], "refusal": None}
@@ -228,6 +228,19 @@ class ChatChoice(Choice):
         data = self._tokenizer.token_bytes(token)
         text = data.decode("utf-8", "replace") if data else self._tokenizer.token(token)  # for a control token, its name
         return {"token": text, "logprob": _finite(value), "bytes": list(data), "token_id": token}
+
+
+def _call_of(call: Call) -> dict[str, Any]:
+    """A call of a message."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _delta_of(part: Part) -> dict[str, Any]:
+    """The delta of a message: of a call, what says which it is comes with its first part alone."""
+    if part.kind != "call":
+        return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
+    call = {"function": {"arguments": part.text}} if not part.id else _call_of(Call(part.id, part.name, part.text))
+    return {"tool_calls": [{"index": part.index, **call}]}
 
 
 class Form(NamedTuple):
@@ -251,7 +264,7 @@ def echo_form(prompts: Sequence[str | list[int]], completes: bool) -> Form:
     return TEXT._replace(choice=partial(EchoChoice, prompts=prompts, completes=completes))
 
 
-def chat_form(format_: ToolFormat | None) -> Form:
+def chat_form(format_: AnswerFormat) -> Form:
     """The form of a chat's responses. format_: as in `ChatChoice`."""
     return Form("chatcmpl", "chat.completion", "chat.completion.chunk", partial(ChatChoice, format_=format_))
 
@@ -289,14 +302,16 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
 
 
-def usage(prompt: int, completion: int, cached: int, drafts: Drafts | None) -> dict[str, Any]:
+def usage(prompt: int, choices: Sequence[Choice], cached: int, drafts: Drafts | None) -> dict[str, Any]:
     """cached: how many tokens of the prompt did not run, as the cache had them. drafts: None without a prediction."""
+    completion = sum(choice.tokens for choice in choices)
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     used = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
-    if drafts is None:
-        return used
-    details = {"accepted_prediction_tokens": drafts.accepted, "rejected_prediction_tokens": drafts.drafted - drafts.accepted}
-    return {**used, "completion_tokens_details": details}
+    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
+    details = {"reasoning_tokens": sum(reasoning)} if reasoning else {}
+    if drafts is not None:
+        details |= {"accepted_prediction_tokens": drafts.accepted, "rejected_prediction_tokens": drafts.drafted - drafts.accepted}
+    return {**used, "completion_tokens_details": details} if details else used
 
 
 def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:
@@ -305,11 +320,6 @@ def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:
     for character, escape in _LINE_ENDS.items():
         text = text.replace(character, escape)
     return text.encode("utf-8", "replace")
-
-
-def text_with_control_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text that the tokenizer reads as these ids: with the names of control tokens."""
-    return b"".join(map(tokenizer.spelled_bytes, ids)).decode("utf-8", "replace")
 
 
 def _as_requested(seed: int | None) -> int | None:
