@@ -67,10 +67,10 @@ class Choice(ABC):
     def chunk(self, delta: Delta) -> list[dict[str, Any]]:
         """The choices of the chunks for a delta."""
 
-    def _end(self, calls: Sequence[Any] = ()) -> dict[str, Any]:
-        reason = _REASONS.get(self._ended_by, "length")
-        named = "tool_calls" if calls else reason
-        return {"finish_reason": named, "ended_by": self._ended_by, "seed": _as_requested(self._row.seed)}
+    def _end(self, calls: Sequence[Any] = (), *, cut: bool = False) -> dict[str, Any]:
+        """calls: those of the choice. cut: whether the last of them is."""
+        reason = "length" if cut else "tool_calls" if calls else _REASONS.get(self._ended_by, "length")
+        return {"finish_reason": reason, "ended_by": self._ended_by, "seed": _as_requested(self._row.seed)}
 
     def _take_logprobs(self) -> dict[str, Any] | None:
         """The log-probabilities not sent yet."""
@@ -195,7 +195,7 @@ class ChatChoice(Choice):
         message["refusal"] = None
         if read.calls:
             message["tool_calls"] = [_call_of(call) for call in read.calls]
-        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(read.calls), "message": message}
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(read.calls, cut=read.cut_call), "message": message}
 
     def opening(self) -> list[dict[str, Any]]:
         return [self._choice({"role": "assistant", "content": ""})]
@@ -212,7 +212,7 @@ class ChatChoice(Choice):
         if choices:
             choices[0]["logprobs"] = self._take_logprobs()
         if delta.reason:
-            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._reader.calls)})
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._reader.calls, cut=self._reader.cut_call)})
         return choices
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
