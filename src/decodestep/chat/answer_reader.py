@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought
+from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought, without_ends
 from decodestep.chat.text_feed import TextFeed
 from decodestep.chat.tool_call_format import CallFormat, Event, ToolCall
 
@@ -67,7 +67,7 @@ class AnswerReader:
         self._after_mark = ended  # whether no text has followed a mark
         self._after_call = False  # whether no text has followed the last call
         self._begins = True  # whether the text so far may be reasoning alone
-        self._events = self._read(reasoning, begun)
+        self._events = self._read(reasoning, begun, ended)
 
     def add(self, text: str) -> list[Part]:
         """The parts that are certain now that this text has come."""
@@ -94,10 +94,11 @@ class AnswerReader:
         self._space = self._thought_space = ""
         return self._take_parts()
 
-    def _read(self, reasoning: ReasoningFormat, begun: bool) -> Iterator[Event]:
-        yield from reasoning.read(self._feed, begun=begun)
+    def _read(self, reasoning: ReasoningFormat, begun: bool, ended: bool) -> Iterator[Event]:
+        ends = yield from reasoning.read(self._feed, begun=begun, ended=ended)
         self._begins = False
-        yield from self._format.events(self._feed)
+        events = self._format.events(self._feed)
+        yield from without_ends(events, ends) if ends else events
 
     def _advance(self) -> None:
         for event in self._events:
@@ -145,6 +146,7 @@ class AnswerReader:
             return
         if self._thinks:
             self._add("reasoning", self._thought_space.rstrip(_LINE_ENDS))
+        self._space = self._space.rstrip(_LINE_ENDS)  # of an answer that has an end of its own
         self._thought_space, self._thinks, self._after_mark = "", False, not mark.opens
 
     def _think(self, text: str) -> None:

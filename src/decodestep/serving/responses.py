@@ -310,7 +310,10 @@ def usage(prompt: int, choices: Sequence[Choice], cached: int, drafts: Drafts | 
     reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
     details = {"reasoning_tokens": sum(reasoning)} if reasoning else {}
     if drafts is not None:
-        details |= {"accepted_prediction_tokens": drafts.accepted, "rejected_prediction_tokens": drafts.drafted - drafts.accepted}
+        details |= {
+            "accepted_prediction_tokens": drafts.accepted,
+            "rejected_prediction_tokens": drafts.drafted - drafts.accepted,
+        }
     return {**used, "completion_tokens_details": details} if details else used
 
 
