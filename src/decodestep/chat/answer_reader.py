@@ -39,8 +39,9 @@ class AnswerReader:
     """What one answer says, as far as it is certain; the same however its text is cut into pieces.
 
     reasoning: without its marks and the line ends beside them. content: the text without reasoning, without calls and without
-    the white space around them; text after a call begins on a new line. What may still become a mark or a call is not in it
-    yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is known.
+    the white space around them; text after one of them begins on a new line. What may still become a mark or a call is not in
+    it yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is
+    known.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class AnswerReader:
         self._space = ""  # at the end of the content so far: it is left out if a call follows
         self._thought_space = ""  # at the end of the reasoning so far: its line ends are left out if a mark follows
         self._thinks = False  # whether this part of the reasoning has more than white space
-        self._after_mark = ended  # whether no text has followed a mark
+        self._after_mark = ended and separate  # whether no text has followed a mark
         self._after_call = False  # whether no text has followed the last call
         self._begins = True  # whether the text so far may be reasoning alone
         self._events = self._read(reasoning, begun, ended)
@@ -163,7 +164,10 @@ class AnswerReader:
     def _write(self, text: str) -> None:
         if self._after_mark:
             text = text.lstrip(_LINE_ENDS)
-            self._after_mark = not text
+            if not text:
+                return
+            self._after_mark = False
+            text = f"\n{text}" if self.content else text
         if self._after_call:
             text = text.lstrip()
             if not text:

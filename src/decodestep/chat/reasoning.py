@@ -51,7 +51,7 @@ class ReasoningFormat(NamedTuple):
 
     def ended_by(self, prompt: str) -> bool:
         """Whether the prompt ends with a mark after which the answer begins, as it does where reasoning is switched off."""
-        return prompt.rstrip().endswith((self.closing.rstrip(), *self.answer))
+        return prompt.rstrip().endswith((self.closing.rstrip(), *self.answer[-1:]))
 
     def read(
         self, feed: TextFeed, *, begun: bool, ended: bool = False
@@ -156,6 +156,7 @@ _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
     (("</seed:think>",), _SEED),
     (("</mm:think>",), _between("<mm:think>", "</mm:think>")),
     (("[/THINK]",), _between("[THINK]", "[/THINK]")),
+    (("</think:opensource>",), _between("<think:opensource>", "</think:opensource>")),
     (("◁/think▷",), _between("◁think▷", "◁/think▷")),
     (("</think>", "<response>"), _GRANITE),
     (("</think>",), THINK),
@@ -168,5 +169,5 @@ def find_reasoning(template: str, names: Collection[str] = ()) -> ReasoningForma
     names: of the vocabulary's control tokens.
     """
     told = (kind for words, kind in _FORMATS if all(word in template for word in words))
-    named = (kind for _, kind in _FORMATS if kind.opening in names and kind.closing in names)
+    named = (kind for _, kind in reversed(_FORMATS) if kind.opening in names and kind.closing in names)
     return next(told, None) or next(named, None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from decodestep._base.checks import Phrase, is_int, require
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
+from decodestep.chat.message_form import REASONING
 from decodestep.chat.tool_json import UnreadableError, read_arguments
 from decodestep.errors import RequestError
 from decodestep.generation.prompts import RESERVED
@@ -38,7 +39,9 @@ _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_
 _OBJECTS = ("metadata", "prompt_cache_options", "prediction")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
 _TEMPLATE = {"chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
-_OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", *_TEMPLATE}
+_REASONING = {"reasoning_format", "include_reasoning", "separate_reasoning", "stream_reasoning"}
+_OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", *_TEMPLATE, *_REASONING}
+_REASONING_FORMATS = ("auto", "deepseek", "deepseek-legacy", "none")
 # Where a constraint comes from that is not given as such.
 _SOURCES = {"json_schema": "response_format", "grammar": "tools"}
 # Fields of SamplingParams that need `generate`, or whose results do not fit in a response: only their defaults are accepted.
@@ -124,10 +127,13 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, *, def
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
     format_ = build_answer_format(model, ids, called)
-    if (called is not None and called.required) or _response_format(body) or _has_language(body):
+    if (called is not None and called.required) or _response_format(body):
         format_ = replace(format_, begun=False)  # the text is bound from its first token
+    # What continues a message has no beginning at which reasoning could stand.
+    format_ = replace(format_, separate=_is_separate(body) and not given["continue_final_message"])
     constraint = _constraint(model, body, format_)
-    job = _job(body, [ids], chat_form(format_), None, constraint, defaults, format_.spelled)
+    form = chat_form(format_, included=body.get("include_reasoning"), streamed=body.get("stream_reasoning"))
+    job = _job(body, [ids], form, None, constraint, defaults, format_.spelled)
     return replace(job, answer=format_)
 
 
@@ -283,8 +289,23 @@ def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
             raise refusal(name, "a bool")
     if begins and continues:
         raise refusal("add_generation_prompt", "false or omitted with continue_final_message")
+    if not isinstance(given.get("enable_thinking"), bool | None):
+        raise refusal("chat_template_kwargs", "such that enable_thinking is a bool")
     ending = {"add_generation_prompt": begins is not False, "continue_final_message": bool(continues)}
-    return {**({} if effort is None else {"reasoning_effort": effort}), **given, **ending}
+    asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return {**asked, **({"enable_thinking": False} if effort == "none" else {}), **given, **ending}
+
+
+def _is_separate(body: Mapping[str, Any]) -> bool:
+    """Whether the answer's reasoning is told apart from its content."""
+    given = body.get("reasoning_format")
+    if given is not None and given not in _REASONING_FORMATS:
+        raise refusal("reasoning_format", f"one of {', '.join(_REASONING_FORMATS)}")
+    for name in _REASONING - {"reasoning_format"}:
+        if not isinstance(body.get(name), bool | None):
+            raise refusal(name, "a bool")
+    raw = given == "none" or (given == "deepseek-legacy" and body.get("stream") is True)  # which has marks in streams alone
+    return not raw and body.get("separate_reasoning") is not False
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
@@ -292,6 +313,9 @@ def _message(index: int, message: object) -> dict[str, Any]:
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refusal(f"{name}.role", f"one of {', '.join(_ROLES)}")
+    for field in REASONING:
+        if not isinstance(message.get(field), str | None):
+            raise refusal(f"{name}.{field}", "a string")
     for field in ("function_call", "audio"):  # templates would drop what the message says there
         if message.get(field) is not None:
             raise refusal(f"{name}.{field}", "omitted; calls are in tool_calls, and a content is text")

@@ -169,10 +169,24 @@ class EchoChoice(TextChoice):
 
 
 class ChatChoice(Choice):
-    """A choice of a chat. format_: how its answer is read."""
+    """A choice of a chat.
 
-    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: AnswerFormat) -> None:
+    format_: how its answer is read. included: whether its reasoning is told. streamed: whether a stream tells it as it comes;
+    otherwise at its end.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: Tokenizer,
+        row: Row,
+        format_: AnswerFormat,
+        *,
+        included: bool = True,
+        streamed: bool = True,
+    ) -> None:
         super().__init__(index, tokenizer, row)
+        self._included, self._streamed = included, streamed
         self.reasoning_tokens = 0
         self._reader = format_.reader()
         self._parts: list[Part] = []  # those that the last delta has added
@@ -189,7 +203,7 @@ class ChatChoice(Choice):
     def whole(self) -> dict[str, Any]:
         read = self._reader
         message: dict[str, Any] = {"role": "assistant"}
-        if read.reasoning:
+        if read.reasoning and self._included:
             message["reasoning_content"] = read.reasoning
         message["content"] = read.content if read.content or not (read.reasoning or read.calls) else None
         message["refusal"] = None
@@ -207,13 +221,25 @@ class ChatChoice(Choice):
         OpenAI's API: its client considers a call complete when the next chunk arrives.
         """
         self.take(delta)
-        deltas = [_delta_of(part) for part in self._parts]
+        deltas = [_delta_of(part) for part in self._told()]
         choices = [self._choice(each) for each in deltas or ([] if delta.logprobs is None else [{}])]
         if choices:
             choices[0]["logprobs"] = self._take_logprobs()
         if delta.reason:
             choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._reader.calls)})
         return choices
+
+    def _told(self) -> list[Part]:
+        """The parts of the last delta that a stream tells now."""
+        others = [part for part in self._parts if part.kind != "reasoning"]
+        if not self._included:
+            return others
+        if self._streamed:
+            return self._parts
+        if not (others or self._ended_by) or self._sent == len(self._reader.reasoning):
+            return others
+        start, self._sent = self._sent, len(self._reader.reasoning)
+        return [Part("reasoning", self._reader.reasoning[start:]), *others]
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -264,9 +290,10 @@ def echo_form(prompts: Sequence[str | list[int]], completes: bool) -> Form:
     return TEXT._replace(choice=partial(EchoChoice, prompts=prompts, completes=completes))
 
 
-def chat_form(format_: AnswerFormat) -> Form:
-    """The form of a chat's responses. format_: as in `ChatChoice`."""
-    return Form("chatcmpl", "chat.completion", "chat.completion.chunk", partial(ChatChoice, format_=format_))
+def chat_form(format_: AnswerFormat, *, included: bool | None = None, streamed: bool | None = None) -> Form:
+    """The form of a chat's responses. For the arguments, see `ChatChoice`; None for what they are without being given."""
+    choice = partial(ChatChoice, format_=format_, included=included is not False, streamed=streamed is not False)
+    return Form("chatcmpl", "chat.completion", "chat.completion.chunk", choice)
 
 
 class Drafts(NamedTuple):
