@@ -9,7 +9,7 @@ import pytest
 import decodestep as ds
 from decodestep.chat.message_form import MessageForm
 from decodestep.chat.template import ChatTemplate
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_job
 from support.servers import tool
 from test_chat import SPECIAL, TEMPLATES, USER, call, published, say  # noqa: F401 - a fixture
 

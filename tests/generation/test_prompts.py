@@ -12,7 +12,7 @@ from decodestep.chat.template import until_content
 from decodestep.chat.traced_text import TracedText, own_text
 from decodestep.generation.completion import Completion
 from decodestep.generation.prompts import prompt_ids
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_job
 
 USER = {"role": "user", "content": "Which is the largest lake?"}
 BEGUN = {"role": "assistant", "content": "The largest"}

@@ -11,7 +11,7 @@ import pytest
 
 import decodestep as ds
 from decodestep.sampling.params import LANGUAGES
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_job
 from support.servers import HELLO, LocalServer, load, tool
 
 

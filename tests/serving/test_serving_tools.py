@@ -7,7 +7,7 @@ import json
 import pytest
 
 import decodestep as ds
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_job
 from support.project import CHAT_TEMPLATES
 from support.servers import HELLO, TEMPLATE, LocalServer, allowed_tools, byte_vocabulary, load, tool, wait_until
 

@@ -1,8 +1,9 @@
-"""Serves a model to many clients: `http` is an OpenAI-compatible API of an `Engine`.
+"""Serves a model to many clients: `http` is a server of an `Engine`, with the endpoints of `endpoints`.
 
-- `requests` (`request_fields`): request bodies as prompts and `SamplingParams`; `responses`: response bodies; `errors`: error
-  responses; `answer`: from the one to the other;
-- `http`: the routes; `event_stream`: server-sent events; `connection`; `metrics`; `page.html`: the chat page.
+- `http`: the server; `admission`, `bodies`, `errors`, `connection`, `event_stream`, `metrics`: what all endpoints share;
+- `endpoints`: a file each; `endpoint`: what one is; `page.html`: the chat page;
+- `jobs` (`request_fields`): requests as prompts and `SamplingParams`; `answer`: what the rows of a job add; `choices`, `wire`: how
+  it is written.
 
 All of it needs decodestep[serve]. The engine itself is `decodestep.Engine`; its names are here too.
 """

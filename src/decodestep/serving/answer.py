@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
 from decodestep.sampling.params import languages_of
+from decodestep.serving.choices import Choice, Envelope, count_drafts, usage
 from decodestep.serving.errors import HttpError, http_error, refusal, too_long
-from decodestep.serving.responses import Choice, Envelope, count_drafts, json_bytes, usage
+from decodestep.serving.wire import json_bytes
 
 if TYPE_CHECKING:
     from decodestep.generation.engine import Engine
     from decodestep.generation.engine_request import Delta, EngineRequest
     from decodestep.sampling.row import Row
+    from decodestep.serving.jobs import Job
     from decodestep.serving.metrics import Metrics
-    from decodestep.serving.requests import Job
 
 _LOG = logging.getLogger("decodestep.serving.requests")
 _DONE = b"data: [DONE]\n\n"
