@@ -19,11 +19,11 @@ from decodestep.serving.errors import HttpError, http_error, refusal, too_long
 from decodestep.serving.wire import json_bytes
 
 if TYPE_CHECKING:
-    from decodestep.generation.engine import Engine
     from decodestep.generation.engine_request import Delta, EngineRequest
     from decodestep.sampling.row import Row
     from decodestep.serving.jobs import Job
     from decodestep.serving.metrics import Metrics
+    from decodestep.serving.served_models import ServedModel
 
 _LOG = logging.getLogger("decodestep.serving.requests")
 _DONE = b"data: [DONE]\n\n"
@@ -35,13 +35,14 @@ _MAX_PROMPT_LOGPROBS, _MAX_TOKEN_LOGPROBS = 2**20, 2**22
 class Answer:
     """The choices of a job, n for each of its prompts.
 
-    name: of the model. route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
+    route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
     The deltas of a pass are put into its queue on the event loop; its methods are called by the request's task.
     """
 
-    def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, texts: Any) -> None:
-        self._engine, self._job, self._metrics, self._route, self._texts = engine, job, metrics, route, texts
-        self._envelope = Envelope(job.form, name)
+    def __init__(self, served: ServedModel, job: Job, metrics: Metrics, *, route: str, texts: Any) -> None:
+        self._engine, self._job, self._metrics, self._route, self._texts = served.engine, job, metrics, route, texts
+        self._model = served.name
+        self._envelope = Envelope(job.form, served.name)
         self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._started = time.monotonic()
         self._first_token_s: float | None = None  # from the start; None before it
@@ -151,10 +152,10 @@ class Answer:
         index, delta = await self._deltas.get()
         if self._first_token_s is None and delta.token is not None:
             self._first_token_s = time.monotonic() - self._started
-            self._metrics.first_token_seconds.observe(self._first_token_s)
+            self._metrics.first_token_seconds.labels(self._model).observe(self._first_token_s)
         if delta.reason:
             self._running -= 1
-            self._metrics.ended.labels(delta.reason).inc()
+            self._metrics.ended.labels(self._model, delta.reason).inc()
         return index, delta
 
     def _chunks(self, deltas: list[tuple[int, Delta]]) -> bytes:
@@ -190,15 +191,17 @@ class Answer:
         """Adds the request, whose rows have all ended, to the metrics and the log."""
         self._recorded = True
         used, seconds = self._usage(), time.monotonic() - self._started
-        self._metrics.prompt_tokens.inc(used["prompt_tokens"])
-        self._metrics.tokens.inc(used["completion_tokens"])
+        metrics = self._metrics
+        metrics.prompt_tokens.labels(self._model).inc(used["prompt_tokens"])
+        metrics.tokens.labels(self._model).inc(used["completion_tokens"])
         drafts = count_drafts(self._rows)
-        self._metrics.drafted_tokens.inc(drafts.drafted)
-        self._metrics.accepted_tokens.inc(drafts.accepted)
-        self._metrics.request_seconds.observe(seconds)
+        metrics.drafted_tokens.labels(self._model).inc(drafts.drafted)
+        metrics.accepted_tokens.labels(self._model).inc(drafts.accepted)
+        metrics.request_seconds.labels(self._model).observe(seconds)
         entry = {
             "id": self._envelope.id,
             "route": self._route,
+            "model": self._model,
             "stream": self._job.stream,
             **used,
             "first_token_s": None if self._first_token_s is None else round(self._first_token_s, 4),

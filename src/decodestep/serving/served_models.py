@@ -134,18 +134,24 @@ class ServedModels:
         self._default_params, self._most_loaded, self._unload_after = default_params, most_loaded, unload_after
         self._changed = threading.Condition()
         self._loading = threading.Lock()  # held while a model is loaded or unloaded, and until there is room for it
-        self._closing = False
+        self._closing = self._starting = False
         self._deliver: Deliver | None = None
 
     def start(self, deliver: Deliver) -> Future[ModelUse] | None:
-        """Lets models be used. The only model is loaded now: returns a use of it; None where there are several.
+        """Lets models be used. The only model is loaded now: returns what ends when it is, or has its error; None where there
+        are several.
 
         deliver: as for `Engine`, of all engines.
         """
         self._deliver = deliver
         if self._unload_after is not None:
             threading.Thread(target=self._unload_idle, name="decodestep-idle-models", daemon=True).start()
-        return self.ask(None) if len(self._entries) == 1 else None
+        if len(self._entries) > 1:
+            return None
+        self._starting = True
+        loading = self.ask(None)
+        loading.add_done_callback(self._started)
+        return loading
 
     @property
     def names(self) -> list[str]:
@@ -213,6 +219,11 @@ class ServedModels:
         with self._changed:
             self._changed.wait_for(lambda: not any(entry.moving for entry in self._entries.values()), _ENDING)
 
+    def _started(self, loading: Future[ModelUse]) -> None:
+        self._starting = False
+        if loading.exception() is None:
+            loading.result().release()
+
     def _give_all_locked(self, entry: _Entry, found: ServedModel | Exception) -> None:
         waiting, entry.waiting = entry.waiting, []
         for future in waiting:
@@ -271,8 +282,8 @@ class ServedModels:
 
     def _failure(self, name: str, error: Exception) -> Exception:
         """What those are told who wait for a load that has failed. The reason, which names files, is for the log."""
-        if not self._closing:
-            unexpected = not isinstance(error, (ModelError, OSError, MemoryError))
+        if not (self._closing or self._starting):  # else it ends the server, which says so
+            unexpected = not isinstance(error, (ModelError, RequestError, OSError, MemoryError))
             _LOG.error("the model %s could not be loaded: %s", name, error, exc_info=error if unexpected else None)
         failure = ModelError(f"the model {name} could not be loaded; the server's log says why")
         failure.__cause__ = error.with_traceback(None)  # its frames would hold what has been loaded
