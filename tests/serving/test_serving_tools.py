@@ -96,7 +96,8 @@ def test_the_official_stream_helper_tells_when_a_call_is_complete(shared_server)
     done = found["tool_calls.function.arguments.done"]
     assert done.name == "weather" and set(json.loads(done.arguments)) == {"city", "days"} == set(done.parsed_arguments)
     choice = stream.get_final_completion().choices[0]
-    assert choice.finish_reason == "tool_calls" and found["logprobs.content.done"].content == choice.logprobs.content
+    told, every = found["logprobs.content.done"].content, choice.logprobs.content
+    assert choice.finish_reason == "tool_calls" and told == every[: len(told)]  # those before the call
 
 
 def test_a_function_without_parameters_has_no_arguments(shared_server):
@@ -205,10 +206,10 @@ def test_an_answer_begins_within_reasoning_where_the_prompt_does(tiny_file, mark
     asked = {"messages": HELLO, "tools": [tool("f")]}
     for end, expected in ((mark, True), (f"{mark}</think>", False), ("", False)):
         model = ds.load(path, chat_template=template + end)
-        assert chat_job(model, asked, 10**6).tools.in_reasoning is expected
+        assert chat_job(model, asked, 10**6).answer.begun is expected
     model = ds.load(path, chat_template=template + mark)
     for bound in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}, {"regex": "a"}):
-        assert not chat_job(model, {**asked, **bound}, 10**6).tools.in_reasoning
+        assert not chat_job(model, {**asked, **bound}, 10**6).answer.begun
 
 
 @pytest.mark.parametrize(
@@ -226,9 +227,9 @@ def test_as_many_calls_are_answered_as_can_come_back(tiny_file, calls, several):
     model = ds.load(tiny_file(kind="Q8_0", context=400), chat_template=template)
     asked = {"messages": HELLO, "tools": [tool("f")]}
     for _ in range(2):
-        assert chat_job(model, asked, 10**6).tools.several is several
-    assert chat_job(model, {**asked, "parallel_tool_calls": True}, 10**6).tools.several is several
-    assert chat_job(model, {**asked, "parallel_tool_calls": False}, 10**6).tools.several is False
+        assert chat_job(model, asked, 10**6).answer.tools.several is several
+    assert chat_job(model, {**asked, "parallel_tool_calls": True}, 10**6).answer.tools.several is several
+    assert chat_job(model, {**asked, "parallel_tool_calls": False}, 10**6).answer.tools.several is False
 
 
 def test_what_a_model_of_llama_calls_can_come_back(tiny_file):
@@ -272,4 +273,4 @@ def test_text_around_a_call_is_streamed(shared_server):
     deltas = [part.delta for chunk in chunks for part in chunk.choices]
     [at] = [i for i, delta in enumerate(deltas) if delta.tool_calls]
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
-    assert at > 15 and chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert 10 < at < len(deltas) - 10 and chunks[-1].choices[0].finish_reason == "tool_calls"

@@ -172,7 +172,7 @@ class Answer:
         prompts = sum(len(request.prompt_ids) for request in self._requests)
         cached = sum(request.rows[0].cached_tokens for request in self._requests)  # the other samples have its pages
         drafts = None if self._job.params.prediction is None else count_drafts(self._rows)
-        return usage(prompts, sum(choice.tokens for choice in self._choices), cached, drafts)
+        return usage(prompts, self._choices, cached, drafts)
 
     @property
     def _rows(self) -> list[Row]:

@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 # OpenAI's finish_reason: "stop" tells clients that the text is complete, as they parse JSON then; others are cut, which is
 # "length". The additional field `ended_by` has the library's own.
-_REASONS = {"eos": "stop", "stop": "stop"}
+COMPLETE = ("eos", "stop")
 
 
 class Choice(ABC):
     """One sample of a response, while it is generated. index: among the choices of the response.
 
-    text: so far. tokens: how many have been generated. Log-probabilities are the model's own, before the request's parameters
+    text: so far. tokens: how many have been generated. reasoning_tokens: how many of these are between the marks of reasoning;
+    None where none is told apart. Log-probabilities are the model's own, before the request's parameters
     change them.
     """
 
@@ -32,6 +33,7 @@ class Choice(ABC):
         self.index = index
         self.text = ""
         self.tokens = 0
+        self.reasoning_tokens: int | None = None
         self._tokenizer, self._row = tokenizer, row
         self._unsent: list[int] = []  # the tokens whose log-probabilities have not been sent yet; the row holds these
         self._logprobs_sent = 0  # how many of the row's have been sent
@@ -59,7 +61,7 @@ class Choice(ABC):
         """The choices of the chunks for a delta."""
 
     def _end(self, calls: Sequence[Any] = ()) -> dict[str, Any]:
-        reason = _REASONS.get(self._ended_by, "length")
+        reason = "stop" if self._ended_by in COMPLETE else "length"
         named = "tool_calls" if calls else reason
         return {"finish_reason": named, "ended_by": self._ended_by, "seed": _as_requested(self._row.seed)}
 
@@ -124,14 +126,19 @@ class Envelope:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
 
 
-def usage(prompt: int, completion: int, cached: int, drafts: Drafts | None) -> dict[str, Any]:
+def usage(prompt: int, choices: Sequence[Choice], cached: int, drafts: Drafts | None) -> dict[str, Any]:
     """cached: how many tokens of the prompt did not run, as the cache had them. drafts: None without a prediction."""
+    completion = sum(choice.tokens for choice in choices)
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     used = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
-    if drafts is None:
-        return used
-    details = {"accepted_prediction_tokens": drafts.accepted, "rejected_prediction_tokens": drafts.drafted - drafts.accepted}
-    return {**used, "completion_tokens_details": details}
+    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
+    details = {"reasoning_tokens": sum(reasoning)} if reasoning else {}
+    if drafts is not None:
+        details |= {
+            "accepted_prediction_tokens": drafts.accepted,
+            "rejected_prediction_tokens": drafts.drafted - drafts.accepted,
+        }
+    return {**used, "completion_tokens_details": details} if details else used
 
 
 def _as_requested(seed: int | None) -> int | None:

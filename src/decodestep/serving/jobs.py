@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decodestep._base.checks import Phrase, require
-from decodestep.chat.tools import ToolFormat
+from decodestep.chat.answer_format import AnswerFormat
 from decodestep.errors import RequestError
 from decodestep.models.sampling_defaults import with_defaults
 from decodestep.sampling.field_aliases import ALIASES
@@ -42,7 +42,8 @@ class Job:
     prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
     stream ends with the token counts. running_usage: whether each chunk before has those so far. spelled: names of control
     tokens that appear in the text. field_of: the request's field for each field of params that it has under another name, or
-    that was made from another one. only_scored: as for `Engine.submit`. tools: those of the request; None without.
+    that was made from another one. only_scored: as for `Engine.submit`. answer: how the answers of a chat are
+    read; None of a completion.
     """
 
     prompts: list[Any]
@@ -54,13 +55,13 @@ class Job:
     spelled: Collection[str]
     field_of: Mapping[str, str]
     only_scored: bool = False
-    tools: ToolFormat | None = None
+    answer: AnswerFormat | None = None
 
     def refusal(self, error: RequestError) -> HttpError:
         """The response to an error of the engine, in the words of the request."""
-        named = None
-        if self.tools is not None and self.params.grammar is not None and self.field_of.get(error.arg) == "tools":
-            named = self.tools.refusal(self.params.grammar, error)
+        named, called = None, None if self.answer is None else self.answer.tools
+        if called is not None and self.params.grammar is not None and self.field_of.get(error.arg) == "tools":
+            named = called.refusal(self.params.grammar, error)
         return http_error(named or error, self.field_of)
 
 

@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from decodestep.chat import tools
+from decodestep.chat.answer_format import AnswerFormat, build_answer_format
+from decodestep.chat.answer_reader import Call, Part
 from decodestep.chat.tool_json import UnreadableError, read_arguments
-from decodestep.chat.tools import ToolFormat
 from decodestep.errors import RequestError
 from decodestep.generation.prompts import RESERVED
 from decodestep.sampling.params import LANGUAGES, SamplingParams
-from decodestep.serving.choices import Choice, Form, finite
+from decodestep.serving.choices import COMPLETE, Choice, Form, finite
 from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import http_error, refusal
 from decodestep.serving.jobs import NO_DEFAULTS, Job, build_job, refuse_fields, response_format_of
 from decodestep.serving.request_fields import list_field, object_field, require_short, texts
-from decodestep.serving.wire import text_with_control_tokens
 
 if TYPE_CHECKING:
     from decodestep.generation.engine_request import Delta
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from decodestep.serving.http import Server
     from decodestep.tokenizers.tokenizer import Tokenizer
 
-_TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -47,20 +46,18 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, defaul
     given = _template_variables(body)
     for name in ("messages", "tools", "chat_template_kwargs", "prediction"):
         require_short([*texts(body.get(name))], most_characters, name)
-    format_ = tools.read(model, body, conversation)
-    conversation, asked = tools.for_template(model, conversation, format_)
+    called = tools.read(model, body, conversation)
+    conversation, asked = tools.for_template(model, conversation, called)
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
-    if format_ is None:
-        return build_job(body, [ids], chat_form(None), None, response_format_of(body), defaults)
-    if not (format_.required or response_format_of(body) or _has_language(body)):  # else the text is bound from its first token
-        begun = format_.reasoning.begun_by(text_with_control_tokens(model.tokenizer, ids[-_TAIL:]))
-        format_ = replace(format_, in_reasoning=begun)
+    format_ = build_answer_format(model, ids, called)
+    if (called is not None and called.required) or response_format_of(body) or _has_language(body):
+        format_ = replace(format_, begun=False)  # the text is bound from its first token
     constraint = _constraint(model, body, format_)
     job = build_job(body, [ids], chat_form(format_), None, constraint, defaults, format_.spelled)
-    return replace(job, tools=format_)
+    return replace(job, answer=format_)
 
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,11 +133,11 @@ def _refuse_calls(name: str) -> NoReturn:
     raise refusal(f"{name}.tool_calls", 'a list of {"function": {"name", "arguments": JSON as text}}')
 
 
-def _constraint(model: Model, body: Mapping[str, Any], format_: ToolFormat) -> dict[str, Any]:
+def _constraint(model: Model, body: Mapping[str, Any], format_: AnswerFormat) -> dict[str, Any]:
     """The constraint of a chat's response_format and tools, as a field of SamplingParams; none beside one that is given as such
     a field, if no tool is required."""
     answer = response_format_of(body)
-    if not format_.required and _has_language(body):
+    if not (format_.tools is not None and format_.tools.required) and _has_language(body):
         return answer
     try:
         grammar = format_.grammar(model.tokenizer, answer.get("json_schema"))
@@ -155,57 +152,54 @@ def _has_language(body: Mapping[str, Any]) -> bool:
 
 
 class ChatChoice(Choice):
-    """A choice of a chat. format_: how its calls are read from the text; None without tools."""
+    """A choice of a chat. format_: how its answer is read."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: ToolFormat | None) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: AnswerFormat) -> None:
         super().__init__(index, tokenizer, row)
-        self._format = format_
-        self._reader = format_.reader() if format_ else None
-        self._calls: list[dict[str, Any]] = []  # once the answer has ended
+        self.reasoning_tokens = 0
+        self._reader = format_.reader()
+        self._parts: list[Part] = []  # those that the last delta has added
 
     def take(self, delta: Delta) -> None:
         super().take(delta)
-        if self._format is None or self._reader is None:
-            return
-        self._reader.add(delta.text)
+        was_reasoning = self._reader.in_reasoning
+        self._parts = self._reader.add(delta.text)
         if delta.reason:
-            self._reader.end(self._row.text.stop if self._row.text else "")
-            self._calls = [self._format.response_call(call, number) for number, call in enumerate(self._reader.calls)]
+            stop = self._row.text.stop if self._row.text else ""
+            self._parts += self._reader.end(stop, cut=delta.reason not in COMPLETE)
+        self.reasoning_tokens += delta.token is not None and was_reasoning and self._reader.in_reasoning
 
     def whole(self) -> dict[str, Any]:
-        content = self._content
-        message: dict[str, Any] = {"role": "assistant", "content": content if content or not self._calls else None}
+        read = self._reader
+        message: dict[str, Any] = {"role": "assistant"}
+        if read.reasoning:
+            message["reasoning_content"] = read.reasoning
+        message["content"] = read.content if read.content or not (read.reasoning or read.calls) else None
         message["refusal"] = None
-        if self._calls:
-            message["tool_calls"] = self._calls
-        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(self._calls), "message": message}
+        if read.calls:
+            message["tool_calls"] = [_call_of(call) for call in read.calls]
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(read.calls), "message": message}
 
     def opening(self) -> list[dict[str, Any]]:
-        return [{"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
+        return [self._choice({"role": "assistant", "content": ""})]
 
     def chunk(self, delta: Delta) -> list[dict[str, Any]]:
-        """Text that may still become part of a call is held back; calls come at the end.
+        """Text that may still become part of a call is held back.
 
-        The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
-        chunk arrives.
+        Each part has a chunk of its own: a delta has either reasoning, content or a call. So has the end of a message, as in
+        OpenAI's API: its client considers a call complete when the next chunk arrives.
         """
         self.take(delta)
-        start, self._sent = self._sent, len(self._content)
-        message: dict[str, Any] = {"content": self._content[start:]} if start < self._sent else {}
-        if self._calls:
-            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(self._calls)]
-        choices = []
-        if message or delta.logprobs is not None:
-            logprobs = self._take_logprobs()
-            choices.append({"index": self.index, "delta": message, "logprobs": logprobs, "finish_reason": None})
+        deltas = [_delta_of(part) for part in self._parts]
+        choices = [self._choice(each) for each in deltas or ([] if delta.logprobs is None else [{}])]
+        if choices:
+            choices[0]["logprobs"] = self._take_logprobs()
         if delta.reason:
-            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._calls)})
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._reader.calls)})
         return choices
 
-    @property
-    def _content(self) -> str:
-        """The visible text so far."""
-        return self.text if self._reader is None else self._reader.content
+    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         return {"content": [self._with_top(token, found) for token, found in logprobs if found], "refusal": None}
@@ -219,7 +213,20 @@ class ChatChoice(Choice):
         return {"token": text, "logprob": finite(value), "bytes": list(data), "token_id": token}
 
 
-def chat_form(format_: ToolFormat | None) -> Form:
+def _call_of(call: Call) -> dict[str, Any]:
+    """A call of a message."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _delta_of(part: Part) -> dict[str, Any]:
+    """The delta of a message: of a call, what says which it is comes with its first part alone."""
+    if part.kind != "call":
+        return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
+    call = {"function": {"arguments": part.text}} if not part.id else _call_of(Call(part.id, part.name, part.text))
+    return {"tool_calls": [{"index": part.index, **call}]}
+
+
+def chat_form(format_: AnswerFormat) -> Form:
     """The form of a chat's responses. format_: as in `ChatChoice`."""
     return Form("chatcmpl", "chat.completion", "chat.completion.chunk", partial(ChatChoice, format_=format_))
 

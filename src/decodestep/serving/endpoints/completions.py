@@ -19,7 +19,6 @@ from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import refusal
 from decodestep.serving.jobs import NO_DEFAULTS, OWN_FIELDS, Job, build_job, refuse_fields, response_format_of
 from decodestep.serving.request_fields import require_short, texts
-from decodestep.serving.wire import text_with_control_tokens
 
 if TYPE_CHECKING:
     from decodestep.generation.engine_request import Delta
@@ -131,7 +130,7 @@ class EchoChoice(TextChoice):
         super().__init__(index, tokenizer, row)
         self._completes = completes
         self._ids = row.history.tokens[: row.history.prompt_length]
-        prompt, spelled = prompts[index], text_with_control_tokens(tokenizer, self._ids)
+        prompt, spelled = prompts[index], tokenizer.spell(self._ids)
         self.text = prompt if isinstance(prompt, str) else spelled
         self._offset = len(self.text)
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
