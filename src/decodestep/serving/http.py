@@ -109,7 +109,7 @@ class Server:
         """The response to a request for a generated answer: whole, or a stream of events."""
         body = await self.read_body(request)
         answer = await self.in_worker(self._begin, build_job, body, request.scope["path"])
-        if body.get("stream"):
+        if answer.stream:
             return EventStream(answer.events(), answer.close)
         done, left = asyncio.ensure_future(answer.ended()), asyncio.ensure_future(until_left(request.receive))
         try:

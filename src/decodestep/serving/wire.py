@@ -1,4 +1,4 @@
-"""JSON as it is sent."""
+"""What goes over the wire: JSON, and server-sent events."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:
     for character, escape in _LINE_ENDS.items():
         text = text.replace(character, escape)
     return text.encode("utf-8", "replace")
+
+
+def event(data: object, name: str = "") -> bytes:
+    """A server-sent event. name: its kind, in APIs that name them."""
+    kind = f"event: {name}\n".encode() if name else b""
+    return b"".join((kind, b"data: ", json_bytes(data), b"\n\n"))
 
 
 class JsonResponse(JSONResponse):
