@@ -13,6 +13,7 @@ import pytest
 
 import decodestep as ds
 from decodestep.chat import tool_formats as formats
+from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.template import ChatTemplate
 from decodestep.chat.tool_grammar import one_call
 from decodestep.chat.tools import ToolFormat, in_turns
@@ -40,17 +41,17 @@ TOKENIZER = Tokenizer(  # with the control tokens END and HIDDEN
 
 
 def read(format_, text):
-    """The visible text of a whole answer, and the calls in the response's form."""
-    reader = format_.reader()
+    """The visible text of a whole answer, and its calls."""
+    reader = AnswerFormat(tools=format_).reader()
     reader.add(text)
     reader.end()
-    return reader.content, [format_.response_call(call, number) for number, call in enumerate(reader.calls)]
+    return reader.content, reader.calls
 
 
 def read_calls(call_format, text):
     """The visible text of a whole answer, and the name and the arguments of each call."""
     visible, calls = read(ToolFormat(call_format, False, True, ()), text)
-    return visible, [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls]
+    return visible, [(call.name, json.loads(call.arguments)) for call in calls]
 
 
 # Calls that need no mark.
@@ -111,7 +112,7 @@ def test_calls_are_read(kind, template, text, visible, names):
     found, calls = read(format_, text)
     given = {"stay": ARGUMENTS, "time": {}}
     assert found == visible
-    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == [(n, given[n]) for n in names]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == [(name, given[name]) for name in names]
 
 
 MARKED = {"city": "[TOOL_CALLS] <|python_tag|> <tool_call> </tool_call> <|START_ACTION|> Action: ```json <|end|> <|channel|>"}
@@ -134,7 +135,7 @@ CALL = json.dumps({"name": "stay", "arguments": MARKED})
 def test_marks_within_arguments_are_text(kind, begin, call, end):
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     visible, [found] = read(format_, begin + call + end)
-    assert (visible, json.loads(found["function"]["arguments"])) == (end.partition("```\n")[2], MARKED)
+    assert (visible, json.loads(found.arguments)) == (end.partition("```\n")[2], MARKED)
     broken = f"{begin}{call} 3{end}"
     assert read(format_, broken) == (broken, [])
 
@@ -154,7 +155,7 @@ def test_a_call_that_is_cut_off_is_text(kind):
     format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
     for end in range(len(text)):
         _, calls = read(format_, text[:end])
-        assert [json.loads(call["function"]["arguments"]) for call in calls] in ([], [ARGUMENTS])
+        assert [json.loads(call.arguments) for call in calls] in ([], [ARGUMENTS])
     assert read(format_, text)[1]
 
 
@@ -173,7 +174,7 @@ def test_a_stop_string_may_be_the_end_of_a_call(kind, stop, is_call):
     """It is cut from the text, but a call that has its end is no call that is cut off."""
     params = ds.SamplingParams(stop_strings=[stop, "<|other|>"])
     row = ds.Sampler([], vocab_size=256, token_bytes=_byte).new_row(params)
-    choice = ChatChoice(0, _Silent(), row, ToolFormat(kind(FUNCTIONS), False, True, ()))
+    choice = ChatChoice(0, _Silent(), row, AnswerFormat(tools=ToolFormat(kind(FUNCTIONS), False, True, ())))
     text = f"So: {''.join(fill_in(kind))}"
     for byte in text.encode():
         if not row.text.stopped:
@@ -212,7 +213,7 @@ def test_a_long_text_is_read_in_time(kind, text):
 @pytest.mark.parametrize("kind", [formats.TaggedJson, formats.TaggedFunctions])
 def test_a_long_call_is_read_in_time_as_it_comes(kind):
     text = "".join(fill_in(kind, "<tr>\n" * 6000 if kind is formats.TaggedFunctions else "Bonn" * 6000))
-    reader = ToolFormat(kind(FUNCTIONS), False, True, ()).reader()
+    reader = AnswerFormat(tools=ToolFormat(kind(FUNCTIONS), False, True, ())).reader()
     begun = time.process_time()
     for at in range(0, len(text), 4):
         reader.add(text[at : at + 4])
@@ -225,7 +226,7 @@ def test_one_call_alone_where_no_more_are_asked_for():
     text = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("time", "stay"))
     for several, names in ((True, ["time", "stay"]), (False, ["time"])):
         _, calls = read(ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, (), several), text)
-        assert [call["function"]["name"] for call in calls] == names
+        assert [call.name for call in calls] == names
 
 
 def test_results_are_one_turn_of_a_template_without_tools():
@@ -253,14 +254,14 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
     assert formats.find_call_format(source) is kind
     [_, _, text, *_] = next(case for case in CASES if case[0] is kind)
     _, calls = read(ToolFormat(kind(FUNCTIONS), False, True, (), earlier=3), text)
-    assert len({call["id"] for call in calls}) == 2
-    given = [{**call, "function": {**call["function"], "arguments": {}}} for call in calls]
+    assert len({call.id for call in calls}) == 2
+    given = [{"id": call.id, "type": "function", "function": {"name": call.name, "arguments": {}}} for call in calls]
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": given},
-                *({"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in calls)]  # fmt: skip
+                *({"role": "tool", "tool_call_id": call.id, "content": "sunny"} for call in calls)]  # fmt: skip
     special = {"bos_token": "<s>", "eos_token": "</s>"}
     prompt = ChatTemplate({}, source).render(messages, None, None, {"add_generation_prompt": True}, special)
-    assert all(call["id"] in prompt for call in calls)
-    assert kind is not formats.KimiSection or [call["id"] for call in calls] == ["functions.stay:3", "functions.time:4"]
+    assert all(call.id in prompt for call in calls)
+    assert kind is not formats.KimiSection or [call.id for call in calls] == ["functions.stay:3", "functions.time:4"]
 
 
 @pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.CohereActions])
@@ -284,7 +285,7 @@ def test_arguments_are_an_object(kind, written, expected):
     key = "tool_name" if kind is formats.CohereActions else "name"
     text = f'{begin}{{"{key}": "time", "parameters": {written}}}'
     _, calls = read(ToolFormat(kind(FUNCTIONS), False, True, ()), text)
-    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if expected is None else [expected])
+    assert [json.loads(call.arguments) for call in calls] == ([] if expected is None else [expected])
 
 
 def test_gemmas_values():
@@ -407,7 +408,7 @@ def test_a_mark_in_reasoning_begins_no_constrained_call(kind):
     format_ = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools))
     wrong = f"Well. {''.join(fill_in(kind)).replace('2', 'two')}"
     for begin, in_reasoning in (("\n<think>", False), ("", True)):
-        grammar = dataclasses.replace(format_, in_reasoning=in_reasoning).grammar(TOKENIZER, None)
+        grammar = format_.grammar(TOKENIZER, None, in_reasoning=in_reasoning)
         for thought in ("", f"Maybe {wrong}"):
             assert accepted_prefix(grammar, begin + thought) == (begin + thought, True)
             text = f"{begin}{thought}</think>\n\n{wrong}"
@@ -521,7 +522,7 @@ _ROW = ds.Sampler([], vocab_size=1).new_row(ds.SamplingParams())
     "text", ['Sure: {"name": "time", "parameters": {}}', '{"name": "time", "parameters": {}}', "Hi \n", "a { b"]
 )
 def test_whole_and_streamed_answers_have_the_same_calls(text):
-    format_ = ToolFormat(formats.BareJson(FUNCTIONS), False, True, ())
+    format_ = AnswerFormat(tools=ToolFormat(formats.BareJson(FUNCTIONS), False, True, ()))
     whole, streamed = (ChatChoice(0, _Silent(), _ROW, format_) for _ in range(2))
     parts = []
     for i, character in enumerate(text):

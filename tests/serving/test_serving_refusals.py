@@ -46,7 +46,7 @@ def called(arguments):
         ("/v1/chat/completions", {"messages": [{"role": "king", "content": ""}]}, 400, "messages[0].role"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "messages[0].content"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2001}]}, 400, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2001}]}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "function_call": {}}]}, 400, "messages[0].function_call"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, 400, "messages[0].audio"),
         *(

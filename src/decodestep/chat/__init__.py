@@ -4,5 +4,5 @@
   `template_renderer`) as `traced_text`;
 - `tools` (`tool_formats`, `tool_tags`, `tool_call_format`, `tool_grammar`, `tool_json`, `tool_values`, `tool_trial`): function
   calls, described to the model and constrained;
-- `answer_reader` (`text_feed`, `reasoning`): how they are read from an answer.
+- `answer_format` (`answer_reader`, `reasoning`, `text_feed`): how reasoning, text and calls are read from an answer.
 """

@@ -64,7 +64,7 @@ class TextFeed:
         end = min((at for mark in marks if (at := self._text.find(mark, self.at)) >= 0), default=len(self._text))
         if end == len(self._text) and not self.ended:
             rest = self._text[self.at :]
-            end -= max(n for mark in marks for n in range(len(mark)) if rest.endswith(mark[:n]))
+            end -= max((n for mark in marks for n in range(len(mark)) if rest.endswith(mark[:n])), default=0)
         found = self._text[self.at : end]
         self._text, self.at, self._begun = self._text[end:], 0, 0
         return found

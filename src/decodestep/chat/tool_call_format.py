@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from decodestep.chat.reasoning import Mark, Thought
 from decodestep.chat.text_feed import Reading, TextFeed
 from decodestep.chat.tool_json import UnreadableError
 
@@ -26,7 +27,9 @@ class ToolCall(NamedTuple):
     source: str = ""
 
 
-Event = str | ToolCall | None  # a part of an answer: text or a call; None where more text is needed
+# A part of an answer: text, a call, or reasoning between its marks, where a format has it in messages of their own; None where
+# more text is needed.
+Event = str | ToolCall | Thought | Mark | None
 
 
 class CallFormat(ABC):
@@ -34,13 +37,14 @@ class CallFormat(ABC):
 
     marks: strings that begin a call, anywhere in the text. first_marks: those that begin one at the beginning of the text or
     after another call. always_marked: whether nothing but `marks` begins one, and `call` contains all of them. spelled: the
-    names of the control tokens that calls contain.
+    names of the control tokens that calls contain. whole: whether answers without calls are written in the format too.
     """
 
     marks: tuple[str, ...] = ()
     first_marks: tuple[str, ...] = ()
     always_marked: bool = True
     spelled: tuple[str, ...] = ()
+    whole: bool = False
 
     def __init__(self, functions: Functions) -> None:
         self.functions = functions
@@ -98,3 +102,13 @@ class CallFormat(ABC):
         yield from feed.space()
         if not (yield from feed.optional(*ends)) and not (yield from feed.comes(*self.marks)) and not (yield from feed.done()):
             raise UnreadableError
+
+
+class NoCalls(CallFormat):
+    """Of a conversation without tools: all is text."""
+
+    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
+        raise UnreadableError
+
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        return []

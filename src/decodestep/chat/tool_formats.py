@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from decodestep.chat.reasoning import Mark, Thought
 from decodestep.chat.text_feed import WORD, Reading, TextFeed
 from decodestep.chat.tool_call_format import CallFormat, Event, Pieces, ToolCall
 from decodestep.chat.tool_json import UnreadableError, call_in, call_schema
@@ -181,14 +182,17 @@ class CohereFenced(CohereActions):
 
 
 class Harmony(CallFormat):
-    """gpt-oss: messages in channels; a message to functions.name is a call, others in final or commentary are the answer."""
+    """gpt-oss: messages in channels; a message to functions.name is a call, others in final or commentary are the answer, and
+    those in analysis are reasoning."""
 
+    whole = True
     marks = ("<|start|>", "<|channel|>")
     first_marks = ("to=functions.",)
     always_marked = False
     spelled = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
     _ENDS = ("<|end|>", "<|call|>", "<|return|>")
     _TO = re.compile(r"to=functions\.([\w-]+)")
+    _ANALYSIS = re.compile(r"<\|channel\|>analysis")
     _ANSWERS = re.compile(r"<\|channel\|>(final|commentary)")
 
     def events(self, feed: TextFeed) -> Iterator[Event]:
@@ -215,13 +219,18 @@ class Harmony(CallFormat):
             if found:
                 yield from self.readable(found, feed.begun)
                 continue
-            shown = self._ANSWERS.search(feed.begun) is not None
-            if shown:
+            head = feed.begun
+            thinks, shown = self._ANALYSIS.search(head) is not None, self._ANSWERS.search(head) is not None
+            if thinks:
+                yield Mark(head, True)
+            elif shown:
                 yield between
                 between = "\n"
             for piece in self._body(feed):
-                yield piece if shown or piece is None else ""
-            yield from feed.optional(*self._ENDS)
+                yield Thought(piece) if thinks and piece is not None else piece if shown or piece is None else ""
+            ended = yield from feed.optional(*self._ENDS)
+            if thinks and (ended or not (yield from feed.done())):
+                yield Mark(ended, False)
 
     def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
         """The call of the message that comes next; of another message, reads what stands before its text."""

@@ -122,7 +122,7 @@ class Server:
             await answer.close()
             use.release()
 
-        if body.get("stream"):
+        if answer.stream:
             return EventStream(answer.events(), close)
         done, left = asyncio.ensure_future(answer.ended()), asyncio.ensure_future(until_left(request.receive))
         try:

@@ -1,15 +1,10 @@
-"""Texts as they are sent: JSON, and the texts of token ids."""
+"""What goes over the wire: JSON, and server-sent events."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
-
-if TYPE_CHECKING:
-    from decodestep.tokenizers.tokenizer import Tokenizer
 
 # What JSON does not escape, and Unicode ends a line with: clients that read a stream line by line would cut an event there.
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -23,11 +18,12 @@ def json_bytes(data: object, *, allow_nan: bool = True) -> bytes:
     return text.encode("utf-8", "replace")
 
 
+def event(data: object, name: str = "") -> bytes:
+    """A server-sent event. name: its kind, in APIs that name them."""
+    kind = f"event: {name}\n".encode() if name else b""
+    return b"".join((kind, b"data: ", json_bytes(data), b"\n\n"))
+
+
 class JsonResponse(JSONResponse):
     def render(self, content: object) -> bytes:
         return json_bytes(content, allow_nan=False)
-
-
-def text_with_control_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text that the tokenizer reads as these ids: with the names of control tokens."""
-    return b"".join(map(tokenizer.spelled_bytes, ids)).decode("utf-8", "replace")

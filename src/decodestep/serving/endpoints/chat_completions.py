@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from decodestep.chat import tools
+from decodestep.chat.answer_format import AnswerFormat
+from decodestep.chat.answer_reader import Call, Part
 from decodestep.chat.tool_json import UnreadableError, read_arguments
-from decodestep.chat.tools import ToolFormat
-from decodestep.errors import RequestError
-from decodestep.generation.prompts import RESERVED
-from decodestep.sampling.params import LANGUAGES, SamplingParams
-from decodestep.serving.choices import Choice, Form, finite
+from decodestep.sampling.params import SamplingParams
+from decodestep.serving.chats import Chat, chat_job, template_variables
+from decodestep.serving.choices import Choice, ChoicesWriter, Form, finite
 from decodestep.serving.endpoint import Endpoint
-from decodestep.serving.errors import http_error, refusal
-from decodestep.serving.jobs import NO_DEFAULTS, Job, build_job, refuse_fields, response_format_of
-from decodestep.serving.request_fields import list_field, object_field, require_short, texts
-from decodestep.serving.wire import text_with_control_tokens
+from decodestep.serving.errors import refusal
+from decodestep.serving.jobs import NO_DEFAULTS, BuildWriter, Job
+from decodestep.serving.openai_fields import read_stream_options, refuse_fields, sampling_fields, schema_of_response
+from decodestep.serving.request_fields import bool_field, list_field
 
 if TYPE_CHECKING:
     from decodestep.generation.engine_request import Delta
@@ -31,54 +29,41 @@ if TYPE_CHECKING:
     from decodestep.serving.http import Server
     from decodestep.tokenizers.tokenizer import Tokenizer
 
-_TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def chat_job(model: Model, body: Mapping[str, Any], most_characters: int, defaults: SamplingParams = NO_DEFAULTS) -> Job:
-    """The job of a chat completion. Renders and tokenizes the conversation, which may be slow.
-
-    defaults: of the sampling fields that a request leaves out.
-    most_characters: of all that the messages, the tools, the template's variables or the prediction say; what is longer is
-    refused before it is tokenized.
-    """
+def chat_completion_job(
+    model: Model, body: Mapping[str, Any], most_characters: int, defaults: SamplingParams = NO_DEFAULTS
+) -> Job:
+    """The job of a chat completion. For the arguments, see `chat_job`."""
     refuse_fields(body, {"prompt"})
-    conversation = [_message(i, message) for i, message in enumerate(list_field(body, "messages"))]
-    given = _template_variables(body)
-    for name in ("messages", "tools", "chat_template_kwargs", "prediction"):
-        require_short([*texts(body.get(name))], most_characters, name)
-    format_ = tools.read(model, body, conversation)
-    conversation, asked = tools.for_template(model, conversation, format_)
-    try:
-        ids = model.chat_ids(conversation, tools=asked, **given)
-    except UnicodeEncodeError:
-        raise refusal("messages", "valid Unicode, without lone surrogates") from None
-    if format_ is None:
-        return build_job(body, [ids], chat_form(None), None, response_format_of(body), defaults)
-    if not (format_.required or response_format_of(body) or _has_language(body)):  # else the text is bound from its first token
-        begun = format_.reasoning.begun_by(text_with_control_tokens(model.tokenizer, ids[-_TAIL:]))
-        format_ = replace(format_, in_reasoning=begun)
-    constraint = _constraint(model, body, format_)
-    job = build_job(body, [ids], chat_form(format_), None, constraint, defaults, format_.spelled)
-    return replace(job, tools=format_)
+    options = read_stream_options(body)
+
+    def build_writer(format_: AnswerFormat) -> BuildWriter:
+        choice = partial(ChatChoice, format_=format_)
+        form = Form("chatcmpl", "chat.completion", "chat.completion.chunk", choice)
+        return partial(ChoicesWriter, form=form, options=options)
+
+    return chat_job(model, _read_chat(body), most_characters, defaults, build_writer)
 
 
-def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables that a request passes to the chat template besides the conversation, and how its text is to end."""
-    given, effort = object_field(body, "chat_template_kwargs"), body.get("reasoning_effort")
-    reserved = RESERVED & set(given)
-    if reserved:
-        raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
+def _read_chat(body: Mapping[str, Any]) -> Chat:
+    effort = body.get("reasoning_effort")
     if not isinstance(effort, str | None):
         raise refusal("reasoning_effort", "a string")
-    begins, continues = body.get("add_generation_prompt"), body.get("continue_final_message")
-    for name, value in (("add_generation_prompt", begins), ("continue_final_message", continues)):
-        if not isinstance(value, bool | None):
-            raise refusal(name, "a bool")
+    begins, continues = bool_field(body, "add_generation_prompt"), bool_field(body, "continue_final_message")
     if begins and continues:
         raise refusal("add_generation_prompt", "false or omitted with continue_final_message")
-    ending = {"add_generation_prompt": begins is not False, "continue_final_message": bool(continues)}
-    return {**({} if effort is None else {"reasoning_effort": effort}), **given, **ending}
+    return Chat(
+        [_message(i, message) for i, message in enumerate(list_field(body, "messages"))],
+        tools=body,
+        variables=({} if effort is None else {"reasoning_effort": effort}) | template_variables(body),
+        opens=begins is not False,
+        continues=bool(continues),
+        schema=schema_of_response(body),
+        sampling=sampling_fields(body),
+        stream=bool(body.get("stream")),
+    )
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
@@ -136,76 +121,46 @@ def _refuse_calls(name: str) -> NoReturn:
     raise refusal(f"{name}.tool_calls", 'a list of {"function": {"name", "arguments": JSON as text}}')
 
 
-def _constraint(model: Model, body: Mapping[str, Any], format_: ToolFormat) -> dict[str, Any]:
-    """The constraint of a chat's response_format and tools, as a field of SamplingParams; none beside one that is given as such
-    a field, if no tool is required."""
-    answer = response_format_of(body)
-    if not format_.required and _has_language(body):
-        return answer
-    try:
-        grammar = format_.grammar(model.tokenizer, answer.get("json_schema"))
-    except RequestError as error:
-        raise http_error(error, {"json_schema": "response_format"}) from None
-    return answer if grammar is None else {"grammar": grammar}
-
-
-def _has_language(body: Mapping[str, Any]) -> bool:
-    """Whether a request has a constraint as a field of SamplingParams."""
-    return any(body.get(name) is not None for name in LANGUAGES)
-
-
 class ChatChoice(Choice):
-    """A choice of a chat. format_: how its calls are read from the text; None without tools."""
+    """A choice of a chat. format_: how its answer is read."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: ToolFormat | None) -> None:
-        super().__init__(index, tokenizer, row)
-        self._format = format_
-        self._reader = format_.reader() if format_ else None
-        self._calls: list[dict[str, Any]] = []  # once the answer has ended
-
-    def take(self, delta: Delta) -> None:
-        super().take(delta)
-        if self._format is None or self._reader is None:
-            return
-        self._reader.add(delta.text)
-        if delta.reason:
-            self._reader.end(self._row.text.stop if self._row.text else "")
-            self._calls = [self._format.response_call(call, number) for number, call in enumerate(self._reader.calls)]
+    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: AnswerFormat) -> None:
+        self._read = format_.reader()
+        super().__init__(index, tokenizer, row, self._read)
 
     def whole(self) -> dict[str, Any]:
-        content = self._content
-        message: dict[str, Any] = {"role": "assistant", "content": content if content or not self._calls else None}
+        read = self._read
+        message: dict[str, Any] = {"role": "assistant"}
+        if read.reasoning:
+            message["reasoning_content"] = read.reasoning
+        message["content"] = read.content if read.content or not (read.reasoning or read.calls) else None
         message["refusal"] = None
-        if self._calls:
-            message["tool_calls"] = self._calls
-        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(self._calls), "message": message}
+        if read.calls:
+            message["tool_calls"] = [_call_of(call) for call in read.calls]
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(), "message": message}
 
     def opening(self) -> list[dict[str, Any]]:
-        return [{"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
+        return [self._choice({"role": "assistant", "content": ""})]
 
     def chunk(self, delta: Delta) -> list[dict[str, Any]]:
-        """Text that may still become part of a call is held back; calls come at the end.
+        """Text that may still become part of a call is held back.
 
-        The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
-        chunk arrives.
+        Each part has a chunk of its own: a delta has either reasoning, content or a call. So has the end of a message, as in
+        OpenAI's API: its client considers a call complete when the next chunk arrives.
         """
-        self.take(delta)
-        start, self._sent = self._sent, len(self._content)
-        message: dict[str, Any] = {"content": self._content[start:]} if start < self._sent else {}
-        if self._calls:
-            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(self._calls)]
-        choices = []
-        if message or delta.logprobs is not None:
-            logprobs = self._take_logprobs()
-            choices.append({"index": self.index, "delta": message, "logprobs": logprobs, "finish_reason": None})
+        deltas = [_delta_of(part) for part in self.take(delta)]
+        choices = [self._choice(each) for each in deltas or ([] if delta.logprobs is None else [{}])]
+        if choices:
+            choices[0]["logprobs"] = self._take_logprobs()
         if delta.reason:
-            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(self._calls)})
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end()})
         return choices
 
-    @property
-    def _content(self) -> str:
-        """The visible text so far."""
-        return self.text if self._reader is None else self._reader.content
+    def _end(self) -> dict[str, Any]:
+        return {**super()._end(), **({"finish_reason": "tool_calls"} if self._read.calls else {})}
+
+    def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         return {"content": [self._with_top(token, found) for token, found in logprobs if found], "refusal": None}
@@ -219,13 +174,21 @@ class ChatChoice(Choice):
         return {"token": text, "logprob": finite(value), "bytes": list(data), "token_id": token}
 
 
-def chat_form(format_: ToolFormat | None) -> Form:
-    """The form of a chat's responses. format_: as in `ChatChoice`."""
-    return Form("chatcmpl", "chat.completion", "chat.completion.chunk", partial(ChatChoice, format_=format_))
+def _call_of(call: Call) -> dict[str, Any]:
+    """A call of a message."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _delta_of(part: Part) -> dict[str, Any]:
+    """The delta of a message: of a call, what says which it is comes with its first part alone."""
+    if part.kind != "call":
+        return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
+    call = {"function": {"arguments": part.text}} if not part.id else _call_of(Call(part.id, part.name, part.text))
+    return {"tool_calls": [{"index": part.index, **call}]}
 
 
 async def _answer(server: Server, request: Request) -> Response:
-    return await server.complete(request, chat_job)
+    return await server.complete(request, chat_completion_job)
 
 
 ENDPOINTS = (Endpoint("/v1/chat/completions", _answer),)

@@ -11,7 +11,7 @@ from decodestep._base.checks import ids_below
 from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import refusal, unknown_field
 from decodestep.serving.request_fields import require_short
-from decodestep.serving.wire import JsonResponse, text_with_control_tokens
+from decodestep.serving.wire import JsonResponse
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -54,7 +54,7 @@ def _ids(model: Model, text: str) -> list[int]:
 
 
 def _text_response(model: Model, ids: list[int]) -> Response:
-    text = text_with_control_tokens(model.tokenizer, ids)
+    text = model.tokenizer.spell(ids)
     return JsonResponse({"content": text, "prompt": text})
 
 
