@@ -9,7 +9,7 @@ import pytest
 import decodestep as ds
 from decodestep.chat.message_form import MessageForm
 from decodestep.chat.template import ChatTemplate
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_completion_job
 from support.servers import tool
 from test_chat import SPECIAL, TEMPLATES, USER, call, published, say  # noqa: F401 - a fixture
 
@@ -165,7 +165,7 @@ def test_the_forms_of_published_templates(name, published):  # noqa: F811
 def prompt(path, template, messages, **more):
     """The text of a chat's prompt as the server makes it, without its spaces, which this model's tokenizer does not write."""
     model = ds.load(path, chat_template=template)
-    [ids] = chat_job(model, {"messages": messages, **more}, 10**6).prompts
+    [ids] = chat_completion_job(model, {"messages": messages, **more}, 10**6).prompts
     return model.tokenizer.decode(ids)
 
 

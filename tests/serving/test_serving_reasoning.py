@@ -7,7 +7,7 @@ import json
 import pytest
 
 import decodestep as ds
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_completion_job
 from support.servers import HELLO, LocalServer, byte_vocabulary, tool
 
 # Writes what is read of reasoning, and ends as the request's variables say.
@@ -155,7 +155,7 @@ def test_wrong_fields_are_refused_by_name(server, fields, param):
 
 def test_an_effort_is_passed_to_the_template(server):
     def prompt(**fields):
-        return server.model.tokenizer.spell(chat_job(server.model, {"messages": HELLO, **fields}, 10**6).prompts[0])
+        return server.model.tokenizer.spell(chat_completion_job(server.model, {"messages": HELLO, **fields}, 10**6).prompts[0])
 
     assert prompt(reasoning_effort="low").endswith("assistant:low")
     assert prompt(reasoning_effort="none").endswith("assistant:none<think>\n\n</think>\n\n")
@@ -168,7 +168,9 @@ def test_what_the_server_has_answered_comes_back(server):
     conversation = [*HELLO, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "done"}]
     for name in ("reasoning_content", "reasoning", "thinking"):
         renamed = {name if key == "reasoning_content" else key: value for key, value in message.items()}
-        [ids] = chat_job(server.model, {"messages": [HELLO[0], renamed, conversation[2]], "tools": [tool("go")]}, 10**6).prompts
+        [ids] = chat_completion_job(
+            server.model, {"messages": [HELLO[0], renamed, conversation[2]], "tools": [tool("go")]}, 10**6
+        ).prompts
         assert "assistant:<think>Hm</think>Hi" in server.model.tokenizer.spell(ids)
     assert server.send_json("/v1/chat/completions", {"messages": conversation, "max_tokens": 1})[0] == 200
 
