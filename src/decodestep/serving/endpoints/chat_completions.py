@@ -19,7 +19,7 @@ from decodestep.serving.choices import Choice, ChoicesWriter, Form, finite
 from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import refusal
 from decodestep.serving.jobs import NO_DEFAULTS, BuildWriter, Job
-from decodestep.serving.openai_fields import read_stream_options, refuse_fields, sampling_fields, schema_of_response
+from decodestep.serving.openai_fields import known_only, read_stream_options, refuse_fields, sampling_fields, schema_of_response
 from decodestep.serving.request_fields import bool_field, list_field
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _delta_of(part: Part) -> dict[str, Any]:
 
 
 async def _answer(server: Server, request: Request) -> Response:
-    return await server.complete(request, chat_completion_job)
+    return await server.complete(request, known_only(chat_completion_job) if server.ignore_unknown_fields else chat_completion_job)
 
 
 ENDPOINTS = (Endpoint("/v1/chat/completions", _answer),)
