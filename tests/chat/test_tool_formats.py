@@ -19,7 +19,7 @@ from decodestep.chat.tool_grammar import one_call
 from decodestep.chat.tools import ToolFormat, in_turns
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.generation.engine_request import Delta
-from decodestep.serving.responses import ChatChoice
+from decodestep.serving.endpoints.chat_completions import ChatChoice
 from decodestep.tokenizers.tokenizer import Tokenizer
 from decodestep.tokenizers.vocabulary import Vocabulary
 from support.constrained_rows import END, VOCAB, run

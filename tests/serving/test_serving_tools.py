@@ -7,7 +7,7 @@ import json
 import pytest
 
 import decodestep as ds
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_completion_job
 from support.project import CHAT_TEMPLATES
 from support.servers import HELLO, TEMPLATE, LocalServer, allowed_tools, byte_vocabulary, load, tool, wait_until
 
@@ -149,7 +149,7 @@ def test_calls_and_results_stay_in_the_prompt_without_tools(tiny_file, more):
     model = load(tiny_file(kind="Q8_0", context=400))
     written = '<tool_call>\n{"name": "f", "arguments": {"city": "Bonn"}}\n</tool_call>'
     text = f"user:hello;assistant:{written};user:<tool_response>\nsunny\n</tool_response>;assistant:"
-    assert chat_job(model, {"messages": messages, **more}, 10**6).prompts == [model.tokenizer.encode(text)]
+    assert chat_completion_job(model, {"messages": messages, **more}, 10**6).prompts == [model.tokenizer.encode(text)]
 
 
 READS_ALL = """<tool_call>{% for t in tools %}{{ t.type + t.function.name + t.function.description }}{{ t.function | length }}
@@ -169,7 +169,7 @@ def test_what_a_client_leaves_out_is_there_for_templates(tiny_file):
         for arguments in ({}, {"arguments": None}, {"arguments": "null"}, {"arguments": ""}, {"arguments": "{}"}):
             answer = {"role": "assistant", "tool_calls": [{"function": {"name": "f", **arguments}}]}
             body = {"messages": [*HELLO, answer], "tools": tools}
-            assert chat_job(model, body, 10**6).prompts == [model.tokenizer.encode(f"<tool_call>{text};hello")]
+            assert chat_completion_job(model, body, 10**6).prompts == [model.tokenizer.encode(f"<tool_call>{text};hello")]
 
 
 def test_half_a_surrogate_pair_in_a_call_is_answered(shared_server):
@@ -209,10 +209,11 @@ def test_an_answer_begins_within_reasoning_where_the_prompt_does(tiny_file, mark
     asked = {"messages": HELLO, "tools": [tool("f")]}
     for end, expected in ((mark, True), (f"{mark}</think>", False), ("", False)):
         model = ds.load(path, chat_template=template + end)
-        assert chat_job(model, asked, 10**6).answer.begun is expected
+        assert chat_completion_job(model, asked, 10**6).answer.begun is expected
     model = ds.load(path, chat_template=template + mark)
-    for bound in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}, {"regex": "a"}):
-        assert not chat_job(model, {**asked, **bound}, 10**6).answer.begun
+    for bound in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        assert not chat_completion_job(model, {**asked, **bound}, 10**6).answer.begun
+    assert chat_completion_job(model, {**asked, "regex": "a"}, 10**6).answer.begun  # which binds the reasoning too
 
 
 @pytest.mark.parametrize(
@@ -230,9 +231,9 @@ def test_as_many_calls_are_answered_as_can_come_back(tiny_file, calls, several):
     model = ds.load(tiny_file(kind="Q8_0", context=400), chat_template=template)
     asked = {"messages": HELLO, "tools": [tool("f")]}
     for _ in range(2):
-        assert chat_job(model, asked, 10**6).answer.tools.several is several
-    assert chat_job(model, {**asked, "parallel_tool_calls": True}, 10**6).answer.tools.several is several
-    assert chat_job(model, {**asked, "parallel_tool_calls": False}, 10**6).answer.tools.several is False
+        assert chat_completion_job(model, asked, 10**6).answer.tools.several is several
+    assert chat_completion_job(model, {**asked, "parallel_tool_calls": True}, 10**6).answer.tools.several is several
+    assert chat_completion_job(model, {**asked, "parallel_tool_calls": False}, 10**6).answer.tools.several is False
 
 
 def test_what_a_model_of_llama_calls_can_come_back(tiny_file):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought
+from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought, without_ends
 from decodestep.chat.text_feed import TextFeed
 from decodestep.chat.tool_call_format import CallArguments, CallBegin, CallEnd, CallFormat, Event
 
@@ -66,6 +66,10 @@ class _Text:
             self._space.append(text[len(kept) :])
         return self._pieces[-1] if kept else ""
 
+    def strip(self, characters: str) -> None:
+        """Leaves out these at the end of the white space that waits."""
+        self._space = ["".join(self._space).rstrip(characters)]
+
     def take_space(self) -> str:
         """The white space that waits, no longer a part of the text."""
         space, self._space = "".join(self._space), []
@@ -82,9 +86,9 @@ class AnswerReader:
     """What one answer says, as far as it is certain; the same however its text is cut into pieces.
 
     reasoning: without its marks and the line ends beside them. content: the text without reasoning, without calls and without
-    the white space around them; text after a call begins on a new line. What may still become a mark or a call is not in it
-    yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is known.
-    cut_call: whether the answer has ended within a call, whose arguments are not complete.
+    the white space around them; text after one of them begins on a new line. What may still become a mark or a call is not in
+    it yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is
+    known. cut_call: whether the answer has ended within a call, whose arguments are not complete.
     """
 
     def __init__(
@@ -108,10 +112,10 @@ class AnswerReader:
         self._calls: list[tuple[str, str, list[str]]] = []  # the id, the name and the pieces of the arguments of each
         self._in_call = False
         self._left_out = False  # whether the call that comes is one too many
-        self._after_mark = ended  # whether no text has followed a mark
+        self._after_mark = ended and separate  # whether no text has followed a mark
         self._after_call = False  # whether no text has followed the last call
         self._begins = True  # whether the text so far may be reasoning alone
-        self._events = self._read(reasoning, begun)
+        self._events = self._read(reasoning, begun, ended)
 
     @property
     def reasoning(self) -> str:
@@ -148,10 +152,11 @@ class AnswerReader:
         self._add(_CONTENT, self._content.write(self._content.take_space()))
         return self._take_parts()
 
-    def _read(self, reasoning: ReasoningFormat, begun: bool) -> Iterator[Event]:
-        yield from reasoning.read(self._feed, begun=begun)
+    def _read(self, reasoning: ReasoningFormat, begun: bool, ended: bool) -> Iterator[Event]:
+        ends = yield from reasoning.read(self._feed, begun=begun, ended=ended)
         self._begins = False
-        yield from self._format.events(self._feed)
+        events = self._format.events(self._feed)
+        yield from without_ends(events, ends) if ends else events
 
     def _advance(self) -> None:
         for event in self._events:
@@ -216,6 +221,7 @@ class AnswerReader:
         space = self._reasoning.take_space().rstrip(_LINE_ENDS)
         if self._reasoning.begun:
             self._add(_REASONING, self._reasoning.write(space))
+        self._content.strip(_LINE_ENDS)  # of an answer that has an end of its own
         self._reasoning.begun, self._after_mark = False, not mark.opens
 
     def _think(self, text: str) -> None:
@@ -229,14 +235,13 @@ class AnswerReader:
     def _write(self, text: str) -> None:
         if self._after_mark:
             text = text.lstrip(_LINE_ENDS)
-            self._after_mark = not text
         if self._after_call:
             text = text.lstrip()
+        if self._after_mark or self._after_call:
             if not text:
                 return
-            self._after_call = False
-            if self._content:
-                self._add(_CONTENT, self._content.write("\n"))
+            self._after_mark = self._after_call = False
+            text = f"\n{text}" if self._content else text
         self._add(_CONTENT, self._content.add(text))
 
     def _add(self, kind: str, text: str, index: int = -1) -> None:
