@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep.chat import tool_formats as formats
+from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.reasoning import find_reasoning
 from decodestep.chat.tools import ToolFormat
-from test_tool_formats import ARGUMENTS, CASES, FUNCTIONS, fill_in
+from test_tool_formats import ARGUMENTS, CASES, FUNCTIONS, fill_in, value
 
 KINDS = list(dict.fromkeys(case[0] for case in CASES))
 MARKED = [kind for kind in KINDS if kind.always_marked]
 
-REASONING = [find_reasoning(closing) for closing in ("", "</seed:think>", "</mm:think>", "[/THINK]", "◁/think▷", "<channel|>")]
+MARKS = ("<think></think>", "<seed:think></seed:think>", "<mm:think></mm:think>", "[THINK][/THINK]", "◁think▷◁/think▷")
+REASONING = [find_reasoning(marks) for marks in (*MARKS, "<|channel>thought\n<channel|>")]
 CALL = ("stay", ARGUMENTS)
 BREAKS = {  # what makes a call unreadable, and in place of what
     formats.GemmaCalls: ("2", "]"),
@@ -26,13 +28,30 @@ BREAKS = {  # what makes a call unreadable, and in place of what
 }
 
 
+def format_of(kind, **options):
+    return AnswerFormat(tools=ToolFormat(kind(FUNCTIONS), False, True, ()), **options)
+
+
+def read_all(kind, pieces, **options):
+    """The reasoning, the content and the calls of an answer that comes in pieces, all of which its parts say."""
+    reader = format_of(kind, **options).reader()
+    parts = [part for piece in pieces for part in reader.add(piece)] + reader.end()
+    for name in ("reasoning", "content"):
+        assert "".join(part.text for part in parts if part.kind == name) == getattr(reader, name)
+    calls = [part for part in parts if part.kind == "call"]
+    for i, call in enumerate(reader.calls):
+        first, *more = [part for part in calls if part.index == i]
+        assert (first.id, first.name) == (call.id, call.name) and not any(part.id or part.name for part in more)
+        assert "".join(part.text for part in (first, *more)) == call.arguments
+    assert [part.index for part in calls] == sorted(part.index for part in calls)
+    return reader.reasoning, reader.content, [(call.name, value(call.arguments)) for call in reader.calls]
+
+
 def read(kind, pieces, **options):
-    """The content and the calls of an answer that comes in pieces."""
-    reader = ToolFormat(kind(FUNCTIONS), False, True, (), **options).reader()
-    for piece in pieces:
-        reader.add(piece)
-    reader.end()
-    return reader.content, [(call.name, call.arguments) for call in reader.calls]
+    """The content and the calls of an answer without reasoning."""
+    reasoning, content, calls = read_all(kind, pieces, **options)
+    assert reasoning == ""
+    return content, calls
 
 
 def written(kind, name="stay"):
@@ -44,14 +63,24 @@ def written(kind, name="stay"):
 @pytest.mark.parametrize("reasoning", REASONING)
 def test_nothing_in_reasoning_is_a_call(kind, reasoning):
     call = written(kind)
-    thought = f"Maybe {call} or not, {reasoning.opening} <tool_call> {reasoning.closing}"
-    for text, begun in ((f"\n{reasoning.opening}{thought}", False), (thought, True), (f"\n{thought}", True)):
-        options = {"reasoning": reasoning, "in_reasoning": begun}
-        answer = f"{text}\n\nIt is 5 degrees."
-        assert read(kind, [answer], **options) == (answer, [])
-        assert read(kind, [f"{text}\n\n{call}"], **options) == (text, [CALL])
-        for cut in (text.removesuffix(reasoning.closing), text[:-1]):
-            assert read(kind, [cut], **options) == (cut, [])
+    thought = f"Maybe {call} or not, {reasoning.opening} <tool_call>"
+    opened = f"\n{reasoning.opening}{thought}"
+    for text, begun in ((opened, False), (opened, True), (f"{thought}\n", True), (f"\n{thought}", True)):
+        options = {"reasoning": reasoning, "begun": begun}
+        ended = text + reasoning.closing
+        assert read_all(kind, [f"{ended}\n\nIt is 5 degrees."], **options) == (thought, "It is 5 degrees.", [])
+        assert read_all(kind, [f"{ended}\n\n{call}"], **options) == (thought, "", [CALL])
+        raw = {**options, "separate": False}
+        assert read(kind, [f"{ended}\n\nIt is 5 degrees."], **raw) == (f"{ended}\n\nIt is 5 degrees.", [])
+        assert read(kind, [f"{ended}\n\n{call}"], **raw) == (ended, [CALL])
+        for cut in (text, ended[:-1]):
+            found = (
+                cut.lstrip("\n").removeprefix(reasoning.opening)
+                if text != opened
+                else cut.removeprefix(f"\n{reasoning.opening}")
+            )
+            assert read_all(kind, [cut], **options) == (found, "", [])
+            assert read(kind, [cut], **raw) == (cut, [])
     if kind.always_marked:  # the opening mark is one at the beginning alone
         text = f"So {reasoning.opening} {call}"
         assert read(kind, [text], reasoning=reasoning) == (f"So {reasoning.opening.rstrip()}", [CALL])
@@ -70,7 +99,7 @@ def test_a_mark_that_is_mentioned_hides_no_call(kind, mention):
 @pytest.mark.parametrize("kind", MARKED)
 def test_text_after_a_mention_is_sent_at_once(kind):
     text = f"The mark {kind.marks[0]} is not a call, {kind.marks[-1]} neither"
-    reader = ToolFormat(kind(FUNCTIONS), False, True, ()).reader()
+    reader = format_of(kind).reader()
     for i, character in enumerate(text):
         reader.add(character)
         held = text[len(reader.content) : i + 1].strip()
@@ -83,11 +112,14 @@ def test_a_call_that_is_none_costs_no_other(kind):
     end = "<|call|>" if kind is formats.Harmony else ""
     good, unknown = written(kind) + end, written(kind, "king") + end
     broken = good.replace(*BREAKS.get(kind, ('"Bonn"', '"Bonn""')))
-    for bad in (unknown, broken):
-        content, calls = read(kind, [f"{good}\n{bad}\n{good}"])
-        assert (content.rstrip(), calls) == (bad, [CALL] * 2)
-        content, calls = read(kind, [f"{bad}\n{good}"])
-        assert (content.rstrip(), calls) == (bad, [CALL])
+    content, calls = read(kind, [f"{good}\n{unknown}\n{good}"])
+    assert (content.rstrip(), calls) == (unknown, [CALL] * 2)
+    content, calls = read(kind, [f"{unknown}\n{good}"])
+    assert (content.rstrip(), calls) == (unknown, [CALL])
+    content, [first, (name, so_far), last] = read(kind, [f"{good}\n{broken}\n{good}"])  # one keeps its arguments so far
+    assert (content, first, name, last) == ("", CALL, "stay", CALL) and json.loads(so_far.split(",")[0] + "}") == {
+        "city": "Bonn"
+    }
 
 
 @pytest.mark.parametrize(
@@ -101,7 +133,7 @@ def test_a_call_that_is_none_costs_no_other(kind):
 def test_a_call_of_a_list_that_is_none_costs_no_other(kind, key, form):
     good = {key: "stay", "parameters": ARGUMENTS}
     for bad in ({key: "king", "parameters": {}}, {key: "stay", "parameters": [1]}, {"answer": "é"}, 3):
-        assert read(kind, [form.format(json.dumps([good, bad, good]))]) == (json.dumps(bad, ensure_ascii=False), [CALL] * 2)
+        assert read(kind, [form.format(json.dumps([good, bad, good]))]) == (json.dumps(bad), [CALL] * 2)
         alone = form.format(json.dumps([bad, bad]))
         assert read(kind, [alone]) == (alone, [])
 
@@ -138,18 +170,19 @@ def test_streams_equal_whole_answers(kind, data):
         text = reasoning.opening + text
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    options = {"reasoning": reasoning, "in_reasoning": begun}
-    whole = read(kind, [text], **options)
-    assert read(kind, pieces, **options) == whole
-    assert read(kind, text, **options) == whole
-    if kind is not formats.Harmony and not whole[1]:
-        assert whole[0] == text  # no character is lost
+    for separate in (True, False):
+        options = {"reasoning": reasoning, "begun": begun, "separate": separate}
+        whole = read_all(kind, [text], **options)
+        assert read_all(kind, pieces, **options) == whole
+        assert read_all(kind, text, **options) == whole
+    if kind is not formats.Harmony and not whole[2]:
+        assert whole[1] == text  # no character is lost
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_has_been_sent_is_never_taken_back(kind):
     text = f"So \n{written(kind)}\n and <tool_call> {written(kind, 'king')}{written(kind)} \n"
-    reader = ToolFormat(kind(FUNCTIONS), False, True, ()).reader()
+    reader = format_of(kind).reader()
     content, calls = "", 0
     for character in text:
         reader.add(character)

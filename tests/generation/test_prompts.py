@@ -12,7 +12,7 @@ from decodestep.chat.template import until_content
 from decodestep.chat.traced_text import TracedText, own_text
 from decodestep.generation.completion import Completion
 from decodestep.generation.prompts import prompt_ids
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_completion_job
 
 USER = {"role": "user", "content": "Which is the largest lake?"}
 BEGUN = {"role": "assistant", "content": "The largest"}
@@ -48,7 +48,7 @@ def test_streams_and_engines_take_mappings(model):
 
 def test_tools_are_described_as_the_server_describes_them(model):
     ids = prompt_ids(model, {"messages": [USER], "tools": [TOOL]})
-    assert ids == chat_job(model, {"messages": [USER], "tools": [TOOL]}, 10**6).prompts[0]
+    assert ids == chat_completion_job(model, {"messages": [USER], "tools": [TOOL]}, 10**6).prompts[0]
     described = chat_tools.read(model, {"tools": [TOOL]}, [USER]).describe_tools([USER])
     assert ids == model.chat_ids(described)
     assert prompt_ids(model, {"messages": [USER], "tools": []}) == prompt_ids(model, [USER])

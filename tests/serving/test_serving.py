@@ -11,7 +11,7 @@ import pytest
 
 import decodestep as ds
 from decodestep.sampling.params import LANGUAGES
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_completion_job
 from support.servers import HELLO, LocalServer, load, tool
 
 
@@ -128,14 +128,14 @@ def test_messages_as_clients_send_them_back(tiny_file):
     ],
 )
 def test_constraints_of_a_chat(tiny_file, asked, expected):
-    params = chat_job(load(tiny_file(kind="Q8_0", context=400)), {"messages": HELLO, **asked}, 10**6).params
+    params = chat_completion_job(load(tiny_file(kind="Q8_0", context=400)), {"messages": HELLO, **asked}, 10**6).params
     assert {name: value for name in LANGUAGES if (value := getattr(params, name)) is not None} == expected
 
 
 def test_developers_speak_as_the_system_and_parts_are_one_text(tiny_file):
     model = load(tiny_file(kind="Q8_0", context=400))
     parts = [{"type": "text", "text": text} for text in ("a", "b")]
-    job = chat_job(model, {"messages": [{"role": "developer", "content": parts}, *HELLO]}, 10**6)
+    job = chat_completion_job(model, {"messages": [{"role": "developer", "content": parts}, *HELLO]}, 10**6)
     assert job.prompts == [model.tokenizer.encode("system:a\nb;user:hello;assistant:")]
 
 

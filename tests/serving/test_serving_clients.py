@@ -15,8 +15,8 @@ import uvicorn
 
 import decodestep as ds
 from decodestep.generation.engine_request import EngineRequest
-from decodestep.serving import event_stream, http
-from decodestep.serving.responses import TextChoice
+from decodestep.serving import bodies, event_stream
+from decodestep.serving.endpoints.completions import TextChoice
 from support.servers import LocalServer, load, post, post_stream, request, wait_until
 
 
@@ -140,8 +140,8 @@ def test_a_full_queue_is_429_and_says_when_to_come_again(server, hold_passes):
 )
 def test_a_connection_whose_body_is_not_read_to_its_end_is_closed(tiny_file, monkeypatch, sent, headers, status):
     """The server would read on for ever, and serve it before others."""
-    monkeypatch.setattr(http, "BODY_SECONDS", 0.2)
-    monkeypatch.setattr(http, "_MAX_DISCARDED", 5000)
+    monkeypatch.setattr(bodies, "SECONDS", 0.2)
+    monkeypatch.setattr(bodies, "_MAX_DISCARDED", 5000)
     server = LocalServer(load(tiny_file(kind="Q8_0", context=400)), max_body=1000)
     with server, post(server.port, sent, content_length=10**9, **headers) as client:
         client.settimeout(10)

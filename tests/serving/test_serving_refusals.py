@@ -15,8 +15,8 @@ from decodestep._base.checks import RequestError
 from decodestep.chat import template_process
 from decodestep.constraints.processor import ConstraintError
 from decodestep.generation.engine import Engine
+from decodestep.serving.endpoints.completions import completion_job
 from decodestep.serving.errors import HttpError, http_error
-from decodestep.serving.requests import completion_job
 from support.servers import HELLO, LocalServer, allowed_tools, load, post, tool, wait_until
 
 CHAT = {"messages": HELLO, "max_tokens": 2}
@@ -46,7 +46,7 @@ def called(arguments):
         ("/v1/chat/completions", {"messages": [{"role": "king", "content": ""}]}, 400, "messages[0].role"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "messages[0].content"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2001}]}, 400, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2001}]}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "function_call": {}}]}, 400, "messages[0].function_call"),
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, 400, "messages[0].audio"),
         *(
@@ -297,12 +297,12 @@ def test_log_probabilities_beyond_what_an_answer_may_hold_are_refused(shared_ser
 )
 def test_a_watermark_of_any_size_is_refused(name, value):
     config = {"ngram_len": 5, "keys": [1, 2], "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
-    completion_job({"prompt": [1, 2], "top_k": 50, "watermarking_config": config}, 16)
+    completion_job(None, {"prompt": [1, 2], "top_k": 50, "watermarking_config": config}, 16)
     with pytest.raises(HttpError, match=f"such that {name} is at most"):
-        completion_job({"prompt": [1, 2], "top_k": 50, "watermarking_config": {**config, name: value}}, 16)
+        completion_job(None, {"prompt": [1, 2], "top_k": 50, "watermarking_config": {**config, name: value}}, 16)
     for top_k in (None, 0, 1025):
         with pytest.raises(HttpError, match=r"top_k must be in \[1, 1024\] beside a watermark with keys"):
-            completion_job({"prompt": [1, 2], "top_k": top_k, "watermarking_config": config}, 16)
+            completion_job(None, {"prompt": [1, 2], "top_k": top_k, "watermarking_config": config}, 16)
 
 
 def test_other_methods_types_and_sites_are_refused(shared_server):

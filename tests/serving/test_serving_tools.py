@@ -7,7 +7,7 @@ import json
 import pytest
 
 import decodestep as ds
-from decodestep.serving.requests import chat_job
+from decodestep.serving.endpoints.chat_completions import chat_completion_job
 from support.project import CHAT_TEMPLATES
 from support.servers import HELLO, TEMPLATE, LocalServer, allowed_tools, byte_vocabulary, load, tool, wait_until
 
@@ -34,8 +34,11 @@ def test_json_of_a_schema_and_required_tools(shared_server):
         assert called.finish_reason == "tool_calls" and called.message.content is None
         assert call.function.name in ("weather", "time")[: 1 if choice != "required" else 2]
         chunks = list(client.chat.completions.create(**asked, tools=tools, tool_choice=choice, stream=True))
-        [streamed] = [part for chunk in chunks for c in chunk.choices for part in c.delta.tool_calls or ()]
-        assert streamed.function == type(streamed.function)(**call.function.model_dump())
+        first, *more = [part for chunk in chunks for c in chunk.choices for part in c.delta.tool_calls or ()]
+        assert (first.index, first.type, first.function.name) == (0, "function", call.function.name) and first.id
+        assert all((part.index, part.id, part.type, part.function.name) == (0, None, None, None) for part in more)
+        assert more or call.function.name == "time"
+        assert "".join(part.function.arguments for part in (first, *more)) == call.function.arguments
         assert chunks[-1].choices[0].finish_reason == "tool_calls"
         assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == ""
     answer = [{"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
@@ -96,7 +99,8 @@ def test_the_official_stream_helper_tells_when_a_call_is_complete(shared_server)
     done = found["tool_calls.function.arguments.done"]
     assert done.name == "weather" and set(json.loads(done.arguments)) == {"city", "days"} == set(done.parsed_arguments)
     choice = stream.get_final_completion().choices[0]
-    assert choice.finish_reason == "tool_calls" and found["logprobs.content.done"].content == choice.logprobs.content
+    told, every = found["logprobs.content.done"].content, choice.logprobs.content
+    assert choice.finish_reason == "tool_calls" and told == every[: len(told)]  # those before the call
 
 
 def test_a_function_without_parameters_has_no_arguments(shared_server):
@@ -130,8 +134,8 @@ def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
         for stream in (False, True):
             found = server.client().chat.completions.create(**asked, tools=tools, tool_choice="required", stream=stream)
             parts = [chunk.choices[0].delta for chunk in found] if stream else [found.choices[0].message]
-            [call] = [call for part in parts for call in part.tool_calls or ()]
-            assert set(json.loads(call.function.arguments)) == {"city", "days"} and not any(part.content for part in parts)
+            pieces = [call.function.arguments for part in parts for call in part.tool_calls or ()]
+            assert set(json.loads("".join(pieces))) == {"city", "days"} and not any(part.content for part in parts)
         [row] = server.engine.submit([1], ds.SamplingParams(seed=1, max_new_tokens=2, logit_bias={299: 100.0})).rows
         wait_until(lambda: row.reason)
         assert row.text.text == ""  # nobody else sees it
@@ -145,7 +149,7 @@ def test_calls_and_results_stay_in_the_prompt_without_tools(tiny_file, more):
     model = load(tiny_file(kind="Q8_0", context=400))
     written = '<tool_call>\n{"name": "f", "arguments": {"city": "Bonn"}}\n</tool_call>'
     text = f"user:hello;assistant:{written};user:<tool_response>\nsunny\n</tool_response>;assistant:"
-    assert chat_job(model, {"messages": messages, **more}, 10**6).prompts == [model.tokenizer.encode(text)]
+    assert chat_completion_job(model, {"messages": messages, **more}, 10**6).prompts == [model.tokenizer.encode(text)]
 
 
 READS_ALL = """<tool_call>{% for t in tools %}{{ t.type + t.function.name + t.function.description }}{{ t.function | length }}
@@ -165,7 +169,7 @@ def test_what_a_client_leaves_out_is_there_for_templates(tiny_file):
         for arguments in ({}, {"arguments": None}, {"arguments": "null"}, {"arguments": ""}, {"arguments": "{}"}):
             answer = {"role": "assistant", "tool_calls": [{"function": {"name": "f", **arguments}}]}
             body = {"messages": [*HELLO, answer], "tools": tools}
-            assert chat_job(model, body, 10**6).prompts == [model.tokenizer.encode(f"<tool_call>{text};hello")]
+            assert chat_completion_job(model, body, 10**6).prompts == [model.tokenizer.encode(f"<tool_call>{text};hello")]
 
 
 def test_half_a_surrogate_pair_in_a_call_is_answered(shared_server):
@@ -205,10 +209,11 @@ def test_an_answer_begins_within_reasoning_where_the_prompt_does(tiny_file, mark
     asked = {"messages": HELLO, "tools": [tool("f")]}
     for end, expected in ((mark, True), (f"{mark}</think>", False), ("", False)):
         model = ds.load(path, chat_template=template + end)
-        assert chat_job(model, asked, 10**6).tools.in_reasoning is expected
+        assert chat_completion_job(model, asked, 10**6).answer.begun is expected
     model = ds.load(path, chat_template=template + mark)
-    for bound in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}, {"regex": "a"}):
-        assert not chat_job(model, {**asked, **bound}, 10**6).tools.in_reasoning
+    for bound in ({"tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        assert not chat_completion_job(model, {**asked, **bound}, 10**6).answer.begun
+    assert chat_completion_job(model, {**asked, "regex": "a"}, 10**6).answer.begun  # which binds the reasoning too
 
 
 @pytest.mark.parametrize(
@@ -226,9 +231,9 @@ def test_as_many_calls_are_answered_as_can_come_back(tiny_file, calls, several):
     model = ds.load(tiny_file(kind="Q8_0", context=400), chat_template=template)
     asked = {"messages": HELLO, "tools": [tool("f")]}
     for _ in range(2):
-        assert chat_job(model, asked, 10**6).tools.several is several
-    assert chat_job(model, {**asked, "parallel_tool_calls": True}, 10**6).tools.several is several
-    assert chat_job(model, {**asked, "parallel_tool_calls": False}, 10**6).tools.several is False
+        assert chat_completion_job(model, asked, 10**6).answer.tools.several is several
+    assert chat_completion_job(model, {**asked, "parallel_tool_calls": True}, 10**6).answer.tools.several is several
+    assert chat_completion_job(model, {**asked, "parallel_tool_calls": False}, 10**6).answer.tools.several is False
 
 
 def test_what_a_model_of_llama_calls_can_come_back(tiny_file):
@@ -272,4 +277,4 @@ def test_text_around_a_call_is_streamed(shared_server):
     deltas = [part.delta for chunk in chunks for part in chunk.choices]
     [at] = [i for i, delta in enumerate(deltas) if delta.tool_calls]
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
-    assert at > 15 and chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert 10 < at < len(deltas) - 10 and chunks[-1].choices[0].finish_reason == "tool_calls"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from decodestep.chat.reasoning import Reasoning
+from decodestep.chat.reasoning import ReasoningFormat
 from decodestep.chat.tool_call_format import Pieces
 from decodestep.constraints.json_schema import check, enforceable
 
@@ -31,7 +31,7 @@ def text_or_calls(
     hidden: Iterable[int],
     *,
     several: bool,
-    reasoning: Reasoning,
+    reasoning: ReasoningFormat,
     in_reasoning: bool,
 ) -> str:
     """The Lark grammar of any text, and one or several calls at its end: a mark begins one of the texts, which have all marks.

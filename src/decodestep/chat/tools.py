@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Phrase, refuse
-from decodestep.chat.answer_reader import AnswerReader
-from decodestep.chat.reasoning import THINK, Reasoning, find_reasoning
-from decodestep.chat.tool_call_format import CallFormat, Pieces, ToolCall
+from decodestep.chat.reasoning import THINK, ReasoningFormat
+from decodestep.chat.tool_call_format import CallFormat, Pieces
 from decodestep.chat.tool_formats import TaggedJson, find_call_format
 from decodestep.chat.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
 from decodestep.chat.tool_trial import takes_several_calls
@@ -42,8 +41,7 @@ class ToolFormat:
 
     call_format: that of a call, with the functions that may be called. required: whether one must be. of_template: whether the
     chat template describes the tools to the model; otherwise a system message does. definitions: of all functions. several:
-    whether a message may have more than one call. earlier: the number of calls in the conversation. reasoning: that of the
-    chat template. in_reasoning: whether the answer begins within it.
+    whether a message may have more than one call. earlier: the number of calls in the conversation.
     """
 
     call_format: CallFormat
@@ -52,8 +50,6 @@ class ToolFormat:
     definitions: tuple[Any, ...]
     several: bool = True
     earlier: int = 0
-    reasoning: Reasoning = THINK
-    in_reasoning: bool = False
 
     def describe_tools(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with the functions described in its system message."""
@@ -64,27 +60,20 @@ class ToolFormat:
             return [{**first, "content": f"{first['content']}\n\n{text}"}, *rest]
         return [{"role": "system", "content": text}, *conversation]
 
-    @property
-    def spelled(self) -> tuple[str, ...]:
-        """The names of the control tokens that must be in the text for `reader`."""
-        return (*self.call_format.spelled, *self.reasoning.control_tokens)
-
-    def reader(self) -> AnswerReader:
-        """What reads one answer."""
-        return AnswerReader(self.call_format, self.reasoning, in_reasoning=self.in_reasoning, several=self.several)
-
-    def response_call(self, call: ToolCall, number: int) -> dict[str, Any]:
-        """A call in the response's form. number: of the calls before it in the answer."""
-        given = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
-        call_id = self.call_format.new_id(call.name, self.earlier + number)
-        return {"id": call_id, "type": "function", "function": given}
-
-    def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
+    def grammar(
+        self,
+        tokenizer: Tokenizer,
+        answer: dict[str, Any] | None,
+        reasoning: ReasoningFormat = THINK,
+        *,
+        in_reasoning: bool = False,
+    ) -> str | None:
         """The grammar of the response; None if it is any text.
 
         answer: the JSON schema of a response that is no call. Where a call is required, arguments follow the schema of their
         function; elsewhere those of strict functions do. If only some of the functions may be called, or one is strict, and the
-        format's calls do not always begin with a mark, any text is left to `reader`.
+        format's calls do not always begin with a mark, any text is left to who reads the calls. reasoning: that of the chat
+        template. in_reasoning: whether the response begins within it.
         """
         marks = self.call_format.marks if self.call_format.always_marked else ()
         if not (self.required or answer is not None or (self._restricted and marks)):
@@ -94,10 +83,9 @@ class ToolFormat:
             return one_call(texts)
         if answer is not None:
             return answer_or_calls(texts, answer, several=bool(marks) and self.several)
-        hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.spelled)
-        return text_or_calls(
-            texts, marks, sorted(hidden), several=self.several, reasoning=self.reasoning, in_reasoning=self.in_reasoning
-        )
+        spelled = tokenizer.control_ids((*self.call_format.spelled, *reasoning.control_tokens))
+        hidden = sorted(tokenizer.special - tokenizer.end_token_ids - spelled)
+        return text_or_calls(texts, marks, hidden, several=self.several, reasoning=reasoning, in_reasoning=in_reasoning)
 
     def refusal(self, grammar: str, error: RequestError) -> RequestError | None:
         """The error of the function that an error in compiling the grammar is about; None if it is about none."""
@@ -152,7 +140,6 @@ def read(model: ChatModel, body: Mapping[str, Any], conversation: list[dict[str,
         definitions=tuple(map(_definition, definitions)),
         several=several,
         earlier=earlier,
-        reasoning=find_reasoning(template),
     )
 
 

@@ -1,8 +1,10 @@
-"""Serves a model to many clients: `http` is an OpenAI-compatible API of an `Engine`.
+"""Serves a model to many clients: `http` is a server of an `Engine`, with the endpoints of `endpoints`.
 
-- `requests` (`request_fields`): request bodies as prompts and `SamplingParams`; `responses`: response bodies; `errors`: error
-  responses; `answer`: from the one to the other;
-- `http`: the routes; `event_stream`: server-sent events; `connection`; `metrics`; `page.html`: the chat page.
+- `http`: the server; `admission`, `bodies`, `connection`, `errors`, `event_stream`, `metrics`, `wire`: what endpoints share;
+- `endpoints`: a file or a folder each; `endpoint`: what one is; `page.html`: the chat page;
+- `jobs` (`request_fields`): requests as prompts and `SamplingParams`; `chats`: conversations as such; `answer`: what the rows
+  of a job add; `answer_writer`: how an API writes it;
+- `openai_fields`, `choices`: what OpenAI's completions and chat completions share.
 
 All of it needs decodestep[serve]. The engine itself is `decodestep.Engine`; its names are here too.
 """

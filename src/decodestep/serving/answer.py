@@ -1,4 +1,4 @@
-"""The answer to a request: turns the engine's `Delta`s into a response or a stream of events."""
+"""The answer to a request: hands its job to the engine, and what the rows add to the writer of its API."""
 
 from __future__ import annotations
 
@@ -14,39 +14,40 @@ from typing import TYPE_CHECKING, Any
 from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
 from decodestep.sampling.params import languages_of
+from decodestep.serving.choices import usage_object
 from decodestep.serving.errors import HttpError, http_error, refusal, too_long
-from decodestep.serving.responses import Choice, Envelope, count_drafts, json_bytes, usage
 
 if TYPE_CHECKING:
-    from decodestep.generation.engine import Engine
     from decodestep.generation.engine_request import Delta, EngineRequest
     from decodestep.sampling.row import Row
+    from decodestep.serving.jobs import Job
     from decodestep.serving.metrics import Metrics
-    from decodestep.serving.requests import Job
+    from decodestep.serving.served_models import ServedModel
 
 _LOG = logging.getLogger("decodestep.serving.requests")
-_DONE = b"data: [DONE]\n\n"
 # Log-probabilities of an answer, which is held whole: of its prompts, about 300 MB of them; of its tokens, which come one by
 # one, as many as a context of 131072 tokens has with OpenAI's largest top_logprobs, 20, and some more.
 _MAX_PROMPT_LOGPROBS, _MAX_TOKEN_LOGPROBS = 2**20, 2**22
 
 
 class Answer:
-    """The choices of a job, n for each of its prompts.
+    """The answer to a job, of n samples for each of its prompts.
 
-    name: of the model. route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
+    route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
+    stream: whether `events` are wanted in place of `whole`.
+
     The deltas of a pass are put into its queue on the event loop; its methods are called by the request's task.
     """
 
-    def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, texts: Any) -> None:
-        self._engine, self._job, self._metrics, self._route, self._texts = engine, job, metrics, route, texts
-        self._envelope = Envelope(job.form, name)
+    def __init__(self, served: ServedModel, job: Job, metrics: Metrics, *, route: str, texts: Any) -> None:
+        self.stream = job.stream
+        self._engine, self._name = served.engine, served.name
+        self._job, self._metrics, self._route, self._texts = job, metrics, route, texts
         self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._started = time.monotonic()
         self._first_token_s: float | None = None  # from the start; None before it
         self._requests: list[EngineRequest] = []
-        self._choices: list[Choice] = []
-        self._running = 0  # how many of them have not ended
+        self._running = 0  # how many samples have not ended
         self._recorded = False
 
     def begin(self) -> None:
@@ -70,9 +71,8 @@ class Answer:
         except BaseException:
             self.cancel()
             raise
-        rows = self._rows
-        self._choices = [job.form.choice(i, engine.model.tokenizer, row) for i, row in enumerate(rows)]
-        self._running = len(self._choices)
+        self._writer = job.build_writer(self._name, engine.model.tokenizer, self._requests)
+        self._running = len(self._rows)
 
     def _require_short_prediction(self) -> None:
         """Refuses a prediction that no answer could repeat: the engine's thread reads it for each row."""
@@ -114,20 +114,20 @@ class Answer:
 
     def whole(self) -> bytes:
         """The response, once all rows have ended. Slow with the log-probabilities of many tokens."""
-        return self._envelope.whole((choice.whole() for choice in self._choices), self._usage())
+        return self._writer.whole()
 
     async def events(self) -> AsyncIterator[bytes]:
         """The server-sent events; deltas that are already queued are sent together."""
-        if opening := [self._event([part]) for choice in self._choices for part in choice.opening()]:
-            yield b"".join(opening)
+        if opening := self._writer.opening():
+            yield opening
         while self._running:
             deltas = [await self._next()]
             while not self._deltas.empty():
                 deltas.append(await self._next())
             if self._job.params.prompt_logprobs is None:
-                data = self._chunks(deltas)
+                data = self._written(deltas)
             else:  # those of a long prompt take seconds, in which the event loop serves others
-                data = await asyncio.to_thread(self._chunks, deltas)
+                data = await asyncio.to_thread(self._written, deltas)
             if not self._running:
                 self._record()
             if data:
@@ -135,43 +135,29 @@ class Answer:
         try:
             self._raise_failure()
         except HttpError as error:
-            yield _event(error.body())
+            yield self._writer.failure(error)
             return
-        yield (self._event([], self._usage()) if self._job.usage else b"") + _DONE
+        yield self._writer.closing()
 
     async def _take_all(self) -> None:
         """Takes what comes until all rows have ended."""
         while self._running:
             index, delta = await self._next()
-            self._choices[index].take(delta)
+            self._writer.take(index, delta)
         self._record()
 
     async def _next(self) -> tuple[int, Delta]:
         index, delta = await self._deltas.get()
         if self._first_token_s is None and delta.token is not None:
             self._first_token_s = time.monotonic() - self._started
-            self._metrics.first_token_seconds.observe(self._first_token_s)
+            self._metrics.first_token_seconds.labels(self._name).observe(self._first_token_s)
         if delta.reason:
             self._running -= 1
-            self._metrics.ended.labels(delta.reason).inc()
+            self._metrics.ended.labels(self._name, delta.reason).inc()
         return index, delta
 
-    def _chunks(self, deltas: list[tuple[int, Delta]]) -> bytes:
-        return b"".join(self._event([choice]) for index, delta in deltas for choice in self._choices[index].chunk(delta))
-
-    def _event(self, choices: list[dict[str, Any]], used: dict[str, Any] | None = None) -> bytes:
-        chunk = self._envelope.chunk(choices)
-        if not self._job.usage:
-            return _event(chunk)
-        if used is None and self._job.running_usage:
-            used = self._usage()
-        return _event({**chunk, "usage": used})  # else null in all but the last, as in OpenAI's API
-
-    def _usage(self) -> dict[str, Any]:
-        prompts = sum(len(request.prompt_ids) for request in self._requests)
-        cached = sum(request.rows[0].cached_tokens for request in self._requests)  # the other samples have its pages
-        drafts = None if self._job.params.prediction is None else count_drafts(self._rows, "prediction")
-        return usage(prompts, sum(choice.tokens for choice in self._choices), cached, drafts)
+    def _written(self, deltas: list[tuple[int, Delta]]) -> bytes:
+        return b"".join(self._writer.events(index, delta) for index, delta in deltas)
 
     @property
     def _rows(self) -> list[Row]:
@@ -188,30 +174,26 @@ class Answer:
     def _record(self) -> None:
         """Adds the request, whose rows have all ended, to the metrics and the log."""
         self._recorded = True
-        used, seconds = self._usage(), time.monotonic() - self._started
-        self._metrics.prompt_tokens.inc(used["prompt_tokens"])
-        self._metrics.tokens.inc(used["completion_tokens"])
-        drafts = count_drafts(self._rows)
-        self._metrics.drafted_tokens.inc(drafts.drafted)
-        self._metrics.accepted_tokens.inc(drafts.accepted)
-        self._metrics.request_seconds.observe(seconds)
+        used, seconds, metrics = self._writer.usage, time.monotonic() - self._started, self._metrics
+        metrics.prompt_tokens.labels(self._name).inc(used.prompt)
+        metrics.tokens.labels(self._name).inc(used.completion)
+        metrics.drafted_tokens.labels(self._name).inc(used.drafted)
+        metrics.accepted_tokens.labels(self._name).inc(used.accepted)
+        metrics.request_seconds.labels(self._name).observe(seconds)
         entry = {
-            "id": self._envelope.id,
+            "id": self._writer.id,
             "route": self._route,
+            "model": self._name,
             "stream": self._job.stream,
-            **used,
+            **usage_object(used, predicted=self._job.params.prediction is not None),
             "first_token_s": None if self._first_token_s is None else round(self._first_token_s, 4),
             "seconds": round(seconds, 4),
             "ended_by": [row.reason for row in self._rows],
         }
         if self._texts is not None:
-            entry |= {"request": self._texts, "completions": [choice.text for choice in self._choices]}
+            entry |= {"request": self._texts, "completions": [sample.text for sample in self._writer.samples]}
         _LOG.info(json.dumps(entry, ensure_ascii=False))
 
 
 def _enqueue(deltas: asyncio.Queue[tuple[int, Delta]], first: int, delta: Delta) -> None:
     deltas.put_nowait((first + delta.sample, delta))
-
-
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json_bytes(data) + b"\n\n"

@@ -9,7 +9,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from decodestep.serving.errors import HttpError
-from decodestep.serving.responses import json_bytes
+from decodestep.serving.wire import json_bytes
 
 
 class Connection(H11Protocol):

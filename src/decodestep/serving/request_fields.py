@@ -35,6 +35,13 @@ def object_field(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
+def bool_field(body: Mapping[str, Any], name: str) -> bool | None:
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise refusal(name, "a bool")
+    return value
+
+
 def list_field(body: Mapping[str, Any], name: str) -> Sequence[Any]:
     value = body.get(name)
     if not isinstance(value, list) or not value:

@@ -102,6 +102,10 @@ class Tokenizer:
         """As `token_bytes`, and the name of a control token."""
         return self.token(token_id).encode() if token_id in self.special else self.token_bytes(token_id)
 
+    def spell(self, token_ids: Iterable[int]) -> str:
+        """The text that `encode` reads as these ids: with the names of control tokens."""
+        return b"".join(map(self.spelled_bytes, token_ids)).decode("utf-8", "replace")
+
     def showing(self, names: Collection[str]) -> Tokenizer | ShownTokens:
         """The tokenizer, with these names of control tokens, of those that do not end a text, in its texts. The same object for
         the same tokens; other names are ignored."""

@@ -1,0 +1,109 @@
+"""Conversations as jobs: the prompt, how the answer is read, and what constrains it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from decodestep.chat import tools
+from decodestep.chat.answer_format import AnswerFormat, build_answer_format
+from decodestep.errors import ModelError, RequestError
+from decodestep.generation.prompts import RESERVED
+from decodestep.sampling.params import LANGUAGES, SamplingParams
+from decodestep.serving.errors import http_error, refusal
+from decodestep.serving.jobs import BuildWriter, Job, read_sampling
+from decodestep.serving.request_fields import object_field, require_short, texts
+
+if TYPE_CHECKING:
+    from decodestep.models import Model
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A conversation that is to be answered: what every endpoint of chats makes of its requests.
+
+    messages: in the form of `Message`, their contents text or, beside calls, None, and the arguments of calls objects.
+    tools: the fields tools, tool_choice and parallel_tool_calls of chat completions. variables: of the chat template.
+    opens: whether the prompt ends with the beginning of an answer. continues: whether the answer goes on with the last message.
+    separate: whether the answer's reasoning is told apart from its content. schema: that of the answer as JSON; None for text.
+    sampling: the fields for `SamplingParams.from_openai`. stream: whether the answer is streamed. names: what the request calls
+    messages, response_format, max_new_tokens and others, where its names are not those of chat completions.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    opens: bool = True
+    continues: bool = False
+    separate: bool = True
+    schema: Mapping[str, Any] | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def chat_prompt(model: Model, chat: Chat, most_characters: int) -> tuple[list[int], AnswerFormat]:
+    """The token ids of a conversation, and how its answer is read. Renders and tokenizes it, which may be slow.
+
+    most_characters: of all that the messages, the tools or the template's variables say; what is longer is refused before it is
+    tokenized.
+    """
+    said = {"messages": chat.messages, "tools": chat.tools.get("tools"), "chat_template_kwargs": chat.variables}
+    for name, value in said.items():
+        require_short([*texts(value)], most_characters, chat.names.get(name, name))
+    try:
+        called = tools.read(model, chat.tools, chat.messages)
+        messages, described = tools.for_template(model, chat.messages, called)
+        ids = model.chat_ids(
+            messages,
+            tools=described,
+            add_generation_prompt=chat.opens,
+            continue_final_message=chat.continues,
+            **chat.variables,
+        )
+    except UnicodeEncodeError:
+        raise refusal(chat.names.get("messages", "messages"), "valid Unicode, without lone surrogates") from None
+    except (RequestError, ModelError) as error:
+        raise http_error(error, chat.names) from error
+    # What continues a message has no beginning at which reasoning could stand.
+    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
+
+
+def chat_job(
+    model: Model,
+    chat: Chat,
+    most_characters: int,
+    defaults: SamplingParams,
+    build_writer: Callable[[AnswerFormat], BuildWriter],
+) -> Job:
+    """The job of an answer to a conversation. most_characters: as for `chat_prompt`, and of the prediction. defaults: of the
+    sampling fields that the request leaves out. build_writer: of how the answer is read, makes what a `Job` has."""
+    require_short([*texts(chat.sampling.get("prediction"))], most_characters, "prediction")
+    ids, format_ = chat_prompt(model, chat, most_characters)
+    required = format_.tools is not None and format_.tools.required
+    bound = any(chat.sampling.get(name) is not None for name in LANGUAGES)
+    if required or chat.schema is not None:
+        format_ = replace(format_, begun=False)  # the text is bound from its first token
+    constraint: dict[str, Any] = {} if chat.schema is None else {"json_schema": chat.schema}
+    if required or not bound:  # what is bound by the request itself is not bound by its tools too
+        try:
+            grammar = format_.grammar(model.tokenizer, None if chat.schema is None else dict(chat.schema))
+        except RequestError as error:
+            json_schema = chat.names.get("response_format", "response_format")
+            raise http_error(error, {**chat.names, "json_schema": json_schema}) from None
+        constraint = constraint if grammar is None else {"grammar": grammar}
+    names = {"prompt": chat.names.get("messages", "messages"), **chat.names}
+    sampling = read_sampling(chat.sampling, defaults, constraint=constraint, names=names)
+    return Job([ids], sampling.params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
+
+
+def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+    """chat_template_kwargs: the variables that a request passes to the chat template besides the conversation."""
+    given = object_field(body, "chat_template_kwargs")
+    reserved = RESERVED & set(given)
+    if reserved:
+        raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
+    if not isinstance(given.get("enable_thinking"), bool | None):
+        raise refusal("chat_template_kwargs", "such that enable_thinking is a bool")
+    return given
