@@ -275,9 +275,7 @@ class ServedModels:
     def _new_served(self, entry: _Entry) -> ServedModel:
         model = entry.source.load(lambda done, layers: self._require_open())
         default_params = model.default_params if self._default_params is None else self._default_params
-        engine = Engine(
-            model, max_rows=self._max_rows, max_waiting=self._max_waiting, draft=self._draft, deliver=self._deliver
-        )
+        engine = Engine(model, max_rows=self._max_rows, max_waiting=self._max_waiting, draft=self._draft, deliver=self._deliver)
         return ServedModel(entry.name, engine, default_params)
 
     def _failure(self, name: str, error: Exception) -> Exception:

@@ -25,7 +25,9 @@ async def _models(server: Server, _: Request) -> Response:
 async def _one_model(server: Server, request: Request) -> Response:
     name = request.path_params["id"]
     if name not in server.models.names:
-        raise HttpError(404, f"no model here is called {name[:200]!r}; /v1/models lists them", param="model", code="model_not_found")
+        raise HttpError(
+            404, f"no model here is called {name[:200]!r}; /v1/models lists them", param="model", code="model_not_found"
+        )
     return JsonResponse(_model_object(server, name))
 
 
