@@ -14,7 +14,8 @@ _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_
 _OBJECTS = ("metadata", "prompt_cache_options", "prediction")
 # Fields of chats alone, and those that are read here; the rest is for `SamplingParams.from_openai`.
 _TEMPLATE = {"chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
-CHAT_FIELDS = {"messages", "tools", "tool_choice", "parallel_tool_calls", *_TEMPLATE}
+_REASONING = {"reasoning_format", "include_reasoning", "separate_reasoning", "stream_reasoning"}
+CHAT_FIELDS = {"messages", "tools", "tool_choice", "parallel_tool_calls", *_TEMPLATE, *_REASONING}
 _OWN_FIELDS = {"response_format", *CHAT_FIELDS}
 
 
