@@ -74,11 +74,7 @@ def test_nothing_in_reasoning_is_a_call(kind, reasoning):
         assert read(kind, [f"{ended}\n\nIt is 5 degrees."], **raw) == (f"{ended}\n\nIt is 5 degrees.", [])
         assert read(kind, [f"{ended}\n\n{call}"], **raw) == (ended, [CALL])
         for cut in (text, ended[:-1]):
-            found = (
-                cut.lstrip("\n").removeprefix(reasoning.opening)
-                if text != opened
-                else cut.removeprefix(f"\n{reasoning.opening}")
-            )
+            found = cut.removeprefix(f"\n{reasoning.opening}") if text == opened else cut.lstrip("\n")
             assert read_all(kind, [cut], **options) == (found, "", [])
             assert read(kind, [cut], **raw) == (cut, [])
     if kind.always_marked:  # the opening mark is one at the beginning alone

@@ -24,9 +24,9 @@ class AnswerFormat:
     """How the answers of one conversation are read.
 
     reasoning: that of the chat template; None if it knows none: a model may write `<think>` all the same. begun: whether the
-    prompt ends within it. ended: whether the prompt ends with its closing mark. tools: those that may be called; None without.
-    plain: what reads the text of an answer without tools. separate: whether reasoning is told apart; otherwise it is content as
-    it was written, marks and all.
+    prompt ends within it. ended: whether the prompt ends with a mark after which the answer begins. tools: those that may be
+    called; None without. plain: what reads the text of an answer without tools. separate: whether reasoning is told apart;
+    otherwise it is content as it was written, marks and all.
     """
 
     reasoning: ReasoningFormat | None = None
@@ -68,8 +68,10 @@ class AnswerFormat:
 def build_answer_format(model: Model, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
     """The format of the answers to a conversation. prompt_ids: of its rendered prompt. tools: as `tools.read` returns them."""
     template = model.template.text(tools=tools is not None)
-    reasoning, kind = find_reasoning(template), find_call_format(template)
-    tail = model.tokenizer.spell(prompt_ids[-_TAIL:])
+    tokenizer = model.tokenizer
+    names = {tokenizer.token(i) for i in tokenizer.special}
+    reasoning, kind = find_reasoning(template, names), find_call_format(template)
+    tail = tokenizer.spell(prompt_ids[-_TAIL:])
     known = reasoning or THINK
     plain = kind({}) if kind is not None and kind.whole else NoCalls({})
     return AnswerFormat(reasoning, known.begun_by(tail), known.ended_by(tail), tools, plain)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought
+from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought, without_ends
 from decodestep.chat.text_feed import TextFeed
 from decodestep.chat.tool_call_format import CallFormat, Event, ToolCall
 
@@ -39,8 +39,9 @@ class AnswerReader:
     """What one answer says, as far as it is certain; the same however its text is cut into pieces.
 
     reasoning: without its marks and the line ends beside them. content: the text without reasoning, without calls and without
-    the white space around them; text after a call begins on a new line. What may still become a mark or a call is not in it
-    yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is known.
+    the white space around them; text after one of them begins on a new line. What may still become a mark or a call is not in
+    it yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is
+    known.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class AnswerReader:
         self._space = ""  # at the end of the content so far: it is left out if a call follows
         self._thought_space = ""  # at the end of the reasoning so far: its line ends are left out if a mark follows
         self._thinks = False  # whether this part of the reasoning has more than white space
-        self._after_mark = ended  # whether no text has followed a mark
+        self._after_mark = ended and separate  # whether no text has followed a mark
         self._after_call = False  # whether no text has followed the last call
         self._begins = True  # whether the text so far may be reasoning alone
-        self._events = self._read(reasoning, begun)
+        self._events = self._read(reasoning, begun, ended)
 
     def add(self, text: str) -> list[Part]:
         """The parts that are certain now that this text has come."""
@@ -94,10 +95,11 @@ class AnswerReader:
         self._space = self._thought_space = ""
         return self._take_parts()
 
-    def _read(self, reasoning: ReasoningFormat, begun: bool) -> Iterator[Event]:
-        yield from reasoning.read(self._feed, begun=begun)
+    def _read(self, reasoning: ReasoningFormat, begun: bool, ended: bool) -> Iterator[Event]:
+        ends = yield from reasoning.read(self._feed, begun=begun, ended=ended)
         self._begins = False
-        yield from self._format.events(self._feed)
+        events = self._format.events(self._feed)
+        yield from without_ends(events, ends) if ends else events
 
     def _advance(self) -> None:
         for event in self._events:
@@ -145,6 +147,7 @@ class AnswerReader:
             return
         if self._thinks:
             self._add("reasoning", self._thought_space.rstrip(_LINE_ENDS))
+        self._space = self._space.rstrip(_LINE_ENDS)  # of an answer that has an end of its own
         self._thought_space, self._thinks, self._after_mark = "", False, not mark.opens
 
     def _think(self, text: str) -> None:
@@ -161,7 +164,10 @@ class AnswerReader:
     def _write(self, text: str) -> None:
         if self._after_mark:
             text = text.lstrip(_LINE_ENDS)
-            self._after_mark = not text
+            if not text:
+                return
+            self._after_mark = False
+            text = f"\n{text}" if self.content else text
         if self._after_call:
             text = text.lstrip()
             if not text:

@@ -23,6 +23,9 @@ class MessageForm:
     system: whether it has a system role.
     null: whether it asks if the content beside calls is None, and so must see that; others would write "None", or fail.
     text_arguments: whether it writes the arguments of calls as they are, and so must get JSON as text; others read mappings.
+    thinking_parts: whether it reads reasoning as parts of the contents, {"type": "thinking", "thinking": ...} each; others read
+        the fields `REASONING`.
+    lone_reasoning: whether it refuses a content beside reasoning and calls.
     """
 
     strings: frozenset[str] = frozenset()
@@ -30,13 +33,27 @@ class MessageForm:
     system: bool = True
     null: bool = False
     text_arguments: bool = False
+    thinking_parts: bool = False
+    lone_reasoning: bool = False
 
     def apply(self, messages: list[Message]) -> list[Message]:
         """The messages in this form. A system message for a template without that role begins the next user's message."""
-        found = [self._with_calls(message) for message in messages]
+        found = [self._with_calls(self._with_reasoning(message)) for message in messages]
         if not self.system:
             found = _without_system(found)
         return [{**message, "content": self._content(message)} if "content" in message else message for message in found]
+
+    def _with_reasoning(self, message: Message) -> Message:
+        reasoning = next((message[name] for name in REASONING if message.get(name)), None)
+        if reasoning is None or message.get("role") != "assistant":
+            return message
+        content = message.get("content")
+        if self.lone_reasoning and message.get("tool_calls"):
+            return {**message, "content": None}
+        if self.thinking_parts:
+            parts = _as_parts(content) if content else []
+            return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
+        return message
 
     def _with_calls(self, message: Message) -> Message:
         calls = message.get("tool_calls")
@@ -83,14 +100,19 @@ def find_form(render: Render) -> MessageForm:
         parts=user.parts | system.parts | assistant.parts,
         system=bool(system.strings | system.parts),
     )
-    form = _with_calls(form, render)
+    form = _with_reasoning(_with_calls(form, render), render)
     tool = _read_kinds("tool", lambda content: render([*form.apply([hello, _CALL]), {**_RESULT, "content": content}], _TOOLS))
     return replace(form, strings=form.strings | tool.strings, parts=form.parts | tool.parts)
 
 
+# The names under which messages have their reasoning; templates read one or the other.
+REASONING = ("reasoning_content", "reasoning", "thinking")
+
 _ROLES = frozenset(("system", "user", "assistant", "tool"))
-_WORD = "Quokka"  # which no template writes of its own accord
-_WRITTEN_LIST = re.compile(rf"""text\\*["']: ?\\*["']{_WORD}""")  # of parts, as Python or JSON writes it
+_WORD, _THOUGHT = "Quokka", "Numbat"  # which no template writes of its own accord
+# A list of parts, as Python or JSON writes it.
+_WRITTEN_LIST = re.compile(rf"""text\\*["']: ?\\*["']{_WORD}""")
+_WRITTEN_THINKING = re.compile(rf"""thinking\\*["']: ?\\*["']{_THOUGHT}""")
 _NAME, _ARGUMENTS = "find_animal", {"place": _WORD}
 _PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 _TOOLS = [{"type": "function", "function": {"name": _NAME, "description": "Finds animals.", "parameters": _PARAMETERS}}]
@@ -131,6 +153,25 @@ def _with_calls(form: MessageForm, render: Render) -> MessageForm:
     prints = any(with_null.count(word) > with_empty.count(word) for word in ("None", "null"))
     asks = null in texts and with_null != with_empty and not prints
     return null if asks and (null in written or empty not in written) else empty
+
+
+def _with_reasoning(form: MessageForm, render: Render) -> MessageForm:
+    """The form, with how reasoning is read: beside calls, or without them."""
+
+    def attempt(form: MessageForm, message: Message) -> str | None:
+        results = [_RESULT] if "tool_calls" in message else []
+        return render(form.apply([_say("user", "Hello"), message, *results]), _TOOLS)
+
+    def reads(form: MessageForm) -> bool:
+        texts = [attempt(form, message) or "" for message in (called, {**_say("assistant", "Hello"), **thought})]
+        return any(_THOUGHT in text and not _WRITTEN_THINKING.search(text) for text in texts)
+
+    thought = dict.fromkeys(REASONING, _THOUGHT)
+    called, parts = {**_CALL, **thought}, replace(form, thinking_parts=True)
+    if not reads(form):
+        return parts if reads(parts) else form
+    texts = [attempt(form, {**message, "content": "Hello"}) for message in (called, _CALL)]
+    return replace(form, lone_reasoning=texts[0] is None and texts[1] is not None and attempt(form, called) is not None)
 
 
 def _without_system(messages: list[Message]) -> list[Message]:

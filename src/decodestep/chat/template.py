@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, refuse
 from decodestep.chat import template_process
-from decodestep.chat.message_form import MessageForm, find_form
+from decodestep.chat.message_form import REASONING, MessageForm, find_form
 from decodestep.chat.traced_text import TracedText, runs
 from decodestep.errors import ModelError
 
@@ -24,7 +24,7 @@ class Message(_Role, total=False):
 
     role: "system", "user", "assistant" or "tool". content: a string, a list of {"type": "text", "text": a string}, or None
     beside tool_calls. tool_calls: of an assistant, {"function": {"name", "arguments"}} each. tool_call_id, name: of a tool's
-    answer. reasoning_content: what an assistant thought before its content.
+    answer. reasoning_content, or reasoning, or thinking: what an assistant thought before its content.
     """
 
     content: str | Sequence[Mapping[str, Any]] | None
@@ -32,12 +32,12 @@ class Message(_Role, total=False):
     tool_call_id: str
     name: str
     reasoning_content: str
+    reasoning: str
+    thinking: str
 
 
 Conversation: TypeAlias = "Sequence[Message] | Sequence[Mapping[str, Any]]"
 
-# The names under which a message's reasoning is passed; templates read the first or the second.
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 _OP = "chat_prompt"
 
 
@@ -147,10 +147,10 @@ def _mappings(name: str, items: object) -> list[dict[str, Any]]:
 
 
 def _as_templates_read(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without keys that are None, and with its reasoning under the names that templates read."""
+    """A message without keys that are None, and with its reasoning under each name that templates read."""
     message = {key: value for key, value in message.items() if value is not None}
-    reasoning = next((message[name] for name in _REASONING if name in message), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+    reasoning = next((message[name] for name in REASONING if name in message), None)
+    return message if reasoning is None else {**message, **dict.fromkeys(REASONING, reasoning)}
 
 
 def _plain(value: object) -> Any:

@@ -28,9 +28,10 @@ class Chat:
     messages: in the form of `Message`, their contents text or, beside calls, None, and the arguments of calls objects.
     tools: the fields tools, tool_choice and parallel_tool_calls of chat completions. variables: of the chat template.
     opens: whether the prompt ends with the beginning of an answer. continues: whether the answer goes on with the last message.
-    schema: that of the answer as JSON; None for text. sampling: the fields for `SamplingParams.from_openai`. stream: whether
-    the answer is streamed. names: what the request calls messages, response_format, max_new_tokens and others, where its names
-    are not those of chat completions.
+    separate: whether the answer's reasoning is told apart from its content; never where it continues a message, which has no
+    beginning at which reasoning could stand. schema: that of the answer as JSON; None for text. sampling: the fields for
+    `SamplingParams.from_openai`. stream: whether the answer is streamed. names: what the request calls messages,
+    response_format, max_new_tokens and others, where its names are not those of chat completions.
     """
 
     messages: list[dict[str, Any]]
@@ -38,6 +39,7 @@ class Chat:
     variables: Mapping[str, Any] = field(default_factory=dict)
     opens: bool = True
     continues: bool = False
+    separate: bool = True
     schema: Mapping[str, Any] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stream: bool = False
@@ -51,8 +53,7 @@ def chat_prompt(model: Model, chat: Chat, most_characters: int) -> tuple[list[in
     tokenized.
     """
     ids, called = _render(model.chat_ids, model, chat, most_characters)
-    format_ = build_answer_format(model, ids, called)
-    return ids, replace(format_, separate=False) if chat.continues else format_  # it may go on within a message's reasoning
+    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
 
 
 def chat_text(model: Model, chat: Chat, most_characters: int) -> str:
@@ -89,7 +90,7 @@ def chat_job(
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
     bound = any(chat.sampling.get(name) is not None for name in LANGUAGES)
-    if required or chat.schema is not None or bound:
+    if required or chat.schema is not None:
         format_ = replace(format_, begun=False)  # the text is bound from its first token
     constraint: dict[str, Any] = {} if chat.schema is None else {"json_schema": chat.schema}
     if required or not bound:  # what is bound by the request itself is not bound by its tools too
@@ -110,4 +111,6 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     reserved = RESERVED & set(given)
     if reserved:
         raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
+    if not isinstance(given.get("enable_thinking"), bool | None):
+        raise refusal("chat_template_kwargs", "such that enable_thinking is a bool")
     return given

@@ -21,7 +21,8 @@ _OBJECTS = ("metadata", "prompt_cache_options", "prediction")
 # Fields of chats alone, and those that are read here; the rest is for `SamplingParams.from_openai`.
 _TEMPLATE = {"chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
 _TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"}
-CHAT_FIELDS = {"messages", *_TOOLS, *_TEMPLATE}
+_REASONING = {"reasoning_format", "include_reasoning", "separate_reasoning", "stream_reasoning"}
+CHAT_FIELDS = {"messages", *_TOOLS, *_TEMPLATE, *_REASONING}
 _OWN_FIELDS = {"response_format", *CHAT_FIELDS}
 _KNOWN_FIELDS = frozenset({*_OWN_FIELDS, *OPENAI_FIELDS, *DEFAULTS})
 

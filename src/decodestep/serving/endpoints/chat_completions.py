@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.answer_reader import Call, Part
+from decodestep.chat.message_form import REASONING
 from decodestep.chat.tool_json import UnreadableError, read_arguments
 from decodestep.sampling.params import SamplingParams
 from decodestep.serving.chats import Chat, chat_job, template_variables
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from decodestep.serving.http import Server
     from decodestep.tokenizers.tokenizer import Tokenizer
 
+_REASONING_FORMATS = ("auto", "deepseek", "deepseek-legacy", "none")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -39,9 +41,11 @@ def chat_completion_job(
     """The job of a chat completion. For the arguments, see `chat_job`."""
     refuse_fields(body, {"prompt"})
     options, functions = read_stream_options(body), has_functions(body)
+    included, streamed = (bool_field(body, name) is not False for name in ("include_reasoning", "stream_reasoning"))
 
     def build_writer(format_: AnswerFormat) -> BuildWriter:
-        choice = partial(FunctionChoice if functions else ChatChoice, format_=format_)
+        kind = FunctionChoice if functions else ChatChoice
+        choice = partial(kind, format_=format_, included=included, streamed=streamed)
         form = Form("chatcmpl", "chat.completion", "chat.completion.chunk", choice)
         return partial(ChoicesWriter, form=form, options=options)
 
@@ -60,12 +64,14 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
     if continues and messages[-1]["role"] != "assistant":
         raise refusal(f"messages[{len(messages) - 1}].role", "assistant with continue_final_message")
     functions = has_functions(body)
+    asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     return Chat(
         messages,
         tools=as_tools(body) if functions else body,
-        variables=({} if effort is None else {"reasoning_effort": effort}) | template_variables(body),
+        variables={**asked, **({"enable_thinking": False} if effort == "none" else {}), **template_variables(body)},
         opens=begins is not False,
         continues=bool(continues),
+        separate=_is_separate(body),
         schema=schema_of_response(body),
         sampling=sampling_fields(body),
         stream=bool(body.get("stream")),
@@ -73,11 +79,23 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
     )
 
 
+def _is_separate(body: Mapping[str, Any]) -> bool:
+    """Whether the answer's reasoning is told apart from its content."""
+    given = body.get("reasoning_format")
+    if given is not None and given not in _REASONING_FORMATS:
+        raise refusal("reasoning_format", f"one of {', '.join(_REASONING_FORMATS)}")
+    raw = given == "none" or (given == "deepseek-legacy" and body.get("stream") is True)  # which has marks in streams alone
+    return not raw and bool_field(body, "separate_reasoning") is not False
+
+
 def _message(index: int, message: object) -> dict[str, Any]:
     """A message with its parts joined into text, a line each, and the arguments of its calls as objects."""
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refusal(f"{name}.role", f"one of {', '.join(_ROLES)}")
+    for field in REASONING:
+        if not isinstance(message.get(field), str | None):
+            raise refusal(f"{name}.{field}", "a string")
     if message.get("audio") is not None:  # templates would drop what the message says there
         raise refusal(f"{name}.audio", "omitted: a content is text")
     taken, calls = {**message, "content": _content(name, message)}, message.get("tool_calls")
@@ -128,18 +146,26 @@ def _refuse_calls(name: str) -> NoReturn:
 
 
 class ChatChoice(Choice):
-    """A choice of a chat. format_: how its answer is read."""
+    """A choice of a chat.
+
+    format_: how its answer is read. included: whether its reasoning is told. streamed: whether a stream tells it as it comes;
+    otherwise at its end.
+    """
 
     _called = "tool_calls"  # its finish_reason where it has calls
 
-    def __init__(self, index: int, tokenizer: Tokenizer, row: Row, format_: AnswerFormat) -> None:
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, row: Row, format_: AnswerFormat, *, included: bool = True, streamed: bool = True
+    ) -> None:
         self._read = format_.reader()
         super().__init__(index, tokenizer, row, self._read)
+        self._included, self._streamed = included, streamed
+        self._told_reasoning = 0  # how many characters of the reasoning a stream has told that does so at its end
 
     def whole(self) -> dict[str, Any]:
         read = self._read
         message: dict[str, Any] = {"role": "assistant"}
-        if read.reasoning:
+        if read.reasoning and self._included:
             message["reasoning_content"] = read.reasoning
         message["content"] = read.content if read.content or not (read.reasoning or read.calls) else None
         message["refusal"] = None
@@ -167,13 +193,25 @@ class ChatChoice(Choice):
         Each part has a chunk of its own: a delta has either reasoning, content or a call. So has the end of a message, as in
         OpenAI's API: its client considers a call complete when the next chunk arrives.
         """
-        deltas = [self._delta_of(part) for part in self.take(delta)]
+        deltas = [self._delta_of(part) for part in self._told(self.take(delta))]
         choices = [self._choice(each) for each in deltas or ([] if delta.logprobs is None else [{}])]
         if choices:
             choices[0]["logprobs"] = self._take_logprobs()
         if delta.reason:
             choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end()})
         return choices
+
+    def _told(self, parts: list[Part]) -> list[Part]:
+        """Of the parts of a delta, those that a stream tells now."""
+        others = [part for part in parts if part.kind != "reasoning"]
+        if not self._included:
+            return others
+        if self._streamed:
+            return parts
+        if not (others or self.ended_by) or self._told_reasoning == len(self._read.reasoning):
+            return others
+        start, self._told_reasoning = self._told_reasoning, len(self._read.reasoning)
+        return [Part("reasoning", self._read.reasoning[start:]), *others]
 
     def _end(self) -> dict[str, Any]:
         return {**super()._end(), **({"finish_reason": self._called} if self._read.calls else {})}
