@@ -12,7 +12,8 @@ from starlette.responses import Response
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.answer_reader import Call, Part
 from decodestep.chat.message_form import REASONING
-from decodestep.chat.tool_json import UnreadableError, read_arguments
+from decodestep.chat.text_feed import UnreadableError
+from decodestep.chat.tool_json import read_arguments
 from decodestep.sampling.params import SamplingParams
 from decodestep.serving.chats import Chat, chat_job, template_variables
 from decodestep.serving.choices import Choice, ChoicesWriter, Form, finite
