@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
@@ -17,6 +17,8 @@ from decodestep.serving.request_fields import object_field, require_short, texts
 
 if TYPE_CHECKING:
     from decodestep.models import Model
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,30 @@ def chat_prompt(model: Model, chat: Chat, most_characters: int) -> tuple[list[in
     most_characters: of all that the messages, the tools or the template's variables say; what is longer is refused before it is
     tokenized.
     """
+    ids, called = _render(model.chat_ids, model, chat, most_characters)
+    # What continues a message has no beginning at which reasoning could stand.
+    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
+
+
+def chat_text(model: Model, chat: Chat, most_characters: int) -> str:
+    """As `chat_prompt`, the text that the chat template makes of a conversation."""
+    return _render(model.chat_prompt, model, chat, most_characters)[0]
+
+
+def _render(render: Callable[..., T], model: Model, chat: Chat, most_characters: int) -> tuple[T, tools.ToolFormat | None]:
+    """What a method of the model's makes of a conversation, and the tools that may be called."""
     said = {"messages": chat.messages, "tools": chat.tools.get("tools"), "chat_template_kwargs": chat.variables}
     for name, value in said.items():
         require_short([*texts(value)], most_characters, chat.names.get(name, name))
     try:
         called = tools.read(model, chat.tools, chat.messages)
         messages, described = tools.for_template(model, chat.messages, called)
-        ids = model.chat_ids(
-            messages,
-            tools=described,
-            add_generation_prompt=chat.opens,
-            continue_final_message=chat.continues,
-            **chat.variables,
-        )
+        ending = {"add_generation_prompt": chat.opens, "continue_final_message": chat.continues}
+        return render(messages, tools=described, **ending, **chat.variables), called
     except UnicodeEncodeError:
         raise refusal(chat.names.get("messages", "messages"), "valid Unicode, without lone surrogates") from None
     except (RequestError, ModelError) as error:
         raise http_error(error, chat.names) from error
-    # What continues a message has no beginning at which reasoning could stand.
-    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
 
 
 def chat_job(
