@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
     kind: str
     text: str
-    index: int = -1
+    index: int = -1  # type: ignore[assignment]  # a tuple's method
     id: str = ""
     name: str = ""
 
@@ -54,12 +54,15 @@ class AnswerReader:
         separate: bool = True,
         several: bool = True,
         earlier: int = 0,
+        call_ids: dict[int, str] | None = None,
     ) -> None:
-        """begun, ended, separate: as in `AnswerFormat`. several, earlier: as in `ToolFormat`."""
+        """begun, ended, separate: as in `AnswerFormat`. several, earlier: as in `ToolFormat`. call_ids: those of the calls, by
+        their indices, as far as other readers of the same answer have chosen them; this one adds its own."""
         self.reasoning = self.content = ""
         self.calls: list[Call] = []
         self.in_reasoning = begun
         self._format, self._separate, self._several, self._earlier = call_format, separate, several, earlier
+        self._call_ids = {} if call_ids is None else call_ids
         self._feed = TextFeed()
         self._parts: list[Part] = []  # since they were last returned
         self._space = ""  # at the end of the content so far: it is left out if a call follows
@@ -136,7 +139,7 @@ class AnswerReader:
         index = len(self.calls)
         if index and not self._several:
             return
-        new_id = self._format.new_id(call.name, self._earlier + index)
+        new_id = self._call_ids.setdefault(index, self._format.new_id(call.name, self._earlier + index))
         self.calls.append(Call(new_id, call.name, json.dumps(call.arguments, ensure_ascii=False)))
         self._parts.append(Part("call", self.calls[-1].arguments, index, new_id, call.name))
 
