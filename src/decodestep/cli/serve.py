@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
     add_sampling_defaults(parser)
     add_draft(parser)
+    text = "ignore fields of requests that are not known, as other servers do, in place of refusing them by name"
+    add("--ignore-unknown-fields", action="store_true", help=text)
     add("--log-prompts", action="store_true", help="write requests and answers to the log")
     add("--grace", type=float, default=_GRACE, metavar="SECONDS", help="time for rows to finish after SIGTERM [%(default)s]")
 
@@ -76,7 +78,12 @@ def run(options: argparse.Namespace) -> int:
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     sys.setswitchinterval(5e-4)  # the engines' threads must not wait 5 ms for the one that writes to clients
     server = Server(
-        models, keys=keys, hosts=_hosts(options, host, keys), origins=options.cors_origin, log_prompts=options.log_prompts
+        models,
+        keys=keys,
+        hosts=_hosts(options, host, keys),
+        origins=options.cors_origin,
+        log_prompts=options.log_prompts,
+        ignore_unknown_fields=options.ignore_unknown_fields,
     )
     http = new_uvicorn_server(server, options.grace)
     failures: list[BaseException] = []

@@ -48,7 +48,8 @@ class Server:
 
     keys: API keys, one of which a request must send; empty for no authentication. hosts: the names by which requests may call
     the server, besides addresses and names without a dot; None for any. origins: of other web pages that may call the API.
-    max_body: the largest body, in bytes. log_prompts: whether texts are logged.
+    max_body: the largest body, in bytes. log_prompts: whether texts are logged. ignore_unknown_fields: of completions, which
+    refuse them otherwise.
     loading: as `ServedModels.start` returns it.
 
     The other attributes and methods are for endpoints. started: when, in seconds since 1970.
@@ -63,10 +64,12 @@ class Server:
         origins: Sequence[str] = (),
         max_body: int = MAX_BODY,
         log_prompts: bool = False,
+        ignore_unknown_fields: bool = False,
     ) -> None:
         self.models = models
         self.metrics = Metrics(models)
         self.started = int(time.time())
+        self.ignore_unknown_fields = ignore_unknown_fields
         self._admission = Admission(keys, hosts, origins)
         self._max_body, self._log_prompts = max_body, log_prompts
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -19,7 +19,7 @@ from decodestep.serving.choices import Choice, ChoicesWriter, Form, finite
 from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import refusal
 from decodestep.serving.jobs import NO_DEFAULTS, BuildWriter, Job
-from decodestep.serving.openai_fields import read_stream_options, refuse_fields, sampling_fields, schema_of_response
+from decodestep.serving.openai_fields import known_only, read_stream_options, refuse_fields, sampling_fields, schema_of_response
 from decodestep.serving.request_fields import bool_field, list_field
 
 if TYPE_CHECKING:
@@ -195,7 +195,8 @@ class ChatChoice(Choice):
         return [Part("reasoning", whole[start:]), *others]
 
     def _end(self) -> dict[str, Any]:
-        return {**super()._end(), **({"finish_reason": "tool_calls"} if self._read.calls else {})}
+        end, read = super()._end(), self._read
+        return {**end, "finish_reason": "length" if read.cut_call else "tool_calls"} if read.calls else end
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -226,7 +227,7 @@ def _delta_of(part: Part) -> dict[str, Any]:
 
 
 async def _answer(server: Server, request: Request) -> Response:
-    return await server.complete(request, chat_completion_job)
+    return await server.complete(request, known_only(chat_completion_job) if server.ignore_unknown_fields else chat_completion_job)
 
 
 ENDPOINTS = (Endpoint("/v1/chat/completions", _answer),)

@@ -24,6 +24,7 @@ from decodestep.serving.openai_fields import (
     refuse_fields,
     sampling_fields,
     schema_of_response,
+    known_only,
 )
 from decodestep.serving.request_fields import bool_field, require_short, texts
 
@@ -174,7 +175,7 @@ class EchoChoice(TextChoice):
 
 
 async def _answer(server: Server, request: Request) -> Response:
-    return await server.complete(request, completion_job)
+    return await server.complete(request, known_only(completion_job) if server.ignore_unknown_fields else completion_job)
 
 
 ENDPOINTS = (Endpoint("/v1/completions", _answer),)
