@@ -157,7 +157,14 @@ def test_a_number_of_tokens_of_minus_one_is_no_number(name):
 def test_the_fields_of_other_servers_are_taken_where_they_change_nothing():
     """As clients of llama.cpp, vLLM and SGLang send them, with all their samplers off."""
     given = {
-        **{"cache_prompt": True, "id_slot": -1, "n_keep": 0, "priority": 3, "timings_per_token": False, "return_progress": False},
+        **{
+            "cache_prompt": True,
+            "id_slot": -1,
+            "n_keep": 0,
+            "priority": 3,
+            "timings_per_token": False,
+            "return_progress": False,
+        },
         **{"parse_tool_calls": True, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "typical_p": 1, "tfs_z": 1.0},
         **{"repeat_penalty": 1.0, "repeat_last_n": 64, "dynatemp_range": 0, "dynatemp_exponent": 1, "n_probs": 0, "lora": []},
         **{"skip_special_tokens": True, "include_stop_str_in_output": False, "top_logprobs": 0},

@@ -227,7 +227,9 @@ def _delta_of(part: Part) -> dict[str, Any]:
 
 
 async def _answer(server: Server, request: Request) -> Response:
-    return await server.complete(request, known_only(chat_completion_job) if server.ignore_unknown_fields else chat_completion_job)
+    return await server.complete(
+        request, known_only(chat_completion_job) if server.ignore_unknown_fields else chat_completion_job
+    )
 
 
 ENDPOINTS = (Endpoint("/v1/chat/completions", _answer),)
