@@ -32,7 +32,9 @@ from decodestep.cli.options import (
 )
 from decodestep.cli.running import Cancelled
 from decodestep.generation.completion import Completion
+from decodestep.generation import prompts
 from decodestep.generation.generate import generate
+from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_factory import RowFactory
