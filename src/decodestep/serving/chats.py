@@ -84,8 +84,11 @@ def chat_job(
     defaults: SamplingParams,
     build_writer: Callable[[AnswerFormat], BuildWriter],
 ) -> Job:
-    """The job of an answer to a conversation. most_characters: as for `chat_prompt`, and of the prediction. defaults: of the
-    sampling fields that the request leaves out, and of its thinking budget. build_writer: of how the answer is read, makes what a `Job` has."""
+    """The job of an answer to a conversation.
+
+    most_characters: as for `chat_prompt`, and of the prediction. defaults: of the sampling fields that the request leaves out,
+    and of its thinking budget. build_writer: of how the answer is read, makes what a `Job` has.
+    """
     require_short([*texts(chat.sampling.get("prediction"))], most_characters, "prediction")
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
