@@ -105,6 +105,8 @@ BAD = {
     "json_schema": [1, "", ["a"]],
     "regex": [1, ""],
     "grammar": [b"start: a", ""],
+    "thinking_budget_tokens": [-2, 1.5, 2**31],
+    "thinking_budget_message": [5, ["a"], b"a", "\ud800"],
     "prediction": [5, ["a"], b"a", "\ud800"],
     "draft": [*NOT_A_BOOL, 4, "auto", None],
 }
@@ -189,6 +191,8 @@ GOOD = {
     "json_schema": ["{}", None],
     "regex": ["a", None],
     "grammar": ["a", None],
+    "thinking_budget_tokens": [-1, 0, 5, None],
+    "thinking_budget_message": ["", "a", None],
     "prediction": ["", "a", None],
     "draft": [False],
 }
