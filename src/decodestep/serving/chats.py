@@ -110,7 +110,7 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two neighbouring messages of one role as one: their contents a line each, as is their reasoning, and the calls of both."""
+    """Two neighbouring messages of one role as one: their contents a line each, and so their reasoning, and all calls."""
     found = {**first, **second}
     for name in ("content", "reasoning_content"):
         said = [text for text in (first.get(name), second.get(name)) if text]
