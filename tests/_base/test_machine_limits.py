@@ -52,6 +52,38 @@ def test_the_lowest_quota_of_the_groups_counts(tmp_path, files, quota):
     assert machine_limits.cpu_quota(write(tmp_path, files)) == quota
 
 
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        ({}, math.inf),
+        ({"proc/meminfo": "MemTotal: 900 kB\nMemAvailable:  400 kB\nBuffers: 3 kB"}, 400 * 1024),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 400 kB",
+                "proc/self/cgroup": "0::/a",
+                "sys/fs/cgroup/a/memory.max": "9000",
+                "sys/fs/cgroup/a/memory.current": "8000",
+                "sys/fs/cgroup/a/memory.stat": "anon 5000\ninactive_file 2000\nactive_file 500\nother",
+            },
+            3500,
+        ),
+        ({"proc/self/cgroup": "0::/a", "sys/fs/cgroup/a/memory.max": "max", "sys/fs/cgroup/a/memory.current": "8"}, math.inf),
+        (
+            {
+                "proc/self/cgroup": "3:memory:/b",
+                "sys/fs/cgroup/memory/b/memory.limit_in_bytes": "5000",
+                "sys/fs/cgroup/memory/b/memory.usage_in_bytes": "4900",
+                "sys/fs/cgroup/memory/b/memory.stat": "inactive_file 1\ntotal_inactive_file 100\ntotal_active_file 10",
+            },
+            210,
+        ),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "5", "sys/fs/cgroup/memory.current": "9"}, 0),
+    ],
+)
+def test_memory_that_is_left(tmp_path, files, available):
+    assert machine_limits.available_memory(write(tmp_path, files)) == available
+
+
 def test_siblings_count_once(tmp_path):
     files = {f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 4},{i % 4 + 4}" for i in range(8)}
     root = write(tmp_path, files)

@@ -82,7 +82,6 @@ SLIPS = [
     (f"<function=stay>\n{CITY}</parameter>\n{DAYS}</parameter>\n</function>\n</tool_call>", True),
     ("<function=stay><parameter=city>Bonn</parameter><parameter=days>2</parameter></function>", True),
     ("<tool_call><function=stay><parameter=city>Bonn<parameter=days>2</tool_call>", True),
-    (f"<tool_call>\n<function=stay>\n{CITY}</parameter>\n{DAYS}", False),
     ("<function=stay", False),
     ("<function=stay>", False),
 ]

@@ -61,7 +61,7 @@ def test_a_verb_drafts_as_it_is_told(verb, named, taken, model, monkeypatch):
         given.append(draft)
         raise ds.errors.RequestError("x", "y", "z", "told")
 
-    for place in ("cli.generate.generate", "cli.chat.generate", "serving.http.Server"):
+    for place in ("cli.generate.generate", "cli.chat.generate", "serving.served_models.ServedModels"):
         monkeypatch.setattr(f"decodestep.{place}", noted)
     words = {"generate": ["Hi"], "chat": [], "serve": ["--port", "0"]}[verb]
     assert call(verb, *words, "--draft", named, input="Hi\n", model=model).returncode == 2

@@ -433,7 +433,8 @@ def test_hostnames_are_not_longer_than_names_may_be():
 
 def test_the_name_of_a_property_has_one_spelling():
     """Parsers read "\\u0061" as "a"; where further properties are allowed, it must not be one of them."""
-    for open_ in ({}, {"additionalProperties": {"type": "boolean"}}, {"patternProperties": {"^a": {"type": "integer"}}}):
+    given = ({"additionalProperties": True}, {"additionalProperties": {"type": "boolean"}})
+    for open_ in (*given, {"patternProperties": {"^a": {"type": "integer"}}}):
         schema = {"type": "object", "properties": {"ab": {"type": "integer"}}, **open_}
         assert accepts(schema, '{"ab": 1}') and accepts(schema, '{"b": true}')
         for name in ("\\u0061b", "a\\u0062"):

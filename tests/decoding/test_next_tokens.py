@@ -10,6 +10,7 @@ from gguf import GGUFReader
 
 import decodestep as ds
 from decodestep.decoding.next_tokens import SequenceEnd
+from decodestep.decoding.slot_feed import SlotFeed, fill_slots
 from decodestep.models.requantise import requantise
 from support import family_models
 from support.next_token_models import Predicting
@@ -38,10 +39,22 @@ def ids():
     return np.random.default_rng(1).integers(0, 297, 80).tolist()
 
 
+def fed(model):
+    """A new sequence that is drafted from."""
+    sequence = model.sequence()
+    sequence.feed = SlotFeed(model.decoder.next_tokens, model.cache.storage.next_tokens)
+    return sequence
+
+
+def end_of(sequence):
+    fill_slots([sequence])
+    return SequenceEnd(len(sequence), sequence.page_numbers, sequence.feed.states(len(sequence) - 1))
+
+
 def drafted(model, sequence, token, count):
     """The most probable drafts after a sequence and a token that follows it, and the logits of each."""
     layers, rows = model.decoder.next_tokens, []
-    end = SequenceEnd(len(sequence), sequence.page_numbers, sequence.last_states)
+    end = end_of(sequence)
     with layers.drafting([end], count, model.cache.storage.next_tokens) as made:
         for _ in range(count):
             rows.append(made.logits({0: token})[0])
@@ -52,7 +65,7 @@ def drafted(model, sequence, token, count):
 def from_nothing(path, tokens, count, **options):
     """`drafted` after tokens that a new model runs at once."""
     model = ds.load(path, **options)
-    with model.sequence() as sequence:
+    with fed(model) as sequence:
         model.forward([(sequence, tokens[:-1])])
         return drafted(model, sequence, tokens[-1], count)
 
@@ -67,7 +80,7 @@ def test_drafts_equal_transformers(predicting, ids, family, size, depths):
     model = ds.load(path, dtype="float32")
     assert (model.config.next_token_layers, model.config.skipped_layers) == (depths, 0)
     for n in (2, 3, 5, 17, 40):
-        with model.sequence() as sequence:
+        with fed(model) as sequence:
             model.forward([(sequence, ids[: n - 1])])
             ours = drafted(model, sequence, ids[n - 1], count_of(depths))
         drafts, rows = theirs.drafts(ids[:n], count_of(depths))
@@ -97,7 +110,7 @@ def test_a_wrong_wiring_is_seen(predicting, ids, monkeypatch, fault):
     layers = model.decoder.next_tokens
     real = SimpleNamespace(_join=layers._join, fill=layers.fill, step=layers.step)
     monkeypatch.setattr(layers, *FAULTS[fault](layers, real))
-    with model.sequence() as sequence:
+    with fed(model) as sequence:
         model.forward([(sequence, ids[:19])])
         ours = drafted(model, sequence, ids[19], 3)
     assert family_models.relative(ours, theirs.drafts(ids[:20], 3)[1]) > 100 * TOLERANCE
@@ -109,7 +122,7 @@ def test_drafts_do_not_depend_on_how_the_tokens_came(predicting, ids, family, si
     """Chunks of a prompt, drafts accepted or dropped, forks, sequences cut back: the bits of one that ran at once."""
     _, path = predicting(family, size, depths)
     model, rng = ds.load(path, dtype="float32"), np.random.default_rng(seed)
-    sequence = model.sequence()
+    sequence = fed(model)
     while len(sequence) < 60:
         n = len(sequence)
         kind = rng.choice(["run", "draft", "fork", "cut"])
@@ -140,10 +153,11 @@ def test_drafts_after_a_prefix_that_another_sequence_ran(predicting, ids, family
     """Whole pages, and parts of one, which is copied: its last tokens run again, because the layers read a state of theirs."""
     _, path = predicting(family, size, depths)
     model = ds.load(path, dtype="float32")
-    with model.sequence() as other:
+    with fed(model) as other:
         model.forward([(other, ids[:common] + [5] * 40)])
     tokens = ids[:50]
-    with model.sequence(tokens) as sequence:
+    with fed(model) as sequence:
+        sequence.reuse(tokens)
         in_pages = common // 16 * 16
         assert len(sequence) == (common - depths if common % 16 > depths else in_pages)
         while len(sequence) < len(tokens):
@@ -155,11 +169,11 @@ def test_drafts_after_a_prefix_that_another_sequence_ran(predicting, ids, family
 def test_several_rows_draft_as_one(predicting, ids):
     _, path = predicting("deepseek_v3", 0, 1)
     model = ds.load(path, dtype="float32")
-    sequences = [model.sequence() for _ in range(3)]
+    sequences = [fed(model) for _ in range(3)]
     for sequence, n in zip(sequences, (1, 20, 33), strict=True):
         model.forward([(sequence, ids[:n])])
     alone = [drafted(model, sequence, 3, 2) for sequence in sequences]
-    ends = [SequenceEnd(len(one), one.page_numbers, one.last_states) for one in sequences]
+    ends = [end_of(one) for one in sequences]
     with model.decoder.next_tokens.drafting(ends, 2, model.cache.storage.next_tokens) as made:
         first = made.logits({0: 3, 1: 3, 2: 3})
         second = made.logits({0: int(first[0].argmax()), 2: int(first[2].argmax())})

@@ -139,6 +139,62 @@ def test_a_response_format_is_a_schema():
     form = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
     assert read({"response_format": form}) == SamplingParams(json_schema=schema)
     assert read({"response_format": {"type": "text"}, "json_schema": schema}) == SamplingParams(json_schema=schema)
+    for kind in ("json_object", "json_schema"):  # as llama.cpp and Together take it
+        direct = {"type": kind, "schema": schema}
+        assert read({"response_format": direct}) == read({"response_format": {**direct, "json_schema": None}})
+        assert read({"response_format": direct}) == SamplingParams(json_schema=schema)
+    assert read({"response_format": {"type": "json_object", "schema": None}}) == SamplingParams(json_schema={"type": "object"})
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_a_number_of_tokens_of_minus_one_is_no_number(name):
+    assert SamplingParams.from_openai({name: -1}).max_new_tokens is None
+    assert SamplingParams.from_openai({name: 7}).max_new_tokens == 7
+    with pytest.raises(ValueError, match="max_new_tokens must be"):
+        SamplingParams.from_openai({name: -2})
+
+
+def test_the_fields_of_other_servers_are_taken_where_they_change_nothing():
+    """As clients of llama.cpp, vLLM and SGLang send them, with all their samplers off."""
+    given = {
+        **{"cache_prompt": True, "id_slot": -1, "n_keep": 0, "priority": 3, "timings_per_token": False, "return_progress": False},
+        **{"parse_tool_calls": True, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "typical_p": 1, "tfs_z": 1.0},
+        **{"repeat_penalty": 1.0, "repeat_last_n": 64, "dynatemp_range": 0, "dynatemp_exponent": 1, "n_probs": 0, "lora": []},
+        **{"skip_special_tokens": True, "include_stop_str_in_output": False, "top_logprobs": 0},
+        **{"xtc_probability": 0, "dry_multiplier": 0, "min_p": 0, "top_k": 0, "presence_penalty": 0, "frequency_penalty": 0.0},
+        **{"detokenize": True, "no_stop_trim": False, "bad_words": [], "return_tokens": False, "image_data": []},
+    }
+    assert SamplingParams.from_openai(given) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "rule"),
+    [
+        ({"mirostat": 2}, "mirostat must be 0; got 2"),
+        ({"tfs_z": 0.9}, "tfs_z must be 1; got 0.9"),
+        ({"timings_per_token": True}, "timings_per_token must be False; got True"),
+        ({"n_probs": 5}, "n_probs must be 0; got 5"),
+        ({"lora": [{"id": 0}]}, r"lora must be \[\]; got"),
+        ({"repeat_penalty": 1.1}, "repeat_penalty must be 1, or beside repeat_last_n -1: .* looks at all tokens; got 1.1"),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_penalty must be 1"),
+        ({"repeat_penalty": "1.1"}, "repeat_penalty must be a number; got '1.1'"),
+        ({"repeat_last_n": 64, "presence_penalty": 0.5}, "repeat_last_n must be -1, or an integer >= 0 without penalties"),
+        ({"repeat_last_n": 0, "frequency_penalty": 0.5}, "repeat_last_n must be -1"),
+        ({"repeat_last_n": -2}, "repeat_last_n must be -1"),
+        ({"repeat_last_n": "all"}, "repeat_last_n must be -1"),
+        ({"repeat_penalty": 1.2, "repeat_last_n": -1, "repetition_penalty": 1.3}, "as another field says"),
+    ],
+)
+def test_a_sampler_of_another_server_is_not_ignored(field, rule):
+    with pytest.raises(ValueError, match=f"^from_openai: .*{rule}"):
+        SamplingParams.from_openai(field)
+
+
+def test_a_penalty_of_all_tokens_is_llama_cpps_too():
+    read = SamplingParams.from_openai
+    assert read({"repeat_penalty": 1.2, "repeat_last_n": -1}) == SamplingParams(repetition_penalty=1.2)
+    assert read({"repeat_last_n": 0, "repeat_penalty": 1.2}) == SamplingParams()
+    assert read({"repeat_last_n": -1, "presence_penalty": 0.5}) == SamplingParams(presence_penalty=0.5)
 
 
 def test_a_prediction_is_its_text():
@@ -197,6 +253,10 @@ def test_drafts_are_a_field_beside_those_of_openai():
         {"logit_bias": {"9" * 5000: 1}},
         {"logit_bias": [1]},
         {"top_logprobs": 3},
+        {"logprobs": False, "top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": "0"},
+        {"response_format": {"type": "json_object", "schema": "x"}},
+        {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}}},
         {"logprobs": True, "top_logprobs": -1},
         {"logprobs": -1},
         {"logprobs": True, "top_logprobs": 21},
@@ -215,6 +275,9 @@ def test_the_ends_of_the_intervals_of_openai():
         assert [getattr(SamplingParams.from_openai({name: value}), name) for value in values] == list(values)
     assert SamplingParams.from_openai({"logit_bias": {"0": -100, "1": 100}}).logit_bias == {0: -100, 1: 100}
     assert [SamplingParams.from_openai({"logprobs": True, "top_logprobs": n}).logprobs for n in (0, 20)] == [0, 20]
+    for without in ({}, {"logprobs": None}, {"logprobs": False}):
+        assert SamplingParams.from_openai({"top_logprobs": 0, **without}).logprobs is None
+    assert SamplingParams.from_openai({"top_logprobs": 0, "logprobs": 3}).logprobs == 3
     assert [SamplingParams.from_openai({"seed": seed}).seed for seed in (-(2**63), 2**64 - 1)] == [2**63, 2**64 - 1]
 
 

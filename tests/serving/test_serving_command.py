@@ -17,8 +17,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import cli
-from decodestep.cli import serve
-from decodestep.serving.http import Server
+from decodestep.cli import listening, model_sources, serve
 from support import servers, tiny_gguf_files
 from support.servers import HELLO, TEMPLATE, post, post_stream, wait_until
 
@@ -36,14 +35,14 @@ def few_files():
 @contextmanager
 def running(path, grace=0.0):
     """The uvicorn server of the command, in a thread of this process, and its port."""
-    local = Server(servers.load(path), name="tiny")
-    found = serve._uvicorn_server(local, grace)
-    listening = serve._listen("127.0.0.1", 0)
-    thread = threading.Thread(target=found.run, kwargs={"sockets": [listening]})
+    local = servers.new_server(servers.load(path))
+    found = listening.new_uvicorn_server(local, grace)
+    bound = listening.listen("127.0.0.1", 0)
+    thread = threading.Thread(target=found.run, kwargs={"sockets": [bound]})
     thread.start()
     try:
         wait_until(lambda: found.started)
-        yield found, listening.getsockname()[1]
+        yield found, bound.getsockname()[1]
     finally:
         found.should_exit = True
         thread.join()
@@ -115,7 +114,7 @@ def test_a_head_without_end_is_refused(port, start):
 
 def test_a_connection_without_a_request_is_closed(tiny_file, monkeypatch):
     """Also where a few bytes keep coming, and not during a request, however long it takes."""
-    monkeypatch.setattr(serve, "_IDLE", 0.5)
+    monkeypatch.setattr(listening, "IDLE", 0.5)
     with running(tiny_file(context=4000)) as (_, port):
         silent, dripping, again = [socket.create_connection(("127.0.0.1", port), timeout=30) for _ in range(3)]
         again.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -237,4 +236,4 @@ def test_names_by_which_the_command_may_be_called(words, address, keys, names):
 def test_a_model_in_the_current_folder_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     named = {".": tmp_path.name, "..": tmp_path.parent.name, "a/b.gguf": "b", "SmolLM2": "SmolLM2", "folder/": "folder"}
-    assert {path: serve._default_name(path) for path in named} == named
+    assert {path: model_sources.split_name(path) for path in named} == {path: (name, path) for path, name in named.items()}

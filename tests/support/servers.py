@@ -22,18 +22,34 @@ import uvicorn
 import decodestep as ds
 from decodestep._base.byte_alphabet import BYTE_OF
 from decodestep.serving.http import Server
+from decodestep.serving.served_models import ModelSource, ServedModels
 from support import processes
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-class LocalServer:
-    """A server in a thread of this process. The end of the `with` block stops it."""
+OF_MODELS = ("max_rows", "max_waiting", "draft", "default_params", "most_loaded", "unload_after")
 
-    def __init__(self, model: ds.Model, **options: Any) -> None:
-        self._server = Server(model, name="tiny", **options)
-        self.model, self.engine = model, self._server.engine
+
+def new_server(models: ds.Model | dict[str, ModelSource], **options: Any) -> Server:
+    """A server of a model, called tiny, or of several. options: of both `ServedModels` and `Server`."""
+    sources = models if isinstance(models, dict) else {"tiny": ModelSource.of(models)}
+    of_models = {name: options.pop(name) for name in OF_MODELS if name in options}
+    return Server(ServedModels(sources, **of_models), **options)
+
+
+class LocalServer:
+    """A server in a thread of this process. The end of the `with` block stops it.
+
+    model, engine: of the only model.
+    """
+
+    def __init__(self, models: ds.Model | dict[str, ModelSource], **options: Any) -> None:
+        self._server = new_server(models, **options)
+        if self._server.loading is not None:
+            served = self._server.loading.result(60).served
+            self.model, self.engine = served.model, served.engine
         listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = listening.getsockname()[1]
         self._uvicorn = uvicorn.Server(uvicorn.Config(self._server.app, log_level="critical", lifespan="off"))
@@ -60,8 +76,9 @@ class LocalServer:
         return status, json.loads(data)
 
     def metrics(self) -> dict[str, float]:
-        """The values of /metrics, by name and labels."""
-        lines = self.send("/metrics", None, "GET")[1].decode().splitlines()
+        """The values of /metrics, by name and labels; without that of the model tiny."""
+        text = self.send("/metrics", None, "GET")[1].decode()
+        lines = text.replace('{model="tiny"}', "").replace('model="tiny",', "").splitlines()
         return {name: float(value) for line in lines if line[0] != "#" for name, value in [line.rsplit(" ", 1)]}
 
     def __enter__(self) -> LocalServer:

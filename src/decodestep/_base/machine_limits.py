@@ -52,6 +52,26 @@ def memory_limit(root: Path = Path("/")) -> int:
     return min([machine, *(int(limit) for limit in map(_read_text, files) if limit.isdecimal())])
 
 
+def available_memory(root: Path = Path("/")) -> float:
+    """The bytes that this process can still take without swapping, as far as the machine and its control groups say; infinite
+    where they say nothing. Files that the system holds in memory count as available."""
+    lines = (line.split() for line in _read_text(root / "proc/meminfo").splitlines())
+    found = [int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"]]
+    for group in _control_groups("memory", root):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, current = _read_text(group / limit), _read_text(group / used)
+            if most.isdecimal() and current.isdecimal():
+                found.append(max(0, int(most) - int(current) + _held_files(group)))
+    return min(found, default=math.inf)
+
+
+def _held_files(group: Path) -> int:
+    """The bytes of files that the system holds in memory for a control group, and gives up when memory is short."""
+    counts = dict(line.split() for line in _read_text(group / "memory.stat").splitlines() if line.count(" ") == 1)
+    names = ("inactive_file", "active_file")
+    return sum(int(counts.get(f"total_{name}", counts.get(name, "0"))) for name in names)  # total_: version 1
+
+
 def _control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
     """The folders of the control groups (version 1 or 2) that limit this process with a controller, such as "cpu"."""
     for line in _read_text(root / "proc/self/cgroup").splitlines():

@@ -2,7 +2,8 @@
 
 - `template`: a model's chat template (`message_form`), rendered by a `template_process` (`template_worker`,
   `template_renderer`) as `traced_text`;
-- `tools` (`tool_formats`, `tool_tags`, `tool_call_format`, `tool_grammar`, `tool_json`, `tool_values`, `tool_trial`): function
-  calls, described to the model and constrained;
+- `tools` (`tool_grammar`, `tool_trial`): function calls, described to the model and constrained;
+- `tool_formats`: how models write calls, by `tool_call_format`: `tool_json_formats`, `tool_named_formats`, `tool_tags`,
+  `tool_gemma`, `tool_python`, `tool_harmony`; their values: `tool_notation`, `tool_json`, `tool_values`;
 - `answer_format` (`answer_reader`, `reasoning`, `text_feed`): how reasoning, text and calls are read from an answer.
 """

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought, without_ends
 from decodestep.chat.text_feed import TextFeed
-from decodestep.chat.tool_call_format import CallFormat, Event, ToolCall
+from decodestep.chat.tool_call_format import CallArguments, CallBegin, CallEnd, CallFormat, Event
 
 _LINE_ENDS = "\r\n"
+_REASONING, _CONTENT, _CALL = "reasoning", "content", "call"
 
 
 class Part(NamedTuple):
@@ -35,13 +35,60 @@ class Call(NamedTuple):
     arguments: str
 
 
+class _Text:
+    """A text that comes in pieces, with white space at its end that waits until more follows.
+
+    begun: whether there is more than white space since `begun` was last set.
+    """
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._pieces: list[str] = []
+        self._space: list[str] = []
+
+    def __str__(self) -> str:
+        return "".join(self._pieces)
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._space)
+
+    def add(self, text: str) -> str:
+        """What is certain now."""
+        kept = text.rstrip()
+        if kept:
+            self._pieces.append("".join((*self._space, kept)))
+            self._space, self.begun = [], True
+        if len(kept) < len(text):
+            self._space.append(text[len(kept) :])
+        return self._pieces[-1] if kept else ""
+
+    def strip(self, characters: str) -> None:
+        """Leaves out these at the end of the white space that waits."""
+        self._space = ["".join(self._space).rstrip(characters)]
+
+    def take_space(self) -> str:
+        """The white space that waits, no longer a part of the text."""
+        space, self._space = "".join(self._space), []
+        return space
+
+    def write(self, text: str) -> str:
+        """Adds what is certain."""
+        if text:
+            self._pieces.append(text)
+        return text
+
+
 class AnswerReader:
     """What one answer says, as far as it is certain; the same however its text is cut into pieces.
 
     reasoning: without its marks and the line ends beside them. content: the text without reasoning, without calls and without
     the white space around them; text after one of them begins on a new line. What may still become a mark or a call is not in
     it yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is
-    known.
+    known. cut_call: whether the answer has ended within a call, whose arguments are not complete.
     """
 
     def __init__(
@@ -56,19 +103,31 @@ class AnswerReader:
         earlier: int = 0,
     ) -> None:
         """begun, ended, separate: as in `AnswerFormat`. several, earlier: as in `ToolFormat`."""
-        self.reasoning = self.content = ""
-        self.calls: list[Call] = []
         self.in_reasoning = begun
+        self.cut_call = False
         self._format, self._separate, self._several, self._earlier = call_format, separate, several, earlier
         self._feed = TextFeed()
-        self._parts: list[Part] = []  # since they were last returned
-        self._space = ""  # at the end of the content so far: it is left out if a call follows
-        self._thought_space = ""  # at the end of the reasoning so far: its line ends are left out if a mark follows
-        self._thinks = False  # whether this part of the reasoning has more than white space
+        self._parts: list[tuple[Part, list[str]]] = []  # since they were last returned, each with the pieces of its text
+        self._content, self._reasoning = _Text(), _Text()
+        self._calls: list[tuple[str, str, list[str]]] = []  # the id, the name and the pieces of the arguments of each
+        self._in_call = False
+        self._left_out = False  # whether the call that comes is one too many
         self._after_mark = ended and separate  # whether no text has followed a mark
         self._after_call = False  # whether no text has followed the last call
         self._begins = True  # whether the text so far may be reasoning alone
         self._events = self._read(reasoning, begun, ended)
+
+    @property
+    def reasoning(self) -> str:
+        return str(self._reasoning)
+
+    @property
+    def content(self) -> str:
+        return str(self._content)
+
+    @property
+    def calls(self) -> list[Call]:
+        return [Call(id_, name, "".join(pieces)) for id_, name, pieces in self._calls]
 
     def add(self, text: str) -> list[Part]:
         """The parts that are certain now that this text has come."""
@@ -82,17 +141,15 @@ class AnswerReader:
         stop: the stop string that has been cut from its end: that may be the end of a call. cut: whether the text ended without
         the model's doing, by its length, its time or the caller.
         """
-        completed = self._completed_by(stop)
+        completed = self._completed_by(stop) if stop and not self._begins else []
         for event in completed:
             self._take(event)
         if not completed:
-            self._feed.ended = True
+            self._feed.ended, self._feed.cut = True, cut or bool(stop)
             self._advance()
-        if self._thinks and self._thought_space:
-            self._add("reasoning", self._thought_space)
-        if self._space:
-            self._add("content", self._space)
-        self._space = self._thought_space = ""
+        if self._reasoning.begun:
+            self._add(_REASONING, self._reasoning.write(self._reasoning.take_space()))
+        self._add(_CONTENT, self._content.write(self._content.take_space()))
         return self._take_parts()
 
     def _read(self, reasoning: ReasoningFormat, begun: bool, ended: bool) -> Iterator[Event]:
@@ -108,19 +165,29 @@ class AnswerReader:
             self._take(event)
 
     def _completed_by(self, stop: str) -> list[Event]:
-        """What is held back with a call at its end, if the stop string completes one."""
-        if not stop or self._begins:
-            return []
-        events = list(self._format.events(TextFeed(self._feed.since_begin + stop, ended=True)))
-        rest = ""  # of the text after the last call
-        while events and isinstance(event := events[-1], str):
-            rest = event + rest
-            events.pop()
-        return events if len(rest) < len(stop) else []
+        """The rest of a call that the stop string completes, at the end of the text."""
+        if self._in_call:
+            feed, events = self._feed, self._events
+            feed.add(stop)
+        else:  # nothing of what is held back is certain
+            feed = TextFeed(self._feed.since_begin + stop)
+            events = self._format.events(feed)
+        feed.ended = feed.cut = True
+        found = list(events)
+        last = max((i for i, event in enumerate(found) if isinstance(event, CallEnd)), default=-1)
+        rest = "".join(event for event in found[last + 1 :] if isinstance(event, str))
+        if last >= 0 and found[last] == CallEnd(True) and (self._in_call or len(rest) < len(stop)):
+            return found[: last + 1]
+        return [CallEnd(False)] if self._in_call else []
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, ToolCall):
-            self._call(event)
+        if isinstance(event, CallBegin):
+            self._begin_call(event.name)
+        elif isinstance(event, CallArguments):
+            self._add_arguments(event.text)
+        elif isinstance(event, CallEnd):
+            self.cut_call = self._feed.ended and self._feed.cut and not (event.complete or self._left_out)
+            self._in_call = False
         elif isinstance(event, Mark):
             self._mark(event)
         elif isinstance(event, Thought):
@@ -131,68 +198,59 @@ class AnswerReader:
         elif event:
             self._write(event)
 
-    def _call(self, call: ToolCall) -> None:
-        self._space, self._after_call = "", True
-        index = len(self.calls)
-        if index and not self._several:
-            return
-        new_id = self._format.new_id(call.name, self._earlier + index)
-        self.calls.append(Call(new_id, call.name, json.dumps(call.arguments, ensure_ascii=False)))
-        self._parts.append(Part("call", self.calls[-1].arguments, index, new_id, call.name))
+    def _begin_call(self, name: str) -> None:
+        self._content.take_space()
+        self._after_call = self._in_call = True
+        index = len(self._calls)
+        self._left_out = index > 0 and not self._several
+        if not self._left_out:
+            new_id = self._format.new_id(name, self._earlier + index)
+            self._calls.append((new_id, name, []))
+            self._parts.append((Part(_CALL, "", index, new_id, name), []))
+
+    def _add_arguments(self, text: str) -> None:
+        if not self._left_out:
+            self._calls[-1][2].append(text)
+            self._add(_CALL, text, len(self._calls) - 1)
 
     def _mark(self, mark: Mark) -> None:
         self.in_reasoning = mark.opens
         if not self._separate:
             self._write(mark.text)
             return
-        if self._thinks:
-            self._add("reasoning", self._thought_space.rstrip(_LINE_ENDS))
-        self._space = self._space.rstrip(_LINE_ENDS)  # of an answer that has an end of its own
-        self._thought_space, self._thinks, self._after_mark = "", False, not mark.opens
+        space = self._reasoning.take_space().rstrip(_LINE_ENDS)
+        if self._reasoning.begun:
+            self._add(_REASONING, self._reasoning.write(space))
+        self._content.strip(_LINE_ENDS)  # of an answer that has an end of its own
+        self._reasoning.begun, self._after_mark = False, not mark.opens
 
     def _think(self, text: str) -> None:
-        text = self._thought_space + text
-        if not self._thinks:
+        thought = self._reasoning
+        if not thought.begun and not thought.waits:
             text = text.lstrip(_LINE_ENDS)
-        thought = text.rstrip()
-        self._thought_space = text[len(thought) :]
-        if thought:
-            joint = "\n" if self.reasoning and not self._thinks else ""
-            self._thinks = True
-            self._add("reasoning", joint + thought)
+        if thought and not thought.begun and text.strip():
+            self._add(_REASONING, thought.write("\n"))  # between two parts of it
+        self._add(_REASONING, thought.add(text))
 
     def _write(self, text: str) -> None:
         if self._after_mark:
             text = text.lstrip(_LINE_ENDS)
-            if not text:
-                return
-            self._after_mark = False
-            text = f"\n{text}" if self.content else text
         if self._after_call:
             text = text.lstrip()
+        if self._after_mark or self._after_call:
             if not text:
                 return
-            self._after_call = False
-            text = f"\n{text}" if self.content else text
-        text = self._space + text
-        visible = text.rstrip()
-        self._space = text[len(visible) :]
-        if visible:
-            self._add("content", visible)
+            self._after_mark = self._after_call = False
+            text = f"\n{text}" if self._content else text
+        self._add(_CONTENT, self._content.add(text))
 
-    def _add(self, kind: str, text: str) -> None:
+    def _add(self, kind: str, text: str, index: int = -1) -> None:
         if not text:
             return
-        if kind == "reasoning":
-            self.reasoning += text
-        else:
-            self.content += text
-        last = self._parts[-1] if self._parts else None
-        if last is not None and last.kind == kind:
-            self._parts[-1] = last._replace(text=last.text + text)
-        else:
-            self._parts.append(Part(kind, text))
+        if not self._parts or (self._parts[-1][0].kind, self._parts[-1][0].index) != (kind, index):
+            self._parts.append((Part(kind, "", index), []))
+        self._parts[-1][1].append(text)
 
     def _take_parts(self) -> list[Part]:
         parts, self._parts = self._parts, []
-        return parts
+        return [part._replace(text="".join(pieces)) for part, pieces in parts]

@@ -3,42 +3,72 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
-from typing import Any, TypeVar
-
-from decodestep.chat.tool_json import UnreadableError, parse
+from collections.abc import Generator, Iterator
+from functools import lru_cache
+from typing import TypeVar
 
 T = TypeVar("T")
 # What reads from a feed is a generator: it yields None where it needs more text, and returns what it has read.
 Reading = Generator[None, None, T]
 
-WORD = re.compile(r"[\w-]*")
+_WORD = re.compile(r"[\w-]*")
 _SPACE = re.compile(r"\s*")
-_SCALAR = re.compile(r"[-+.\w]*")  # numbers and words of JSON, and others, which `parse` refuses
-_CLOSING = {"{": "}", "[": "]"}
-_DEEPEST = 256  # of lists and objects in each other
+
+
+class UnreadableError(ValueError):
+    """The text looks like a call but is none."""
+
+
+class EndedError(UnreadableError):
+    """The text ends where a call could have gone on."""
 
 
 class TextFeed:
-    """The part of a text that has come and has not been read.
+    """A text that comes in pieces, and how far it has been read.
 
-    at: the place where the next read begins. It may be set back to where it was, but not across `plain`. ended: whether all of
-    the text has come: then nothing waits.
+    ended: whether all of the text has come: then nothing waits. cut: whether it ended without the model's doing. in_call: whether
+    a call is read: then one literal is not read as none because the text was cut within it, but EndedError is raised.
 
-    What a reader decides depends on the text alone, never on how it was cut into pieces.
+    What a reader decides depends on the text alone, never on how it was cut into pieces. What has been read is kept from the
+    last `begin` on; each piece is looked at once, however many follow.
     """
 
     def __init__(self, text: str = "", *, ended: bool = False) -> None:
-        self.at = 0
         self.ended = ended
-        self._text = text
-        self._begun = 0
+        self.cut = False
+        self.in_call = False
+        self._text = text  # what has come and has not been read, and what was read since the last piece came
+        self._next = 0  # the place in it where the next read begins
+        self._kept: list[str] = []  # what was read before, from `begin` on
+        self._offset = 0  # of `_text` in the whole text
+        self._begun = 0  # a place in the whole text
 
     def add(self, text: str) -> None:
+        if self._next:
+            if read := self._text[max(0, self._begun - self._offset) : self._next]:
+                self._kept.append(read)
+            self._offset += self._next
+            self._text, self._next = self._text[self._next :], 0
         self._text += text
+
+    @property
+    def at(self) -> int:
+        """The place in the text where the next read begins. It may be set back, as far as where `begin` was last called."""
+        return self._offset + self._next
+
+    @at.setter
+    def at(self, place: int) -> None:
+        if place < self._offset:
+            pieces = [self._text]
+            while place < self._offset:
+                pieces.append(self._kept.pop())
+                self._offset -= len(pieces[-1])
+            self._text = "".join(reversed(pieces))
+        self._next = place - self._offset
 
     def begin(self) -> None:
         """Something may begin here: `back` returns to this place."""
+        self._kept.clear()
         self._begun = self.at
 
     def back(self) -> None:
@@ -47,121 +77,134 @@ class TextFeed:
     @property
     def begun(self) -> str:
         """What has been read since `begin`."""
-        return self._text[self._begun : self.at]
+        return "".join((*self._kept, self._text[max(0, self._begun - self._offset) : self._next]))
 
     @property
     def since_begin(self) -> str:
         """All that has come since `begin`."""
-        return self._text[self._begun :]
+        return self.begun + self._text[self._next :]
 
     def take(self, count: int) -> str:
         """The next characters, which have come."""
-        self.at += count
-        return self._text[self.at - count : self.at]
+        self._next += count
+        return self._text[self._next - count : self._next]
+
+    def drop(self) -> None:
+        """Leaves out all that has come."""
+        self._next = len(self._text)
+        self.begin()
 
     def plain(self, marks: tuple[str, ...]) -> str:
-        """The text before the next mark or what may become one, as far as it has come."""
-        end = min((at for mark in marks if (at := self._text.find(mark, self.at)) >= 0), default=len(self._text))
-        if end == len(self._text) and not self.ended:
-            rest = self._text[self.at :]
-            end -= max((n for mark in marks for n in range(len(mark)) if rest.endswith(mark[:n])), default=0)
-        found = self._text[self.at : end]
-        self._text, self.at, self._begun = self._text[end:], 0, 0
+        """The text before the next mark or what may become one, as far as it has come. It is not kept."""
+        found = self._before(marks, whole=self.ended)
+        self.begin()
         return found
 
     def done(self) -> Reading[bool]:
         """Whether the text ends here."""
-        while self.at == len(self._text) and not self.ended:
+        while self._next == len(self._text) and not self.ended:
             yield
-        return self.at == len(self._text)
+        return self._next == len(self._text)
 
     def comes(self, *literals: str) -> Reading[str]:
         """The literal with which the text goes on, which is not read; "" if it is none of them. None may begin with another."""
         longest = max(map(len, literals), default=0)
         while True:
-            rest = self._text[self.at : self.at + longest]
-            found = next((literal for literal in literals if rest.startswith(literal)), "")
-            if found or self.ended or not any(literal.startswith(rest) for literal in literals):
-                return found
+            if self._text.startswith(literals, self._next):
+                return next(literal for literal in literals if self._text.startswith(literal, self._next))
+            rest = self._text[self._next : self._next + longest]
+            if len(rest) == longest or not _may_begin(rest, literals):
+                return ""
+            if self.ended:
+                if rest and self.cut and self.in_call:
+                    raise EndedError
+                return ""
             yield
 
     def optional(self, *literals: str) -> Reading[str]:
         """As `comes`, and reads it."""
         found = yield from self.comes(*literals)
-        self.at += len(found)
+        self._next += len(found)
         return found
 
     def expect(self, *literals: str) -> Reading[str]:
         """As `optional`. Raises UnreadableError if it is none of them."""
         found = yield from self.optional(*literals)
         if not found:
-            raise UnreadableError
+            rest = self._text[self._next :]
+            raise EndedError if _may_begin(rest, literals) else UnreadableError
         return found
 
     def run(self, characters: re.Pattern[str]) -> Reading[str]:
         """The longest text of these characters. characters: a pattern that repeats one, and matches an empty text too."""
-        start = self.at
+        pieces = []
         while True:
-            if found := characters.match(self._text, self.at):
-                self.at = found.end()
-            if self.at < len(self._text) or self.ended:
-                return self._text[start : self.at]
+            if found := characters.match(self._text, self._next):
+                pieces.append(found[0])
+                self._next = found.end()
+            if self._next < len(self._text) or self.ended:
+                return "".join(pieces)
             yield
+
+    def form(self, whole: re.Pattern[str], begun: re.Pattern[str]) -> Reading[str]:
+        """The text of a form. begun: matches what may become it. Raises UnreadableError if another text comes."""
+        while not (found := whole.match(self._text, self._next)):
+            if not begun.fullmatch(self._text, self._next):
+                raise UnreadableError
+            if self.ended:
+                raise EndedError
+            yield
+        self._next = found.end()
+        return found[0]
 
     def space(self) -> Reading[str]:
         return self.run(_SPACE)
 
+    def name(self) -> Reading[str]:
+        """A word, which may be empty. Raises EndedError if the text ends with it: it may be the beginning of another."""
+        found = yield from self.run(_WORD)
+        if (yield from self.done()):
+            raise EndedError
+        return found
+
     def until(self, *literals: str) -> Reading[str]:
-        """The text before the first of the literals. Raises UnreadableError if the text ends before."""
-        start = searched = self.at
+        """The text before the first of the literals. Raises EndedError if the text ends before."""
+        pieces = []
+        for piece in self.pieces_until(*literals):
+            if piece is None:
+                yield
+            else:
+                pieces.append(piece)
+        return "".join(pieces)
+
+    def pieces_until(self, *literals: str) -> Iterator[str | None]:
+        """As `until`, in pieces that are certain; None where more text is needed. Of a text that was cut, what may be the beginning
+        of a literal is none."""
         while True:
-            places = [at for literal in literals if (at := self._text.find(literal, searched)) >= 0]
-            if places:
-                self.at = min(places)
-                return self._text[start : self.at]
-            if self.ended:
-                raise UnreadableError
-            searched = max(start, len(self._text) - max(map(len, literals)) + 1)
-            yield
-
-    def json(self, *openings: str) -> Reading[Any]:
-        """A JSON value that begins with one of these, after white space. Raises UnreadableError as soon as it can be none."""
-        yield from self.space()
-        if not (yield from self.comes(*openings)):
-            raise UnreadableError
-        start = self.at
-        yield from self._skip_value(0)
-        return parse(self._text[start : self.at])
-
-    def _skip_value(self, depth: int) -> Reading[None]:
-        yield from self.space()
-        opening = yield from self.optional('"', *(_CLOSING if depth < _DEEPEST else ()))
-        if opening == '"':
-            yield from self._skip_string()
-        elif opening:
-            yield from self._skip_members(opening, depth)
-        elif not (yield from self.run(_SCALAR)):
-            raise UnreadableError
-
-    def _skip_members(self, opening: str, depth: int) -> Reading[None]:
-        closing = _CLOSING[opening]
-        yield from self.space()
-        closed = bool((yield from self.optional(closing)))
-        while not closed:
-            if opening == "{":
-                yield from self.space()
-                yield from self.expect('"')
-                yield from self._skip_string()
-                yield from self.space()
-                yield from self.expect(":")
-            yield from self._skip_value(depth + 1)
-            yield from self.space()
-            closed = (yield from self.expect(",", closing)) == closing
-
-    def _skip_string(self) -> Reading[None]:
-        """Reads a string whose opening quote has been read."""
-        while True:
-            part = yield from self.until('"')
-            yield from self.expect('"')
-            if (len(part) - len(part.rstrip("\\"))) % 2 == 0:
+            if piece := self._before(literals, whole=self.ended and not self.cut):
+                yield piece
+            if _any_of(literals).match(self._text, self._next):
                 return
+            if self.ended:
+                raise EndedError
+            yield None
+
+    def _before(self, literals: tuple[str, ...], *, whole: bool) -> str:
+        """The text before the first of the literals or what may become one, as far as it has come; reads it. whole: whether nothing
+        becomes one."""
+        found = _any_of(literals).search(self._text, self._next)
+        end = found.start() if found else len(self._text)
+        if not (found or whole):
+            beginnings = (literal[:n] for literal in literals for n in range(1, len(literal)))
+            end -= max((len(each) for each in beginnings if self._text.endswith(each, self._next)), default=0)
+        return self.take(end - self._next)
+
+
+def _may_begin(text: str, literals: tuple[str, ...]) -> bool:
+    """Whether one of the literals begins with the text."""
+    return any(literal.startswith(text) for literal in literals)
+
+
+@lru_cache
+def _any_of(literals: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, literals)) or r"(?!)")

@@ -5,53 +5,77 @@ from __future__ import annotations
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from decodestep.chat.reasoning import Mark, Thought
-from decodestep.chat.text_feed import Reading, TextFeed
-from decodestep.chat.tool_json import UnreadableError
+from decodestep.chat.text_feed import EndedError, TextFeed, UnreadableError
 
 Functions = Mapping[str, Mapping[str, Any]]  # the JSON schema of each function's arguments
 # The parts of a constrained text: literal text, JSON that matches a schema, or a regular expression with literal text after it,
 # whose first occurrence ends it.
 Pieces = list[str | dict[str, Any] | re.Pattern[str]]
+_CLOSING = re.compile(r"[\s}\]]*")
 ANY_TEXT = re.compile(r"(.|\n)*")
 
 
-class ToolCall(NamedTuple):
-    """A call as it was written. source: its own text if it was one of a list."""
+class CallBegin(NamedTuple):
+    """A call of this function begins."""
 
     name: str
-    arguments: Any
-    source: str = ""
 
 
-# A part of an answer: text, a call, or reasoning between its marks, where a format has it in messages of their own; None where
-# more text is needed.
-Event = str | ToolCall | Thought | Mark | None
+class CallArguments(NamedTuple):
+    """A piece of a call's arguments, as JSON text."""
+
+    text: str
+
+
+class CallEnd(NamedTuple):
+    """A call ends. complete: whether its arguments are; otherwise the text has ended within, or has gone on as none can."""
+
+    complete: bool
+
+
+class Between(NamedTuple):
+    """What has been read since the last event stands between two calls."""
+
+
+# A piece of an answer: content, of a call, or of reasoning with its marks, where a format has it in messages of their own; None
+# where more text is needed.
+Event = str | CallBegin | CallArguments | CallEnd | Thought | Mark | None
+Reads = Iterator[Event | Between]  # what `CallFormat.calls` yields
 
 
 class CallFormat(ABC):
     """A format of function calls. functions: those that may be called.
 
     marks: strings that begin a call, anywhere in the text. first_marks: those that begin one at the beginning of the text or
-    after another call. always_marked: whether nothing but `marks` begins one, and `call` contains all of them. spelled: the
-    names of the control tokens that calls contain. whole: whether answers without calls are written in the format too.
+    after another call. ends: those that end one, or several. always_marked: whether nothing but `marks` begins one, and `call`
+    contains all of them. spelled: the names of the control tokens that calls contain. silent: names of the format's own in the
+    place of a function's, whose calls are no part of the answer. whole: whether answers without calls are written in the format
+    too.
     """
 
     marks: tuple[str, ...] = ()
     first_marks: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
     always_marked: bool = True
     spelled: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
     whole: bool = False
 
     def __init__(self, functions: Functions) -> None:
         self.functions = functions
 
     def events(self, feed: TextFeed) -> Iterator[Event]:
-        """The parts of an answer. A mark after which no call can be read is text, and so is a call of an unknown function, or
-        whose arguments are no object."""
+        """The pieces of an answer, as soon as they are certain.
+
+        A call begins once the name of a known function has been read and its arguments have begun. From there it stays one, and
+        its arguments come as they are written: if they go on as none can, it keeps those so far, and the text goes on after the
+        next end of a call. A mark after which no call begins is text, and so is a call of an unknown function, to its end. Of a
+        text that was cut, what may have been the beginning of a call is left out.
+        """
         first = True
         while True:
             feed.begin()
@@ -60,34 +84,24 @@ class CallFormat(ABC):
             if first:
                 yield (yield from feed.space())
                 feed.begin()
-            if not (yield from feed.comes(*self.marks, *(self.first_marks if first else ()))):
+            if (yield from feed.comes(*self.marks, *(self.first_marks if first else ()))):
+                first = yield from self._at_mark(feed)
+            else:
                 first = False
                 yield feed.plain(self.marks)
-                continue
-            try:
-                found = yield from self.calls(feed)
-            except UnreadableError:
-                first = False
-                feed.back()
-                yield feed.take(1)
-            else:
-                first = True
-                yield from self.readable(found, feed.begun)
-
-    def readable(self, found: Sequence[ToolCall], source: str) -> Sequence[str | ToolCall]:
-        """Calls, those as text that are none. source: the text of all."""
-        good = [call.name in self.functions and isinstance(call.arguments, dict) for call in found]
-        if not any(good):
-            return [source]
-        return [call if is_good else call.source for call, is_good in zip(found, good, strict=True)]
 
     def new_id(self, name: str, number: int) -> str:
         """An id that the chat template accepts when the call comes back. number: of the calls before it in the conversation."""
         return f"call_{secrets.token_hex(12)}"
 
     @abstractmethod
-    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
-        """The calls at a mark, which comes next, with all that belongs to them. Raises UnreadableError."""
+    def calls(self, feed: TextFeed) -> Reads:
+        """The calls at a mark, which comes next, with all that belongs to them.
+
+        A call's `CallBegin` comes with its name, of whatever function: it holds once a piece of the arguments comes. What has
+        been read before any other event belongs to the call so far. Raises UnreadableError where the text goes on as no call
+        does.
+        """
 
     @abstractmethod
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
@@ -97,17 +111,85 @@ class CallFormat(ABC):
         """The whole text of one call, with any arguments."""
         return self.call(name, {"type": "object"})
 
-    def _end(self, feed: TextFeed, *ends: str) -> Reading[None]:
-        """Reads the end of a call, if it has one; without it another call must follow, or the text end."""
-        yield from feed.space()
-        if not (yield from feed.optional(*ends)) and not (yield from feed.comes(*self.marks)) and not (yield from feed.done()):
-            raise UnreadableError
+    def _at_mark(self, feed: TextFeed) -> Generator[Event, None, bool]:
+        """The events at a mark; returns whether a call has been read, of whatever function."""
+        named: CallBegin | None = None  # a call whose arguments have not begun
+        read = known = begun = False  # whether there was a call, the last one's function is known, and it has not ended
+        feed.in_call = True
+        try:
+            for event in self.calls(feed):
+                if event is None:
+                    yield None
+                    continue
+                if isinstance(event, CallBegin):
+                    named = event
+                    continue
+                if isinstance(event, Between):
+                    if known:
+                        feed.begin()
+                    continue
+                if named is not None and not isinstance(event, str):
+                    read, known, begun = True, self._knows(named.name), named.name in self.functions
+                    if begun:
+                        yield named
+                    named = None
+                if not known:
+                    yield feed.begun
+                elif begun or isinstance(event, str):
+                    yield event
+                    begun = begun and not isinstance(event, CallEnd)
+                feed.begin()
+        except UnreadableError as error:
+            if begun:
+                yield CallEnd(False)
+            elif isinstance(error, EndedError) and feed.cut and (self._knows(named.name) if named else known or not read):
+                if named is not None and named.name in self.functions:
+                    yield from (named, CallEnd(False))
+                feed.drop()
+                return True
+            if known:
+                yield from self._skip(feed)
+            else:
+                feed.back()
+                yield feed.take(0 if read else 1)
+            return read
+        finally:
+            feed.in_call = False
+        if not known:
+            yield feed.begun
+        return read
+
+    def _knows(self, name: str) -> bool:
+        return name in self.functions or name in self.silent
+
+    def _skip(self, feed: TextFeed) -> Iterator[None]:
+        """Reads the rest of an unreadable call, which ends with the next end of a call, or where another may begin."""
+        try:
+            for piece in feed.pieces_until(*self.ends, *self.marks):
+                feed.begin()
+                if piece is None:
+                    yield
+            yield from self._end(feed)
+        except EndedError:
+            feed.drop()
+
+    def _end(self, feed: TextFeed) -> Iterator[None]:
+        """Reads the ends of a call, if they follow, with brackets before them that close nothing."""
+        for end in self.ends:
+            place = feed.at
+            yield from feed.run(_CLOSING)
+            try:
+                yield from feed.expect(end)
+            except UnreadableError as error:
+                if feed.cut and isinstance(error, EndedError):
+                    raise
+                feed.at = place
 
 
 class NoCalls(CallFormat):
     """Of a conversation without tools: all is text."""
 
-    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
+    def calls(self, feed: TextFeed) -> Reads:
         raise UnreadableError
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:

@@ -1,31 +1,139 @@
-"""Formats of function calls that write arguments one by one, not as JSON."""
+"""Formats of function calls that write arguments one by one between tags, strings without quotes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from decodestep.chat.text_feed import WORD, Reading, TextFeed
-from decodestep.chat.tool_call_format import ANY_TEXT, CallFormat, Pieces, ToolCall
-from decodestep.chat.tool_json import UnreadableError
-from decodestep.chat.tool_values import constrained_arguments, properties, tagged_form, tagged_value
+from decodestep.chat.text_feed import Reading, TextFeed
+from decodestep.chat.tool_call_format import ANY_TEXT, CallArguments, CallBegin, CallEnd, CallFormat, Event, Pieces, Reads
+from decodestep.chat.tool_notation import as_json, escaped
+from decodestep.chat.tool_values import constrained_arguments, is_string, properties, tagged_form, tagged_value
+
+_TAG_NAME = re.compile(r"[^<>\"]*")
 
 
-class TaggedArguments(CallFormat):
+class TaggedCalls(CallFormat):
+    """A call between tags, with a tag for each argument.
+
+    ends: of the call, then of what stands around it. The arguments become JSON while they come: a string as it comes, another
+    value once it has its end.
+    """
+
+    _AROUND = ""  # the tag around a call, or around several: models leave it out
+    _CALL: tuple[str, str]  # what stands before and after the function's name
+    _KEY: tuple[str, str]  # before and after the name of an argument
+    _VALUE: tuple[str, str]  # before and after its value
+    _LINE_END = ""  # that is no part of a value, on both sides
+
+    def calls(self, feed: TextFeed) -> Reads:
+        name = yield from self._name(feed)
+        yield CallBegin(name)
+        yield from feed.space()
+        place = feed.at
+        yield from feed.expect(self._KEY[0], *self.ends)  # which decides that it is a call
+        feed.at = place
+        yield CallArguments("{")
+        yield from self._arguments(feed, self.functions.get(name, {}))
+        end = yield from feed.optional(*self.ends)
+        if not end and not (feed.ended and not feed.cut and (yield from feed.done())):
+            yield from feed.expect(*self.ends)
+        yield CallArguments("}")
+        yield CallEnd(True)
+        if end != self.ends[-1]:
+            yield from self._end(feed)
+
+    def any_call(self, name: str) -> Pieces:
+        return [self.call(name, {})[0], ANY_TEXT, self.ends[-1]]
+
+    def _name(self, feed: TextFeed) -> Reading[str]:
+        """The name of the function, with what stands around it."""
+        yield from feed.optional(*filter(None, [self._AROUND]))
+        yield from feed.space()
+        yield from feed.expect(self._CALL[0])
+        yield from feed.space()
+        name = yield from feed.name()
+        if self._CALL[1]:
+            yield from feed.expect(self._CALL[1])
+        return name
+
+    def _arguments(self, feed: TextFeed, schema: Mapping[str, Any]) -> Iterator[Event]:
+        known = properties(schema)
+        others = set(known)  # those that may follow
+        separator = ""
+        while (yield from feed.optional(self._KEY[0])):
+            key = (yield from feed.until(self._KEY[1])).strip()
+            yield from feed.expect(self._KEY[1])
+            others.discard(key)
+            yield from self._argument(feed, f"{separator}{as_json(key)}:", known.get(key, {}), schema, others)
+            yield from feed.space()
+            separator = ","
+
+    def _argument(
+        self, feed: TextFeed, begin: str, kind: object, schema: Mapping[str, Any], others: Set[str]
+    ) -> Iterator[CallArguments | None]:
+        """begin: what stands before the value as JSON. kind: its schema, which is a part of the other one."""
+        pieces = self._pieces(feed, others)
+        if not is_string(kind, schema):
+            value = tagged_value((yield from _joined(pieces)), kind, schema)
+            yield CallArguments(begin + as_json(value))
+            return
+        yield CallArguments(f'{begin}"')
+        for piece in pieces:
+            yield piece and CallArguments(escaped(piece))
+        yield CallArguments('"')
+
+    def _pieces(self, feed: TextFeed, others: Set[str]) -> Iterator[str | None]:
+        """The text of a value. One that is not closed ends before its first tag, if another argument begins there or the call
+        ends."""
+        opening, closing = self._VALUE
+        if opening:
+            yield from feed.space()
+            yield from feed.expect(opening)
+        if self._LINE_END:
+            yield from feed.optional(self._LINE_END)
+        tags = (closing, self._KEY[0], *self.ends)
+        space: list[str] = []  # at the end so far
+        while True:
+            for piece in feed.pieces_until(*tags):
+                text = piece.rstrip() if piece else ""
+                if piece is None:
+                    yield None
+                elif text:
+                    yield "".join((*space, text))
+                    space = [piece[len(text) :]]
+                else:
+                    space.append(piece)
+            if (yield from feed.optional(closing)):
+                yield "".join(space).removesuffix(self._LINE_END)
+                return
+            if (yield from self._closes(feed, others)):
+                return
+            yield "".join((*space, (yield from feed.expect(*tags))))
+            space = []
+
+    def _closes(self, feed: TextFeed, others: Set[str]) -> Reading[bool]:
+        """Whether another argument or the end of the call comes, and not text of a value, which may have such tags too."""
+        place = feed.at
+        if (yield from feed.optional(self._KEY[0])):
+            name = yield from feed.run(_TAG_NAME)
+            found = bool((yield from feed.comes(self._KEY[1]))) and name.strip() in others
+        else:
+            yield from feed.expect(*self.ends)
+            yield from self._end(feed)
+            yield from feed.space()
+            found = (yield from feed.done()) or bool((yield from feed.comes(*self.marks)))
+        feed.at = place
+        return found
+
+
+class TaggedArguments(TaggedCalls):
     """GLM 4.5 to 4.7: <tool_call>name, then <arg_key>key</arg_key> <arg_value>value</arg_value> for each argument."""
 
-    marks: tuple[str, ...] = ("<tool_call>",)
-    _KEY, _VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
-    _ENDS: tuple[str, ...] = ("</tool_call>",)
-
-    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
-        name = yield from self._name(feed)
-        yield from feed.space()
-        arguments = yield from self._arguments(feed, self.functions.get(name, {}))
-        if not (yield from self._ended(feed)):  # cut off, or between two arguments is something else
-            raise UnreadableError
-        return [ToolCall(name, arguments)]
+    marks = ("<tool_call>",)
+    ends = ("</tool_call>",)
+    _CALL, _KEY, _VALUE = ("<tool_call>", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<tool_call>{name}\n"]
@@ -33,162 +141,92 @@ class TaggedArguments(CallFormat):
             pieces += [f"<arg_key>{key}</arg_key>\n<arg_value>", tagged_form(kind), "</arg_value>\n"]
         return [*pieces, "</tool_call>"]
 
-    def any_call(self, name: str) -> Pieces:
-        return [self.call(name, {})[0], ANY_TEXT, self._ENDS[-1]]
 
-    def _name(self, feed: TextFeed) -> Reading[str]:
-        yield from feed.expect(*self.marks)
-        yield from feed.space()
-        return (yield from feed.run(WORD))
+class TaggedFunctions(TaggedCalls):
+    """Qwen3-Coder, Qwen 3.5: <tool_call> <function=name> <parameter=key> value </parameter> ... </function> </tool_call>."""
 
-    def _arguments(self, feed: TextFeed, schema: Mapping[str, Any]) -> Reading[dict[str, Any]]:
-        known, found = properties(schema), dict[str, Any]()
-        opening, closing = self._KEY
-        while (yield from feed.optional(opening)):
-            key = (yield from feed.until(closing)).strip()
-            yield from feed.expect(closing)
-            text = yield from self._value(feed, known.keys() - found.keys() - {key})
-            found[key] = tagged_value(text, known.get(key, {}), schema)
-            yield from feed.space()
-        return found
-
-    def _value(self, feed: TextFeed, others: Set[str]) -> Reading[str]:
-        """The text of a value. One that is not closed ends before its first tag, if another argument begins there or the call
-        ends. others: the names of the arguments that may follow."""
-        opening, closing = self._VALUE
-        if opening:
-            yield from feed.space()
-            yield from feed.expect(opening)
-        text = yield from feed.until(closing, self._KEY[0], *self._ENDS)
-        if not (yield from feed.comes(closing)) and not (yield from self._closes(feed, others)):
-            text += yield from feed.until(closing)
-        return text if (yield from feed.optional(closing)) else text.rstrip()
-
-    def _closes(self, feed: TextFeed, others: Set[str]) -> Reading[bool]:
-        """Whether another argument or the end of the call comes, and not text of a value, which may have such tags too."""
-        at = feed.at
-        opening, closing = self._KEY
-        if (yield from feed.optional(opening)):
-            name = yield from feed.until(closing, self._VALUE[1])
-            found = bool((yield from feed.comes(closing))) and name.strip() in others
-        else:
-            yield from self._ended(feed)
-            yield from feed.space()
-            found = (yield from feed.done()) or bool((yield from feed.comes(*self.marks)))
-        feed.at = at
-        return found
-
-    def _ended(self, feed: TextFeed) -> Reading[bool]:
-        """Whether the end of a call comes, which is read."""
-        found = False
-        for end in self._ENDS:
-            if found:
-                yield from feed.space()
-            found = bool((yield from feed.optional(end))) or found
-        return found
-
-
-class TaggedFunctions(TaggedArguments):
-    """Qwen3-Coder, Qwen3.5: <tool_call> <function=name> <parameter=key> value </parameter> ... </function> </tool_call>."""
-
-    marks = ("<tool_call>", "<function=")
-    _KEY, _VALUE = ("<parameter=", ">"), ("", "</parameter>")
-    _ENDS = ("</function>", "</tool_call>")
+    marks: tuple[str, ...] = ("<tool_call>", "<function=")
+    ends: tuple[str, ...] = ("</function>", "</tool_call>")
+    _AROUND = "<tool_call>"
+    _CALL, _KEY, _VALUE = ("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>")
+    _LINE_END = "\n"
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        pieces: Pieces = [f"<tool_call>\n<function={name}>\n"]
+        pieces: Pieces = [f"{self._AROUND}\n<function={name}>\n"]
         for key, kind in constrained_arguments(schema):
-            pieces += [f"<parameter={key}>\n", tagged_form(kind), "\n</parameter>\n"]
-        return [*pieces, "</function>\n</tool_call>"]
-
-    def _name(self, feed: TextFeed) -> Reading[str]:
-        yield from feed.optional("<tool_call>")
-        yield from feed.space()
-        yield from feed.expect("<function=")
-        name = yield from feed.run(WORD)
-        yield from feed.expect(">")
-        return name
-
-    def _value(self, feed: TextFeed, others: Set[str]) -> Reading[str]:
-        text = yield from super()._value(feed, others)
-        return text.removeprefix("\n").removesuffix("\n")
+            around = self._LINE_END
+            pieces += [f"<parameter={key}>{around}", tagged_form(kind), f"{around}</parameter>\n"]
+        return [*pieces, f"</function>\n{self.ends[-1]}"]
 
 
-class GemmaCalls(CallFormat):
-    """Gemma 4: <|tool_call>call:name{key:value,...}<tool_call|>, strings between control tokens, keys without quotes.
+class SeedFunctions(TaggedFunctions):
+    """Seed-OSS: as Qwen3-Coder, within <seed:tool_call> ... </seed:tool_call>, and values without line ends around them."""
 
-    Within lists and objects the models also write JSON, so strings in quotes are read too.
-    """
+    marks = ("<seed:tool_call>", "<function=")
+    ends = ("</function>", "</seed:tool_call>")
+    _AROUND = "<seed:tool_call>"
+    _LINE_END = ""
 
-    _QUOTE = '<|"|>'
-    marks = ("<|tool_call>",)
-    spelled = ("<|tool_call>", "<tool_call|>", _QUOTE)
-    _KEY = re.compile(r"[^:,{}\[\]]*")
-    _BARE = re.compile(r"[^,{}\[\]]*")
 
-    def calls(self, feed: TextFeed) -> Reading[list[ToolCall]]:
-        yield from feed.expect(*self.marks)
-        yield from feed.space()
-        yield from feed.expect("call:")
-        yield from feed.space()
-        name = yield from feed.run(WORD)
-        try:
-            arguments = yield from self._value(feed)
-        except RecursionError:
-            raise UnreadableError from None
-        yield from feed.space()
-        yield from feed.optional("<tool_call|>")
-        return [ToolCall(name, arguments)]
+class MiniMaxInvokes(TaggedCalls):
+    """MiniMax M2: <invoke name="..."> <parameter name="key">value</parameter> ... </invoke>, one or several within
+    <minimax:tool_call> ... </minimax:tool_call>."""
+
+    marks: tuple[str, ...] = ("<minimax:tool_call>", '<invoke name="')
+    ends: tuple[str, ...] = ("</invoke>", "</minimax:tool_call>")
+    _AROUND = "<minimax:tool_call>"
+    _CALL, _KEY, _VALUE = ('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>")
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        pieces: Pieces = [f"<|tool_call>call:{name}{{"]
-        for i, (key, kind) in enumerate(constrained_arguments(schema)):
-            value = tagged_form(kind)
-            quoted = [self._QUOTE, value, self._QUOTE] if isinstance(value, re.Pattern) else [value]
-            pieces += [f"{',' if i else ''}{key}:", *quoted]
-        return [*pieces, "}<tool_call|>"]
+        pieces: Pieces = [f"{self._AROUND}\n{self._CALL[0]}{name}{self._CALL[1]}\n"]
+        for key, kind in constrained_arguments(schema):
+            form = tagged_form(kind)
+            pieces += [self._key(key, form), form, f"{self._VALUE[1]}\n"]
+        return [*pieces, "\n".join(self.ends)]
 
-    def any_call(self, name: str) -> Pieces:
-        return [f"<|tool_call>call:{name}{{", ANY_TEXT, "}<tool_call|>"]
+    def _key(self, key: str, form: object) -> str:
+        return f"{self._KEY[0]}{key}{self._KEY[1]}"
 
-    def _value(self, feed: TextFeed) -> Reading[Any]:
-        yield from feed.space()
-        if (yield from feed.optional(self._QUOTE)):
-            text = yield from feed.until(self._QUOTE)
-            yield from feed.expect(self._QUOTE)
-            return text
-        if (yield from feed.comes('"')):
-            return (yield from feed.json('"'))
-        if (yield from feed.optional("[")):
-            return (yield from self._members(feed))
-        if (yield from feed.optional("{")):
-            return (yield from self._pairs(feed))
-        bare = (yield from feed.run(self._BARE)).strip()
-        if not bare:
-            raise UnreadableError
-        return tagged_value(bare, {}, {})
 
-    def _members(self, feed: TextFeed) -> Reading[list[Any]]:
-        """The members of a list whose opening bracket has been read."""
-        found = list[Any]()
-        while (yield from self._another(feed, "]", bool(found))):
-            found.append((yield from self._value(feed)))
-        return found
+class DsmlInvokes(MiniMaxInvokes):
+    """DeepSeek V3.2: as MiniMax M2, in tags with |DSML|, which say whether a value is a string; others are JSON."""
 
-    def _pairs(self, feed: TextFeed) -> Reading[dict[str, Any]]:
-        """The members of an object whose opening bracket has been read."""
-        found = dict[str, Any]()
-        while (yield from self._another(feed, "}", bool(found))):
-            key = yield from feed.run(self._KEY)
-            yield from feed.expect(":")
-            found[key.strip().replace(self._QUOTE, "").strip('"')] = yield from self._value(feed)
-        return found
+    marks: tuple[str, ...] = ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="')
+    ends: tuple[str, ...] = ("</｜DSML｜invoke>", "</｜DSML｜function_calls>")
+    spelled = ("｜DSML｜",)
+    _AROUND = "<｜DSML｜function_calls>"
+    _CALL, _KEY = ('<｜DSML｜invoke name="', '">'), ('<｜DSML｜parameter name="', '"')
+    _VALUE = ("", "</｜DSML｜parameter>")
+    _SAYS = (' string="true">', ' string="false">', ">")
 
-    def _another(self, feed: TextFeed, closing: str, found: bool) -> Reading[bool]:
-        """Whether another member comes; reads what stands before it, or the closing bracket."""
-        yield from feed.space()
-        if (yield from feed.optional(closing)):
-            return False
-        if found:
-            yield from feed.expect(",")
-        return True
+    def _argument(
+        self, feed: TextFeed, begin: str, kind: object, schema: Mapping[str, Any], others: Set[str]
+    ) -> Iterator[CallArguments | None]:
+        says = yield from feed.expect(*self._SAYS)
+        if says == self._SAYS[0]:
+            kind = {"type": "string"}
+        elif says == self._SAYS[1] and is_string(kind, schema):
+            kind = {}  # JSON, if it is
+        yield from super()._argument(feed, begin, kind, schema, others)
+
+    def _key(self, key: str, form: object) -> str:
+        is_text = isinstance(form, re.Pattern)
+        return f"{self._KEY[0]}{key}{self._KEY[1]}{self._SAYS[0 if is_text else 1]}"
+
+
+class DsmlCalls(DsmlInvokes):
+    """DeepSeek V4: as V3.2, within tool_calls."""
+
+    marks = ("<｜DSML｜tool_calls>", '<｜DSML｜invoke name="')
+    ends = ("</｜DSML｜invoke>", "</｜DSML｜tool_calls>")
+    _AROUND = "<｜DSML｜tool_calls>"
+
+
+def _joined(pieces: Iterator[str | None]) -> Reading[str]:
+    found = []
+    for piece in pieces:
+        if piece is None:
+            yield
+        else:
+            found.append(piece)
+    return "".join(found)

@@ -22,6 +22,7 @@ _TYPES: Mapping[type, tuple[str, ...]] = {
     type(None): ("null",),
 }
 _DEEPEST = 32  # of references and choices in each other
+_LONGEST_LITERAL = 2**16  # characters; Python takes its time for more
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -38,9 +39,14 @@ def constrained_arguments(schema: Mapping[str, Any]) -> list[tuple[str, dict[str
     return [(name, {**known[name], **shared} if isinstance(known[name], dict) else {}) for name in names]
 
 
+def is_string(schema: object, whole: Mapping[str, Any]) -> bool:
+    """Whether a schema allows strings alone. whole: the schema whose parts it may refer to."""
+    return _types(schema, whole) == {"string"}
+
+
 def tagged_form(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
     """The form of a value between tags: a string without quotes, anything else as JSON."""
-    if _types(schema, schema) != {"string"}:
+    if not is_string(schema, schema):
         return schema
     values = [value for value in _values(schema, schema) if isinstance(value, str)]
     if not values:
@@ -71,7 +77,7 @@ def _python_value(text: str) -> Any:
     """A word, a list or an object as Python writes it; the text if it is none."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    if not text.startswith(("[", "{", "(")):
+    if not text.startswith(("[", "{", "(")) or len(text) > _LONGEST_LITERAL:
         return text
     try:
         return parse(json.dumps(ast.literal_eval(text)))  # as JSON has it: a list for a tuple, no sets, nothing infinite

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,14 @@ _BEAMS: dict[str, tuple[type, str, str]] = {
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
+    text = f"{MODEL_HELP} [%(default)s]"
+    parser.add_argument("-m", "--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help=text)
+    add_loading(parser)
+
+
+def add_loading(parser: argparse.ArgumentParser) -> None:
+    """How a model is loaded, whichever it is."""
     add = parser.add_argument
-    add("-m", "--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help=f"{MODEL_HELP} [%(default)s]")
     add("--threads", type=int, metavar="N", help="number of threads of the native kernels [DECODESTEP_THREADS, else all cores]")
     dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0, q2_k, q3_k or q4_k"
     add("--dtype", default="auto", metavar="DTYPE", help=f"type of the weights: {dtypes} [%(default)s]")
@@ -211,16 +218,26 @@ def _is_text(text: str) -> bool:
 
 def load(options: argparse.Namespace) -> Model:
     """The model; a terminal shows the layers that are loaded, from a second on."""
+    return load_named(options.model, options, lambda done, layers: None)
+
+
+def load_named(model: str | Path, options: argparse.Namespace, progress: Callable[[int, int], object]) -> Model:
+    """The model of this name or path, as `load`. progress: as for `models.load`."""
     with progress_line(after=1.0) as show:
+
+        def tell(done: int, layers: int) -> None:
+            progress(done, layers)
+            show(f"loading: {done} of {layers} layers")
+
         return models.load(
-            options.model,
+            model,
             dtype=options.dtype,
             form=options.form,
             cache_dtype=options.cache_dtype,
             threads=options.threads,
             cache_bytes=options.cache_bytes,
             chat_template=read_option_file(options, "chat-template"),
-            progress=lambda done, layers: show(f"loading: {done} of {layers} layers"),
+            progress=tell,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from decodestep._base.checks import Phrase, is_finite, is_real, refuse, require
+from decodestep.constraints.closed_objects import close_objects
 from decodestep.constraints.json_form import JSON_FORM, OPTIONS
 from decodestep.constraints.property_names import write_out_patterns
 
@@ -52,13 +53,15 @@ _LONGEST_HOSTNAME = 253  # which llguidance's pattern leaves out
 
 
 def check(text: str) -> str:
-    """The schema with unescaped keys. Raises ValueError if it is not JSON, or allows texts that JSON parsers find invalid."""
+    """The schema with unescaped keys, and with `close_objects`. Raises ValueError if it is not JSON, or allows texts that JSON
+    parsers find invalid."""
     try:
         schema = json.loads(text)
-        plain = json.dumps(schema)
+        json.dumps(schema)
     except (ValueError, RecursionError) as error:
         refuse(_OP, "json_schema", "one that can be compiled", Phrase(short(str(error))))
     require(isinstance(schema, dict), _OP, "json_schema", "an object", schema)
+    close_objects(_schemas(schema), lambda reference: named(schema, reference))
     for each in _schemas(schema):
         require(OPTIONS not in each, _OP, "json_schema", f"without {OPTIONS}", each.get(OPTIONS))
         patterns = each.get("patternProperties")
@@ -73,7 +76,7 @@ def check(text: str) -> str:
         # Of draft 3, whose other keywords llguidance ignores; many write it by mistake.
         require(each.get("required") is not True, _OP, "json_schema", "one whose required is a list of names", True)
         _check_least(each)
-    return plain
+    return json.dumps(schema)
 
 
 def _check_pattern(pattern: object) -> None:

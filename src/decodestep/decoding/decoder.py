@@ -58,11 +58,7 @@ class Decoder(ABC):
     def new_storage(self, count: int) -> Pages:
         """Storage for `count` pages, with that of `next_tokens`."""
         pages = self.new_pages(count)
-        return (
-            pages
-            if self.next_tokens is None
-            else PairedPages(pages, self.next_tokens.new_pages(pages.count), self.next_tokens.count)
-        )
+        return pages if self.next_tokens is None else PairedPages(pages, self.next_tokens.new_pages(pages.count))
 
     @abstractmethod
     def logits(self, batch: TokenBatch, pages: Pages, hidden: np.ndarray | None = None) -> np.ndarray:

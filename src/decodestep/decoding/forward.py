@@ -10,9 +10,10 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, ids_below, is_int, refuse, require
 from decodestep.decoding.decoder import Decoder, TokenBatch
-from decodestep.decoding.kv_cache import PairedPages
+from decodestep.decoding.kv_cache import Pages, PairedPages
 from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.sequence import CachedSequence
+from decodestep.decoding.slot_feed import fill_slots
 
 _OP = "forward"
 _PAIRS = "of pairs of a sequence and its new token ids"
@@ -93,7 +94,7 @@ def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
     """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
     entered: list[CachedSequence] = []  # a forward pass may be interrupted before all have
     try:
-        with LOCK:
+        with LOCK, pool.changing_locked():
             pool.require_locked(sum([sequence.missing_pages(len(tokens)) for sequence, tokens in batch]))
             for sequence, tokens in batch:
                 entered.append(sequence)
@@ -132,37 +133,36 @@ def _run(decoder: Decoder, pool: PagePool, block: list[_Piece], wanted: np.ndarr
     tokens: list[int] = []
     row: list[int] = []
     positions: list[int] = []
-    pages = [piece.sequence.page_numbers for piece in block]
-    table = np.zeros((len(block), max(map(len, pages))), np.int64)
+    numbers = [piece.sequence.page_numbers for piece in block]
+    table = np.zeros((len(block), max(map(len, numbers))), np.int64)
     for i, (sequence, ids, _) in enumerate(block):
         length = len(sequence.tokens)
         tokens += ids
         row += [i] * len(ids)
         positions += range(length, length + len(ids))
-        table[i, : len(pages[i])] = pages[i]
+        table[i, : len(numbers[i])] = numbers[i]
     arrays = np.array([tokens, row, positions])
     long = None
     if pool.long_after is not None and any(flags := [piece.sequence.is_long for piece in block]):
         long = np.array(flags)[arrays[1]]
     made, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage
-    if isinstance(storage, PairedPages):
-        logits = _run_with_next_tokens(decoder, storage, block, made)
-    else:
-        logits = decoder.logits(made, storage)
-    with LOCK:
+    fed = [feed for piece in block if (feed := piece.sequence.feed) is not None and feed.known]
+    pages = storage.model if isinstance(storage, PairedPages) else storage
+    logits = _run_fed(decoder, pages, block, made) if fed else decoder.logits(made, pages)
+    with LOCK, pool.changing_locked():
         for piece in block:
             piece.sequence.commit_locked(piece.tokens, piece.drafted)
+    if fed:  # what is read will be shared, and is filled at once
+        fill_slots(s for s, tokens, drafted in block if s.feed and (s.feed.due or len(tokens) - drafted > 1))
     return logits
 
 
-def _run_with_next_tokens(decoder: Decoder, storage: PairedPages, block: list[_Piece], batch: TokenBatch) -> np.ndarray:
-    """The logits; the layers for next-token prediction fill the slots of the batch."""
-    assert decoder.next_tokens is not None
+def _run_fed(decoder: Decoder, pages: Pages, block: list[_Piece], batch: TokenBatch) -> np.ndarray:
+    """The logits; the feeds of sequences are given the hidden states of their tokens."""
     hidden = np.empty((len(batch.tokens), decoder.config.hidden), np.float32)
-    logits = decoder.logits(batch, storage.model, hidden)
-    before, again = zip(*((piece.sequence.last_states, piece.sequence.states.again) for piece in block), strict=True)
-    states = decoder.next_tokens.fill(batch, hidden, before, again, storage.next_tokens)
+    logits = decoder.logits(batch, pages, hidden)
     ends = np.cumsum([len(piece.tokens) for piece in block])[:-1]
-    for piece, own in zip(block, np.split(states, ends), strict=True):
-        piece.sequence.states.add(len(piece.sequence), own)
+    for piece, states in zip(block, np.split(hidden, ends), strict=True):
+        if piece.sequence.feed is not None:
+            piece.sequence.feed.add(len(piece.sequence), states)
     return logits

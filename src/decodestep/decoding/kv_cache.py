@@ -19,13 +19,11 @@ SLAB_BYTES = 2**24
 class Pages(ABC):
     """Pages 0 to count - 1. Memory is allocated only when pages are written, or by `prepare`.
 
-    count: the number of pages. page_bytes: the size of one, over all layers. run_again: how many tokens of a page that is
-    copied in part must run again, the last ones.
+    count: the number of pages. page_bytes: the size of one, over all layers.
     """
 
     count: int
     page_bytes: int
-    run_again = 0
 
     @abstractmethod
     def copy(self, source: int, target: int) -> None:
@@ -90,19 +88,17 @@ class LatentPages(Pages):
         self.kv = untouched_zeros((*layout.axes, count, *layout.value), layout.value_dtype, huge_pages=False)
         self.kr = untouched_zeros((*layout.axes, count, *layout.key), layout.key_dtype, huge_pages=False)
 
-    def copy(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int, slots: int = PAGE) -> None:
+        """slots: how many positions of the page, the first ones."""
         for part in (self.kv, self.kr):
-            part[:, target] = part[:, source]
+            part[:, target, :slots] = part[:, source, :slots]
 
 
 class PairedPages(Pages):
-    """A model's pages, and those of its layers for next-token prediction under the same numbers.
+    """A model's pages, and those of its layers for next-token prediction under the same numbers."""
 
-    depths: how many layers, each of which reads a state of the token before, which pages do not have.
-    """
-
-    def __init__(self, model: Pages, next_tokens: LatentPages, depths: int) -> None:
-        self.model, self.next_tokens, self.run_again = model, next_tokens, depths
+    def __init__(self, model: Pages, next_tokens: LatentPages) -> None:
+        self.model, self.next_tokens = model, next_tokens
         self.count, self.page_bytes = model.count, model.page_bytes + next_tokens.page_bytes
 
     def copy(self, source: int, target: int) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NoReturn, Protocol
-from weakref import WeakSet
+from contextlib import contextmanager
+from typing import NoReturn
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -23,20 +24,27 @@ LOCK = threading.Lock()
 _POOLS: WeakSet[PagePool] = WeakSet()
 
 
-class OpenSequence(Protocol):
-    """What the pool needs of an open sequence, which is a `CachedSequence`.
+class Holding(ref[object]):
+    """What an open sequence has in a pool; a weak reference to the sequence, so that the pool learns of its garbage collection.
 
-    admitted: whether it will end by itself. reserved: how many pages the pool has reserved for it, of those that it does not
-    have. thread: the thread that made it. close_locked: closes it; requires `LOCK`. begin_child: in a forked child, ends
-    the forward pass of another thread.
+    pages: those that it holds, in the order of its tokens. reserved: how many more the pool has reserved for it.
+    admitted: whether the sequence will end by itself. thread: the thread that made it. runner: the one whose forward pass runs
+    tokens of it, or None.
     """
 
-    admitted: bool
-    reserved: int
-    thread: int
+    __slots__ = ("admitted", "pages", "reserved", "runner", "thread")
+    __eq__, __hash__ = object.__eq__, object.__hash__  # whatever becomes of the sequence
 
-    def close_locked(self) -> None: ...
-    def begin_child(self) -> None: ...
+    def __new__(cls, sequence: object, pool: PagePool, *, admitted: bool) -> Holding:
+        return super().__new__(cls, sequence, pool.dropped.append)  # no code of Python, which an interrupt could end
+
+    def __init__(self, sequence: object, pool: PagePool, *, admitted: bool) -> None:
+        super().__init__(sequence, None)
+        self.pages: list[Page] = []
+        self.reserved = 0
+        self.admitted = admitted
+        self.thread = threading.get_ident()
+        self.runner: int | None = None
 
 
 class Page:
@@ -62,7 +70,8 @@ class Page:
 
 
 class PagePool:
-    """Allocates the pages of a storage. Methods whose names end in `_locked` require `LOCK`.
+    """Allocates the pages of a storage. Methods whose names end in `_locked` require `LOCK`, and those that change anything are
+    called within `changing_locked`.
 
     storage: the pages. max_kept: the largest number of kept pages; the least recently used are dropped first.
     long_after: the length of the longest text whose rope is of long-rope's short frequencies; None without long-rope.
@@ -87,8 +96,9 @@ class PagePool:
         self.long_after = long_after
         self.roots = Page(-1), Page(-1)
         self._reserved = 0
-        self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
-        self._sequences: WeakSet[OpenSequence] = WeakSet()  # those that are open
+        self._open: set[Holding] = set()  # all counts follow from these
+        self.dropped: deque[Holding] = deque()  # those whose sequences have been garbage collected
+        self._unfinished = False  # whether a change is being made, or one has been cut short
         self._freed = threading.Condition(LOCK)
         with LOCK:
             _POOLS.add(self)
@@ -99,27 +109,41 @@ class PagePool:
     @property
     def held(self) -> int:
         """The number of pages held by sequences."""
-        with LOCK:
+        with LOCK, self.changing_locked():
             self._take_back_dropped_locked()
             return self._fresh - len(self._free) - len(self._kept)
 
     @property
     def kept(self) -> int:
         """The number of pages that are kept for reuse."""
-        with LOCK:
+        with LOCK, self.changing_locked():
             self._take_back_dropped_locked()
             return len(self._kept)
 
     @property
     def unused(self) -> int:
         """The number of pages that are fresh or free, and not reserved."""
-        with LOCK:
+        with LOCK, self.changing_locked():
             return max(0, self.available_locked() - len(self._kept))
 
     def clear(self) -> None:
         """Drops the kept pages."""
-        with LOCK:
+        with LOCK, self.changing_locked():
             self._keep_at_most_locked(0)
+
+    @contextmanager
+    def changing_locked(self) -> Iterator[None]:
+        """Context manager of a change. Where an interrupt ends one in the middle, the next one begins with counting all pages
+        again, so that none is lost and none has two owners."""
+        if self._unfinished:
+            self._recount_locked()
+        self._unfinished = True
+        try:
+            yield
+        except CacheFullError:  # which is raised before anything has changed
+            self._unfinished = False
+            raise
+        self._unfinished = False
 
     def last_length_like(self, length: int) -> int | None:
         """The length up to which texts have the rope of one of `length` tokens; None if they have it at every length."""
@@ -144,9 +168,11 @@ class PagePool:
         """
         alone = threading.active_count() == 1
         with LOCK:
-            if alone or not any(sequence.admitted for sequence in self._sequences):
-                self.require_locked(count)
-            elif self.available_locked() < count:
+            with self.changing_locked():
+                available = self.available_locked()
+                if alone or not any(held.admitted for held in self._open):
+                    self.require_locked(count)
+            if available < count:
                 self._freed.wait(0.1)
 
     def available_locked(self) -> int:
@@ -163,27 +189,28 @@ class PagePool:
                 f"load the model with more cache_bytes ({size:.2f} MiB a page), or run fewer or shorter sequences at once"
             )
 
-    def open_locked(self, sequence: OpenSequence, reserved: int) -> None:
-        """Lists a new sequence and reserves pages for it, each to be given up before it is taken."""
+    def open_locked(self, held: Holding, reserved: int) -> None:
+        """Lists what a new sequence will hold, and reserves pages for it, each to be given up before it is taken."""
         self.require_locked(reserved)
-        self._sequences.add(sequence)
-        self.reserve_locked(sequence, reserved)
+        self._open.add(held)
+        self.reserve_locked(held, reserved)
 
-    def reserve_locked(self, sequence: OpenSequence, pages: int) -> None:
-        """Reserves this many more pages for a sequence, which are free; below 0 gives reservations up.
+    def is_open(self, held: Holding) -> bool:
+        """Whether it has been opened and not closed."""
+        return held in self._open
 
-        No interrupt comes between the two numbers: Python raises it around calls.
-        """
-        sequence.reserved += pages
+    def reserve_locked(self, held: Holding, pages: int) -> None:
+        """Reserves this many more pages, which are free; below 0 gives reservations up."""
+        held.reserved += pages
         self._reserved += pages
 
-    def forget_locked(self, sequence: OpenSequence) -> None:
-        """Removes a sequence that is closed from the open ones."""
-        self._sequences.discard(sequence)
-
-    def drop(self, pages: list[Page], reserved: int) -> None:
-        """Gives back later what a sequence held that is garbage collected, perhaps by code that has the lock."""
-        self._dropped.append((pages, reserved))
+    def close_locked(self, held: Holding) -> None:
+        """Takes back all that a sequence has; nothing if it has been closed."""
+        if held in self._open:
+            self._open.remove(held)
+            self._reserved -= held.reserved
+            pages, held.pages, held.reserved = held.pages, [], 0
+            self.release_locked(pages)
 
     def take_locked(self) -> Page:
         """A page for one user: a free, a fresh, or the least recently used kept one. Raises CacheFullError if all are held."""
@@ -258,10 +285,31 @@ class PagePool:
         self._free.append(page.number)
 
     def _take_back_dropped_locked(self) -> None:
-        while self._dropped:
-            pages, reserved = self._dropped.popleft()
-            self._reserved -= reserved
-            self.release_locked(pages)
+        while self.dropped:
+            self.close_locked(self.dropped[0])
+            self.dropped.popleft()
+
+    def _recount_locked(self) -> None:
+        """Brings all counts, and what pages are to each other, in line with what is held and what the tree leads to."""
+        users = Counter(page for held in self._open for page in held.pages)
+        tree: list[Page] = [*self.roots]
+        for page in tree:
+            tree += page.children.values()
+            for child in page.children.values():
+                child.parent = page
+            page.latest_child = {
+                token: child for token, child in page.latest_child.items() if page.children.get(child.tokens) is child
+            }
+        shared = dict.fromkeys(reversed(tree[len(self.roots) :]))  # children before their parent
+        for page in users:
+            if page not in shared:
+                page.parent, page.tokens, page.states = None, (), None
+        for page in (*users, *shared):
+            page.users = users[page]
+        self._kept = {page: None for page in (*self._kept, *shared) if page in shared and not users[page]}
+        taken = {page.number for page in (*users, *self._kept)}
+        self._free = [number for number in range(self._fresh) if number not in taken]
+        self._reserved = sum(held.reserved for held in self._open)
 
 
 def new_pool(
@@ -287,12 +335,14 @@ def new_pool(
 def _begin_child() -> None:
     """After a fork only the forking thread exists in the child, so pages held by other threads are released, and no other
     thread is in a pass."""
+    own = threading.get_ident()
     for pool in _POOLS:
-        for sequence in list(pool._sequences):
-            if sequence.thread != threading.get_ident():
-                sequence.close_locked()
-            else:
-                sequence.begin_child()
+        with pool.changing_locked():
+            for held in list(pool._open):
+                if held.thread != own:
+                    pool.close_locked(held)
+                elif held.runner != own:
+                    held.runner = None
     LOCK.release()
 
 

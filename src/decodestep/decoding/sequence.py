@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, Page, PagePool
-from decodestep.decoding.token_states import TokenStates
+from decodestep.decoding.page_pool import LOCK, Holding, Page, PagePool
+from decodestep.decoding.slot_feed import SlotFeed, fill_slots
 from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
@@ -22,7 +22,8 @@ class CachedSequence:
     """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
 
     tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them. drafted: how many of them, the
-        last ones, are drafts that `keep` has not settled yet.
+        last ones, are drafts that `keep` has not settled yet. feed: where layers for next-token prediction draft from it, what
+        fills their slots; given before the first token.
 
     Sequences with a common prefix share full pages, which are never written again; a partly filled page belongs to one
     sequence. A sequence holds its pages until `close`, the end of its `with` block, or garbage collection. One thread at a time
@@ -32,8 +33,9 @@ class CachedSequence:
     With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
     way are shared.
 
-    The package's own: `forward` runs tokens between `begin_forward_locked` and `end_forward`; the pool calls `close_locked`. As
-    in `PagePool`, methods whose names end in `_locked` require `LOCK`.
+    The package's own: `forward` runs tokens between `begin_forward_locked` and `end_forward`. As in `PagePool`, methods whose
+    names end in `_locked` require `LOCK`, and a change of the pool. Wherever an interrupt comes, the sequence has the pages of
+    its tokens: pages and tokens change in one statement, since Python raises it around calls.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
@@ -42,21 +44,16 @@ class CachedSequence:
         self.tokens: list[int] = []
         self.reused = 0  # how many tokens `reuse` has appended
         self.drafted = 0
-        self.states = TokenStates()
-        self.admitted = admitted
-        self.reserved = 0
-        self.thread = threading.get_ident()
+        self.feed: SlotFeed | None = None
         self._pool = pool
-        self._pages: list[Page] = []
+        self._held = Holding(self, pool, admitted=admitted)
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
         self._capacity_pages = count_pages(capacity or 0)  # how many pages it may have without running out
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
         self._same_rope = 0  # how many tokens, from the first on, were rotated as that one
-        self._runner: int | None = None  # the thread whose pass runs tokens of it
-        self._closed = False
-        with LOCK:
-            pool.open_locked(self, self._capacity_pages)
+        with LOCK, pool.changing_locked():
+            pool.open_locked(self._held, self._capacity_pages)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -71,11 +68,12 @@ class CachedSequence:
         tokens: ids that would continue the sequence. At least one is left, to be run for its logits.
         """
         self._require_settled()
+        fill_slots([self])
         start = len(self.tokens)
         self.expect(start + len(tokens))
         if len(self._pages) > count_pages(start) or not self._rotates_alike:
             return 0  # a forward pass that failed had taken pages, or pages from here on are rotated in another way
-        with LOCK:
+        with LOCK, self._pool.changing_locked():
             self._reuse_pages_locked(tokens)
             if len(self.tokens) % PAGE == 0:
                 self._reuse_part_locked(tokens[len(self.tokens) - start :])
@@ -105,6 +103,7 @@ class CachedSequence:
         capacity: as in `Model.sequence`. Raises CacheFullError if there is no room.
         """
         other = CachedSequence(self._pool, capacity)
+        other.feed = None if self.feed is None else self.feed.new()
         try:
             other.assign(self)
         except BaseException:
@@ -123,23 +122,25 @@ class CachedSequence:
         self._require_settled()
         if source is self:
             return
+        if self.feed is not None:
+            fill_slots([source])
         pool, full, partial = self._pool, len(source) // PAGE, len(source) % PAGE > 0
-        with LOCK:
-            shared, old = source._pages[:full], self._pages
-            given_back = sum(page.users == 1 for page in old)
+        with LOCK, pool.changing_locked():
+            own, tokens, shared = self._pages, self.tokens, source._pages[:full]
+            given_back, old = sum(page.users == 1 for page in own), own.copy()
             if partial:
                 pool.require_locked(1 - given_back - min(self.reserved, max(0, full + 1 - len(old))))
             pool.hold_locked(*shared)
-            self._pages, self.tokens = [], []  # before the release: an interrupt in it leaves no page here that others may take
+            own[:], tokens[:] = [], []
             pool.release_locked(old)
-            self.tokens = list(source.tokens)
-            self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
-            self.states = source.states.copy()
             self._claim_locked(full + partial - len(old))
-            self._list(*shared)
             if partial:
-                self._list(pool.take_locked())
-                pool.storage.copy(source._pages[full].number, self._pages[full].number)
+                shared.append(pool.take_locked())
+                pool.storage.copy(source._pages[full].number, shared[full].number)
+            self._put(0, shared, source.tokens)
+            self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
+            if self.feed is not None:
+                self.feed.follow(source.feed)
             self._reserve_again_locked(given_back - partial)
 
     def truncate(self, length: int) -> None:
@@ -163,47 +164,43 @@ class CachedSequence:
         drafted, self.drafted = self.drafted, 0
         if count < drafted:
             self._truncate(len(self.tokens) - drafted + count)
-        with LOCK:
+        with LOCK, self._pool.changing_locked():
             self._share_full_pages_locked(len(self.tokens) - count)
 
     def _truncate(self, length: int) -> None:
-        kept, pool = count_pages(length), self._pool
-        with LOCK:
-            dropped, last = self._pages[kept:], self._pages[kept - 1] if length % PAGE else None
+        kept, pool, pages, tokens = count_pages(length), self._pool, self._pages, self.tokens
+        with LOCK, pool.changing_locked():
+            dropped, last = pages[kept:], pages[kept - 1] if length % PAGE else None
             freed = sum(page.users == 1 for page in dropped)
             alone = last is not None and last.users == 1
             if last is not None and alone and not last.children:
                 pool.withdraw_locked(last)
                 last = None
+            same_rope, whole = min(self._same_rope, length), length
             if last is not None:
                 pool.require_locked(1 - freed - (self.reserved > 0))
-            del self._pages[kept:], self.tokens[length:]
+                kept, whole = kept - 1, (kept - 1) * PAGE
+            part = tokens[whole:length]
+            del pages[kept:], tokens[whole:]
             pool.release_locked(dropped)
             self._reserve_again_locked(freed)
             if last is not None:  # it was full, and stays as it is for others
                 self._claim_locked(1)
                 page = pool.take_locked()
                 pool.storage.copy(last.number, page.number)
-                self._pages[-1], self._table[kept - 1] = page, page.number
+                self._put(kept, [page], part)
                 pool.release_locked([last])
                 self._reserve_again_locked(alone)
-            self._expected, self._same_rope = length, min(self._same_rope, length)
-            self.states.cut(length)
+            self._expected, self._same_rope = length, same_rope
+            if self.feed is not None:
+                self.feed.cut(length, pages[-1].states if pages and length % PAGE == 0 else None)
 
     def close(self) -> None:
         """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
-        if not self._closed:
+        if self._pool.is_open(self._held):
             self._require_idle()
-            with LOCK:
-                self.close_locked()
-
-    def close_locked(self) -> None:
-        """`close` for a caller that has LOCK; also of a sequence whose thread is gone, in the middle of a pass."""
-        self._pool.reserve_locked(self, -self.reserved)
-        self._closed = True
-        self._pool.forget_locked(self)
-        pages, self._pages = self._pages, []  # before the release, as in `assign`
-        self._pool.release_locked(pages)
+            with LOCK, self._pool.changing_locked():
+                self._pool.close_locked(self._held)
 
     def __reduce__(self) -> NoReturn:  # two objects would release the same pages
         raise TypeError("a CachedSequence cannot be copied or pickled; fork() makes another one")
@@ -214,14 +211,18 @@ class CachedSequence:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        # The lock may be held by the very code in which the garbage collector runs.
-        if not getattr(self, "_closed", True):
-            self._pool.drop(self._pages, self.reserved)
-
     def belongs_to(self, pool: PagePool) -> bool:
         """Whether its pages are those of `pool`."""
         return self._pool is pool
+
+    @property
+    def reserved(self) -> int:
+        """The number of pages that the pool has reserved for it, of those that it does not have."""
+        return self._held.reserved
+
+    @property
+    def _pages(self) -> list[Page]:
+        return self._held.pages
 
     @property
     def page_numbers(self) -> np.ndarray:
@@ -234,13 +235,6 @@ class CachedSequence:
         after = self._pool.long_after
         return after is not None and self._expected > after
 
-    @property
-    def last_states(self) -> np.ndarray | None:
-        """Those of the last token (`TokenStates`); None if they are not known."""
-        last = len(self.tokens) - 1
-        found = self.states.at(last)
-        return self._pages[last // PAGE].states if found is None and last % PAGE == PAGE - 1 and last > 0 else found
-
     def room(self, unused: int) -> int:
         """How many more tokens its pages hold, with the reserved ones and `unused` more."""
         return (len(self._pages) + self.reserved + unused) * PAGE - len(self.tokens)
@@ -252,12 +246,12 @@ class CachedSequence:
 
     def begin_forward_locked(self, tokens: int) -> None:
         """Takes the pages of this many more tokens, and keeps other threads out until `end_forward`."""
-        self._runner = threading.get_ident()
+        self._held.runner = threading.get_ident()
         length = len(self.tokens) + tokens
         self.expect(length)
-        for _ in range(len(self._pages), count_pages(length)):
+        for place in range(len(self._pages), count_pages(length)):
             self._claim_locked(1)
-            self._list(self._pool.take_locked())
+            self._put(place, [self._pool.take_locked()])
 
     def commit_locked(self, tokens: Sequence[int], drafted: int) -> None:
         """Appends tokens that the forward pass has run; pages that they fill can be reused from now on.
@@ -265,32 +259,37 @@ class CachedSequence:
         drafted: how many of the last of them are drafts; pages that these fill are the sequence's alone until `keep`.
         """
         before = len(self.tokens)
-        self._append(tokens)
         self.drafted += drafted
+        self._put(len(self._pages), [], tokens)
         self._share_full_pages_locked(before)
 
     def _share_full_pages_locked(self, before: int) -> None:
         """Adds the pages to the pool's tree that have become full since the sequence had `before` tokens, without drafts."""
         for i in range(before // PAGE, min(self._same_rope, len(self.tokens) - self.drafted) // PAGE):
-            page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
-            self._pages[i], self._table[i] = page, page.number
-            if page.states is None:
-                page.states = self.states.at((i + 1) * PAGE - 1)
-        self.states.forget()
+            pages, table = self._pages, self._table
+            own, filled = pages[i], 0 if self.feed is None else self.feed.filled - i * PAGE
+            page = self._pool.share_locked(own, self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
+            if self.feed is not None and page is not own and filled > 0:  # the other's slots may wait
+                self.feed.pages.copy(own.number, page.number, min(filled, PAGE))
+            pages[i], table[i] = page, page.number
+
+    def give_states(self, states: Mapping[int, np.ndarray]) -> None:
+        """Gives pages the states of their last tokens, by the positions of these, now that all their slots are filled."""
+        with LOCK:
+            for position, own in states.items():
+                page = self._pages[position // PAGE]
+                if page.parent is not None:  # else the page may be written again
+                    page.states = own.copy()
 
     def end_forward(self) -> None:
         """Also of a forward pass that failed: its pages stay, to be filled by the next."""
-        self._runner = None
-
-    def begin_child(self) -> None:
-        """After a fork: another thread's pass goes on in the parent alone, and its tokens have not been appended here."""
-        if self._runner != threading.get_ident():
-            self.end_forward()
+        self._held.runner = None
 
     def _require_idle(self) -> None:
         # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
-        if self._closed or self._runner not in (None, threading.get_ident()):
-            state = Phrase("a closed one" if self._closed else "a running one")
+        closed = not self._pool.is_open(self._held)
+        if closed or self._held.runner not in (None, threading.get_ident()):
+            state = Phrase("a closed one" if closed else "a running one")
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
 
     def _require_settled(self) -> None:
@@ -325,12 +324,14 @@ class CachedSequence:
             pages.append(page)
         if not pages:
             return
+        first = len(self.tokens) // PAGE
+        replaced = self._pages[first:]
         self._pool.hold_locked(*pages)
-        if rest:
-            self._pool.release_locked([self._pages.pop()])
-        self._claim_locked(len(pages) - bool(rest))
-        self._list(*pages)
-        self._append([token for page in pages for token in page.tokens][len(rest) :])
+        self._claim_locked(len(pages) - len(replaced))
+        self._put(first, pages, [token for page in pages for token in page.tokens][len(rest) :])
+        self._pool.release_locked(replaced)
+        if self.feed is not None:
+            self.feed.begin(len(self.tokens), pages[-1].states)
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""
@@ -339,36 +340,38 @@ class CachedSequence:
         if page is None or self._pool.available_locked() + (self.reserved > 0) <= (page.users == 0):
             return
         most = min(PAGE, len(tokens)) - 1
-        same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most) - self._pool.storage.run_again
+        feed = self.feed
+        # The states of the tokens that it begins with are not known: the last of them run again.
+        again = 0 if feed is None or not feed.known or page.states is None else feed.layers.count
+        same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most) - again
         if same < 1:
             return
-        self.states = TokenStates(again=self._pool.storage.run_again)
         self._pool.hold_locked(page)  # or it might be the one that is taken
         self._claim_locked(1)
-        self._list(self._pool.take_locked())
-        self._pool.storage.copy(page.number, self._pages[-1].number)
+        copied = self._pool.take_locked()
+        self._pool.storage.copy(page.number, copied.number)
+        self._put(len(self._pages), [copied], page.tokens[:same])
         self._pool.release_locked([page])
-        self._append(page.tokens[:same])
-
-    def _append(self, tokens: Sequence[int]) -> None:
-        if self._rotates_alike:
-            self._same_rope += len(tokens)
-        self.tokens += tokens
+        if feed is not None:
+            feed.begin(len(self.tokens), None, again)
 
     def _claim_locked(self, pages: int) -> None:
         """Uses up to this many of the reserved pages."""
-        self._pool.reserve_locked(self, -min(max(pages, 0), self.reserved))
+        self._pool.reserve_locked(self._held, -min(max(pages, 0), self.reserved))
 
     def _reserve_again_locked(self, freed: int) -> None:
         """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
-        self._pool.reserve_locked(self, max(0, min(freed, self._capacity_pages - len(self._pages) - self.reserved)))
+        self._pool.reserve_locked(self._held, max(0, min(freed, self._capacity_pages - len(self._pages) - self.reserved)))
 
-    def _list(self, *pages: Page) -> None:
-        first, end = len(self._pages), len(self._pages) + len(pages)
+    def _put(self, first: int, listed: Sequence[Page], added: Sequence[int] = ()) -> None:
+        """Puts pages in the place of those from the first-th on, and appends tokens, which they hold."""
+        end, numbers, before = first + len(listed), [page.number for page in listed], len(self.tokens)
         if end > len(self._table):
             self._table = np.concatenate([self._table, np.zeros(end, np.int64)])
-        self._table[first:end] = [page.number for page in pages]
-        self._pages += pages
+        alike, table, pages, tokens = self._rotates_alike, self._table, self._pages, self.tokens
+        table[first:end], pages[first:], tokens[before:] = numbers, listed, added
+        if alike:
+            self._same_rope += len(added)
 
 
 def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:

@@ -366,17 +366,20 @@ class SamplingParams:
         """The parameters of an OpenAI completions or chat-completions request.
 
         Args:
-            body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
-                num_return_sequences; logit_bias with its string keys; sequence_bias also as a list of pairs [ids, bias];
-                logprobs and top_logprobs, or logprobs as a number, -> logprobs; response_format -> json_schema, {"type":
-                "object"} for a json_object; the text of prediction; a negative seed counts from 2^64. Other names of
-                SamplingParams are accepted unchanged. Model, messages, prompt, stream, user ... are left to the caller.
+            body: the request. max_tokens, max_completion_tokens and n_predict -> max_new_tokens, None for -1; stop ->
+                stop_strings; n -> num_return_sequences; logit_bias with its string keys; sequence_bias also as a list of pairs
+                [ids, bias]; logprobs and top_logprobs, or logprobs as a number, -> logprobs, and top_logprobs 0 alone ->
+                none; response_format -> json_schema, {"type": "object"} for a json_object without a schema; the text of
+                prediction; a negative seed counts from 2^64; repeat_penalty beside repeat_last_n -1 -> repetition_penalty.
+                Other names of SamplingParams are accepted unchanged. Model, messages, prompt, stream, user ... are left to the
+                caller.
             changes: fields of SamplingParams that replace those of the request.
 
         Raises:
             ValueError: for every other field, for two fields that contradict each other, and outside the intervals of the
-                interface. Of best_of, echo, suffix, modalities, verbosity and vLLM's use_beam_search and fields about control
-                tokens and stop strings in the text, only the value that changes nothing is accepted.
+                interface. Of best_of, echo, suffix, modalities, verbosity and of what vLLM, SGLang and llama-server have
+                beyond it, such as use_beam_search, mirostat or skip_special_tokens, only the value that changes nothing is
+                accepted.
         """
         names = DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})

@@ -12,6 +12,14 @@ from typing import Any, NoReturn
 
 from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_choice
 from decodestep.sampling.field_aliases import ALIASES
+from decodestep.sampling.neutral_fields import (
+    ABOUT_OTHER_THINGS,
+    MUST_BE,
+    NAMES,
+    check_repeat_last_n,
+    read_length,
+    read_repeat_penalty,
+)
 
 # Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
 # token of a text without a prompt, and how tokens are drafted, by an assistant model (which no config holds) or by lookup.
@@ -43,34 +51,9 @@ _NOT_ABOUT_SAMPLING = {
     "target_lookbehind",
     "assistant_ensemble_weight",
 }
-# Fields of an OpenAI request that are about the prompt, the transport or the speed.
-_NOT_ABOUT_SAMPLING_IN_OPENAI = {
-    "model",
-    "messages",
-    "prompt",
-    "stream",
-    "stream_options",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-}
-# Fields of an OpenAI request, or one to vLLM, that are not supported, and the one value that is accepted because it means the
-# default. No text has control tokens, or the stop string that ended it.
-_OPENAI_DEFAULTS = {
-    "echo": False,
-    "modalities": ["text"],
-    "verbosity": "medium",
-    "suffix": "",
-    "use_beam_search": False,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "include_stop_str_in_output": False,
-}
+# What requests may call the fields of `SamplingParams`, besides their own names; and all fields that requests may have beside.
+OPENAI_NAMES = {**ALIASES, **NAMES}
+OPENAI_FIELDS = ABOUT_OTHER_THINGS | {*MUST_BE, *OPENAI_NAMES, "best_of", "repeat_last_n", "top_logprobs", "response_format"}
 _OPENAI_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 
 
@@ -137,13 +120,15 @@ def _is_list(value: object) -> bool:
 def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     """The fields of `SamplingParams.from_openai`. known: the names of all its fields."""
     require(isinstance(body, Mapping), "from_openai", "body", "a mapping of a request's fields", body)
-    defaults = {**_OPENAI_DEFAULTS, "best_of": body.get("n") or 1}  # of as many as are returned, none is left out
+    must_be = {**MUST_BE, "best_of": body.get("n") or 1}  # of as many as are returned, none is left out
     taken: dict[str, Any] = {}
     for name, value in body.items():
-        if name in _NOT_ABOUT_SAMPLING_IN_OPENAI or value is None:
+        if name in ABOUT_OTHER_THINGS or value is None:
             continue
-        if name in defaults:
-            require(value == defaults[name], "from_openai", name, repr(defaults[name]), value)
+        if name in must_be:
+            require(value == must_be[name], "from_openai", name, repr(must_be[name]), value)
+        elif name == "repeat_last_n":
+            check_repeat_last_n(body)
         elif name in ("logprobs", "top_logprobs"):
             taken["logprobs"] = _logprobs(body)
         elif name == "response_format":
@@ -158,7 +143,8 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             taken |= {} if schema is None else {"json_schema": schema}
         elif name in _OPENAI_VALUES:
             taken[name] = _OPENAI_VALUES[name](value)
-        elif (field := ALIASES.get(name, name)) in known:
+        elif (field := OPENAI_NAMES.get(name, name)) in known:
+            value = read_repeat_penalty(body) if name == "repeat_penalty" else read_length(name, value)
             _check_range(name, value)
             same = field not in taken or taken[field] == value
             require(same, "from_openai", name, f"{taken.get(field)!r}, as another field says", value)
@@ -185,9 +171,15 @@ def schema_of_format(op: str, response_format: object) -> Mapping[str, Any] | No
     given = _mapping(op, "response_format", "an object", response_format)
     kind = given.get("type")
     require_choice(op, "response_format.type", kind, ("text", "json_object", "json_schema"))
-    _refuse_others(op, "response_format", given, {"type", "json_schema"} if kind == "json_schema" else {"type"})
-    if kind != "json_schema":
-        return {"type": "object"} if kind == "json_object" else None
+    direct = given.get("schema") is not None  # as llama.cpp and Together take it, for both kinds of JSON
+    places = {"text": {"type"}, "json_object": {"type", "schema"}, "json_schema": {"type", "schema" if direct else "json_schema"}}
+    _refuse_others(op, "response_format", given, places[kind])
+    if kind == "text":
+        return None
+    if direct:
+        return _mapping(op, "response_format.schema", "a JSON schema", given["schema"])
+    if kind == "json_object":
+        return {"type": "object"}
     place = "response_format.json_schema"
     form = _mapping(op, place, "a schema with its name", given.get("json_schema"))
     schema = _mapping(op, f"{place}.schema", "a JSON schema", form.get("schema"))
@@ -240,14 +232,10 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
     """A chat request has logprobs=true and top_logprobs=n; a completions request has logprobs=n."""
     given, top = body.get("logprobs"), body.get("top_logprobs")
     if top is not None:
-        require(
-            given is True and is_int(top) and 0 <= top <= 20,
-            "from_openai",
-            "top_logprobs",
-            "an integer in [0, 20] beside logprobs=true",
-            top,
-        )
-        return int(top)
+        ok = is_int(top) and 0 <= top <= 20 and (given is True or top == 0)
+        require(ok, "from_openai", "top_logprobs", "an integer in [0, 20] beside logprobs=true, or 0", top)
+        if given is None or given is True:
+            return int(top) if given else None
     if isinstance(given, bool):
         return 0 if given else None
     if not is_int(given) or given < 0:

@@ -18,11 +18,11 @@ from decodestep.serving.choices import usage_object
 from decodestep.serving.errors import HttpError, http_error, refusal, too_long
 
 if TYPE_CHECKING:
-    from decodestep.generation.engine import Engine
     from decodestep.generation.engine_request import Delta, EngineRequest
     from decodestep.sampling.row import Row
     from decodestep.serving.jobs import Job
     from decodestep.serving.metrics import Metrics
+    from decodestep.serving.served_models import ServedModel
 
 _LOG = logging.getLogger("decodestep.serving.requests")
 # Log-probabilities of an answer, which is held whole: of its prompts, about 300 MB of them; of its tokens, which come one by
@@ -33,15 +33,16 @@ _MAX_PROMPT_LOGPROBS, _MAX_TOKEN_LOGPROBS = 2**20, 2**22
 class Answer:
     """The answer to a job, of n samples for each of its prompts.
 
-    name: of the model. route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
+    route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
     stream: whether `events` are wanted in place of `whole`.
 
     The deltas of a pass are put into its queue on the event loop; its methods are called by the request's task.
     """
 
-    def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, texts: Any) -> None:
+    def __init__(self, served: ServedModel, job: Job, metrics: Metrics, *, route: str, texts: Any) -> None:
         self.stream = job.stream
-        self._engine, self._job, self._metrics, self._name, self._route, self._texts = engine, job, metrics, name, route, texts
+        self._engine, self._name = served.engine, served.name
+        self._job, self._metrics, self._route, self._texts = job, metrics, route, texts
         self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._started = time.monotonic()
         self._first_token_s: float | None = None  # from the start; None before it
@@ -149,10 +150,10 @@ class Answer:
         index, delta = await self._deltas.get()
         if self._first_token_s is None and delta.token is not None:
             self._first_token_s = time.monotonic() - self._started
-            self._metrics.first_token_seconds.observe(self._first_token_s)
+            self._metrics.first_token_seconds.labels(self._name).observe(self._first_token_s)
         if delta.reason:
             self._running -= 1
-            self._metrics.ended.labels(delta.reason).inc()
+            self._metrics.ended.labels(self._name, delta.reason).inc()
         return index, delta
 
     def _written(self, deltas: list[tuple[int, Delta]]) -> bytes:
@@ -173,15 +174,16 @@ class Answer:
     def _record(self) -> None:
         """Adds the request, whose rows have all ended, to the metrics and the log."""
         self._recorded = True
-        used, seconds = self._writer.usage, time.monotonic() - self._started
-        self._metrics.prompt_tokens.inc(used.prompt)
-        self._metrics.tokens.inc(used.completion)
-        self._metrics.drafted_tokens.inc(used.drafted)
-        self._metrics.accepted_tokens.inc(used.accepted)
-        self._metrics.request_seconds.observe(seconds)
+        used, seconds, metrics = self._writer.usage, time.monotonic() - self._started, self._metrics
+        metrics.prompt_tokens.labels(self._name).inc(used.prompt)
+        metrics.tokens.labels(self._name).inc(used.completion)
+        metrics.drafted_tokens.labels(self._name).inc(used.drafted)
+        metrics.accepted_tokens.labels(self._name).inc(used.accepted)
+        metrics.request_seconds.labels(self._name).observe(seconds)
         entry = {
             "id": self._writer.id,
             "route": self._route,
+            "model": self._name,
             "stream": self._job.stream,
             **usage_object(used, predicted=self._job.params.prediction is not None),
             "first_token_s": None if self._first_token_s is None else round(self._first_token_s, 4),

@@ -26,10 +26,9 @@ class Chat:
     messages: in the form of `Message`, their contents text or, beside calls, None, and the arguments of calls objects.
     tools: the fields tools, tool_choice and parallel_tool_calls of chat completions. variables: of the chat template.
     opens: whether the prompt ends with the beginning of an answer. continues: whether the answer goes on with the last message.
-    separate: whether the answer's reasoning is told apart from its content; never where it continues a message, which has no
-    beginning at which reasoning could stand. schema: that of the answer as JSON; None for text. sampling: the fields for
-    `SamplingParams.from_openai`. stream: whether the answer is streamed. names: what the request calls messages,
-    response_format, max_new_tokens and others, where its names are not those of chat completions.
+    separate: whether the answer's reasoning is told apart from its content. schema: that of the answer as JSON; None for text.
+    sampling: the fields for `SamplingParams.from_openai`. stream: whether the answer is streamed. names: what the request calls
+    messages, response_format, max_new_tokens and others, where its names are not those of chat completions.
     """
 
     messages: list[dict[str, Any]]
@@ -67,6 +66,7 @@ def chat_prompt(model: Model, chat: Chat, most_characters: int) -> tuple[list[in
         raise refusal(chat.names.get("messages", "messages"), "valid Unicode, without lone surrogates") from None
     except (RequestError, ModelError) as error:
         raise http_error(error, chat.names) from error
+    # What continues a message has no beginning at which reasoning could stand.
     return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
 
 

@@ -69,4 +69,6 @@ def _bad_request(error: RequestError, field_of: Mapping[str, str]) -> HttpError:
     message = error.sentence or f"{param} must be {error.rule}; got {error.got}"
     if error.code == "context_length_exceeded":
         return too_long(param, message)
+    if error.code == "model_not_found":
+        return HttpError(404, message, param="model", code=error.code)
     return HttpError(400, message, param=param, code=error.code or "invalid_value")

@@ -1,12 +1,12 @@
-"""The server of a model, as an ASGI application."""
+"""The server of models, as an ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from starlette.applications import Starlette
@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from decodestep.generation.drafts import Draft
-from decodestep.generation.engine import Engine
+from decodestep.errors import ModelError
 from decodestep.generation.engine_request import Delta, EngineRequest
 from decodestep.sampling.params import SamplingParams
 from decodestep.serving import bodies
@@ -26,11 +25,11 @@ from decodestep.serving.admission import Admission
 from decodestep.serving.answer import Answer
 from decodestep.serving.endpoint import Endpoint, openai_error
 from decodestep.serving.endpoints import find_endpoints
-from decodestep.serving.errors import HttpError, http_error
+from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.jobs import Job
 from decodestep.serving.metrics import Metrics
-from decodestep.serving.request_fields import max_characters
+from decodestep.serving.served_models import ModelUse, ServedModel, ServedModels
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -44,42 +43,34 @@ _LOG = logging.getLogger("decodestep.serving")
 
 
 class Server:
-    """Serves one model; `app` is the ASGI application.
+    """Serves models; `app` is the ASGI application.
 
-    name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. hosts: the
-    names by which requests may call the server, besides addresses and names without a dot; None for any. origins: of other web
-    pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged. draft: as for
-    `Engine`.
-    default_params: of temperature, top_k, top_p, min_p, repetition_penalty and do_sample, for what a request leaves out of
-    them; None for the model's own.
+    keys: API keys, one of which a request must send; empty for no authentication. hosts: the names by which requests may call
+    the server, besides addresses and names without a dot; None for any. origins: of other web pages that may call the API.
+    max_body: the largest body, in bytes. log_prompts: whether texts are logged. ignore_unknown_fields: of completions, which
+    refuse them otherwise.
+    loading: as `ServedModels.start` returns it.
 
-    The other attributes and methods are for endpoints. started: when, in seconds since 1970. max_characters: beyond these no
-    text fits the model's context.
+    The other attributes and methods are for endpoints. started: when, in seconds since 1970.
     """
 
     def __init__(
         self,
-        model: Model,
+        models: ServedModels,
         *,
-        name: str,
         keys: Sequence[str] = (),
         hosts: Sequence[str] | None = None,
         origins: Sequence[str] = (),
-        max_rows: int = 64,
-        max_waiting: int = 256,
         max_body: int = MAX_BODY,
         log_prompts: bool = False,
-        draft: Draft = "auto",
-        default_params: SamplingParams | None = None,
+        ignore_unknown_fields: bool = False,
     ) -> None:
-        self.model, self.name = model, name
-        self.engine = Engine(model, max_rows=max_rows, max_waiting=max_waiting, deliver=self._deliver, draft=draft)
-        self.metrics = Metrics(self.engine)
+        self.models = models
+        self.metrics = Metrics(models)
         self.started = int(time.time())
-        self.max_characters = max_characters(model)
+        self.ignore_unknown_fields = ignore_unknown_fields
         self._admission = Admission(keys, hosts, origins)
         self._max_body, self._log_prompts = max_body, log_prompts
-        self._defaults = model.default_params if default_params is None else default_params
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers = ThreadPoolExecutor(8, "decodestep-requests")  # templates, tokenizers, constraints: some take seconds
         cors = Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
@@ -89,10 +80,11 @@ class Server:
             exception_handlers={HTTPException: self._routing_error},
         )
         self.app.router.redirect_slashes = False  # before all checks; and clients send no body to another place
+        self.loading = models.start(self._deliver)
 
     def close(self) -> None:
-        """Ends the engine and the worker threads. Nothing may be asked after that, not even what the engine refuses."""
-        self.engine.close()
+        """Ends the engines and the worker threads. Nothing may be asked after that, not even what the engines refuse."""
+        self.models.close()
         self._workers.shutdown(wait=False)
 
     async def read_body(self, request: Request) -> dict[str, Any]:
@@ -104,12 +96,36 @@ class Server:
         """The result of a slow function, run on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
+    async def use(self, body: Mapping[str, Any]) -> ModelUse:
+        """A use of the model that a request's body names, once it is loaded; it must be released. Raises HttpError."""
+        name = body.get("model")
+        if not isinstance(name, str | None):
+            raise refusal("model", "a string")
+        asked = self.models.ask(name)
+        try:
+            return await asyncio.wrap_future(asked)
+        except ModelError as error:
+            raise HttpError(503, str(error), code="model_not_loaded") from None
+        except asyncio.CancelledError:
+            asked.add_done_callback(_release)
+            raise
+
     async def complete(self, request: Request, build_job: BuildJob) -> Response:
         """The response to a request for a generated answer: whole, or a stream of events."""
         body = await self.read_body(request)
-        answer = await self.in_worker(self._begin, build_job, body, request.scope["path"])
+        use = await self.use(body)
+        try:
+            answer = await self.in_worker(self._begin, use.served, build_job, body, request.scope["path"])
+        except BaseException:
+            use.release()
+            raise
+
+        async def close() -> None:
+            await answer.close()
+            use.release()
+
         if answer.stream:
-            return EventStream(answer.events(), answer.close)
+            return EventStream(answer.events(), close)
         done, left = asyncio.ensure_future(answer.ended()), asyncio.ensure_future(until_left(request.receive))
         try:
             await asyncio.wait((done, left), return_when=asyncio.FIRST_COMPLETED)
@@ -121,19 +137,18 @@ class Server:
         finally:
             done.cancel()
             left.cancel()
-            await answer.close()
+            await close()
             del done  # which holds the exception, whose frames hold this one
 
-    def _begin(self, build_job: BuildJob, body: dict[str, Any], route: str) -> Answer:
+    def _begin(self, served: ServedModel, build_job: BuildJob, body: dict[str, Any], route: str) -> Answer:
         """Reads the request and hands it to the engine. On a worker thread."""
-        job = build_job(self.model, body, self.max_characters, self._defaults)
-        texts = body if self._log_prompts else None
-        answer = Answer(self.engine, job, self.metrics, name=self.name, route=route, texts=texts)
+        job = build_job(served.model, body, served.most_characters, served.default_params)
+        answer = Answer(served, job, self.metrics, route=route, texts=body if self._log_prompts else None)
         answer.begin()
         return answer
 
     def _deliver(self, deltas: list[tuple[EngineRequest, Delta]]) -> None:
-        """Passes the deltas of a pass to the event loop. On the engine's thread."""
+        """Passes the deltas of a pass to the event loop. On an engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_distribute, deltas)
 
@@ -177,8 +192,8 @@ class Server:
         assert isinstance(error, HTTPException)
         self.metrics.requests.labels("other", str(error.status_code)).inc()  # not the path: clients would make the labels
         message = f"{request.method} {request.scope['path']}: {error.detail}"
-        refusal = HttpError(error.status_code, message, **(error.headers or {}))
-        return await self._refused(request, refusal, openai_error)
+        failure = HttpError(error.status_code, message, **(error.headers or {}))
+        return await self._refused(request, failure, openai_error)
 
 
 def _logged(error: Exception) -> HttpError:
@@ -187,6 +202,12 @@ def _logged(error: Exception) -> HttpError:
     if failure.status == 500:
         _LOG.error("a request failed", exc_info=error)
     return failure
+
+
+def _release(asked: Future[ModelUse]) -> None:
+    """Releases a use that nobody waits for any more."""
+    if not asked.cancelled() and asked.exception() is None:
+        asked.result().release()
 
 
 def _distribute(deltas: list[tuple[EngineRequest, Delta]]) -> None:

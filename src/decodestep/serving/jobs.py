@@ -11,6 +11,7 @@ from decodestep.errors import RequestError
 from decodestep.models.sampling_defaults import with_defaults
 from decodestep.sampling.field_aliases import ALIASES
 from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.request_formats import OPENAI_NAMES
 from decodestep.serving.answer_writer import AnswerWriter
 from decodestep.serving.errors import HttpError, http_error, refusal
 
@@ -92,7 +93,7 @@ def read_sampling(
     given = {name: value for name, value in body.items() if value is not None}
     field_of = {**_field_names(given), **names}
     try:
-        params = with_defaults(SamplingParams.from_openai(given), given, defaults)
+        params = with_defaults(SamplingParams.from_openai(given), {OPENAI_NAMES.get(name, name) for name in given}, defaults)
         _require_affordable(params)
     except RequestError as error:
         raise http_error(error, field_of) from None
@@ -116,7 +117,8 @@ def _constrained(params: SamplingParams, language: str, constraint: Any, source:
 
 def _field_names(given: Collection[str]) -> dict[str, str]:
     """The names by which a request has the fields of SamplingParams that have several; of those that it has not, OpenAI's."""
-    names = {field: name for name, field in ALIASES.items()} | {ALIASES[name]: name for name in given if name in ALIASES}
+    names = {field: name for name, field in ALIASES.items()}
+    names |= {OPENAI_NAMES[name]: name for name in given if name in OPENAI_NAMES}
     names |= {field: field for field in names if field in given}
     return {**names, "strings": names["stop_strings"]}  # as the automaton of the stop strings calls them
 

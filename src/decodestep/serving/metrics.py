@@ -2,44 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from decodestep.generation.engine import Engine
+from decodestep.serving.served_models import ServedModel, ServedModels
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+# Of a model that is loaded; 0 of one that is not.
+_GAUGES: dict[str, tuple[str, Callable[[ServedModel], float]]] = {
+    "model_loaded": ("Whether the model is loaded", lambda served: 1),
+    "running": ("Completions that hold pages of the cache", lambda served: served.engine.running),
+    "waiting": ("Completions that wait for pages", lambda served: max(0, served.engine.live - served.engine.running)),
+    "passes": ("Forward passes since the model was loaded", lambda served: served.engine.passes),
+    "failed_passes": ("Forward passes that raised, likewise", lambda served: served.engine.failures),
+    "cache_pages": ("Pages of the cache, of 16 tokens each", lambda served: served.model.cache.pages),
+    "cache_pages_held": ("Pages in use by completions", lambda served: served.model.cache.held),
+    "cache_pages_kept": ("Unused pages kept for prefix reuse", lambda served: served.model.cache.kept),
+}
 
 
 class Metrics:
-    """The metrics of one server, in their own registry."""
+    """The metrics of one server, in their own registry; but for `requests`, by the names of its models."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._registry = registry = CollectorRegistry()
         self.requests = Counter("decodestep_requests", "Requests answered", ("route", "status"), registry=registry)
-        self.prompt_tokens = Counter("decodestep_prompt_tokens", "Prompt tokens", registry=registry)
-        self.tokens = Counter("decodestep_completion_tokens", "Completion tokens", registry=registry)
-        self.drafted_tokens = Counter("decodestep_drafted_tokens", "Tokens drafted ahead", registry=registry)
+        by_model = ("model",)
+        self.prompt_tokens = Counter("decodestep_prompt_tokens", "Prompt tokens", by_model, registry=registry)
+        self.tokens = Counter("decodestep_completion_tokens", "Completion tokens", by_model, registry=registry)
+        self.drafted_tokens = Counter("decodestep_drafted_tokens", "Tokens drafted ahead", by_model, registry=registry)
         self.accepted_tokens = Counter(
-            "decodestep_accepted_tokens", "Drafted tokens that became part of a text", registry=registry
+            "decodestep_accepted_tokens", "Drafted tokens that became part of a text", by_model, registry=registry
         )
-        self.ended = Counter("decodestep_completions", "Completions ended", ("reason",), registry=registry)
+        self.ended = Counter("decodestep_completions", "Completions ended", ("model", "reason"), registry=registry)
         self.first_token_seconds = Histogram(
-            "decodestep_first_token_seconds", "Time to first token", buckets=_SECONDS, registry=registry
+            "decodestep_first_token_seconds", "Time to first token", by_model, buckets=_SECONDS, registry=registry
         )
         self.request_seconds = Histogram(
-            "decodestep_request_seconds", "Time to last token", buckets=_SECONDS, registry=registry
+            "decodestep_request_seconds", "Time to last token", by_model, buckets=_SECONDS, registry=registry
         )
-        cache = engine.model.cache
-        for name, text, value in (
-            ("running", "Completions that hold pages of the cache", lambda: engine.running),
-            ("waiting", "Completions that wait for pages", lambda: max(0, engine.live - engine.running)),
-            ("passes", "Forward passes so far", lambda: engine.passes),
-            ("failed_passes", "Forward passes that raised", lambda: engine.failures),
-            ("cache_pages", "Pages of the cache, of 16 tokens each", lambda: cache.pages),
-            ("cache_pages_held", "Pages in use by completions", lambda: cache.held),
-            ("cache_pages_kept", "Unused pages kept for prefix reuse", lambda: cache.kept),
-        ):
-            Gauge(f"decodestep_{name}", text, registry=registry).set_function(value)
+        counts = (self.prompt_tokens, self.tokens, self.drafted_tokens, self.accepted_tokens)
+        for metric in (*counts, self.first_token_seconds, self.request_seconds):
+            for model in models.names:
+                metric.labels(model)  # which begins at 0, and not with the first request
+        for name, (text, value) in _GAUGES.items():
+            gauge = Gauge(f"decodestep_{name}", text, by_model, registry=registry)
+            for model in models.names:
+                gauge.labels(model).set_function(lambda model=model, value=value: _value(models.loaded(model), value))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _value(served: ServedModel | None, value: Callable[[ServedModel], float]) -> float:
+    return 0 if served is None else value(served)

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decodestep.errors import RequestError
-from decodestep.sampling.request_formats import schema_of_format
+from decodestep.sampling.params import DEFAULTS, SamplingParams
+from decodestep.sampling.request_formats import OPENAI_FIELDS, schema_of_format
 from decodestep.serving.errors import http_error, refusal, unknown_field
 from decodestep.serving.request_fields import bool_field, object_field
+
+if TYPE_CHECKING:
+    from decodestep.models import Model
+    from decodestep.serving.http import BuildJob
+    from decodestep.serving.jobs import Job
 
 _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 _OBJECTS = ("metadata", "prompt_cache_options", "prediction")
@@ -17,6 +23,7 @@ _TEMPLATE = {"chat_template_kwargs", "reasoning_effort", "add_generation_prompt"
 _REASONING = {"reasoning_format", "include_reasoning", "separate_reasoning", "stream_reasoning"}
 CHAT_FIELDS = {"messages", "tools", "tool_choice", "parallel_tool_calls", *_TEMPLATE, *_REASONING}
 _OWN_FIELDS = {"response_format", *CHAT_FIELDS}
+_KNOWN_FIELDS = frozenset({*_OWN_FIELDS, *OPENAI_FIELDS, *DEFAULTS})
 
 
 class StreamOptions(NamedTuple):
@@ -24,6 +31,16 @@ class StreamOptions(NamedTuple):
 
     usage: bool
     running_usage: bool
+
+
+def known_only(build_job: BuildJob) -> BuildJob:
+    """Of a function that reads requests, one that ignores the fields that neither it nor `SamplingParams.from_openai` knows."""
+
+    def build(model: Model, body: dict[str, Any], most_characters: int, defaults: SamplingParams) -> Job:
+        known = {name: value for name, value in body.items() if name in _KNOWN_FIELDS}
+        return build_job(model, known, most_characters, defaults)
+
+    return build
 
 
 def sampling_fields(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from decodestep.serving.errors import refusal, too_long
-
-if TYPE_CHECKING:
-    from decodestep.models import Model
 
 
 def texts(value: object) -> Iterator[str]:
@@ -50,12 +47,3 @@ def list_field(body: Mapping[str, Any], name: str) -> Sequence[Any]:
     if not isinstance(value, list) or not value:
         raise refusal(name, "a non-empty list")
     return value
-
-
-def max_characters(model: Model) -> int:
-    """A length in characters beyond which no text fits the model's context.
-
-    The factor 2 allows for normalizers that merge or drop characters.
-    """
-    tokenizer = model.tokenizer
-    return 2 * model.config.context * max(len(tokenizer.token_bytes(i)) for i in range(len(tokenizer)))

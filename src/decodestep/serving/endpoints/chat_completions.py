@@ -12,14 +12,15 @@ from starlette.responses import Response
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.answer_reader import Call, Part
 from decodestep.chat.message_form import REASONING
-from decodestep.chat.tool_json import UnreadableError, read_arguments
+from decodestep.chat.text_feed import UnreadableError
+from decodestep.chat.tool_json import read_arguments
 from decodestep.sampling.params import SamplingParams
 from decodestep.serving.chats import Chat, chat_job, template_variables
 from decodestep.serving.choices import Choice, ChoicesWriter, Form, finite
 from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import refusal
 from decodestep.serving.jobs import NO_DEFAULTS, BuildWriter, Job
-from decodestep.serving.openai_fields import read_stream_options, refuse_fields, sampling_fields, schema_of_response
+from decodestep.serving.openai_fields import known_only, read_stream_options, refuse_fields, sampling_fields, schema_of_response
 from decodestep.serving.request_fields import bool_field, list_field
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ def chat_completion_job(
     """The job of a chat completion. For the arguments, see `chat_job`."""
     refuse_fields(body, {"prompt"})
     options = read_stream_options(body)
-    included, streamed = (bool_field(body, name) is not False for name in ("include_reasoning", "stream_reasoning"))
+    included, streamed = bool_field(body, "include_reasoning"), bool_field(body, "stream_reasoning")
 
     def build_writer(format_: AnswerFormat) -> BuildWriter:
-        choice = partial(ChatChoice, format_=format_, included=included, streamed=streamed)
+        choice = partial(ChatChoice, format_=format_, included=included is not False, streamed=streamed is not False)
         form = Form("chatcmpl", "chat.completion", "chat.completion.chunk", choice)
         return partial(ChoicesWriter, form=form, options=options)
 
@@ -58,10 +59,12 @@ def _read_chat(body: Mapping[str, Any]) -> Chat:
     if begins and continues:
         raise refusal("add_generation_prompt", "false or omitted with continue_final_message")
     asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        asked["enable_thinking"] = False
     return Chat(
         [_message(i, message) for i, message in enumerate(list_field(body, "messages"))],
         tools=body,
-        variables={**asked, **({"enable_thinking": False} if effort == "none" else {}), **template_variables(body)},
+        variables=asked | template_variables(body),
         opens=begins is not False,
         continues=bool(continues),
         separate=_is_separate(body),
@@ -73,11 +76,11 @@ def _read_chat(body: Mapping[str, Any]) -> Chat:
 
 def _is_separate(body: Mapping[str, Any]) -> bool:
     """Whether the answer's reasoning is told apart from its content."""
-    given = body.get("reasoning_format")
+    given, separate = body.get("reasoning_format"), bool_field(body, "separate_reasoning")
     if given is not None and given not in _REASONING_FORMATS:
         raise refusal("reasoning_format", f"one of {', '.join(_REASONING_FORMATS)}")
-    raw = given == "none" or (given == "deepseek-legacy" and body.get("stream") is True)  # which has marks in streams alone
-    return not raw and bool_field(body, "separate_reasoning") is not False
+    raw = given == "none" or (given == "deepseek-legacy" and bool(body.get("stream")))  # which has marks in streams alone
+    return not raw and separate is not False
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
@@ -151,7 +154,7 @@ class ChatChoice(Choice):
         self._read = format_.reader()
         super().__init__(index, tokenizer, row, self._read)
         self._included, self._streamed = included, streamed
-        self._told_reasoning = 0  # how many characters of the reasoning a stream has told that does so at its end
+        self._told = 0  # how many characters of the reasoning a stream that does not tell it as it comes has told
 
     def whole(self) -> dict[str, Any]:
         read = self._read
@@ -173,7 +176,7 @@ class ChatChoice(Choice):
         Each part has a chunk of its own: a delta has either reasoning, content or a call. So has the end of a message, as in
         OpenAI's API: its client considers a call complete when the next chunk arrives.
         """
-        deltas = [_delta_of(part) for part in self._told(self.take(delta))]
+        deltas = [_delta_of(part) for part in self._shown(self.take(delta))]
         choices = [self._choice(each) for each in deltas or ([] if delta.logprobs is None else [{}])]
         if choices:
             choices[0]["logprobs"] = self._take_logprobs()
@@ -181,20 +184,20 @@ class ChatChoice(Choice):
             choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end()})
         return choices
 
-    def _told(self, parts: list[Part]) -> list[Part]:
-        """Of the parts of a delta, those that a stream tells now."""
-        others = [part for part in parts if part.kind != "reasoning"]
-        if not self._included:
-            return others
-        if self._streamed:
+    def _shown(self, parts: list[Part]) -> list[Part]:
+        """What a stream tells now that these parts have come."""
+        if self._included and self._streamed:
             return parts
-        if not (others or self.ended_by) or self._told_reasoning == len(self._read.reasoning):
+        others = [part for part in parts if part.kind != "reasoning"]
+        whole = self._read.reasoning
+        if not self._included or not (others or self.ended_by) or self._told == len(whole):
             return others
-        start, self._told_reasoning = self._told_reasoning, len(self._read.reasoning)
-        return [Part("reasoning", self._read.reasoning[start:]), *others]
+        start, self._told = self._told, len(whole)
+        return [Part("reasoning", whole[start:]), *others]
 
     def _end(self) -> dict[str, Any]:
-        return {**super()._end(), **({"finish_reason": "tool_calls"} if self._read.calls else {})}
+        end, read = super()._end(), self._read
+        return {**end, "finish_reason": "length" if read.cut_call else "tool_calls"} if read.calls else end
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -225,7 +228,9 @@ def _delta_of(part: Part) -> dict[str, Any]:
 
 
 async def _answer(server: Server, request: Request) -> Response:
-    return await server.complete(request, chat_completion_job)
+    return await server.complete(
+        request, known_only(chat_completion_job) if server.ignore_unknown_fields else chat_completion_job
+    )
 
 
 ENDPOINTS = (Endpoint("/v1/chat/completions", _answer),)

@@ -20,6 +20,7 @@ from decodestep.serving.errors import refusal
 from decodestep.serving.jobs import NO_DEFAULTS, Job, Sampling, read_sampling
 from decodestep.serving.openai_fields import (
     CHAT_FIELDS,
+    known_only,
     read_stream_options,
     refuse_fields,
     sampling_fields,
@@ -174,7 +175,7 @@ class EchoChoice(TextChoice):
 
 
 async def _answer(server: Server, request: Request) -> Response:
-    return await server.complete(request, completion_job)
+    return await server.complete(request, known_only(completion_job) if server.ignore_unknown_fields else completion_job)
 
 
 ENDPOINTS = (Endpoint("/v1/completions", _answer),)

@@ -28,8 +28,9 @@ async def _tokenize(server: Server, request: Request) -> Response:
     if len(given) != 1 or not isinstance(given[0], str):
         raise refusal("content", "a string, and prompt omitted")
     [text] = given
-    require_short([text], server.max_characters, "content")
-    ids = await server.in_worker(_ids, server.model, text)
+    with await server.use(body) as served:
+        require_short([text], served.most_characters, "content")
+        ids = await server.in_worker(_ids, served.model, text)
     return JsonResponse({"tokens": ids, "count": len(ids)})
 
 
@@ -37,10 +38,11 @@ async def _detokenize(server: Server, request: Request) -> Response:
     body = await server.read_body(request)
     for name in body.keys() - {"tokens", "count", "model"}:  # what /tokenize answers is taken as it is
         raise unknown_field(name)
-    ids, vocab = body.get("tokens"), server.model.config.vocab_size
-    if not isinstance(ids, list) or len(ids) > _MAX_IDS or ids_below(vocab, ids) is None:
-        raise refusal("tokens", f"at most {_MAX_IDS} token ids in [0, {vocab})")
-    return await server.in_worker(_text_response, server.model, ids)
+    with await server.use(body) as served:
+        ids, vocab = body.get("tokens"), served.model.config.vocab_size
+        if not isinstance(ids, list) or len(ids) > _MAX_IDS or ids_below(vocab, ids) is None:
+            raise refusal("tokens", f"at most {_MAX_IDS} token ids in [0, {vocab})")
+        return await server.in_worker(_text_response, served.model, ids)
 
 
 def _ids(model: Model, text: str) -> list[int]:

@@ -41,8 +41,10 @@ async def _answer(server: Server, request: Request) -> Response:
 
 
 async def _count_tokens(server: Server, request: Request) -> Response:
-    chat = read_chat(await server.read_body(request))
-    ids, _ = await server.in_worker(chat_prompt, server.model, chat, server.max_characters)
+    body = await server.read_body(request)
+    chat = read_chat(body)
+    with await server.use(body) as served:
+        ids, _ = await server.in_worker(chat_prompt, served.model, chat, served.most_characters)
     return JsonResponse({"input_tokens": len(ids)})
 
 

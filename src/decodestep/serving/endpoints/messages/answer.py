@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from decodestep.chat.tool_json import UnreadableError, parse
+from decodestep.chat.text_feed import UnreadableError
+from decodestep.chat.tool_json import parse
 from decodestep.serving.answer_writer import COMPLETE, AnswerWriter, Sample
 from decodestep.serving.endpoints.messages.partial_json import complete_part
 from decodestep.serving.wire import JsonResponse, event, json_bytes

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from decodestep.chat.tool_json import UnreadableError, parse
+from decodestep.chat.text_feed import UnreadableError
+from decodestep.chat.tool_json import parse
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*("?)\\?|[{}\[\]:,]|[^\s"{}\[\]:,]+')
 _CLOSING = {"{": "}", "[": "]"}
