@@ -13,7 +13,7 @@ from decodestep.chat.tool_formats import find_call_format
 from decodestep.chat.tools import ToolFormat
 
 if TYPE_CHECKING:
-    from decodestep.models import Model
+    from decodestep.chat.template import ChatModel
     from decodestep.tokenizers.tokenizer import Tokenizer
 
 _TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
@@ -66,7 +66,7 @@ class AnswerFormat:
         return self.tools.grammar(tokenizer, answer, self.reasoning or THINK, in_reasoning=self.begun)
 
 
-def build_answer_format(model: Model, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
+def build_answer_format(model: ChatModel, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
     """The format of the answers to a conversation. prompt_ids: of its rendered prompt. tools: as `tools.read` returns them."""
     template = model.template.text(tools=tools is not None)
     tokenizer = model.tokenizer
