@@ -10,7 +10,7 @@ from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.errors import ModelError, RequestError
 from decodestep.generation.prompts import RESERVED
-from decodestep.sampling.params import LANGUAGES, SamplingParams
+from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
 from decodestep.serving.errors import http_error, refusal
 from decodestep.serving.jobs import BuildWriter, Job, read_sampling
 from decodestep.serving.request_fields import object_field, require_short, texts
@@ -114,3 +114,27 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given.get("enable_thinking"), bool | None):
         raise refusal("chat_template_kwargs", "such that enable_thinking is a bool")
     return given
+
+
+def joined(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two neighbouring messages of one role as one: their contents a line each, and so their reasoning, and all calls."""
+    found = {**first, **second}
+    for name in ("content", "reasoning_content"):
+        said = [text for text in (first.get(name), second.get(name)) if text]
+        if said:
+            found[name] = "\n".join(said)
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        found["tool_calls"] = calls
+    return found
+
+
+def library_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams among those of a request whose API has few of its own. Refuses those whose results have no
+    place in an answer that is one message."""
+    for name in ("n", "num_return_sequences"):
+        if body.get(name) not in (None, 1):
+            raise refusal(name, "1 or omitted: an answer is one message")
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        if body.get(name) not in (None, False) and (name != "top_logprobs" or body[name] != 0):
+            raise refusal(name, "omitted: an answer of this API has no log-probabilities here")
+    return {name: body[name] for name in DEFAULTS.keys() & body.keys()}
