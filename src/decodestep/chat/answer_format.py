@@ -41,8 +41,8 @@ class AnswerFormat:
         """The names of the control tokens that must be in the text for `reader`."""
         return (*self._calls.spelled, *(self.reasoning or THINK).control_tokens)
 
-    def reader(self) -> AnswerReader:
-        """What reads one answer."""
+    def reader(self, call_ids: dict[int, str] | None = None) -> AnswerReader:
+        """What reads one answer. call_ids: as for `AnswerReader`."""
         tools = self.tools
         return AnswerReader(
             self._calls,
@@ -52,6 +52,7 @@ class AnswerFormat:
             separate=self.separate,
             several=tools is None or tools.several,
             earlier=0 if tools is None else tools.earlier,
+            call_ids=call_ids,
         )
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from typing import Any, Protocol
 
 from decodestep._base.checks import is_int, refuse, require, require_id_set, require_ids
@@ -21,7 +22,9 @@ from decodestep.sampling.token_history import TokenHistory
 _OP = "Sampler"  # the class by which users know rows
 
 
-class _Texts(Protocol):
+class Texts(Protocol):
+    """The texts of tokens, as a tokenizer shows them."""
+
     def token_bytes(self, token_id: int, /) -> bytes: ...
     def encode_within(self, text: str, /) -> list[int]: ...
 
@@ -30,7 +33,7 @@ class _Tokenizer(Protocol):
     @property
     def end_token_ids(self) -> Collection[int]: ...
     def spelled_bytes(self, token_id: int, /) -> bytes: ...
-    def showing(self, names: Collection[str], /) -> _Texts: ...
+    def showing(self, names: Collection[str], /) -> Texts: ...
 
 
 class _Config(Protocol):
@@ -89,6 +92,12 @@ class RowFactory:
             spelled_bytes=tokenizer.spelled_bytes,
             encode=texts.encode_within,
         )
+
+    def showing(self, texts: Texts) -> RowFactory:
+        """A factory of rows with these texts, for which the processors are the same."""
+        made = copy(self)
+        made._token_bytes, made._encode = texts.token_bytes, texts.encode_within
+        return made
 
     @property
     def token_to_text(self) -> Callable[[int], str] | None:
