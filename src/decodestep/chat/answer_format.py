@@ -11,6 +11,7 @@ from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning
 from decodestep.chat.tool_call_format import CallFormat, NoCalls
 from decodestep.chat.tool_formats import find_call_format
 from decodestep.chat.tools import ToolFormat
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
     from decodestep.chat.template import ChatModel
@@ -54,6 +55,13 @@ class AnswerFormat:
             earlier=0 if tools is None else tools.earlier,
             call_ids=call_ids,
         )
+
+    @property
+    def marks(self) -> ReasoningMarks:
+        """What begins and ends the reasoning in the answer."""
+        known = self.reasoning or THINK
+        again = "later" if known.in_messages else "next" if known.repeats else ""
+        return ReasoningMarks(known.opening, known.closing, self.begun, again)
 
     @property
     def _calls(self) -> CallFormat:
