@@ -138,7 +138,7 @@ def call_object(feed: TextFeed, *, strict: bool = False) -> Iterator[Event]:
 
 
 def call_list(feed: TextFeed) -> Reads:
-    """The calls of a list of such objects, or the one that stands in its place. A member that is none is a call of no function."""
+    """The calls of a list of such objects, or of the one that stands in its place. A member that is none calls no function."""
     yield from feed.space()
     if (yield from feed.comes("{")):
         yield from call_object(feed)
@@ -193,7 +193,7 @@ def _any_arguments(feed: TextFeed) -> Iterator[Event]:
 
 def _read_arguments(feed: TextFeed) -> Reading[list[Event]]:
     """The arguments as a whole."""
-    found = []
+    found: list[Event] = []
     for event in _any_arguments(feed):
         if event is None:
             yield

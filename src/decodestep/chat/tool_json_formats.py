@@ -52,7 +52,7 @@ class GraniteFunction(MarkedJson):
 
 
 class PhiList(MarkedJson):
-    """Phi-4-mini: <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>; also after functools, as it often writes."""
+    """Phi-4-mini: <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>; it often writes functools[...]."""
 
     marks = ("<|tool_call|>", "functools")
     ends = ("<|/tool_call|>",)

@@ -16,7 +16,7 @@ class DeepSeek(CallFormat):
     """DeepSeek V3.1: calls between control tokens, name<sep>{...}; reads the format of V3 and R1 too."""
 
     marks = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
-    ends = ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+    ends: tuple[str, ...] = ("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
     spelled = (*marks, "<｜tool▁sep｜>", *ends[1:])
 
     def calls(self, feed: TextFeed) -> Reads:

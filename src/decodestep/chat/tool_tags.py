@@ -81,7 +81,7 @@ class TaggedCalls(CallFormat):
             return
         yield CallArguments(f'{begin}"')
         for piece in pieces:
-            yield piece and CallArguments(escaped(piece))
+            yield None if piece is None else CallArguments(escaped(piece))
         yield CallArguments('"')
 
     def _pieces(self, feed: TextFeed, others: Set[str]) -> Iterator[str | None]:

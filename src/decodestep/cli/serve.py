@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from decodestep._base.checks import Phrase, refuse, require
+from decodestep._base.checks import refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.listening import allow_files, listen, new_uvicorn_server, say
 from decodestep.cli.model_sources import MODELS_HELP, find_sources

@@ -104,6 +104,6 @@ def build_completion(row: Row, prompt: list[int], prompt_index: int) -> Completi
         prompt_logprobs=row.prompt_logprobs if asked.prompt_logprobs is not None else None,
         error=row.error,
         cached_tokens=row.cached_tokens,
-        drafted=row.drafted,
+        drafted=sum(row.drafted.values()),
         accepted=len(row.accepted),
     )

@@ -16,6 +16,7 @@ from decodestep.errors import EngineClosedError as EngineClosedError
 from decodestep.errors import QueueFullError as QueueFullError
 from decodestep.generation.batch import Batch
 from decodestep.generation.drafts import Draft, drafters_of
+from decodestep.generation.drafts.drafting import new_drafters
 from decodestep.generation.engine_request import Delta, EngineRequest, Listener
 from decodestep.generation.forward_cost import recent_cost
 from decodestep.generation.prompts import Prompt, read_prompt
@@ -154,9 +155,11 @@ class Engine:
         params = within_room(params, 1 if only_scored else room)
         shown = [*spelled, *(() if answer is None else answer.spelled)]
         rows = _new_rows(RowFactory.from_model(self.model, shown=shown), params, ids)
+        drafters = [new_drafters(self._drafters, row) for row in rows]  # here, since other rows would wait for it
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
             request = EngineRequest(self._submitted, ids, rows, listener, answer)
+            request.drafters = drafters
             self._submitted += 1
             self._live += count
             self._incoming.append(request)
@@ -214,7 +217,7 @@ class Engine:
         return room
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, ChunkedPrefill(self.max_rows, recent_cost(self.model)), self._drafters)
+        return Batch(self.model, ChunkedPrefill(self.max_rows, recent_cost(self.model)))
 
     def _loop(self) -> None:
         try:
@@ -266,8 +269,9 @@ class Engine:
             self._requests += new
         for request in new:
             try:
-                for sample, row in enumerate(request.rows):
-                    request.keys[sample] = self._batch.add(row)
+                drafters, request.drafters = request.drafters, []
+                for sample, (row, own) in enumerate(zip(request.rows, drafters, strict=True)):
+                    request.keys[sample] = self._batch.add(row, own)
             except Exception as error:
                 _fail_rows([request], error)
 
@@ -295,7 +299,7 @@ class Engine:
             now = time.monotonic()
             for row in ended:
                 self._row_seconds += 0.1 * (now - row.started - self._row_seconds)
-                self.drafted += row.drafted
+                self.drafted += sum(row.drafted.values())
                 self.accepted += len(row.accepted)
             with self._wake:
                 self._live -= len(ended)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.answer_reader import Part
 from decodestep.generation.completion import Completion, build_completion
+from decodestep.generation.drafts.drafter import Drafter
 from decodestep.generation.pieces import PieceReader, stop_of, text_of
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.row import Row
@@ -84,6 +85,7 @@ class EngineRequest:
         self.rows = rows
         self.listener = listener
         self.keys = [-1] * len(rows)  # of its rows in the engine's batch; -1 before they are there
+        self.drafters: list[list[Drafter]] = []  # those of each row, before they are there
         self.cancelled = threading.Event()
         self._readers = [PieceReader(answer) for _ in rows]
         self._deltas: SimpleQueue[Delta] = SimpleQueue()

@@ -12,6 +12,7 @@ from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, build_completion
 from decodestep.generation.drafts import Draft, drafters_of
+from decodestep.generation.drafts.drafting import new_drafters
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.pieces import Piece, PieceReader, stop_of
 from decodestep.generation.prompts import Prompt, read_prompt
@@ -58,7 +59,7 @@ class GenerateCall:
         # Of each completion that is a sample, its row, and the key of that in the batch.
         self._row_of_index: dict[int, Row] = {}
         self._key_of_index: dict[int, int] = {}
-        self._batch = Batch(model, drafters=drafters_of(model, draft))
+        self._batch, drafters = Batch(model), drafters_of(model, draft)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
         for i, (p, (ids, answer)) in enumerate(zip(each, read, strict=True)):
@@ -67,8 +68,9 @@ class GenerateCall:
             if p.num_beams == 1:
                 rows = [showing.row(sample, ids, number=i) for sample in p.samples()]
                 self._rows_or_search.append(rows)
-                self._key_of_index |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
-                self._row_of_index |= {first + k: row for k, row in enumerate(rows)}
+                for k, row in enumerate(rows):
+                    self._key_of_index[first + k] = self._batch.add(row, new_drafters(drafters, row))
+                    self._row_of_index[first + k] = row
             else:
                 row = showing.row(p.without_beams(), ids, number=i, num_beams=p.num_beams)
                 search = ModelSearch(model, p, row, i, texts)

@@ -49,8 +49,9 @@ class Row:
         logprobs: of every token so far, if params.logprobs is set.
         prompt_logprobs: filled by the code that runs the prompt, if params.prompt_logprobs is set.
         cached_tokens: of the prompt, which did not run; filled likewise.
-        drafted: how many tokens have been drafted for it; filled by the code that drafts.
-        accepted: the places in the history of those of them that were drawn; filled likewise.
+        drafted: how many tokens have been drafted for it, by kind ("prediction" for those of params.prediction); filled by the
+            code that drafts.
+        accepted: the kinds of those of them that were drawn, by their places in the history; filled likewise.
     """
 
     params: SamplingParams
@@ -66,8 +67,8 @@ class Row:
     logprobs: PackedLogprobs = field(default_factory=PackedLogprobs)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     cached_tokens: int = 0
-    drafted: int = 0
-    accepted: list[int] = field(default_factory=list)
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[int, str] = field(default_factory=dict)
 
     @property
     def seed(self) -> int | None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.errors import ModelError, RequestError
 from decodestep.generation.prompts import RESERVED
-from decodestep.sampling.params import LANGUAGES, SamplingParams
+from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
 from decodestep.serving.errors import http_error, refusal
 from decodestep.serving.jobs import BuildWriter, Job, read_sampling
 from decodestep.serving.request_fields import object_field, require_short, texts
 
 if TYPE_CHECKING:
     from decodestep.models import Model
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,30 @@ def chat_prompt(model: Model, chat: Chat, most_characters: int) -> tuple[list[in
     most_characters: of all that the messages, the tools or the template's variables say; what is longer is refused before it is
     tokenized.
     """
+    ids, called = _render(model.chat_ids, model, chat, most_characters)
+    # What continues a message has no beginning at which reasoning could stand.
+    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
+
+
+def chat_text(model: Model, chat: Chat, most_characters: int) -> str:
+    """As `chat_prompt`, the text that the chat template makes of a conversation."""
+    return _render(model.chat_prompt, model, chat, most_characters)[0]
+
+
+def _render(render: Callable[..., T], model: Model, chat: Chat, most_characters: int) -> tuple[T, tools.ToolFormat | None]:
+    """What a method of the model's makes of a conversation, and the tools that may be called."""
     said = {"messages": chat.messages, "tools": chat.tools.get("tools"), "chat_template_kwargs": chat.variables}
     for name, value in said.items():
         require_short([*texts(value)], most_characters, chat.names.get(name, name))
     try:
         called = tools.read(model, chat.tools, chat.messages)
         messages, described = tools.for_template(model, chat.messages, called)
-        ids = model.chat_ids(
-            messages,
-            tools=described,
-            add_generation_prompt=chat.opens,
-            continue_final_message=chat.continues,
-            **chat.variables,
-        )
+        ending = {"add_generation_prompt": chat.opens, "continue_final_message": chat.continues}
+        return render(messages, tools=described, **ending, **chat.variables), called
     except UnicodeEncodeError:
         raise refusal(chat.names.get("messages", "messages"), "valid Unicode, without lone surrogates") from None
     except (RequestError, ModelError) as error:
         raise http_error(error, chat.names) from error
-    # What continues a message has no beginning at which reasoning could stand.
-    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
 
 
 def chat_job(
@@ -107,3 +114,27 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given.get("enable_thinking"), bool | None):
         raise refusal("chat_template_kwargs", "such that enable_thinking is a bool")
     return given
+
+
+def joined(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two neighbouring messages of one role as one: their contents a line each, and so their reasoning, and all calls."""
+    found = {**first, **second}
+    for name in ("content", "reasoning_content"):
+        said = [text for text in (first.get(name), second.get(name)) if text]
+        if said:
+            found[name] = "\n".join(said)
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        found["tool_calls"] = calls
+    return found
+
+
+def library_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams among those of a request whose API has few of its own. Refuses those whose results have no
+    place in an answer that is one message."""
+    for name in ("n", "num_return_sequences"):
+        if body.get(name) not in (None, 1):
+            raise refusal(name, "1 or omitted: an answer is one message")
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        if body.get(name) not in (None, False) and (name != "top_logprobs" or body[name] != 0):
+            raise refusal(name, "omitted: an answer of this API has no log-probabilities here")
+    return {name: body[name] for name in DEFAULTS.keys() & body.keys()}
