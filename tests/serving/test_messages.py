@@ -7,9 +7,9 @@ import json
 import pytest
 
 from decodestep.serving.endpoints.messages import message_job
-from decodestep.serving.endpoints.messages.partial_json import complete_part
 from decodestep.serving.endpoints.messages.request import read_chat
 from decodestep.serving.errors import HttpError
+from decodestep.serving.partial_json import complete_part
 from support.servers import HELLO, LocalServer, load
 
 SCHEMA = {
@@ -84,7 +84,7 @@ def same(server, **fields):
         usage["input_tokens"] += usage.pop("cache_read_input_tokens")  # the second request finds the first one's prompt
     assert whole == streamed
     assert set(whole) == {"type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
-    assert set(whole["usage"]) == {"input_tokens", "cache_creation_input_tokens", "output_tokens"}
+    assert set(whole["usage"]) == {"input_tokens", "cache_creation_input_tokens", "output_tokens", "output_tokens_details"}
     return whole
 
 

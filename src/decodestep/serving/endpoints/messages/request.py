@@ -166,8 +166,8 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(effort, str | None):
         raise refusal("output_config.effort", "a string")
     found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if given and given.get("type") not in ("enabled", "disabled", "adaptive"):
-        raise refusal("thinking.type", "enabled, disabled or adaptive")
+    if given and given.get("type") not in ("enabled", "disabled", "adaptive", "between_tools"):
+        raise refusal("thinking.type", "enabled, disabled, adaptive or between_tools")
     if given.get("type") in ("enabled", "disabled"):
         thinks = given["type"] == "enabled"
         found |= {"enable_thinking": thinks, "thinking": thinks}
