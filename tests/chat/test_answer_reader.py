@@ -74,11 +74,7 @@ def test_nothing_in_reasoning_is_a_call(kind, reasoning):
         assert read(kind, [f"{ended}\n\nIt is 5 degrees."], **raw) == (f"{ended}\n\nIt is 5 degrees.", [])
         assert read(kind, [f"{ended}\n\n{call}"], **raw) == (ended, [CALL])
         for cut in (text, ended[:-1]):
-            found = (
-                cut.lstrip("\n").removeprefix(reasoning.opening)
-                if text != opened
-                else cut.removeprefix(f"\n{reasoning.opening}")
-            )
+            found = cut.removeprefix(f"\n{reasoning.opening}") if text == opened else cut.lstrip("\n")
             assert read_all(kind, [cut], **options) == (found, "", [])
             assert read(kind, [cut], **raw) == (cut, [])
     if kind.always_marked:  # the opening mark is one at the beginning alone
@@ -117,9 +113,8 @@ def test_a_call_that_is_none_costs_no_other(kind):
     content, calls = read(kind, [f"{unknown}\n{good}"])
     assert (content.rstrip(), calls) == (unknown, [CALL])
     content, [first, (name, so_far), last] = read(kind, [f"{good}\n{broken}\n{good}"])  # one keeps its arguments so far
-    assert (content, first, name, last) == ("", CALL, "stay", CALL) and json.loads(so_far.split(",")[0] + "}") == {
-        "city": "Bonn"
-    }
+    assert (content, first, name, last) == ("", CALL, "stay", CALL)
+    assert json.loads(so_far.split(",")[0] + "}") == {"city": "Bonn"}
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,66 @@ def test_drafts_after_a_prefix_that_another_sequence_ran(predicting, ids, family
         np.testing.assert_array_equal(drafted(model, sequence, 7, count_of(depths)), want)
 
 
+def test_sequences_that_nobody_drafts_from_fill_no_slots(predicting, ids, monkeypatch):
+    """And what follows their pages cannot be drafted from, until it is another text."""
+    _, path = predicting("deepseek_v3", 0, 1)
+    model, given = ds.load(path, dtype="float32"), []
+    logits = model.decoder.logits
+    monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (given.append(len(arguments)), logits(*arguments))[1])
+    monkeypatch.setattr(model.decoder.next_tokens, "fill", None)
+    with model.sequence() as other:
+        model.forward([(other, ids[:40])])
+        for token in ids[40:60]:
+            model.forward([(other, [token])])
+    with fed(model) as sequence:
+        assert sequence.reuse(ids[:70]) == 48
+        model.forward([(sequence, ids[48:70])])
+        assert fill_slots([sequence]) == 0 and not sequence.feed.known
+    assert set(given) == {2}
+    monkeypatch.undo()
+    with fed(model) as sequence:
+        assert sequence.reuse([*ids[:20], 5]) == 20
+        sequence.truncate(0)
+        model.forward([(sequence, ids[1:20])])
+        np.testing.assert_array_equal(drafted(model, sequence, 7, 2), from_nothing(path, [*ids[1:20], 7], 2, dtype="float32"))
+
+
+@pytest.mark.parametrize(("family", "size", "depths"), CASES[:2])
+@pytest.mark.parametrize("filled", [1, 9, 16])
+def test_a_page_that_another_sequence_filled_too_has_the_slots_of_both(predicting, ids, family, size, depths, filled):
+    """The pages of two sequences that run the same text become one, whose slots the other has not filled."""
+    _, path = predicting(family, size, depths)
+    model = ds.load(path, dtype="float32")
+    with model.sequence() as other, fed(model) as sequence:
+        for run in (ids[:filled], ids[filled:20]):
+            for one in (sequence, other):
+                model.forward([(one, run)])
+            fill_slots([sequence])
+        assert sequence.page_numbers[0] == other.page_numbers[0]
+        want = from_nothing(path, [*ids[:20], 7], count_of(depths), dtype="float32")
+        np.testing.assert_array_equal(drafted(model, sequence, 7, count_of(depths)), want)
+    with fed(model) as again:
+        assert again.reuse(ids[:30]) == 16 and again.feed.known
+        model.forward([(again, ids[16:20])])
+        np.testing.assert_array_equal(drafted(model, again, 7, count_of(depths)), want)
+
+
+def test_tokens_wait_until_a_draft_is_wanted_or_many_do(predicting, ids, monkeypatch):
+    _, path = predicting("deepseek_v3", 0, 1)
+    model, filled = ds.load(path, dtype="float32"), []
+    fill = model.decoder.next_tokens.fill
+    monkeypatch.setattr(
+        model.decoder.next_tokens, "fill", lambda batch, *rest: (filled.append(len(batch.tokens)), fill(batch, *rest))[1]
+    )
+    with fed(model) as sequence:
+        model.forward([(sequence, ids[:30])])  # a text that is read is filled at once
+        for turn in range(100):
+            model.forward([(sequence, [ids[turn % 80], 5, 6])], drafted=[2])
+            sequence.keep(turn % 3)
+        assert filled[0] == 30 and len(filled) == 4
+        assert sum(filled) + fill_slots([sequence]) == len(sequence)
+
+
 def test_several_rows_draft_as_one(predicting, ids):
     _, path = predicting("deepseek_v3", 0, 1)
     model = ds.load(path, dtype="float32")

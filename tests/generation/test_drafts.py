@@ -12,8 +12,9 @@ import decodestep as ds
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.generation.drafts import Drafter, Outlook
 from decodestep.generation.drafts.drafter import DrafterFactory
-from decodestep.generation.drafts.drafting import MOST
-from decodestep.generation.drafts.lookup import LookupDrafter
+from decodestep.generation.drafts.drafting import MOST, Drafting
+from decodestep.generation.drafts.lookup import LookupDrafter, PairIndex
+from decodestep.sampling.row_factory import RowFactory
 
 VOCAB = 297
 
@@ -21,6 +22,10 @@ VOCAB = 297
 @pytest.fixture
 def tiny(tiny_file):
     return ds.load(tiny_file(kind="Q8_0", context=400))
+
+
+def lookup(row):
+    return LookupDrafter(PairIndex(row.history))
 
 
 class Scripted(Drafter):
@@ -241,7 +246,7 @@ def test_asynchronous_streams_have_the_same_pieces(tiny):
 def test_a_request_can_turn_drafts_off(tiny):
     params = ds.SamplingParams(max_new_tokens=30, seed=1, draft=False, ignore_eos=True)
     made = []
-    ds.generate(tiny, [[1], [2]], [params, replace(params, draft=True)], draft=lambda row: made.append(row) or LookupDrafter())
+    ds.generate(tiny, [[1], [2]], [params, replace(params, draft=True)], draft=lambda row: made.append(row) or lookup(row))
     assert len(made) == 1
 
 
@@ -304,7 +309,7 @@ class Broken(Drafter):
         self._at("close")
 
 
-CASES = [
+FAULTS = [  # where a drafter raises, or what it proposes
     ("attach", None),
     ("outlook", None),
     ("propose", None),
@@ -314,13 +319,13 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("where", "result"), CASES)
+@pytest.mark.parametrize(("where", "result"), FAULTS)
 def test_what_a_drafter_raises_ends_its_row_alone(tiny, where, result, monkeypatch):
     monkeypatch.setattr("decodestep.generation.drafts.drafting.choose_lengths", lambda offers, *_: [3 for _ in offers])
     params = ds.SamplingParams(max_new_tokens=20, seed=1, ignore_eos=True)
     [plain] = ds.generate(tiny, [[1, 2]], params, draft=None)
     broken = [[9, 9]]
-    draft = lambda row: Broken(where, result) if row.history.tokens[:2] in broken else LookupDrafter()  # noqa: E731
+    draft = lambda row: Broken(where, result) if row.history.tokens[:2] in broken else lookup(row)  # noqa: E731
     reason = "length" if where == "close" else "error"
     done = ds.generate(tiny, [[1, 2], [9, 9]], params, draft=draft)
     assert done[0] == plain and done[1].finish_reason == reason
@@ -368,6 +373,29 @@ def test_a_prediction_that_has_no_tokens_is_none(tiny, monkeypatch):
     plain = ds.generate(tiny, [[1, 2]], params)
     monkeypatch.setattr(type(tiny.tokenizer), "encode", encode)
     assert ds.generate(tiny, [[1, 2]], replace(params, prediction="price: 5 €")) == plain
+
+
+def test_where_only_what_is_certain_is_drafted_no_other_drafter_is_asked():
+    drafting, asked = Drafting(), []
+
+    class Uncertain(Drafter):
+        def outlook(self, row, most):
+            asked.append(row)
+            return Outlook(2, 0.9)
+
+        def propose(self, row, limit):
+            return [7] * limit
+
+    rows = {key: RowFactory(VOCAB).row(ds.SamplingParams(), [1, 2]) for key in range(3)}
+    for key, row in rows.items():
+        drafting.add(key, row, [Uncertain()])
+    assert drafting.possible(uncertain=True) and not drafting.possible(uncertain=False)
+    drafting.add(2, rows[2], [Uncertain(), Scripted(lambda tokens: [5, 6])])
+    assert drafting.possible(uncertain=False)
+    drafting.choose(rows, lambda key: 9, None)
+    assert [drafting.tokens(key) for key in rows] == [[], [], [5, 6]] and not asked
+    drafting.choose(rows, lambda key: 9, lambda drafted: 1.0)
+    assert [drafting.tokens(key) for key in rows] == [[7, 7], [7, 7], [5, 6]] and len(asked) == 3
 
 
 FOLDERS = [("llama", {"cache_dtype": "int8"}), ("gemma3_text", {}), ("gemma3_text", {"dtype": "int8"}), ("deepseek_v3", {})]

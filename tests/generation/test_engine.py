@@ -450,9 +450,9 @@ def test_a_pass_that_fails_leaves_samples_alone_that_have_ended(tiny, monkeypatc
 def test_a_request_that_the_batch_refuses_ends_alone(tiny, monkeypatch):
     added, add = [], Batch.add
 
-    def refuse_the_third(batch, row):
+    def refuse_the_third(batch, row, *drafters):
         added.append(row)
-        return 1 / 0 if len(added) == 3 else add(batch, row)
+        return 1 / 0 if len(added) == 3 else add(batch, row, *drafters)
 
     monkeypatch.setattr(Batch, "add", refuse_the_third)
     with Engine(tiny) as engine:

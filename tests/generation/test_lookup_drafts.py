@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
-from decodestep.generation.drafts.lookup import LookupDrafter, LookupIndex
+from decodestep.generation.drafts.lookup import LookupDrafter, LookupIndex, PairIndex
+from decodestep.sampling.token_history import TokenHistory
 
 
 def longest_match(tokens):
@@ -24,11 +26,13 @@ def longest_match(tokens):
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 5))
-def test_a_search_finds_the_longest_match(tokens, step):
+@given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 5), st.integers(0, 60))
+def test_a_search_finds_the_longest_match(tokens, step, known):
     """Of a pair's at most 16 occurrences, as here."""
-    index = LookupIndex()
-    for first in range(0, len(tokens), step):
+    index = LookupIndex(PairIndex(TokenHistory(tokens[:known])))
+    if max(Counter(pairwise(tokens[:known])).values(), default=0) <= 16:
+        assert index.search() == longest_match(tokens[:known])
+    for first in range(min(known, len(tokens)), len(tokens), step):
         index.extend(tokens[first : first + step])
         read = tokens[: first + step]
         if max(Counter(pairwise(read)).values(), default=0) <= 16:
@@ -36,8 +40,7 @@ def test_a_search_finds_the_longest_match(tokens, step):
 
 
 def test_a_continuation_of_a_period_is_the_period():
-    index = LookupIndex()
-    index.extend([1, 2, 3, 1, 2, 3])
+    index = LookupIndex(PairIndex(TokenHistory([1, 2, 3, 1, 2, 3])))
     match = index.search()
     assert match == (3, 3) and index.continuation(match.position, 7) == [1, 2, 3, 1, 2, 3, 1]
 
@@ -45,9 +48,9 @@ def test_a_continuation_of_a_period_is_the_period():
 def test_a_prediction_is_drafted_from_its_beginning(model, monkeypatch):
     text = "The quick brown fox jumps over the lazy dog and runs away."
     ids = model.tokenizer.encode(text)
-    drafter = LookupDrafter(ids)
     [row] = ds.Sampler(ds.SamplingParams(), vocab_size=model.config.vocab_size, prompt_ids=[[1, 2, 3]]).rows
-    assert drafter.outlook(row, 8).tokens == 8 and drafter.propose(row, 8) == ids[:8]
+    drafter = LookupDrafter(PairIndex(row.history, ids))
+    assert drafter.outlook(row, 8).tokens == 8 and drafter.propose(row, 8) == ids[:8] and drafter.kind == "prediction"
     assert drafter.propose(row, 99) == ids
     for token in (*ids[:2], 17):
         row.history.append(token)
@@ -66,3 +69,18 @@ def test_the_samples_of_a_request_share_what_is_read_of_its_prediction(tiny_file
     params = [ds.SamplingParams(max_new_tokens=2, n=3, prediction=text) for text in ("abc", "abd")]
     ds.generate(model, [[1], [2]], params, draft="lookup")
     assert read == ["abc", "abd"]
+
+
+def test_the_samples_of_a_request_share_the_index_of_its_prompt(tiny_file, monkeypatch):
+    """Which is made by the thread that submits it."""
+    model, made = ds.load(tiny_file(kind="Q8_0", context=400)), []
+    init = PairIndex.__init__
+    monkeypatch.setattr(
+        PairIndex, "__init__", lambda self, *given: (made.append(threading.current_thread()), init(self, *given))[1]
+    )
+    params = ds.SamplingParams(max_new_tokens=30, n=4, seed=1)
+    plain = ds.generate(model, [[1, 2, 3] * 9, [1, 2, 3] * 8], params, draft=None)
+    assert ds.generate(model, [[1, 2, 3] * 9, [1, 2, 3] * 8], params, draft="lookup") == plain and len(made) == 2
+    with ds.Engine(model, draft="lookup") as engine:
+        assert engine.submit([1, 2, 3] * 9, params).result() == plain[:4]
+    assert made == [threading.current_thread()] * 3

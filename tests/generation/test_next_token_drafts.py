@@ -19,13 +19,13 @@ KINDS = [
     SamplingParams(max_new_tokens=40, seed=3, top_k=20, presence_penalty=0.5),
     SamplingParams(max_new_tokens=40, seed=4, regex="[a-f]{3,40}"),
 ]
-# What the decoder is, and how many layers.
-CASES = {"native": (1, family_models.ALIGNED["deepseek_v3"]), "layers": (1, {}), "two": (2, {})}
+# By what the decoder is, or how many layers draft: how many do, and changes of the config.
+MODELS = {"native": (1, family_models.ALIGNED["deepseek_v3"]), "layers": (1, {}), "two": (2, {})}
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=MODELS)
 def predicting(request, tmp_path_factory):
-    depths, changes = CASES[request.param]
+    depths, changes = MODELS[request.param]
     made = Predicting("deepseek_v3", 1, depths, agreeing=True, **changes)
     return made, made.save(tmp_path_factory.mktemp("model"))
 
@@ -83,6 +83,27 @@ def test_an_engine_drafts_with_these_layers_and_by_lookup(predicting, always):
         assert [one.token_ids for one in engine.submit(prompt, params).result()] == [plain]
     assert [isinstance(factory, NextTokenDrafts) for factory in drafters_of(model, "auto")] == [False, True]
     assert [isinstance(factory, NextTokenDrafts) for factory in drafters_of(model, "mtp")] == [True]
+
+
+def test_a_row_that_follows_another_drafts_at_once(predicting, always):
+    """As the next turn of a chat does: of what a row has drawn, all slots are filled once it ends."""
+    model = ds.load(predicting[1])
+    params = SamplingParams(do_sample=False, max_new_tokens=20, ignore_eos=True)
+    [first] = ds.generate(model, [[5, 6, 7, 8, 9]], params, draft="mtp")
+    text = [*first.prompt_token_ids, *first.token_ids, 3, 4]
+    [second] = ds.generate(model, [text], params, draft="mtp")
+    assert second.cached_tokens > 0 < second.drafted
+    assert second == ds.generate(ds.load(predicting[1]), [text], params, draft=None)[0]
+
+
+def test_without_drafts_no_slot_is_filled(predicting, monkeypatch):
+    model = ds.load(predicting[1])
+    monkeypatch.setattr(model.decoder.next_tokens, "fill", None)
+    params = SamplingParams(max_new_tokens=20, seed=1, ignore_eos=True)
+    for draft in (None, "lookup"):
+        assert len(ds.generate(model, [[5, 6, 7]], params, draft=draft)[0].token_ids) == 20
+    with ds.Engine(model) as engine:
+        assert len(engine.submit([5, 6, 7], params.replace(draft=False)).result()[0].token_ids) == 20
 
 
 def test_a_model_without_such_layers_is_refused(tmp_path):

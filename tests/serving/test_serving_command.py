@@ -233,6 +233,69 @@ def test_names_by_which_the_command_may_be_called(words, address, keys, names):
     assert (found and set(found)) == names
 
 
+def test_the_command_serves_several_models_by_their_names(tmp_path):
+    paths = [tiny_gguf_files.write(tmp_path / f"{name}.gguf", kind="Q8_0", context=400, hidden=hidden) for name, hidden in
+             (("first", 96), ("second", 128))]  # fmt: skip
+    texts = [ds.generate(ds.load(path), "ab", ds.SamplingParams(seed=1, max_new_tokens=5))[0].text for path in paths]
+    words = [
+        "-m",
+        f"other={paths[1]}",
+        "--max-models",
+        "1",
+        "--unload-after",
+        "60",
+        "--grace",
+        "0.1",
+        "--ignore-unknown-fields",
+    ]
+    with servers.command(paths[0], *words) as (process, port):
+        client = servers.connect(port)
+        assert [model.id for model in client.models.list()] == ["first", "other"]
+        for name, text in (("first", texts[0]), ("other", texts[1]), ("first", texts[0])):
+            asked = {"model": name, "prompt": "ab", "seed": 1, "max_tokens": 5, "extra_body": {"colour": "blue"}}
+            assert client.completions.create(**asked).choices[0].text == text
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    lines = [line for line in err.splitlines() if not line.startswith("{")]
+    assert process.returncode == 0 and lines[-1] == "decodestep: stopped"
+    assert [line for line in lines if "unloaded" in line] == [f"the model {name} is unloaded" for name in ("first", "other")]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (
+            ["a.gguf", "-m", "b/a.gguf"],
+            "model must be of another name than each other model: NAME=PATH gives it one; got",
+        ),
+        (["-m", "x=a.gguf", "-m", "x=b.gguf"], "model must be of another name than each other model"),
+        (["-m", "=a.gguf"], "model must be NAME=PATH, with a name without spaces around it; got '=a.gguf'"),
+        (["-m", "a="], "model must be NAME=PATH"),
+        (["-m", "a =b.gguf"], "model must be NAME=PATH"),
+        (["-m", "a=x.gguf", "-m", "b=missing.gguf"], "model must be a file, a folder or a name of the hub; got 'x.gguf'"),
+        (["-m", "a=x", "-m", "b=y", "--chat-template", "t"], "chat-template must be left out with several models; got 't'"),
+        (["-m", "a=x", "-m", "b=y", "--draft", "z.gguf"], "draft must be one of auto, off, lookup, mtp with several models"),
+        (["-m", "a=x", "--max-models", "0"], "max-models must be >= 1; got 0"),
+        (["-m", "a=x", "--unload-after", "-1"], "unload-after must be >= 0; got -1.0"),
+    ],
+)
+def test_models_that_cannot_be_served_together_are_refused(words, wrong, capsys):
+    assert cli.main(["serve", "--port", "0", *words]) == 2
+    assert f"serve: {wrong}" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_command(tmp_path, capsys):
+    """It is found once the command listens."""
+    (tmp_path / "a.gguf").write_bytes(b"no model")
+    assert cli.main(["serve", str(tmp_path / "a.gguf"), "--port", "0"]) == 1
+    err = capsys.readouterr().err
+    assert (
+        err.splitlines()[-1]
+        == f"decodestep: {tmp_path / 'a.gguf'}: not a GGUF file (a checkpoint of safetensors is named by its folder)"
+    )
+    assert "listening" not in err and err.count("not a GGUF") == 1
+
+
 def test_a_model_in_the_current_folder_has_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     named = {".": tmp_path.name, "..": tmp_path.parent.name, "a/b.gguf": "b", "SmolLM2": "SmolLM2", "folder/": "folder"}

@@ -157,7 +157,7 @@ def called(arguments):
         ("/tokenize", {"content": 3}, 400, "content"),
         ("/tokenize", {"content": "\ud800"}, 400, "content"),
         ("/tokenize", {"content": "a", "prompt": "b"}, 400, "content"),
-        ("/tokenize", {"content": "a", "add_special": True}, 400, "add_special"),
+        ("/tokenize", {"content": "a", "add_special": 5}, 400, "add_special"),
         ("/v1/completions", {"prompt": ["a"] * 321, "max_tokens": 1}, 400, "n"),
         ("/v1/completions", {"prompt": "a" * 2_000_000}, 400, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 2_000_000}]}, 400, "messages"),

@@ -42,12 +42,12 @@ def new_server(models: ds.Model | dict[str, ModelSource], **options: Any) -> Ser
 class LocalServer:
     """A server in a thread of this process. The end of the `with` block stops it.
 
-    model, engine: of the only model.
+    model, engine: of the only model, for which it waits if `wait`.
     """
 
-    def __init__(self, models: ds.Model | dict[str, ModelSource], **options: Any) -> None:
+    def __init__(self, models: ds.Model | dict[str, ModelSource], *, wait: bool = True, **options: Any) -> None:
         self._server = new_server(models, **options)
-        if self._server.loading is not None:
+        if self._server.loading is not None and wait:
             served = self._server.loading.result(60).served
             self.model, self.engine = served.model, served.engine
         listening = socket.create_server(("127.0.0.1", 0))

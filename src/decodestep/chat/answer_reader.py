@@ -22,7 +22,7 @@ class Part(NamedTuple):
 
     kind: str
     text: str
-    index: int = -1
+    index: int = -1  # type: ignore[assignment]  # a tuple's method
     id: str = ""
     name: str = ""
 
@@ -101,11 +101,14 @@ class AnswerReader:
         separate: bool = True,
         several: bool = True,
         earlier: int = 0,
+        call_ids: dict[int, str] | None = None,
     ) -> None:
-        """begun, ended, separate: as in `AnswerFormat`. several, earlier: as in `ToolFormat`."""
+        """begun, ended, separate: as in `AnswerFormat`. several, earlier: as in `ToolFormat`. call_ids: those of the calls, by
+        their indices, as far as other readers of the same answer have chosen them; this one adds its own."""
         self.in_reasoning = begun
         self.cut_call = False
         self._format, self._separate, self._several, self._earlier = call_format, separate, several, earlier
+        self._call_ids = {} if call_ids is None else call_ids
         self._feed = TextFeed()
         self._parts: list[tuple[Part, list[str]]] = []  # since they were last returned, each with the pieces of its text
         self._content, self._reasoning = _Text(), _Text()
@@ -204,7 +207,7 @@ class AnswerReader:
         index = len(self._calls)
         self._left_out = index > 0 and not self._several
         if not self._left_out:
-            new_id = self._format.new_id(name, self._earlier + index)
+            new_id = self._call_ids.setdefault(index, self._format.new_id(name, self._earlier + index))
             self._calls.append((new_id, name, []))
             self._parts.append((Part(_CALL, "", index, new_id, name), []))
 

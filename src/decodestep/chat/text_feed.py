@@ -26,8 +26,8 @@ class EndedError(UnreadableError):
 class TextFeed:
     """A text that comes in pieces, and how far it has been read.
 
-    ended: whether all of the text has come: then nothing waits. cut: whether it ended without the model's doing. in_call: whether
-    a call is read: then one literal is not read as none because the text was cut within it, but EndedError is raised.
+    ended: whether all of the text has come: then nothing waits. cut: whether it ended without the model's doing. in_call:
+    whether a call is read: a literal within which the text was cut raises EndedError then, and is not read as another text.
 
     What a reader decides depends on the text alone, never on how it was cut into pieces. What has been read is kept from the
     last `begin` on; each piece is looked at once, however many follow.
@@ -178,8 +178,8 @@ class TextFeed:
         return "".join(pieces)
 
     def pieces_until(self, *literals: str) -> Iterator[str | None]:
-        """As `until`, in pieces that are certain; None where more text is needed. Of a text that was cut, what may be the beginning
-        of a literal is none."""
+        """As `until`, in pieces that are certain; None where more text is needed. Where a text was cut, what may be the
+        beginning of a literal is no part of them."""
         while True:
             if piece := self._before(literals, whole=self.ended and not self.cut):
                 yield piece
@@ -190,8 +190,10 @@ class TextFeed:
             yield None
 
     def _before(self, literals: tuple[str, ...], *, whole: bool) -> str:
-        """The text before the first of the literals or what may become one, as far as it has come; reads it. whole: whether nothing
-        becomes one."""
+        """The text before the first of the literals or what may become one, as far as it has come; reads it.
+
+        whole: whether nothing becomes one.
+        """
         found = _any_of(literals).search(self._text, self._next)
         end = found.start() if found else len(self._text)
         if not (found or whole):

@@ -106,12 +106,12 @@ def call_object(feed: TextFeed, *, strict: bool = False) -> Iterator[Event]:
     name, early, ended = None, None, False
     closed = bool((yield from feed.optional("}")))
     while not closed:
-        key = yield from _read_string(feed)
+        key = yield from read_string(feed)
         yield from feed.space()
         yield from feed.expect(":")
         yield from feed.space()
         if key in _NAMES and name is None:
-            name = yield from _read_string(feed)
+            name = yield from read_string(feed)
             yield CallBegin(name)
             if early is not None:
                 yield from early
@@ -138,7 +138,7 @@ def call_object(feed: TextFeed, *, strict: bool = False) -> Iterator[Event]:
 
 
 def call_list(feed: TextFeed) -> Reads:
-    """The calls of a list of such objects, or the one that stands in its place. A member that is none is a call of no function."""
+    """The calls of a list of such objects, or of the one that stands in its place. A member that is none calls no function."""
     yield from feed.space()
     if (yield from feed.comes("{")):
         yield from call_object(feed)
@@ -176,7 +176,7 @@ def _any_arguments(feed: TextFeed) -> Iterator[Event]:
     """A call's arguments, also from JSON as text, which OpenAI's interface has and some models write. {} for null and an empty
     text, as a call of a function without parameters may have them."""
     if (yield from feed.comes('"')):
-        within = TextFeed((yield from _read_string(feed)) or "{}", ended=True)
+        within = TextFeed((yield from read_string(feed)) or "{}", ended=True)
         try:
             yield from call_arguments(within)
             yield from within.space()
@@ -193,7 +193,7 @@ def _any_arguments(feed: TextFeed) -> Iterator[Event]:
 
 def _read_arguments(feed: TextFeed) -> Reading[list[Event]]:
     """The arguments as a whole."""
-    found = []
+    found: list[Event] = []
     for event in _any_arguments(feed):
         if event is None:
             yield
@@ -202,7 +202,8 @@ def _read_arguments(feed: TextFeed) -> Reading[list[Event]]:
     return found
 
 
-def _read_string(feed: TextFeed) -> Reading[str]:
+def read_string(feed: TextFeed) -> Reading[str]:
+    """A string of JSON, without its quotes and escapes."""
     pieces = []
     for piece in JSON.string(feed):
         if piece is None:

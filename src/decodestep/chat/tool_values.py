@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from decodestep.chat.tool_json import UnreadableError, parse
+from decodestep.chat.text_feed import UnreadableError
+from decodestep.chat.tool_json import parse
 from decodestep.constraints.json_schema import named
 
 # The types of JSON Schema that a value of Python's has, the narrowest first.

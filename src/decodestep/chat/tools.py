@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from decodestep._base.checks import Phrase, refuse
 from decodestep.chat.reasoning import THINK, ReasoningFormat
 from decodestep.chat.tool_call_format import CallFormat, Pieces
-from decodestep.chat.tool_formats import TaggedJson, find_call_format
+from decodestep.chat.tool_formats import find_call_format
 from decodestep.chat.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
+from decodestep.chat.tool_json_formats import TaggedJson
 from decodestep.chat.tool_trial import takes_several_calls
 from decodestep.constraints.json_schema import check
 from decodestep.errors import RequestError

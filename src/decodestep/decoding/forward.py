@@ -161,8 +161,9 @@ def _run_fed(decoder: Decoder, pages: Pages, block: list[_Piece], batch: TokenBa
     """The logits; the feeds of sequences are given the hidden states of their tokens."""
     hidden = np.empty((len(batch.tokens), decoder.config.hidden), np.float32)
     logits = decoder.logits(batch, pages, hidden)
-    ends = np.cumsum([len(piece.tokens) for piece in block])[:-1]
-    for piece, states in zip(block, np.split(hidden, ends), strict=True):
-        if piece.sequence.feed is not None:
-            piece.sequence.feed.add(len(piece.sequence), states)
+    first = 0
+    for sequence, tokens, _ in block:
+        if sequence.feed is not None:
+            sequence.feed.add(len(sequence), hidden[first : first + len(tokens)])
+        first += len(tokens)
     return logits

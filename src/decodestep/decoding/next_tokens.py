@@ -45,8 +45,8 @@ class NextTokenLayers:
     on tokens 0 to s alone, and lies under the same page number: pages are shared, copied and cut with the model's.
 
     States, (K, He), are what the depths read with the token that follows: the hidden state, and the outputs of all but the
-    last. The feed of a sequence (`SlotFeed`) has those of the tokens that it filled last, and every full page of a sequence with
-    a feed those of its last token.
+    last. The feed of a sequence (`SlotFeed`) has those of the tokens that it filled last; a full page whose slots are filled
+    has those of its last token.
 
     No logits of the model depend on any of this.
 

@@ -39,7 +39,6 @@ class Holding(ref[object]):
         return super().__new__(cls, sequence, pool.dropped.append)  # no code of Python, which an interrupt could end
 
     def __init__(self, sequence: object, pool: PagePool, *, admitted: bool) -> None:
-        super().__init__(sequence, None)
         self.pages: list[Page] = []
         self.reserved = 0
         self.admitted = admitted

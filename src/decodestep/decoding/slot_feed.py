@@ -97,19 +97,22 @@ class SlotFeed:
         self.known = self.known or length == 0
 
 
-def fill_slots(sequences: Iterable[CachedSequence]) -> None:
-    """Fills the slots of tokens that wait, of all sequences together, but for drafted tokens."""
+def fill_slots(sequences: Iterable[CachedSequence]) -> int:
+    """Fills the slots of tokens that wait, of all sequences together, but for drafted tokens. Returns how many."""
     group: list[tuple[CachedSequence, SlotFeed, int]] = []
+    filled = 0
     for sequence in sequences:
         feed = sequence.feed
         count = 0 if feed is None else feed.count_waiting(len(sequence) - sequence.drafted)
         if feed is not None and count:
             group.append((sequence, feed, count))
+            filled += count
         if sum(count for _, _, count in group) >= _TOGETHER:
             _fill(group)
             group = []
     if group:
         _fill(group)
+    return filled
 
 
 def _fill(group: Sequence[tuple[CachedSequence, SlotFeed, int]]) -> None:

@@ -10,6 +10,7 @@ from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.drafts import Draft, drafters_of
+from decodestep.generation.drafts.drafting import new_drafters
 from decodestep.generation.generate_call import within_context
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
@@ -76,9 +77,9 @@ def record(
 
 def _accepted(model: Model, row: Row, length: int, draft: Draft) -> Iterator[int]:
     """The indices of the generated tokens of a row, up to a length of its history, that were drafted and accepted."""
-    batch = Batch(model, drafters=drafters_of(model, draft))
+    batch = Batch(model)
     try:
-        key = batch.add(row)
+        key = batch.add(row, new_drafters(drafters_of(model, draft), row))
         with use_threads(model.threads):
             while batch.running:
                 for _ in batch.advance():

@@ -5,6 +5,7 @@
 - `generate_call`: one call, driven by `generate` and `stream`;
 - `engine` (`engine_request`): rows join and leave between forward passes, and each gets the tokens that it would get alone;
 - `stream`, `async_stream`: iterators over a completion's text; `shared_engine`: that of a model's asynchronous streams;
+- `pieces`: what of an answer the pieces of a text are;
 - `prompt_logprobs`: the log-probabilities of a prompt's own tokens;
 - `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.
 """
@@ -17,6 +18,7 @@ from decodestep.generation.completion import Completion
 from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import Delta, EngineRequest
 from decodestep.generation.generate import generate
+from decodestep.generation.pieces import Piece
 from decodestep.generation.stream import astream, stream
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "EngineClosedError",
     "EngineRequest",
     "NoBeamError",
+    "Piece",
     "QueueFullError",
     "SearchInterrupt",
     "astream",

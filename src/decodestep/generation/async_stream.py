@@ -15,6 +15,7 @@ from decodestep.generation.completion import Completion
 from decodestep.generation.drafts import Draft
 from decodestep.generation.engine import Engine
 from decodestep.generation.engine_request import EngineRequest
+from decodestep.generation.pieces import Piece
 from decodestep.generation.prompts import Prompt
 from decodestep.generation.shared_engine import EngineLease
 from decodestep.sampling.params import SamplingParams
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """What an asynchronous stream reads its pieces from."""
 
-    async def next(self) -> str | None:
+    async def next(self) -> Piece | None:
         """The next piece; None at the end."""
 
     @property
@@ -58,7 +59,7 @@ class AsyncCompletionStream:
     def __aiter__(self) -> AsyncCompletionStream:
         return self
 
-    async def __anext__(self) -> str:
+    async def __anext__(self) -> Piece:
         if self._closed:
             raise StopAsyncIteration
         try:
@@ -122,7 +123,7 @@ class EngineRow:
         self._begun: Future[None] | None = None
         self._is_closed = False
 
-    async def next(self) -> str | None:
+    async def next(self) -> Piece | None:
         if self._begun is None:  # in a thread: templates, tokenizers and constraints take their time
             worker = ThreadPoolExecutor(1, "decodestep-stream")
             self._begun = worker.submit(self._begin)
@@ -130,7 +131,7 @@ class EngineRow:
             await asyncio.wrap_future(self._begun)
         assert self._request is not None
         async for delta in self._request:
-            return delta.text
+            return Piece(delta.text, delta.parts)
         [completion] = self._request.completions()
         raise_error(completion)
         return None
@@ -184,10 +185,10 @@ class OwnThread:
         self._worker: ThreadPoolExecutor | None = None
         self._step: Future[Any] | None = None  # what the worker is doing
 
-    async def next(self) -> str | None:
+    async def next(self) -> Piece | None:
         if self._stream is None:
             self._stream = await self._in_worker(self._start)
-        piece: str | None = await self._in_worker(next, self._stream, None)
+        piece: Piece | None = await self._in_worker(next, self._stream, None)
         return piece
 
     @property

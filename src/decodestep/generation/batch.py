@@ -12,7 +12,7 @@ import numpy as np
 from decodestep.decoding.prefill import Budget, Prefill, count_keys
 from decodestep.decoding.sequence import CachedSequence, admit, count_pages
 from decodestep.errors import CacheFullError
-from decodestep.generation.drafts.drafter import DrafterFactory
+from decodestep.generation.drafts.drafter import Drafter
 from decodestep.generation.drafts.drafting import Drafting
 from decodestep.generation.forward_cost import Work, keep_cost, recent_cost
 from decodestep.generation.prompt_logprobs import PromptScoring
@@ -60,8 +60,8 @@ class Batch:
 
     A prompt that is scored (`params.prompt_logprobs`) takes the place of a block of the others, in every second such pass.
 
-    scheduler: see `Scheduler`. drafters: make those of each row (see `Drafting`). A row that draws beside prompts
-        drafts only what is certain, because these take the time that drafts would save.
+    scheduler: see `Scheduler`. A row that draws beside prompts drafts only what is certain, because these take the time that
+        drafts would save.
 
     If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
     admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
@@ -69,11 +69,11 @@ class Batch:
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
-    def __init__(self, model: Model, scheduler: Scheduler | None = None, drafters: Sequence[DrafterFactory] = ()) -> None:
+    def __init__(self, model: Model, scheduler: Scheduler | None = None) -> None:
         self._model = model
         self._sampler = Sampler((), vocab_size=model.config.vocab_size)  # of the rows that are being sampled
         self._scheduler = scheduler or PrefillFirst(recent_cost(model))
-        self._drafting = Drafting(drafters)
+        self._drafting = Drafting()
         self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
         self._added = 0
         self._waiting: deque[int] = deque()  # keys, as in all that follows
@@ -85,8 +85,8 @@ class Batch:
         # Of those of them whose last token has been run: the draft that ran with it, and the logits.
         self._ran: dict[int, tuple[list[int], np.ndarray]] = {}
 
-    def add(self, row: Row) -> int:
-        """Adds a row that has not ended and returns its key in this batch.
+    def add(self, row: Row, drafters: Sequence[Drafter] = ()) -> int:
+        """Adds a row that has not ended, with those that draft for it, and returns its key in this batch.
 
         The row has at least one token, and its max_new_tokens fits the context.
         Raises CacheFullError if the cache is too small for the row alone.
@@ -94,7 +94,7 @@ class Batch:
         self._model.cache.require_total(count_pages(len(row.history) + _to_run(row)), "a row")
         key = self._added
         self._added += 1
-        self._drafting.add(key, row)
+        self._drafting.add(key, row, drafters)
         self._rows[key] = row
         self._waiting.append(key)
         return key
@@ -154,10 +154,10 @@ class Batch:
 
     def close(self) -> None:
         """Releases the pages of all rows, ended or not."""
+        self._drafting.close()
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
-        self._drafting.close()
         keep_cost(self._model, self._scheduler.cost)
 
     def _settle(self, key: int) -> None:
@@ -178,8 +178,8 @@ class Batch:
                 self._unsample(place)
         self._waiting = deque(key for key in self._waiting if key not in ended)
         for key in ended:
-            self._release(key)
             self._drafting.remove(key)
+            self._release(key)
             del self._rows[key]
 
     def _unsample(self, place: int) -> None:
@@ -289,7 +289,7 @@ class Batch:
         budget = self._scheduler.prompt_budget(work) if waiting else None
         drafts = (
             self._choose_drafts(decoding, work, budget is None)
-            if drafting and decoding and self._drafting.possible
+            if drafting and decoding and self._drafting.possible(uncertain=budget is None)
             else [[] for _ in decoding]
         )
         rows = [
@@ -345,8 +345,8 @@ class Batch:
         key = next(reversed(self._sequences))
         if key in self._sampled:
             self._unsample(self._sampled.index(key))
-        self._release(key)
         self._drafting.release(key)
+        self._release(key)
         self._waiting.appendleft(key)
 
 

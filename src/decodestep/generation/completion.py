@@ -17,7 +17,8 @@ class Completion:
     """The result of one row, with an HTML representation for notebooks.
 
     Attributes:
-        text: the generated text, ending before a stop string; control tokens add no text.
+        text: the generated text, ending before a stop string; control tokens add no text, but for those that mark reasoning or
+            calls in the answer to a conversation.
         token_ids: all generated tokens, including the one that ended the row.
         prompt_token_ids: the tokens of the prompt.
         finish_reason: "eos" (an end token, or a constraint's text is complete and its end forbidden), "stop" (a stop string or
@@ -31,13 +32,15 @@ class Completion:
             `processed` equals `raw`. None if params.prompt_logprobs is None; shorter if the row ended within its prompt.
         error: the exception that ended the row: of its own code (a processor or token_bytes), or a CacheFullError where others
             keep the pages of the cache; None if there was none.
-        reasoning: of the text's parts, for a model that reasons or calls tools: what it thought. Empty where the text has not
-            been read for them.
-        content: likewise, what it answered.
-        tool_calls: likewise, its calls, {"id", "type", "function": {"name", "arguments"}} each.
+        reasoning: of the answer to a conversation, what the model thought: the text between the marks of its family, without
+            the line ends beside them. Empty for other prompts.
+        content: likewise, what it answered: without marks, and without calls where the prompt has tools.
+        tool_calls: likewise, its calls, {"id", "type", "function": {"name", "arguments"}} each, the arguments as JSON text,
+            which is incomplete in a call that was cut. Their ids are chosen anew. The last three are read from the text, and
+            ignored by comparisons.
         cached_tokens: how many of the prompt's tokens were in the cache already and did not run.
         drafted: how many tokens were drafted.
-        accepted: how many of these are in the text. The last three are about time, and ignored by comparisons.
+        accepted: how many of these are in the text. The last three are about time, and ignored by comparisons too.
     """
 
     text: str
@@ -49,9 +52,9 @@ class Completion:
     prompt_index: int = field(default=0, compare=False)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: BaseException | None = field(default=None, compare=False)
-    reasoning: str = ""
-    content: str = ""
-    tool_calls: tuple[Mapping[str, Any], ...] = ()
+    reasoning: str = field(default="", compare=False)
+    content: str = field(default="", compare=False)
+    tool_calls: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
     cached_tokens: int = field(default=0, compare=False)
     drafted: int = field(default=0, compare=False)
     accepted: int = field(default=0, compare=False)
@@ -101,6 +104,6 @@ def build_completion(row: Row, prompt: list[int], prompt_index: int) -> Completi
         prompt_logprobs=row.prompt_logprobs if asked.prompt_logprobs is not None else None,
         error=row.error,
         cached_tokens=row.cached_tokens,
-        drafted=row.drafted,
+        drafted=sum(row.drafted.values()),
         accepted=len(row.accepted),
     )

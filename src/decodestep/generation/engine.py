@@ -16,13 +16,15 @@ from decodestep.errors import EngineClosedError as EngineClosedError
 from decodestep.errors import QueueFullError as QueueFullError
 from decodestep.generation.batch import Batch
 from decodestep.generation.drafts import Draft, drafters_of
+from decodestep.generation.drafts.drafting import new_drafters
 from decodestep.generation.engine_request import Delta, EngineRequest, Listener
 from decodestep.generation.forward_cost import recent_cost
-from decodestep.generation.prompts import Prompt, prompt_ids
+from decodestep.generation.prompts import Prompt, read_prompt
 from decodestep.generation.scheduler import ChunkedPrefill
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row, within_room
 from decodestep.sampling.row_factory import RowFactory
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -120,6 +122,7 @@ class Engine:
         *,
         listener: Listener | None = None,
         spelled: Collection[str] = (),
+        marks: ReasoningMarks | None = None,
         only_scored: bool = False,
     ) -> EngineRequest:
         """Submits a request: a prompt and its params.
@@ -129,8 +132,11 @@ class Engine:
             params: with any number of samples but without beams; None for the model's own. max_new_tokens is limited to the
                 room in the context and the cache, which is also the meaning of None. max_time starts now and includes waiting.
             listener: stored as `EngineRequest.listener` for the engine's `deliver`; the engine itself does not call it.
-            spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names
-                that are not in the vocabulary are ignored.
+            spelled: names of control tokens that appear in the text by name, besides those that mark reasoning or calls in the
+                answer to a conversation; other control tokens produce no text, and names that are not in the vocabulary are
+                ignored.
+            marks: of reasoning, for a prompt of token ids that are a conversation's, with a thinking budget; a constraint is then
+                taken to let them pass.
             only_scored: whether the prompt's log-probabilities are all that is wanted: the prompt may then fill the context and
                 the cache, because the row ends with its first token, which does not run.
 
@@ -148,13 +154,18 @@ class Engine:
         count = params.num_return_sequences
         self._require_room(count)
         least_room = 0 if only_scored else 1
-        ids = prompt_ids(self.model, prompt, least_room)
+        read = read_prompt(self.model, prompt, least_room)
+        ids, answer = read
+        texts = self.model.tokenizer.showing([*spelled, *(() if answer is None else answer.spelled)])
+        factory = RowFactory.from_model(self.model).showing(texts, marks or read.marks(params))
         room = self._room_after(ids, least_room)
         params = within_room(params, 1 if only_scored else room)
-        rows = _new_rows(RowFactory.from_model(self.model, shown=spelled), params, ids)
+        rows = _new_rows(factory, params, ids)
+        drafters = [new_drafters(self._drafters, row) for row in rows]  # here, since other rows would wait for it
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
-            request = EngineRequest(self._submitted, ids, rows, listener)
+            request = EngineRequest(self._submitted, ids, rows, listener, answer)
+            request.drafters = drafters
             self._submitted += 1
             self._live += count
             self._incoming.append(request)
@@ -212,7 +223,7 @@ class Engine:
         return room
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, ChunkedPrefill(self.max_rows, recent_cost(self.model)), self._drafters)
+        return Batch(self.model, ChunkedPrefill(self.max_rows, recent_cost(self.model)))
 
     def _loop(self) -> None:
         try:
@@ -264,8 +275,9 @@ class Engine:
             self._requests += new
         for request in new:
             try:
-                for sample, row in enumerate(request.rows):
-                    request.keys[sample] = self._batch.add(row)
+                drafters, request.drafters = request.drafters, []
+                for sample, (row, own) in enumerate(zip(request.rows, drafters, strict=True)):
+                    request.keys[sample] = self._batch.add(row, own)
             except Exception as error:
                 _fail_rows([request], error)
 
@@ -293,7 +305,7 @@ class Engine:
             now = time.monotonic()
             for row in ended:
                 self._row_seconds += 0.1 * (now - row.started - self._row_seconds)
-                self.drafted += row.drafted
+                self.drafted += sum(row.drafted.values())
                 self.accepted += len(row.accepted)
             with self._wake:
                 self._live -= len(ended)

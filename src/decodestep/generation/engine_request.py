@@ -9,7 +9,11 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from decodestep.chat.answer_format import AnswerFormat
+from decodestep.chat.answer_reader import Part
 from decodestep.generation.completion import Completion, build_completion
+from decodestep.generation.drafts.drafter import Drafter
+from decodestep.generation.pieces import PieceReader, stop_of, text_of
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.row import Row
 
@@ -23,6 +27,8 @@ class Delta(NamedTuple):
         token: the new token id, or None.
         logprobs: those of the token, if params.logprobs requests them.
         reason: why the sample has ended, as `Completion.finish_reason`; "" while it is running.
+        parts: what the token adds to the reasoning, the content and the calls of an answer to a conversation, as
+            `Piece.parts`. Read where an `EngineRequest` is iterated: none in what an engine passes to `deliver`.
     """
 
     sample: int
@@ -30,6 +36,17 @@ class Delta(NamedTuple):
     token: int | None
     logprobs: TokenLogprobs | None
     reason: str
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def reasoning(self) -> str:
+        """The reasoning among the parts."""
+        return text_of(self.parts, "reasoning")
+
+    @property
+    def content(self) -> str:
+        """The content among the parts."""
+        return text_of(self.parts, "content")
 
 
 Listener = Callable[[Delta], object]
@@ -54,13 +71,23 @@ class EngineRequest:
     rows: list[Row]
     listener: Listener | None
 
-    def __init__(self, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        prompt_ids: list[int],
+        rows: list[Row],
+        listener: Listener | None,
+        answer: AnswerFormat | None = None,
+    ) -> None:
+        """answer: how the answer to a conversation is read; None for another prompt."""
         self.number = number
         self.prompt_ids = prompt_ids
         self.rows = rows
         self.listener = listener
         self.keys = [-1] * len(rows)  # of its rows in the engine's batch; -1 before they are there
+        self.drafters: list[list[Drafter]] = []  # those of each row, before they are there
         self.cancelled = threading.Event()
+        self._readers = [PieceReader(answer) for _ in rows]
         self._deltas: SimpleQueue[Delta] = SimpleQueue()
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None  # of a task that waits for a delta
         self._ended = threading.Event()  # the end of every sample has been reported
@@ -122,14 +149,17 @@ class EngineRequest:
 
     def _counted(self, delta: Delta) -> Delta:
         self._read += bool(delta.reason)
-        return delta
+        stop = stop_of(self.rows[delta.sample]) if delta.reason else ""
+        parts = self._readers[delta.sample].piece(delta.text, delta.reason, stop).parts
+        return delta._replace(parts=parts) if parts else delta
 
     def completions(self) -> list[Completion]:
         """What `generate` returns for the same prompt and params; while a sample is running, what it has so far.
 
         Does not wait: `finish_reason` is "" until the sample has ended, as it has when the deltas have been read.
         """
-        return [build_completion(row, self.prompt_ids, 0) for row in self.rows]
+        found = [build_completion(row, self.prompt_ids, 0) for row in self.rows]
+        return [reader.told(one, stop_of(row)) for reader, one, row in zip(self._readers, found, self.rows, strict=True)]
 
     def new_deltas(self, texts: Mapping[int, str]) -> list[Delta]:
         """The deltas of the samples since the last call, for the engine's thread.

@@ -12,6 +12,7 @@ from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
 from decodestep.generation.drafts import Draft
 from decodestep.generation.generate_call import GenerateCall
+from decodestep.generation.pieces import Piece
 from decodestep.generation.prompts import Prompt, Prompts, list_prompts
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from decodestep.chat.template import Conversation
     from decodestep.models import Model
 
-StreamCallback = Callable[[int, str], bool | None]
+StreamCallback = Callable[[int, Piece], bool | None]
 
 
 @overload
@@ -81,9 +82,11 @@ def generate(
         model: made by `load`.
         prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized unchanged, a
             sequence of ints is token ids, a conversation, a sequence of {"role", "content"} mappings, is rendered with the
-            model's chat template. A mapping with "messages" is a conversation with more for the template: "tools", "documents",
+            model's chat template. A mapping with "messages" is a conversation with more for the template: "tools" (mappings, or
+            Python functions as `decodestep.chat.describe_function` takes them, which the caller calls), "documents",
             other variables in "chat_template_kwargs", and "continue_final_message", a bool, to go on with the last message in
-            place of a new one. Control tokens spelled out in a string become those tokens; in a message they are text (see
+            place of a new one. What is answered to a conversation is read: see `Completion.reasoning`, `Completion.content` and
+            `Completion.tool_calls`. Control tokens spelled out in a string become those tokens; in a message they are text (see
             `Model.chat_ids`).
         params: a `SamplingParams` for all prompts, or one for each; None for the model's own, `Model.default_params`. What is
             given replaces all of these. max_new_tokens is limited to the room in the context. A prompt has num_return_sequences
@@ -92,9 +95,10 @@ def generate(
             prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory, and are refused beside
             beams. See `Sampler`.
         stream: called as stream(index, piece) for every token, on the calling thread. index counts the requested completions,
-            those of the first prompt first; piece is the complete characters that the token adds to the text (often ""). If it
-            returns False, the row ends; text that was still held back is passed in one more call, whose result is ignored. The
-            pieces of a completion always join to its text.
+            those of the first prompt first; piece is a `Piece`: a string of the complete characters that the token adds to the
+            text (often ""), whose `parts` say what it adds to the reasoning, the content and the calls of an answer to a
+            conversation. If the function returns False, the row ends; what was still held back is passed in one more call,
+            whose result is ignored. The pieces of a completion always join to its text, and their parts to what it has.
         cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and
             before rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with
             finish_reason "cancelled".
@@ -118,7 +122,9 @@ def generate(
     with closing(GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft)) as call:
         while call.running:
             for index, piece in call.advance():
-                if stream is not None and _is_false(stream(index, piece)) and (held := call.end(index, "cancelled")):
+                if stream is None or not _is_false(stream(index, piece)):
+                    continue
+                if (held := call.end(index, "cancelled")) is not None:
                     stream(index, held)
         return call.completions()
 

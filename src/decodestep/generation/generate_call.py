@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decodestep._base.checks import Phrase, require
@@ -11,8 +12,10 @@ from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, build_completion
 from decodestep.generation.drafts import Draft, drafters_of
+from decodestep.generation.drafts.drafting import new_drafters
 from decodestep.generation.model_search import ModelSearch
-from decodestep.generation.prompts import Prompt, prompt_ids
+from decodestep.generation.pieces import Piece, PieceReader, stop_of
+from decodestep.generation.prompts import Prompt, read_prompt
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row, within_room
 from decodestep.sampling.row_factory import RowFactory
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 _OP = "generate"
 
-Pieces = list[tuple[int, str]]  # (index of the completion, text that it gains)
+Pieces = list[tuple[int, Piece]]  # (index of the completion, text that it gains)
 
 
 class GenerateCall:
@@ -46,35 +49,44 @@ class GenerateCall:
         draft: Draft,
     ) -> None:
         each = _params_of_each(params, len(prompts), model)
-        ids = [prompt_ids(model, prompt) for prompt in prompts]
-        each = [within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
+        read = [read_prompt(model, prompt) for prompt in prompts]
+        each = [within_context(model, prompt.ids, p) for prompt, p in zip(read, each, strict=True)]
         self._model = model
         self._cancelled = cancelled or (lambda: False)
         self._rows_or_search: list[list[Row] | ModelSearch] = []
+        self._readers: list[PieceReader] = []  # of each completion
         factory = RowFactory.from_model(model, processors=processors)
-        self._key_of_index: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
-        self._batch = Batch(model, drafters=drafters_of(model, draft))
+        # Of each completion that is a sample, its row, and the key of that in the batch.
+        self._row_of_index: dict[int, Row] = {}
+        self._key_of_index: dict[int, int] = {}
+        self._batch, drafters = Batch(model), drafters_of(model, draft)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
-        for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
+        for i, (p, prompt) in enumerate(zip(each, read, strict=True)):
+            ids, answer = prompt
+            texts = model.tokenizer.showing(() if answer is None else answer.spelled)
+            showing = factory.showing(texts, prompt.marks(p))
             if p.num_beams == 1:
-                rows = [factory.row(sample, prompt, number=i) for sample in p.samples()]
+                rows = [showing.row(sample, ids, number=i) for sample in p.samples()]
                 self._rows_or_search.append(rows)
-                self._key_of_index |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
+                for k, row in enumerate(rows):
+                    self._key_of_index[first + k] = self._batch.add(row, new_drafters(drafters, row))
+                    self._row_of_index[first + k] = row
             else:
-                row = factory.row(p.without_beams(), prompt, number=i, num_beams=p.num_beams)
-                search = ModelSearch(model, p, row, i)
+                row = showing.row(p.without_beams(), ids, number=i, num_beams=p.num_beams)
+                search = ModelSearch(model, p, row, i, texts)
                 self._rows_or_search.append(search)
                 self._searches.append((first, search))
+            self._readers += [PieceReader(answer) for _ in range(p.num_return_sequences)]
             first += p.num_return_sequences
         self._index_of_key = {key: index for index, key in self._key_of_index.items()}
-        self._prompt_ids = ids
+        self._prompt_ids = [prompt.ids for prompt in read]
 
     @property
     def running(self) -> bool:
         return self._batch.running or bool(self._searches)
 
-    def advance(self) -> Iterator[tuple[int, str]]:
+    def advance(self) -> Iterator[tuple[int, Piece]]:
         """Runs one forward pass, or one whole search; yields the text added to the completions, a piece for each new token.
 
         Tokens that rows have drafted are drawn when they are asked for: a row that is ended before has no more.
@@ -90,6 +102,7 @@ class GenerateCall:
                 with use_threads(self._model.threads):  # not while the caller has its turn
                     pieces = next(turns, None)
                 if pieces is None:
+                    yield from self._ends()
                     return
                 yield from pieces
 
@@ -97,33 +110,62 @@ class GenerateCall:
         """Releases the rows' pages of the model's cache."""
         self._batch.close()
 
-    def end(self, index: int, reason: str) -> str:
-        """Ends the row of a sample if it is running; returns the text that it had held back."""
-        return self._batch.end(self._key_of_index[index], reason) if index in self._key_of_index else ""
+    def end(self, index: int, reason: str) -> Piece | None:
+        """Ends the row of a sample if it is running; returns what it had held back, None if that is nothing."""
+        if index not in self._key_of_index:
+            return None
+        piece = self._piece(index, self._batch.end(self._key_of_index[index], reason))
+        return piece if piece or piece.parts else None
 
     def cancel(self) -> Pieces:
-        """Ends all running rows and drops the searches that have not run; returns the text that was held back."""
-        held = [(index, self._batch.end(key, "cancelled")) for index, key in self._key_of_index.items()]
+        """Ends all running rows and drops the searches that have not run; returns what was held back."""
+        held = [(index, self.end(index, "cancelled")) for index in self._key_of_index]
         for _, search in self._searches:
             search.drop("cancelled")
         self._searches = []
-        return [(index, piece) for index, piece in held if piece]
+        return [(index, piece) for index, piece in held if piece is not None]
 
-    def completions(self) -> list[Completion]:
-        """The completions of all prompts, in order; that of a running row is partial, with finish_reason ""."""
+    def completions(self, text: str | None = None) -> list[Completion]:
+        """The completions of all prompts, in order; that of a running row is partial, with finish_reason "".
+
+        text: that of the only one, in place of its row's.
+        """
         found: list[Completion] = []
+        stops: list[str] = []
         for i, (prompt, rows) in enumerate(zip(self._prompt_ids, self._rows_or_search, strict=True)):
-            found += rows.completions if isinstance(rows, ModelSearch) else [build_completion(row, prompt, i) for row in rows]
-        return found
+            if isinstance(rows, ModelSearch):
+                found += rows.completions
+                stops += rows.stops
+            else:
+                found += [build_completion(row, prompt, i) for row in rows]
+                stops += map(stop_of, rows)
+        if text is not None:
+            found = [replace(found[0], text=text)]
+        return [reader.told(one, stop) for reader, one, stop in zip(self._readers, found, stops, strict=False)]
 
     def _draw(self) -> Generator[Pieces, None, None]:
         with closing(self._batch.advance()) as turns:
             for pieces in turns:
-                yield [(self._index_of_key[key], text) for key, text in pieces]
+                yield [(index, self._piece(index, text)) for key, text in pieces for index in [self._index_of_key[key]]]
 
     def _search(self) -> Generator[Pieces, None, None]:
         first, search = self._searches.pop(0)
-        yield [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
+        beams = zip(search.run(self._cancelled), search.stops, strict=True)
+        yield [
+            (first + place, self._readers[first + place].piece(beam.text, beam.finish_reason, stop))
+            for place, (beam, stop) in enumerate(beams)
+        ]
+
+    def _piece(self, index: int, text: str) -> Piece:
+        """The piece of a sample that adds this text, and tells the end of a row that has ended."""
+        row = self._row_of_index[index]
+        return self._readers[index].piece(text, row.reason, stop_of(row))
+
+    def _ends(self) -> Pieces:
+        """What was held back of rows that have ended without another token, as one does that is out of time."""
+        ended = [index for index, row in self._row_of_index.items() if row.reason and self._readers[index].reading]
+        pieces = [(index, self._piece(index, "")) for index in ended]
+        return [(index, piece) for index, piece in pieces if piece.parts]
 
 
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int, model: Model) -> list[SamplingParams]:

@@ -19,6 +19,7 @@ from decodestep.generation.completion import Completion
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
+from decodestep.sampling.row_factory import Texts
 from decodestep.sampling.text_stream import TextStream
 
 if TYPE_CHECKING:
@@ -31,23 +32,27 @@ class ModelSearch:
     """The beam search of a prompt.
 
     params: of the search. row: holds only the prompt; its processors, seed and clock are used.
-    prompt_index: of its completions.
+    prompt_index: of its completions. texts: the texts of tokens.
     completions: the beams, best first, at most params.num_return_sequences; none before the search has run.
+    stops: the stop string that has ended each of their texts, "" if none has.
     Raises CacheFullError if the cache is too small for the search alone.
     """
 
-    def __init__(self, model: Model, params: SamplingParams, row: Row, prompt_index: int) -> None:
+    def __init__(self, model: Model, params: SamplingParams, row: Row, prompt_index: int, texts: Texts) -> None:
+        self._texts = texts
         self._model, self._params, self._row, self._prompt_index = model, params, row, prompt_index
         self._prompt = list(row.history.tokens)
         self._capacity = len(self._prompt) + (row.params.max_new_tokens or 1)
         model.cache.require_total(params.num_beams * count_pages(self._capacity), "a beam search")
         self._interruption = ""  # the finish_reason of beams that were still alive when something ended the search
         self.completions: list[Completion] = []
+        self.stops: list[str] = []
 
     def run(self, cancelled: Callable[[], bool]) -> list[Completion]:
         """Searches, and returns the completions. cancelled: called before every forward pass; True ends the search."""
         try:
-            self.completions = [self._of_beam(beam) for beam in self._beams(cancelled)]
+            found = [self._of_beam(beam) for beam in self._beams(cancelled)]
+            self.completions, self.stops = [beam for beam, _ in found], [stop for _, stop in found]
         except NoBeamError:
             self.drop("no_candidate")
         except _RowError as error:
@@ -63,7 +68,7 @@ class ModelSearch:
     def drop(self, reason: str) -> None:
         """Ends the search without a beam."""
         logprobs: list[TokenLogprobs] | None = None if self._params.logprobs is None else []
-        self.completions = [self._completion("", [], reason, logprobs)]
+        self.completions, self.stops = [self._completion("", [], reason, logprobs)], [""]
 
     def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:
         params, stop = self._params, None
@@ -124,16 +129,17 @@ class ModelSearch:
 
         return next_logits
 
-    def _of_beam(self, beam: Beam) -> Completion:
+    def _of_beam(self, beam: Beam) -> tuple[Completion, str]:
+        """The completion of a beam, and the stop string that has ended its text."""
         ended = "eos" if beam.token_ids[-1] in self._row.ends else "stop"
         reason = ended if beam.finished else self._interruption or "length"
-        tokenizer, params = self._model.tokenizer, self._params
-        token_bytes, spelled_bytes = map(_with_row_errors, (tokenizer.token_bytes, tokenizer.spelled_bytes))
+        params, functions = self._params, (self._texts.token_bytes, self._model.tokenizer.spelled_bytes)
+        token_bytes, spelled_bytes = map(_with_row_errors, functions)
         text = TextStream(token_bytes, params.stop_strings, spelled_bytes=spelled_bytes, min_tokens=params.min_tokens)
         for token in beam.token_ids:
             text.push(token)
         text.finish()
-        return self._completion(text.text, beam.token_ids, reason, beam.logprobs)
+        return self._completion(text.text, beam.token_ids, reason, beam.logprobs), text.stop
 
     def _completion(self, text: str, token_ids: list[int], reason: str, logprobs: list[TokenLogprobs] | None) -> Completion:
         return Completion(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
 
@@ -15,6 +14,7 @@ from decodestep.generation.completion import Completion
 from decodestep.generation.drafts import Draft
 from decodestep.generation.engine import Engine
 from decodestep.generation.generate_call import GenerateCall
+from decodestep.generation.pieces import Piece
 from decodestep.generation.prompts import Prompt
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
@@ -45,9 +45,10 @@ def stream(
         draft: as for `generate`.
 
     Returns:
-        An iterator. Each item is a str, one for each token: the complete characters that it adds to the text, often "". The
-        pieces join to the completion's text. A beam search yields its text in one piece, at its end. After the last piece, and
-        after the loop has been left, `CompletionStream.completion` is the `Completion`.
+        An iterator. Each item is a `Piece`, one for each token: a str of the complete characters that it adds to the text,
+        often "". The pieces join to the completion's text; their `parts` say what of an answer to a conversation they are:
+        reasoning, content, or a call's arguments. A beam search yields its text in one piece, at its end. After the last piece,
+        and after the loop has been left, `CompletionStream.completion` is the `Completion`.
 
     Raises:
         ValueError: as `generate` does, here and not at the first piece.
@@ -107,17 +108,17 @@ class CompletionStream:
         self._reader: int | None = None  # the thread that has the lock to read a piece
         self._is_orphan = False  # in a forked child: another thread was reading, which has left the row as it may be
         self._closed = threading.Event()
-        self._pieces: list[str] = []
+        self._pieces: list[Piece] = []
         self._completion: Completion | None = None
         # The call is given the event and not this object, which would then live until the next garbage collection.
         self._call: GenerateCall | None = GenerateCall(model, [prompt], [params], processors, self._closed.is_set, draft)
-        self._coming: Iterator[tuple[int, str]] = iter(())  # the pieces of the forward pass
+        self._coming: Iterator[tuple[int, Piece]] = iter(())  # the pieces of the forward pass
         _STREAMS.add(self)
 
     def __iter__(self) -> CompletionStream:
         return self
 
-    def __next__(self) -> str:
+    def __next__(self) -> Piece:
         if self._reader == threading.get_ident():
             raise RuntimeError("stream: the row's own code cannot read its stream, whose next piece waits for it")
         if self._is_orphan:
@@ -169,7 +170,7 @@ class CompletionStream:
         if hasattr(self, "_call"):  # not where the arguments were refused
             self.close()
 
-    def _next(self) -> str | None:
+    def _next(self) -> Piece | None:
         """The next piece; None at the end."""
         try:
             while self._call is not None:
@@ -197,7 +198,7 @@ class CompletionStream:
         call.cancel()
         self._coming = iter(())
         call.close()
-        self._completion = replace(call.completions()[0], text="".join(self._pieces))
+        [self._completion] = call.completions("".join(self._pieces))
         return True
 
 

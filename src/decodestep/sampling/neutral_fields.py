@@ -9,16 +9,19 @@ from decodestep._base.checks import is_int, is_real, require
 
 _OP = "from_openai"
 
-# About the prompt, the transport, or the time that an answer takes, and what other servers do when a context is full; the last
-# line is of samplers that are off, as MUST_BE has them.
-ABOUT_OTHER_THINGS = frozenset(
-    """
-    model messages prompt stream stream_options user metadata store service_tier safety_identifier
-    prompt_cache_key prompt_cache_options prompt_cache_retention
-    cache_prompt id_slot n_cache_reuse n_keep n_discard priority cache_salt request_id rid num_draft_tokens
-    mirostat_tau mirostat_eta dynatemp_exponent
-    """.split()
-)
+# Of OpenAI's fields, those about the prompt and the transport.
+_OPENAI = {
+    *("model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"),
+    *("safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+}
+# Of others', those about the time that an answer takes, about what they drop when a context is full, and about samplers that
+# are off, as MUST_BE has them.
+_OTHERS = {
+    *("cache_prompt", "id_slot", "n_cache_reuse", "n_keep", "n_discard"),
+    *("priority", "cache_salt", "request_id", "rid", "num_draft_tokens"),
+    *("mirostat_tau", "mirostat_eta", "dynatemp_exponent"),
+}
+ABOUT_OTHER_THINGS = frozenset(_OPENAI | _OTHERS)
 # Those that are not supported, and the one value that means the same as no such field. No text has control tokens, or the stop
 # string that ended it; spaces and special tokens are written as the tokenizer writes them.
 MUST_BE: Mapping[str, Any] = {

@@ -118,6 +118,11 @@ class SamplingParams:
         regex: a non-empty string or None. The text matches this expression as a whole; None is off.
         grammar: a non-empty string or None. The text is of this grammar, in llguidance's kind of Lark or llama.cpp's
             GBNF; None is off.
+        thinking_budget_tokens: an integer in [-1, 2^31) or None. How many tokens the reasoning in the answer to a
+            conversation may have, from its opening mark on; then its closing mark is forced. 0 closes it at once; None
+            and -1 are off.
+        thinking_budget_message: a string of valid Unicode or None. Text that is put before a closing mark that is
+            forced; None is off.
         prediction: a string of valid Unicode or None. Text that the answer will probably repeat: faster, never other text;
             None is off.
         draft: a bool. Whether tokens may be drafted ahead, where `generate` or `Engine` drafts: faster, never other text.
@@ -125,6 +130,7 @@ class SamplingParams:
         max_completion_tokens: max_new_tokens by the name that OpenAI gives it.
         stop: stop_strings by the name that OpenAI and vLLM give it.
         n: num_return_sequences by the name that OpenAI and vLLM give it.
+        thinking_token_budget: thinking_budget_tokens by the name that vLLM gives it.
 
     Raises:
         RequestError: A value is outside its rule, fields contradict each other, or one is given twice. It is a ValueError.
@@ -193,6 +199,8 @@ class SamplingParams:
     regex: str | None
     grammar: str | None
 
+    thinking_budget_tokens: int | None
+    thinking_budget_message: str | None
     prediction: str | None
     draft: bool
 
@@ -256,12 +264,15 @@ class SamplingParams:
         json_schema: str | Mapping[str, Any] | None = None,
         regex: str | None = None,
         grammar: str | None = None,
+        thinking_budget_tokens: int | None = None,
+        thinking_budget_message: str | None = None,
         prediction: str | None = None,
         draft: bool = True,
         max_tokens: int | None = 256,
         max_completion_tokens: int | None = 256,
         stop: str | Iterable[str] | None = (),
         n: int = 1,
+        thinking_token_budget: int | None = None,
     ) -> None: ...
 
     def __repr__(self) -> str:
@@ -283,6 +294,8 @@ class SamplingParams:
         asked = self.prompt_logprobs
         require(beams == 1 or asked is None, _OP, "prompt_logprobs", "None beside several beams", asked)
         require(self.greedy or not grouped, _OP, "do_sample", "False with several beam groups", self.do_sample)
+        budget = self.thinking_budget
+        require(beams == 1 or budget is None, _OP, "thinking_budget_tokens", "None beside several beams", budget)
         count = self.num_return_sequences
         require(beams == 1 or count <= beams, _OP, "num_return_sequences", f"at most num_beams {beams}", count)
 
@@ -311,6 +324,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Whether the row takes the most likely token at every step."""
         return bool(not self.do_sample or self.temperature == 0)
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """thinking_budget_tokens; None for -1."""
+        return None if self.thinking_budget_tokens == -1 else self.thinking_budget_tokens
 
     @property
     def active_samplers(self) -> tuple[str, ...]:

@@ -172,12 +172,8 @@ def schema_of_format(op: str, response_format: object) -> Mapping[str, Any] | No
     kind = given.get("type")
     require_choice(op, "response_format.type", kind, ("text", "json_object", "json_schema"))
     direct = given.get("schema") is not None  # as llama.cpp and Together take it, for both kinds of JSON
-    places = {
-        "text": {"type"},
-        "json_object": {"type", "schema"},
-        "json_schema": {"type", "schema" if direct else "json_schema"},
-    }
-    _refuse_others(op, "response_format", given, places[kind])
+    known = {"type"} if kind == "text" else {"type", "schema"} if direct or kind == "json_object" else {"type", "json_schema"}
+    _refuse_others(op, "response_format", given, known)
     if kind == "text":
         return None
     if direct:

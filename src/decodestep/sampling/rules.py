@@ -165,6 +165,7 @@ UNICODE = Rule("a string of valid Unicode", _is_unicode)
 SCHEMA = Rule("a mapping, a non-empty string", TEXT.legal, _as_json)
 STRINGS = Rule("non-empty strings", _are_strings, _as_strings)
 TOP_K = Rule("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31, lambda v: 0 if is_int(v) and v == -1 else v)
+BUDGET = Rule("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31)
 ID_BIASES = Rule("a mapping of ids to numbers below inf", lambda v: _are_biases(v, _is_id), _frozen)
 SEQUENCE_BIASES = Rule(
     "a mapping of tuples of ids to numbers below inf",
@@ -232,6 +233,8 @@ RULES = {
     "json_schema": or_none(SCHEMA),
     "regex": or_none(TEXT),
     "grammar": or_none(TEXT),
+    "thinking_budget_tokens": or_none(BUDGET),
+    "thinking_budget_message": or_none(UNICODE),
     "prediction": or_none(UNICODE),
     "draft": BOOL,
 }

@@ -21,6 +21,7 @@ class Usage(NamedTuple):
     prompt: of its prompts. cached: how many of these did not run, as the cache had them. completion: of its samples.
     reasoning: how many of these are between the marks of reasoning; None where none is told apart. drafted: how many tokens
     the rows have drafted. accepted: how many of these are in their texts; the others are not among the completion's.
+    predicted, accepted_predicted: likewise of those that the request's prediction gave.
     """
 
     prompt: int
@@ -29,6 +30,8 @@ class Usage(NamedTuple):
     reasoning: int | None
     drafted: int
     accepted: int
+    predicted: int
+    accepted_predicted: int
 
 
 class Sample:
@@ -107,13 +110,15 @@ class AnswerWriter(ABC):
     def usage(self) -> Usage:
         """Of the samples so far, whose rows may be running: accepted tokens are counted first, as the rows count them last."""
         rows = [sample.row for sample in self.samples]
-        accepted = sum(len(row.accepted) for row in rows)
+        accepted = [list(row.accepted.values()) for row in rows]
         reasoning = [sample.reasoning_tokens for sample in self.samples if sample.reasoning_tokens is not None]
         return Usage(
             prompt=sum(len(request.prompt_ids) for request in self._requests),
             cached=sum(request.rows[0].cached_tokens for request in self._requests),  # the other samples have its pages
             completion=sum(sample.tokens for sample in self.samples),
             reasoning=sum(reasoning) if reasoning else None,
-            drafted=sum(row.drafted for row in rows),
-            accepted=accepted,
+            drafted=sum(sum(list(row.drafted.values())) for row in rows),
+            accepted=sum(map(len, accepted)),
+            predicted=sum(row.drafted.get("prediction", 0) for row in rows),
+            accepted_predicted=sum(kinds.count("prediction") for kinds in accepted),
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
@@ -17,6 +17,8 @@ from decodestep.serving.request_fields import object_field, require_short, texts
 
 if TYPE_CHECKING:
     from decodestep.models import Model
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,30 @@ def chat_prompt(model: Model, chat: Chat, most_characters: int) -> tuple[list[in
     most_characters: of all that the messages, the tools or the template's variables say; what is longer is refused before it is
     tokenized.
     """
+    ids, called = _render(model.chat_ids, model, chat, most_characters)
+    # What continues a message has no beginning at which reasoning could stand.
+    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
+
+
+def chat_text(model: Model, chat: Chat, most_characters: int) -> str:
+    """As `chat_prompt`, the text that the chat template makes of a conversation."""
+    return _render(model.chat_prompt, model, chat, most_characters)[0]
+
+
+def _render(render: Callable[..., T], model: Model, chat: Chat, most_characters: int) -> tuple[T, tools.ToolFormat | None]:
+    """What a method of the model's makes of a conversation, and the tools that may be called."""
     said = {"messages": chat.messages, "tools": chat.tools.get("tools"), "chat_template_kwargs": chat.variables}
     for name, value in said.items():
         require_short([*texts(value)], most_characters, chat.names.get(name, name))
     try:
         called = tools.read(model, chat.tools, chat.messages)
         messages, described = tools.for_template(model, chat.messages, called)
-        ids = model.chat_ids(
-            messages,
-            tools=described,
-            add_generation_prompt=chat.opens,
-            continue_final_message=chat.continues,
-            **chat.variables,
-        )
+        ending = {"add_generation_prompt": chat.opens, "continue_final_message": chat.continues}
+        return render(messages, tools=described, **ending, **chat.variables), called
     except UnicodeEncodeError:
         raise refusal(chat.names.get("messages", "messages"), "valid Unicode, without lone surrogates") from None
     except (RequestError, ModelError) as error:
         raise http_error(error, chat.names) from error
-    # What continues a message has no beginning at which reasoning could stand.
-    return ids, replace(build_answer_format(model, ids, called), separate=chat.separate and not chat.continues)
 
 
 def chat_job(
@@ -78,7 +85,7 @@ def chat_job(
     build_writer: Callable[[AnswerFormat], BuildWriter],
 ) -> Job:
     """The job of an answer to a conversation. most_characters: as for `chat_prompt`, and of the prediction. defaults: of the
-    sampling fields that the request leaves out. build_writer: of how the answer is read, makes what a `Job` has."""
+    sampling fields that the request leaves out, and of its thinking budget. build_writer: of how the answer is read, makes what a `Job` has."""
     require_short([*texts(chat.sampling.get("prediction"))], most_characters, "prediction")
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
@@ -95,7 +102,21 @@ def chat_job(
         constraint = constraint if grammar is None else {"grammar": grammar}
     names = {"prompt": chat.names.get("messages", "messages"), **chat.names}
     sampling = read_sampling(chat.sampling, defaults, constraint=constraint, names=names)
-    return Job([ids], sampling.params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
+    params = _with_budget(sampling.params, defaults, bound=bound)
+    return Job([ids], params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
+
+
+def _with_budget(params: SamplingParams, defaults: SamplingParams, *, bound: bool) -> SamplingParams:
+    """The params with the thinking budget and its message of `defaults`, as far as the request has none.
+
+    bound: whether the request has a constraint of its own, which binds the reasoning too.
+    """
+    if bound:
+        if params.thinking_budget is not None:
+            raise refusal("thinking_budget_tokens", f"omitted beside {', '.join(LANGUAGES[:-1])} and {LANGUAGES[-1]}")
+        return params
+    names = ("thinking_budget_tokens", "thinking_budget_message")
+    return params.replace(**{name: getattr(defaults, name) for name in names if getattr(params, name) is None})
 
 
 def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:

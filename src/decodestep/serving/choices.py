@@ -142,8 +142,8 @@ def usage_object(used: Usage, *, predicted: bool) -> dict[str, Any]:
     found: dict[str, Any] = {**counts, "prompt_tokens_details": {"cached_tokens": used.cached}}
     details = {} if used.reasoning is None else {"reasoning_tokens": used.reasoning}
     if predicted:
-        details["accepted_prediction_tokens"] = used.accepted
-        details["rejected_prediction_tokens"] = used.drafted - used.accepted
+        details["accepted_prediction_tokens"] = used.accepted_predicted
+        details["rejected_prediction_tokens"] = used.predicted - used.accepted_predicted
     return {**found, "completion_tokens_details": details} if details else found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -50,11 +51,12 @@ class Metrics:
         for name, (text, value) in _GAUGES.items():
             gauge = Gauge(f"decodestep_{name}", text, by_model, registry=registry)
             for model in models.names:
-                gauge.labels(model).set_function(lambda model=model, value=value: _value(models.loaded(model), value))
+                gauge.labels(model).set_function(partial(_value, models, model, value))
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
 
-def _value(served: ServedModel | None, value: Callable[[ServedModel], float]) -> float:
+def _value(models: ServedModels, name: str, value: Callable[[ServedModel], float]) -> float:
+    served = models.loaded(name)
     return 0 if served is None else value(served)

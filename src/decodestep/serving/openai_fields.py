@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decodestep.errors import RequestError
@@ -20,8 +20,9 @@ _STRINGS = ("model", "user", "service_tier", "safety_identifier", "prompt_cache_
 _OBJECTS = ("metadata", "prompt_cache_options", "prediction")
 # Fields of chats alone, and those that are read here; the rest is for `SamplingParams.from_openai`.
 _TEMPLATE = {"chat_template_kwargs", "reasoning_effort", "add_generation_prompt", "continue_final_message"}
+_TOOLS = {"tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"}
 _REASONING = {"reasoning_format", "include_reasoning", "separate_reasoning", "stream_reasoning"}
-CHAT_FIELDS = {"messages", "tools", "tool_choice", "parallel_tool_calls", *_TEMPLATE, *_REASONING}
+CHAT_FIELDS = {"messages", *_TOOLS, *_TEMPLATE, *_REASONING}
 _OWN_FIELDS = {"response_format", *CHAT_FIELDS}
 _KNOWN_FIELDS = frozenset({*_OWN_FIELDS, *OPENAI_FIELDS, *DEFAULTS})
 
@@ -33,11 +34,14 @@ class StreamOptions(NamedTuple):
     running_usage: bool
 
 
-def known_only(build_job: BuildJob) -> BuildJob:
-    """Of a function that reads requests, one that ignores the fields that neither it nor `SamplingParams.from_openai` knows."""
+def known_only(build_job: BuildJob, others: Collection[str] = ()) -> BuildJob:
+    """Of a function that reads requests, one that ignores the fields that neither it nor `SamplingParams.from_openai` knows.
+
+    others: fields beside those of completions and chats.
+    """
 
     def build(model: Model, body: dict[str, Any], most_characters: int, defaults: SamplingParams) -> Job:
-        known = {name: value for name, value in body.items() if name in _KNOWN_FIELDS}
+        known = {name: value for name, value in body.items() if name in _KNOWN_FIELDS or name in others}
         return build_job(model, known, most_characters, defaults)
 
     return build

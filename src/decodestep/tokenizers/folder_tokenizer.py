@@ -89,6 +89,9 @@ class FolderTokenizer(Tokenizer):
         Raises UnicodeEncodeError for a lone surrogate, and ModelError as `Tokenizer.encode` does."""
         return [*self._prefix, *self.encode_rendered(text), *self._suffix]
 
+    def encode_whole(self, text: str) -> list[int]:
+        return [*self._prefix, *self.encode_plain(text), *self._suffix]
+
     def encode_rendered(self, text: str) -> list[int]:
         return super().encode(text)
 

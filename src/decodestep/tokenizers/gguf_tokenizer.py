@@ -13,6 +13,7 @@ from decodestep._base.byte_alphabet import byte_of
 from decodestep.errors import ModelError
 from decodestep.files import metadata as md
 from decodestep.tokenizers.engine import byte_level_engine, list_merges
+from decodestep.tokenizers.infill_tokens import KEYS
 from decodestep.tokenizers.pre_tokenizers import BEGINNING, PRE_TOKENIZERS, WHOLE_WORDS
 from decodestep.tokenizers.tokenizer import Tokenizer
 from decodestep.tokenizers.vocabulary import SPACE, Vocabulary, index_tokens
@@ -58,6 +59,7 @@ class GgufTokenizer(Tokenizer):
             named_ids={name: i for name, i in named.items() if i is not None},
             end_token_ids=_ends(metadata, tokens, special),
             add_bos=md.flag(metadata, "tokenizer.ggml.add_bos_token", begins),
+            infill_ids=_infill_ids(metadata, len(tokens)),
         )
 
 
@@ -68,6 +70,11 @@ def _ends(metadata: md.Metadata, tokens: list[str], special: frozenset[int]) -> 
         template = str(metadata.get("tokenizer.chat_template", ""))
         found |= {i for i in special if tokens[i] in _ENDS_OF_TURNS and tokens[i] in template}
     return frozenset(i for i in found if i is not None)
+
+
+def _infill_ids(metadata: md.Metadata, vocab_size: int) -> dict[str, int]:
+    found = {name: [_special_id(metadata, key, vocab_size) for key in keys] for name, keys in KEYS.items()}
+    return {name: next(i for i in ids if i is not None) for name, ids in found.items() if any(i is not None for i in ids)}
 
 
 def _special_id(metadata: md.Metadata, name: str, vocab_size: int) -> int | None:

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Engine
 
 from decodestep.tokenizers.control_tokens import ControlTokens
 from decodestep.tokenizers.engine import encode
+from decodestep.tokenizers.infill_tokens import find_infill_tokens
 from decodestep.tokenizers.shown_tokens import ShownTokens
 from decodestep.tokenizers.vocabulary import Vocabulary
 
@@ -22,7 +23,8 @@ class Tokenizer:
 
     named_ids: the ids of special tokens under the names of chat templates: "bos", "eos", "unk", "pad" ...
     bos_token_id, eos_token_id: of these, None if they are not named. special: the ids of the control tokens.
-    end_token_ids: the ids that end a text. add_bos: whether `encode` puts the beginning token first.
+    end_token_ids: the ids that end a text. add_bos: whether `encode` puts the beginning token first. infill_ids: those of
+    `InfillTokens` that the file names. infill: the tokens for a text between two others; None without.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class Tokenizer:
         named_ids: Mapping[str, int],
         end_token_ids: frozenset[int],
         add_bos: bool,
+        infill_ids: Mapping[str, int] | None = None,
     ) -> None:
         self._engine, self._vocabulary = engine, vocabulary
+        self.infill = find_infill_tokens(vocabulary.tokens, vocabulary.verbatim, infill_ids or {})
         self.named_ids = dict(named_ids)
         self.bos_token_id, self.eos_token_id = self.named_ids.get("bos"), self.named_ids.get("eos")
         self.end_token_ids = end_token_ids
@@ -57,6 +61,15 @@ class Tokenizer:
     def encode_rendered(self, text: str) -> list[int]:
         """As `encode`, for a text rendered by the chat template."""
         return self.encode(text)
+
+    def encode_plain(self, text: str, *, with_control_tokens: bool = False) -> list[int]:
+        """As `encode`, without what comes before and after a text, and, unless `with_control_tokens`, with the spelt ones as
+        text."""
+        return encode(self._engine if with_control_tokens else self._text_engine, text)
+
+    def encode_whole(self, text: str) -> list[int]:
+        """As `encode`, with control tokens that are spelt out as text."""
+        return self._with_bos(self.encode_plain(text))
 
     def encode_within(self, text: str) -> list[int]:
         """As `encode`, for a text that follows another one: without a beginning token, and without the space that

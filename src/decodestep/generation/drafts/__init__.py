@@ -1,14 +1,16 @@
 """Drafts: tokens that are run before they are drawn, so that a forward pass may give several. They change no text.
 
 - `drafter`: the interface; `lookup`, `next_token_drafts`, `draft_model`, `forced`: the drafters, one a module;
-- `coupled_row`: how a drafter draws with the params and the noise of its row;
+- `coupled_row`: how a drafter draws with the params and the noise of its row; `experience`: what became of its drafts;
 - `lengths`: how long a draft is; `drafting`: the drafts of the rows of a batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
+from weakref import ref
 
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep.errors import ModelError
@@ -16,7 +18,7 @@ from decodestep.generation.drafts.draft_model import DraftModel
 from decodestep.generation.drafts.drafter import Drafter as Drafter
 from decodestep.generation.drafts.drafter import DrafterFactory
 from decodestep.generation.drafts.drafter import Outlook as Outlook
-from decodestep.generation.drafts.lookup import LookupDrafter
+from decodestep.generation.drafts.lookup import LookupDrafter, PairIndex
 from decodestep.generation.drafts.next_token_drafts import NextTokenDrafts
 from decodestep.sampling.row import Row
 
@@ -52,15 +54,25 @@ def drafters_of(model: Model, draft: Draft) -> list[DrafterFactory]:
 
 
 class _Lookup:
-    """Makes the lookup drafters of rows. The samples of a request come in turn, and share the ids of its prediction."""
+    """Makes the lookup drafters of rows; several threads may call it.
+
+    The samples of a request come in turn, and share what is known of their prompt and prediction.
+    """
 
     def __init__(self, model: Model) -> None:
-        self._tokenizer, self._prediction, self._ids = model.tokenizer, "", list[int]()
+        self._tokenizer = model.tokenizer
+        self._prediction: tuple[str, list[int]] = "", []  # of the last row, and its ids
+        self._recent: Callable[[], PairIndex | None] = lambda: None  # that of the last row, while a row has it
 
     def __call__(self, row: Row) -> LookupDrafter:
-        text = row.params.prediction or ""
-        if text != self._prediction:
-            self._prediction, self._ids = text, []
+        text, ids = self._prediction
+        if text != (row.params.prediction or ""):
+            text, ids = row.params.prediction or "", []
             with suppress(ModelError):  # a text without tokens is no text that the answer will repeat
-                self._ids = self._tokenizer.encode(text)
-        return LookupDrafter(self._ids)
+                ids = self._tokenizer.encode(text)
+            self._prediction = text, ids
+        index = self._recent()
+        if index is None or not index.begins(row.history, ids):
+            index = PairIndex(row.history, ids)
+            self._recent = ref(index)
+        return LookupDrafter(index)

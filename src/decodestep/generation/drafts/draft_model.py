@@ -14,38 +14,34 @@ from decodestep.decoding.sequence import CachedSequence
 from decodestep.errors import CacheFullError
 from decodestep.generation.drafts.coupled_row import CoupledRow, draw_each
 from decodestep.generation.drafts.drafter import Drafter, Outlook, count_equal
-from decodestep.generation.drafts.lengths import Average
+from decodestep.generation.drafts.experience import Experience
 from decodestep.sampling.row import Row
 
 if TYPE_CHECKING:
     from decodestep.models import Model
 
 _OP = "draft"  # the argument by which users know it
-_READING = 16  # new tokens of a row in one pass: with more, it reads a prompt
+_CHANCE = 0.6  # of a draft, before any was accepted or not
 
 
 class DraftModel:
     """Makes the drafters of a smaller model for the rows of a larger one: a DrafterFactory.
 
     model: drafts. target: the model whose rows they are. Both have the same tokens under the same ids.
-    chance: that a row of the target draws what the model drafts.
+    experience: of all rows of the target that the model has drafted for.
 
     Raises ValueError for a model with others, which names the first of them.
     """
 
     def __init__(self, model: Model, target: Model) -> None:
         self.model = model
-        self._known = _KNOWN.setdefault(model, _Known())
-        if target not in self._known.chances:
+        targets = _KNOWN.setdefault(model, WeakKeyDictionary())
+        if target not in targets:
             _require_same_tokens(model, target)
-        self.chance = self._known.chances.setdefault(target, _Chance())
+        self.experience = targets.setdefault(target, Experience())
 
     def __call__(self, row: Row) -> ModelDrafter:
         return ModelDrafter(self, row)
-
-    def seconds(self, unread: int, remaining: int) -> float:
-        """The time of a drafted token, where a row has `unread` tokens to read first, for the sake of its `remaining` ones."""
-        return self._known.drafting.value + self._known.reading.value * unread / max(remaining, 1)
 
     def propose_all(self, asked: Sequence[tuple[ModelDrafter, Row, int]]) -> list[list[int]]:
         """The proposals of drafters of this model, each for its row with its limit: one pass for the next token of each.
@@ -63,13 +59,11 @@ class DraftModel:
             logits = self._forward([drafter for drafter, _, _ in asked], batch)
             rows = [asked[i][0].coupled for i in batch]
             drawn = draw_each(rows, logits) if rows else []
-            self._learn(time.perf_counter() - began, len(batch), sum(map(len, batch.values())))
+            self.experience.time(time.perf_counter() - began, len(batch), sum(map(len, batch.values())))
             unread = {}
             for i, row, token in zip(batch, rows, drawn, strict=True):
                 drafts[i] += [token] * (token >= 0)
                 unread[i] = [] if row.is_end(token) else [token]
-        for (drafter, target, _), draft in zip(asked, drafts, strict=True):
-            drafter.remember(target, draft)
         return drafts
 
     def _forward(self, drafters: Sequence[ModelDrafter], batch: dict[int, list[int]]) -> np.ndarray:
@@ -82,12 +76,6 @@ class DraftModel:
                 drafters[i].close()
         return np.zeros((0, self.model.config.vocab_size), np.float32)
 
-    def _learn(self, seconds: float, rows: int, tokens: int) -> None:
-        if tokens > _READING * rows:
-            self._known.reading.add(seconds / tokens)
-        elif rows:
-            self._known.drafting.add(seconds / rows)
-
 
 class ModelDrafter(Drafter):
     """Proposes what a smaller model draws for a row, with the row's own params and noise: see `CoupledRow`.
@@ -95,12 +83,14 @@ class ModelDrafter(Drafter):
     Its sequence in that model's cache has the row's tokens, and drafts, which it takes back when the row has drawn others.
     """
 
+    kind = "model"
+
     def __init__(self, source: DraftModel, row: Row) -> None:
         self._source = source
+        self.experience = source.experience
         self.coupled = CoupledRow(row)
         self._sequence: CachedSequence | None = None
         self._same = 0  # how many tokens of the sequence are certainly the row's
-        self._draft: tuple[int, list[int]] = 0, []  # how long the row was when it was last drafted for, and the draft
 
     @property
     def sequence(self) -> CachedSequence:
@@ -113,13 +103,9 @@ class ModelDrafter(Drafter):
         return max(0, self._source.model.config.context + 1 - len(row.history))
 
     def outlook(self, row: Row, most: int) -> Outlook:
-        begin, draft = self._draft
-        self._source.chance.learn(draft, row.history.tokens[begin : begin + len(draft)])
-        self._draft = 0, []
         length, drawn = len(row.history), len(row.history) - row.history.prompt_length
         remaining = (row.params.max_new_tokens or drawn + most) - drawn
-        seconds = self._source.seconds(length - self._same, remaining)
-        return Outlook(min(most, self.room(row)), self._source.chance.value, seconds)
+        return Outlook(min(most, self.room(row)), _CHANCE, self.experience.seconds(length - self._same, remaining))
 
     def propose(self, row: Row, limit: int) -> Sequence[int]:
         return self._source.propose_all([(self, row, limit)])[0]
@@ -132,10 +118,6 @@ class ModelDrafter(Drafter):
             group = [each for each in own if each[0]._source is source]
             proposals.update(zip((drafter for drafter, _, _ in group), source.propose_all(group), strict=True))
         return [proposals[drafter] for drafter, _, _ in own]
-
-    def remember(self, row: Row, draft: list[int]) -> None:
-        """Takes note of a draft, to see what becomes of it."""
-        self._draft = len(row.history), draft
 
     def catch_up(self, row: Row) -> list[int]:
         """Takes back the drafts that the row has not drawn. Returns the row's tokens that are to be run, the last one at least;
@@ -162,49 +144,9 @@ class ModelDrafter(Drafter):
         self._sequence, self._same = None, 0
 
 
-class _Chance:
-    """The chance of drafted tokens: what has become of those before, of which older ones count less and less.
-
-    It is forgotten while nothing is drafted, so that texts that have become easier are found again.
-    """
-
-    _BEFORE, _WEIGHT = 0.6, 5.0  # the chance without any, and the number of tokens for which it stands
-    _FADING, _PAUSE = 0.99, 0.998  # for each token; for each time that there is none
-
-    def __init__(self) -> None:
-        self._accepted = self._tried = 0.0
-
-    @property
-    def value(self) -> float:
-        return (self._accepted + self._BEFORE * self._WEIGHT) / (self._tried + self._WEIGHT)
-
-    def learn(self, draft: Sequence[int], drawn: Sequence[int]) -> None:
-        """drawn: what the row has drawn in the place of the draft. After the first token that differs nothing is known."""
-        for drafted, token in zip(draft, drawn, strict=False):
-            self._fade(self._FADING)
-            self._accepted += drafted == token
-            self._tried += 1
-            if drafted != token:
-                break
-        if not draft:
-            self._fade(self._PAUSE)
-
-    def _fade(self, share: float) -> None:
-        self._accepted *= share
-        self._tried *= share
-
-
-class _Known:
-    """What is known of a model that drafts: the chances of its drafts by the models with the same tokens, the seconds of a
-    drafted token and of one that is only read."""
-
-    def __init__(self) -> None:
-        self.chances: WeakKeyDictionary[Model, _Chance] = WeakKeyDictionary()
-        self.drafting, self.reading = Average(), Average()
-
-
-# Kept from one call of `generate` to the next: comparing two vocabularies takes tens of milliseconds.
-_KNOWN: WeakKeyDictionary[Model, _Known] = WeakKeyDictionary()
+# By the model that drafts and its targets: kept from one call of `generate` to the next, since comparing two vocabularies takes
+# tens of milliseconds.
+_KNOWN: WeakKeyDictionary[Model, WeakKeyDictionary[Model, Experience]] = WeakKeyDictionary()
 
 
 def _require_same_tokens(model: Model, target: Model) -> None:

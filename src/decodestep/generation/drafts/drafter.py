@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from decodestep.decoding.sequence import CachedSequence
+from decodestep.generation.drafts.experience import Experience
 from decodestep.sampling.row import Row
 
 
@@ -33,9 +35,16 @@ class Drafter(ABC):
 
     Attributes:
         is_certain: whether all its tokens will be drawn. They are then run whatever they take, and are not counted as drafted.
+        kind: what the tokens that it has proposed last are counted as, in `Row.drafted` and `Row.accepted`.
+        experience: what has become of its drafts: its own, or one that it shares with others.
     """
 
     is_certain: bool = False
+    kind: str = "other"
+
+    @cached_property
+    def experience(self) -> Experience:
+        return Experience()
 
     def outlook(self, row: Row, most: int) -> Outlook:
         """What a proposal of up to `most` tokens, >= 1, promises; takes microseconds."""

@@ -11,46 +11,6 @@ from decodestep.generation.drafts.drafter import Outlook
 _GAIN = 1.03  # of tokens per second, below which measured times and estimated chances do not tell a gain from a loss
 
 
-class Acceptance:
-    """The chance that a drafter's next token is accepted: what it says itself, corrected by what has become of its drafts.
-
-    A correction fades with each draft, and is forgotten over a long pause, so that a row whose text has come to repeat itself
-    is found again.
-    """
-
-    _WEIGHT = 3.0  # as many tokens must contradict the drafter to count as much as it
-    _FADING = 0.85
-    _PAUSE = 96  # tokens
-
-    def __init__(self) -> None:
-        self._accepted = self._expected = 0.0
-        self._drafted_at = 0
-
-    def chance(self, claimed: float, length: int) -> float:
-        """claimed: the drafter's own estimate. length: of the row now."""
-        if length - self._drafted_at > self._PAUSE:
-            self._accepted = self._expected = 0.0
-        return min(0.98, claimed * (self._accepted + self._WEIGHT) / (self._expected + self._WEIGHT))
-
-    def learn(self, claimed: float, accepted: int, tried: int, length: int) -> None:
-        """accepted: how many of a draft's tokens were right. tried: how many were compared, one more if one was wrong."""
-        self._accepted = self._FADING * self._accepted + accepted
-        self._expected = self._FADING * self._expected + claimed * tried
-        self._drafted_at = length
-
-
-class Average:
-    """An average in which older values count less and less; 0 without any."""
-
-    _WEIGHT = 0.2
-
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def add(self, value: float) -> None:
-        self.value = self.value + self._WEIGHT * (value - self.value) if self.value else value
-
-
 def expected_tokens(outlook: Outlook) -> float:
     """How many tokens of a proposal of all its tokens are accepted on average."""
     return math.fsum(outlook.chance**j for j in range(1, outlook.tokens + 1))

@@ -11,7 +11,7 @@ from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel,
 from decodestep._base.checks import Phrase, require
 from decodestep.generation.drafts.coupled_row import CoupledRow
 from decodestep.generation.drafts.drafter import Drafter, count_equal
-from decodestep.generation.drafts.lookup import LookupDrafter
+from decodestep.generation.drafts.lookup import LookupDrafter, PairIndex
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 
@@ -98,7 +98,8 @@ class Drafts:
         if limit <= 0:
             return []
         if self._drafter is None:
-            self._drafter = LookupDrafter() if self._assistant is None else AssistantDrafter(self._assistant, row)
+            lookup = self._assistant is None
+            self._drafter = LookupDrafter(PairIndex(row.history)) if lookup else AssistantDrafter(self._assistant, row)
         return list(self._drafter.propose(row, limit))
 
     def begin(self, cache: object) -> None:

@@ -19,6 +19,7 @@ from decodestep.serving.chats import Chat, chat_job, template_variables
 from decodestep.serving.choices import Choice, ChoicesWriter, Form, finite
 from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import refusal
+from decodestep.serving.function_calls import NAMES, as_tools, has_functions, with_tool_calls
 from decodestep.serving.jobs import NO_DEFAULTS, BuildWriter, Job
 from decodestep.serving.openai_fields import known_only, read_stream_options, refuse_fields, sampling_fields, schema_of_response
 from decodestep.serving.request_fields import bool_field, list_field
@@ -40,30 +41,36 @@ def chat_completion_job(
 ) -> Job:
     """The job of a chat completion. For the arguments, see `chat_job`."""
     refuse_fields(body, {"prompt"})
-    options = read_stream_options(body)
+    options, functions = read_stream_options(body), has_functions(body)
     included, streamed = bool_field(body, "include_reasoning"), bool_field(body, "stream_reasoning")
 
     def build_writer(format_: AnswerFormat) -> BuildWriter:
-        choice = partial(ChatChoice, format_=format_, included=included is not False, streamed=streamed is not False)
+        kind = FunctionChoice if functions else ChatChoice
+        choice = partial(kind, format_=format_, included=included is not False, streamed=streamed is not False)
         form = Form("chatcmpl", "chat.completion", "chat.completion.chunk", choice)
         return partial(ChoicesWriter, form=form, options=options)
 
-    return chat_job(model, _read_chat(body), most_characters, defaults, build_writer)
+    return chat_job(model, read_chat(body), most_characters, defaults, build_writer)
 
 
-def _read_chat(body: Mapping[str, Any]) -> Chat:
+def read_chat(body: Mapping[str, Any]) -> Chat:
+    """The conversation of a request in the form of chat completions."""
     effort = body.get("reasoning_effort")
     if not isinstance(effort, str | None):
         raise refusal("reasoning_effort", "a string")
     begins, continues = bool_field(body, "add_generation_prompt"), bool_field(body, "continue_final_message")
     if begins and continues:
         raise refusal("add_generation_prompt", "false or omitted with continue_final_message")
+    messages = [_message(i, message) for i, message in enumerate(with_tool_calls(list_field(body, "messages")))]
+    if continues and messages[-1]["role"] != "assistant":
+        raise refusal(f"messages[{len(messages) - 1}].role", "assistant with continue_final_message")
     asked: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":
         asked["enable_thinking"] = False
+    functions = has_functions(body)
     return Chat(
-        [_message(i, message) for i, message in enumerate(list_field(body, "messages"))],
-        tools=body,
+        messages,
+        tools=as_tools(body) if functions else body,
         variables=asked | template_variables(body),
         opens=begins is not False,
         continues=bool(continues),
@@ -71,6 +78,7 @@ def _read_chat(body: Mapping[str, Any]) -> Chat:
         schema=schema_of_response(body),
         sampling=sampling_fields(body),
         stream=bool(body.get("stream")),
+        names=NAMES if functions else {},
     )
 
 
@@ -91,9 +99,8 @@ def _message(index: int, message: object) -> dict[str, Any]:
     for field in REASONING:
         if not isinstance(message.get(field), str | None):
             raise refusal(f"{name}.{field}", "a string")
-    for field in ("function_call", "audio"):  # templates would drop what the message says there
-        if message.get(field) is not None:
-            raise refusal(f"{name}.{field}", "omitted; calls are in tool_calls, and a content is text")
+    if message.get("audio") is not None:  # templates would drop what the message says there
+        raise refusal(f"{name}.audio", "omitted: a content is text")
     taken, calls = {**message, "content": _content(name, message)}, message.get("tool_calls")
     if message["role"] == "developer":
         taken["role"] = "system"
@@ -148,6 +155,8 @@ class ChatChoice(Choice):
     otherwise at its end.
     """
 
+    _called = "tool_calls"  # its finish_reason where it has calls
+
     def __init__(
         self, index: int, tokenizer: Tokenizer, row: Row, format_: AnswerFormat, *, included: bool = True, streamed: bool = True
     ) -> None:
@@ -164,8 +173,19 @@ class ChatChoice(Choice):
         message["content"] = read.content if read.content or not (read.reasoning or read.calls) else None
         message["refusal"] = None
         if read.calls:
-            message["tool_calls"] = [_call_of(call) for call in read.calls]
+            message |= self._calls_of(read.calls)
         return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(), "message": message}
+
+    def _calls_of(self, calls: Sequence[Call]) -> dict[str, Any]:
+        """The field of a message that has its calls, one or more."""
+        return {"tool_calls": [_call_of(call) for call in calls]}
+
+    def _delta_of(self, part: Part) -> dict[str, Any]:
+        """The delta of a message: of a call, what says which it is comes with its first part alone."""
+        if part.kind != "call":
+            return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
+        call = {"function": {"arguments": part.text}} if not part.id else _call_of(Call(part.id, part.name, part.text))
+        return {"tool_calls": [{"index": part.index, **call}]}
 
     def opening(self) -> list[dict[str, Any]]:
         return [self._choice({"role": "assistant", "content": ""})]
@@ -176,7 +196,7 @@ class ChatChoice(Choice):
         Each part has a chunk of its own: a delta has either reasoning, content or a call. So has the end of a message, as in
         OpenAI's API: its client considers a call complete when the next chunk arrives.
         """
-        deltas = [_delta_of(part) for part in self._shown(self.take(delta))]
+        deltas = [self._delta_of(part) for part in self._shown(self.take(delta))]
         choices = [self._choice(each) for each in deltas or ([] if delta.logprobs is None else [{}])]
         if choices:
             choices[0]["logprobs"] = self._take_logprobs()
@@ -197,7 +217,7 @@ class ChatChoice(Choice):
 
     def _end(self) -> dict[str, Any]:
         end, read = super()._end(), self._read
-        return {**end, "finish_reason": "length" if read.cut_call else "tool_calls"} if read.calls else end
+        return {**end, "finish_reason": "length" if read.cut_call else self._called} if read.calls else end
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
@@ -219,12 +239,18 @@ def _call_of(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _delta_of(part: Part) -> dict[str, Any]:
-    """The delta of a message: of a call, what says which it is comes with its first part alone."""
-    if part.kind != "call":
-        return {"reasoning_content" if part.kind == "reasoning" else "content": part.text}
-    call = {"function": {"arguments": part.text}} if not part.id else _call_of(Call(part.id, part.name, part.text))
-    return {"tool_calls": [{"index": part.index, **call}]}
+class FunctionChoice(ChatChoice):
+    """A choice of a chat whose request has functions, not tools."""
+
+    _called = "function_call"
+
+    def _calls_of(self, calls: Sequence[Call]) -> dict[str, Any]:
+        return {"function_call": {"name": calls[0].name, "arguments": calls[0].arguments}}
+
+    def _delta_of(self, part: Part) -> dict[str, Any]:
+        if part.kind != "call":
+            return super()._delta_of(part)
+        return {"function_call": {**({"name": part.name} if part.id else {}), "arguments": part.text}}
 
 
 async def _answer(server: Server, request: Request) -> Response:

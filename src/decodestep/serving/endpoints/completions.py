@@ -17,6 +17,7 @@ from decodestep.sampling.params import SamplingParams
 from decodestep.serving.choices import Choice, ChoicesWriter, Form, finite
 from decodestep.serving.endpoint import Endpoint
 from decodestep.serving.errors import refusal
+from decodestep.serving.infilling import ending_infill, read_infill
 from decodestep.serving.jobs import NO_DEFAULTS, Job, Sampling, read_sampling
 from decodestep.serving.openai_fields import (
     CHAT_FIELDS,
@@ -41,7 +42,7 @@ _COMPLETION_TOKENS = 16  # of a completion whose request has no max_tokens, as i
 _MAX_ECHO_LOGPROBS = 20  # of a prompt's token, of which there are many at once
 
 
-def completion_job(_: Model, body: Mapping[str, Any], most_characters: int, defaults: SamplingParams = NO_DEFAULTS) -> Job:
+def completion_job(model: Model, body: Mapping[str, Any], most_characters: int, defaults: SamplingParams = NO_DEFAULTS) -> Job:
     """The job of a completion: one or more prompts, as strings or token ids.
 
     most_characters: of each prompt, and of the prediction. defaults: of the sampling fields that the request leaves out.
@@ -54,9 +55,22 @@ def completion_job(_: Model, body: Mapping[str, Any], most_characters: int, defa
         require_short([item] if isinstance(item, str) else [], most_characters, "prompt")
     require_short([*texts(body.get("prediction"))], most_characters, "prediction")
     refuse_fields(body, CHAT_FIELDS)
-    if bool_field(body, "echo"):
+    echo, suffix = bool_field(body, "echo"), body.get("suffix")
+    if not isinstance(suffix, str | None):
+        raise refusal("suffix", "a string")
+    if suffix:
+        if echo or not all(isinstance(item, str) for item in prompts):
+            raise refusal("suffix", "left out with echo, and with a prompt of token ids")
+        return _infill_job(model, body, [read_infill(model, item, suffix, most_characters) for item in prompts], defaults)
+    if echo:
         return _echo_job(body, prompts, defaults)
     return _job(body, prompts, _sampling(body, defaults), TextChoice)
+
+
+def _infill_job(model: Model, body: Mapping[str, Any], prompts: list[list[int]], defaults: SamplingParams) -> Job:
+    """The job of what stands between a prompt and the suffix."""
+    sampling = _sampling({**body, "suffix": None}, defaults)
+    return _job(body, prompts, sampling._replace(params=ending_infill(model, sampling.params)), TextChoice)
 
 
 def _echo_job(body: Mapping[str, Any], prompts: list[Any], defaults: SamplingParams) -> Job:
