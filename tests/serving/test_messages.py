@@ -276,6 +276,16 @@ def test_thinking_is_the_templates(asked, expected):
     assert read_chat({"messages": HELLO, **asked}).variables == expected
 
 
+def test_a_thinking_budget_is_that_of_the_params(shared_server):
+    for kind, budget in (("enabled", 5), ("enabled", 0), ("disabled", None), ("adaptive", None)):
+        job = message_job(shared_server.model, {**ASKED, "thinking": {"type": kind, "budget_tokens": budget}}, 10**6)
+        assert job.params.thinking_budget_tokens == budget
+    status, body = shared_server.send_json(
+        "/v1/messages", {**ASKED, "regex": "a", "thinking": {"type": "enabled", "budget_tokens": 5}}
+    )
+    assert status == 400 and body["error"]["message"].startswith("thinking.budget_tokens must be omitted beside")
+
+
 def test_structured_output_and_our_own_fields(shared_server):
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     found = same(shared_server, output_config=form, seed=3, temperature=0.5, top_p=0.9, top_k=40, min_p=0.01)

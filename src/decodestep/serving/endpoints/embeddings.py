@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 async def _refuse(server: Server, request: Request) -> Response:
     await server.read_body(request)
-    message = "there are no embeddings here: the models served are made to generate text, and have no vector of a text as a whole"
+    message = (
+        "there are no embeddings here: the models served are made to generate text, and have no vector of a text as a whole"
+    )
     raise HttpError(400, message, code="no_embeddings")
 
 

@@ -15,6 +15,7 @@ _NAMES = {
     "stop_strings": "stop_sequences",
     "strings": "stop_sequences",
     "response_format": "output_config.format",
+    "thinking_budget_tokens": "thinking.budget_tokens",
 }
 # ctx and msg have been sent by Claude Code.
 _ROLES = {"user": "user", "ctx": "user", "msg": "user", "assistant": "assistant", "system": "system"}
@@ -29,7 +30,7 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
     continues = messages[-1]["role"] == "assistant"
     if continues and messages[-1].get("tool_calls"):
         raise refusal("messages", "such that a tool_use at their end is followed by its tool_result")
-    sampling = {**library_fields(body), "max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")}
+    sampling = {**library_fields(body), **_budget(body)}
     return Chat(
         messages,
         tools=_tools(body),
@@ -37,7 +38,7 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
         opens=not continues,
         continues=continues,
         schema=_schema(body),
-        sampling=sampling,
+        sampling={**sampling, "max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")},
         stream=bool(bool_field(body, "stream")),
         names=_NAMES,
     )
@@ -172,6 +173,12 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
         thinks = given["type"] == "enabled"
         found |= {"enable_thinking": thinks, "thinking": thinks}
     return found
+
+
+def _budget(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = object_field(body, "thinking")
+    budget = given.get("budget_tokens") if given.get("type") == "enabled" else None
+    return {} if budget is None else {"thinking_budget_tokens": budget}
 
 
 def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
