@@ -361,6 +361,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": 2}, "n"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"logprobs": 2}, "logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),

@@ -104,7 +104,7 @@ def test_the_tool_runner_of_the_beta_client(claude):
     call = r'<tool_call>\{"name": "weather", "arguments": \{"city": "Rome"\}\}</tool_call>'
     given = {**ASKED, "max_tokens": 60, "tools": [weather], "max_iterations": 2, "extra_body": {"regex": call}}
     answers = list(claude.beta.messages.tool_runner(**given))
-    assert asked == ["Rome"] and [answer.stop_reason for answer in answers] == ["tool_use"] * 2
+    assert asked == ["Rome", "Rome"] and [answer.stop_reason for answer in answers] == ["tool_use"] * 2
 
 
 def test_thinking_is_streamed_and_comes_back(claude):

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from decodestep.serving.answer_writer import COMPLETE, AnswerWriter, Sample
 from decodestep.serving.blocks import Block, add_part
+from decodestep.serving.endpoints.messages.request import NO_THREADS
 from decodestep.serving.partial_json import complete_part
 from decodestep.serving.wire import JsonResponse, event, json_bytes
 
@@ -127,7 +128,8 @@ def error_response(error: HttpError) -> Response:
 
 def _error_body(error: HttpError, request_id: str) -> dict[str, Any]:
     kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+    details = {"details": {"error_code": error.code, "unsupported": ["thread"]}} if error.code == NO_THREADS else {}
+    return {"type": "error", "error": {"type": kind, "message": str(error), **details}, "request_id": request_id}
 
 
 def _request_id() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from decodestep.serving.chats import Chat, joined, library_fields, template_variables
-from decodestep.serving.errors import refusal
+from decodestep.serving.errors import HttpError, refusal
 from decodestep.serving.request_fields import bool_field, list_field, object_field
 
 # What the request calls fields of chat completions and of SamplingParams.
@@ -25,7 +25,13 @@ _BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
+# The code by which Anthropic's client knows that it is to send all messages with every request.
+NO_THREADS = "thread_unsupported_request"
+
+
 def read_chat(body: Mapping[str, Any]) -> Chat:
+    if body.get("thread") is not None:  # of its messages, only the last ones would come
+        raise HttpError(400, "thread must be omitted: no conversation is stored here", param="thread", code=NO_THREADS)
     messages = _system(body.get("system")) + _conversation(body)
     continues = messages[-1]["role"] == "assistant"
     if continues and messages[-1].get("tool_calls"):
