@@ -13,7 +13,10 @@ import decodestep as ds
 from decodestep.generation import Piece
 from support.servers import byte_vocabulary
 
-TEMPLATE = "{# <tool_call> {% if tools %} </think> #}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:{{ end }}"
+TEMPLATE = (
+    "{# <tool_call> {% if tools %} </think> #}"
+    "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:{{ end }}"
+)
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "go", "arguments": {"n": 1}}</tool_call>'

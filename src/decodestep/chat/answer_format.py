@@ -11,9 +11,10 @@ from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning
 from decodestep.chat.tool_call_format import CallFormat, NoCalls
 from decodestep.chat.tool_formats import find_call_format
 from decodestep.chat.tools import ToolFormat
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
-    from decodestep.models import Model
+    from decodestep.chat.template import ChatModel
     from decodestep.tokenizers.tokenizer import Tokenizer
 
 _TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
@@ -56,6 +57,13 @@ class AnswerFormat:
         )
 
     @property
+    def marks(self) -> ReasoningMarks:
+        """What begins and ends the reasoning in the answer."""
+        known = self.reasoning or THINK
+        again = "later" if known.in_messages else "next" if known.repeats else ""
+        return ReasoningMarks(known.opening, known.closing, self.begun, again)
+
+    @property
     def _calls(self) -> CallFormat:
         return self.plain if self.tools is None else self.tools.call_format
 
@@ -66,7 +74,7 @@ class AnswerFormat:
         return self.tools.grammar(tokenizer, answer, self.reasoning or THINK, in_reasoning=self.begun)
 
 
-def build_answer_format(model: Model, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
+def build_answer_format(model: ChatModel, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
     """The format of the answers to a conversation. prompt_ids: of its rendered prompt. tools: as `tools.read` returns them."""
     template = model.template.text(tools=tools is not None)
     tokenizer = model.tokenizer
