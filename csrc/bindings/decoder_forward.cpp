@@ -47,6 +47,8 @@ class DecoderReader {
         d_.embedding_scale = given.number<float>("embedding_scale");
         d_.residual_scale = given.number<float>("residual_scale");
         d_.logits_scale = given.number<float>("logits_scale");
+        d_.logits_cap = cap(given, "logits_cap");
+        d_.centred_norms = given.number<bool>("centred_norms");
         if (const auto latent = given.array<std::optional<nb::dict>>("latent"))
             d_.latent = latent_sizes({kOp, *latent});
         for (const nb::handle item : given.array<nb::tuple>("layers")) {
@@ -88,6 +90,8 @@ class DecoderReader {
         w.ffn_norm = vector(given, "ffn_norm", d_.hidden);
         w.attention_post_norm = vector(given, "attention_post_norm", d_.hidden);
         w.ffn_post_norm = vector(given, "ffn_post_norm", d_.hidden);
+        w.parallel = given.number<bool>("parallel");
+        require(!w.parallel || (!w.attention_post_norm && !w.ffn_post_norm), "parallel blocks have no norms after them");
         if (d_.latent.is_given())
             w.latent = latent(given.group("attention"));
         else
@@ -117,13 +121,17 @@ class DecoderReader {
                                  .output_bias = vector(given, "output_bias", d_.hidden),
                                  .query_norm = vector(given, "query_norm", d_.head_values * (rows ? d_.heads : 1)),
                                  .key_norm = vector(given, "key_norm", d_.head_values * (rows ? d_.kv_heads : 1)),
+                                 .sinks = vector(given, "sinks", d_.heads),
                                  .norms_of_rows = rows,
+                                 .norms_after_rope = given.number<bool>("norms_after_rope"),
                                  .window = given.number<size_t>("window"),
-                                 .rope = given.number<size_t>("rope")};
+                                 .rope = given.number<size_t>("rope"),
+                                 .query_rope = given.number<size_t>("query_rope"),
+                                 .score_cap = cap(given, "score_cap")};
         given.require_all_read();
         require((w.query_norm == nullptr) == (w.key_norm == nullptr), "queries and keys have norms, or neither has");
-        require(w.rope < kMaxAxis, "a size is out of range");
-        held_.ropes = std::max(held_.ropes, w.rope + 1);
+        require(w.rope < kMaxAxis && w.query_rope < kMaxAxis, "a size is out of range");
+        held_.ropes = std::max({held_.ropes, w.rope + 1, w.query_rope + 1});
         return w;
     }
 
@@ -167,6 +175,7 @@ class DecoderReader {
         if (bias) held_.arrays.emplace_back(*bias);
         m.router = panels(router, d_.hidden, experts);
         require(m.router.data != nullptr, "a router has no weights");
+        m.router_bias = vector(given, "router_bias", experts);
         m.routed = feed_forward(given, "routed", experts);
         require(m.routed.is_given(), "a mixture has experts");
         m.shared = feed_forward(given, "shared", 1);
@@ -179,6 +188,12 @@ class DecoderReader {
         require(v.shape(0) == length, "a norm or bias has the wrong length");
         held_.arrays.emplace_back(v);
         return v.data();
+    }
+
+    static float cap(Keywords& given, const char* name) {
+        const auto cap = given.number<float>(name);
+        require(cap >= 0 && cap <= 3e38f, "a cap is out of range");
+        return cap;
     }
 
     // Null for None.
@@ -211,7 +226,7 @@ class DecoderReader {
     // A block that is not given has no weights.
     FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count) {
         const auto argument = given.array<FeedForwardArgument>(name);
-        const auto& [weights, gelu, biases] = argument;
+        const auto& [weights, activation, biases] = argument;
         if (weights.empty()) return {};
         for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
         for (const OptionalVector& bias : biases)

@@ -65,7 +65,7 @@ class StagePart : public StageMember {
             case StageKind::gated_rows:
                 return share_rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width()));
             case StageKind::add_down:
-                return add_product(layer().feed_forward.down, layer().feed_forward.down_bias, layer().ffn_post_norm,
+                return add_product(layer().feed_forward.down, layer().feed_forward.down_bias, layer().ffn_post_norm != nullptr,
                                    rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width())));
             case StageKind::add_gated:
                 return add_branch(layer().ffn_post_norm);
@@ -86,9 +86,7 @@ class StagePart : public StageMember {
             case StageKind::logits_rows:
                 return share_rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
             case StageKind::logits:
-                return store_products(decoder_.logits, panels(), panels_after(),
-                                      rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted)),
-                                      step_.rows, step_.logits, decoder_.logits.out, decoder_.logits_scale);
+                return store_logits();
         }
     }
 
@@ -120,18 +118,25 @@ class StagePart : public StageMember {
         const Activations x = row_space(step_.tokens, attended_width());
         if (begins_rows()) with_attended([&](auto&& attended) { make_rows(x, {0, step_.tokens}, attended); });
         add_product(has_latents ? layer().latent.output : layer().grouped.output,
-                    has_latents ? layer().latent.output_bias : layer().grouped.output_bias, layer().attention_post_norm,
-                    x);
+                    has_latents ? layer().latent.output_bias : layer().grouped.output_bias,
+                    layer().parallel || layer().attention_post_norm, x);
     }
 
     void store_hidden() const {
         share_.each(step_.tokens, [&](size_t t) {
             const float* from = plan_.x + t * decoder_.hidden;
             float* to = step_.hidden + t * decoder_.hidden;
-            const f32x16 rms = broadcast(root_mean_square(from, decoder_.hidden, decoder_.eps));
+            const RowNorm norm = row_norm(from, decoder_.hidden, decoder_.eps, decoder_.centred_norms);
             for (size_t j = 0; j < decoder_.hidden; j += kLanes)
-                store(to + j, normed(load(from + j), rms, load(decoder_.norm + j)));
+                store(to + j, norm(load(from + j), load(decoder_.norm + j)));
         });
+    }
+
+    void store_logits() const {
+        const size_t width = decoder_.logits.out;
+        const Activations x = rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
+        store_products(decoder_.logits, panels(), panels_after(), x, step_.rows, step_.logits, width,
+                       decoder_.logits_scale, nullptr, decoder_.logits_cap);
     }
 };
 

@@ -180,10 +180,11 @@ class DecoderPlan {
         at_ = number;
         const DecoderLayer& w = decoder.layers[number];
         decoder.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
-        if (w.attention_post_norm) stage(StageKind::add_attended);
+        if (w.attention_post_norm && !w.parallel) stage(StageKind::add_attended);
         w.mixture.is_given() ? list_mixture(w.mixture) : list_feed_forward(w.feed_forward);
+        if (w.parallel) stage(StageKind::add_attended);
         if (w.ffn_post_norm) stage(StageKind::add_gated);
-        has_branches_ |= w.attention_post_norm || w.ffn_post_norm;
+        has_branches_ |= w.attention_post_norm || w.ffn_post_norm || w.parallel;
     }
 
     void list_grouped_attention(const GroupedAttention& w) {

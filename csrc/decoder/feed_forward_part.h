@@ -19,7 +19,8 @@ class FeedForwardPart : public StageMember {
     // The router's logits, and the part of the shared block that does not depend on them.
     void route(const Activations& x) const {
         const auto [router, after_router] = panels_of(0);
-        store_products(m_.router, router, after_router, x, step_.tokens, plan_.router_logits, m_.router.out);
+        store_products(m_.router, router, after_router, x, step_.tokens, plan_.router_logits, m_.router.out, 1.0f,
+                       m_.router_bias);
         multiply_dense(m_.shared, panels_of(1).first, x, plan_.shared_gated);
     }
 

@@ -22,8 +22,8 @@ class GroupedAttentionPart : public GroupedPartials {
         project_to_cache(x, 2, w_.keys, w_.values_keys.out);
     }
 
-    // Normalises the share's queries and keys, every head or all heads of a token as one row; then rotates and stores
-    // them, which `project` does if there are no norms.
+    // Normalises, rotates and stores the share's queries and keys, every head or all heads of a token as one row;
+    // `project` stores them if there are no norms.
     void norm_heads() const {
         const size_t queries = decoder_.heads, keys = decoder_.kv_heads;
         const size_t rows = w_.norms_of_rows ? 2 : queries + keys;  // of a token
@@ -42,7 +42,7 @@ class GroupedAttentionPart : public GroupedPartials {
             if (!task.band.divided) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
                 each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
-                    attend_split(queries_of(unit), pages(unit), decoder_.scale, split, plan_.partials(unit, split));
+                    attend_split(queries_of(unit), pages(unit), score_rule(), split, plan_.partials(unit, split));
                 });
         });
     }
@@ -50,9 +50,12 @@ class GroupedAttentionPart : public GroupedPartials {
   private:
     using Factor = typename Cache::Factor;
 
-    // Rotates sixteen outputs of a head, from `column` of it on, by the position of token t.
-    void rotate(size_t t, size_t column, float* y) const {
-        const size_t at = (w_.rope * step_.rope_positions + step_.positions[t]) * (decoder_.head_dim / 2) + column / 2;
+    ScoreRule score_rule() const { return {decoder_.scale, w_.score_cap}; }
+
+    // Rotates sixteen outputs of a head of queries or keys, from `column` of it on, by the position of token t.
+    void rotate(size_t t, bool is_key, size_t column, float* y) const {
+        const size_t rope = is_key ? w_.rope : w_.query_rope;
+        const size_t at = (rope * step_.rope_positions + step_.positions[t]) * (decoder_.head_dim / 2) + column / 2;
         store(y, rotate_pairs(load(y), step_.sin + at, step_.cos + at));
     }
 
@@ -73,16 +76,18 @@ class GroupedAttentionPart : public GroupedPartials {
     }
     size_t row_of(size_t t) const { return step_.positions[t] % kPagePositions; }
 
-    // Normalises some heads of a token's queries or keys as one row, then rotates and stores them.
+    // Normalises some heads of a token's queries or keys as one row, rotates them before or after it, and stores them.
     void norm_row(size_t t, bool is_key, Range heads) const {
         const size_t width = decoder_.head_dim, values = decoder_.head_values, count = heads.end - heads.first;
         float* y = is_key ? key_before_norm(t, heads.first * width) : query_before_norm(t, heads.first * width);
         const float* gamma = is_key ? w_.key_norm : w_.query_norm;
+        if (w_.norms_after_rope)
+            for (size_t i = 0; i < count * width; i += kLanes) rotate(t, is_key, i % width, y + i);
         const f32x16 rms = broadcast(root_mean_square(y, count * width, decoder_.eps, count * values));
         for (size_t head = heads.first; head < heads.end; ++head, y += width, gamma += values) {
             norm_head(y, rms, gamma);
             for (size_t i = 0; i < width; i += kLanes) {
-                rotate(t, i, y + i);
+                if (!w_.norms_after_rope) rotate(t, is_key, i, y + i);
                 if (is_key)
                     Cache::store_key(step_.keys + page_of(t, head), row_of(t), i, load(y + i));
                 else
@@ -107,7 +112,7 @@ class GroupedAttentionPart : public GroupedPartials {
             return;
         }
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
-            rotate(t, (first + i) % decoder_.head_dim, y + i);
+            rotate(t, false, (first + i) % decoder_.head_dim, y + i);
             Cache::store_query(query_at(t, first + i), load(y + i));
         }
     }
@@ -132,7 +137,7 @@ class GroupedAttentionPart : public GroupedPartials {
                 std::memcpy(key_before_norm(t, output - values), y + i, kLanes * sizeof(float));
                 continue;
             }
-            if (is_key) rotate(t, column, y + i);
+            if (is_key) rotate(t, true, column, y + i);
             if (is_key)
                 Cache::store_key(step_.keys + page_of(t, head - decoder_.kv_heads), row_of(t), column, load(y + i));
             else
@@ -177,8 +182,8 @@ class GroupedAttentionPart : public GroupedPartials {
             each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
                 const Queries<Cache> q = queries_of(unit);
                 if (split == unit.first_split)
-                    return attend_split(q, pages(unit), decoder_.scale, split, merged(number));
-                attend_split(q, pages(unit), decoder_.scale, split, next);
+                    return attend_split(q, pages(unit), score_rule(), split, merged(number));
+                attend_split(q, pages(unit), score_rule(), split, next);
                 for (size_t i = 0; i < q.count; ++i) {
                     const size_t t = unit.token_of(i);
                     if (split == groups_.first_split(t))
@@ -189,7 +194,7 @@ class GroupedAttentionPart : public GroupedPartials {
             });
         for (size_t i = 0; i < task.band.units; ++i) {
             const AttentionUnit& unit = groups_.unit(task.band.unit + i);
-            for (size_t q = 0; q < unit.queries(); ++q) finish(merged(i)[q], output_of(unit, q, plan_.attended));
+            for (size_t q = 0; q < unit.queries(); ++q) finish(merged(i)[q], unit, q, plan_.attended);
         }
     }
 

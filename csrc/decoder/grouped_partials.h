@@ -39,13 +39,12 @@ class GroupedPartials : public StageMember {
     }
 
   protected:
-    // The address of a query's output in `rows`, [tokens, attended_width].
-    float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
-        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * decoder_.head_values;
-    }
-
-    void finish(const PartialSoftmax& partial, float* out) const {
-        PartialSoftmax{partial.record, decoder_.head_values}.finish(nullptr, out);
+    // Writes the output of a query of a unit to `rows`, [tokens, attended_width].
+    void finish(const PartialSoftmax& partial, const AttentionUnit& unit, size_t query, float* rows) const {
+        const PartialSoftmax read{partial.record, decoder_.head_values};
+        const size_t head = unit.head_of(query);
+        if (const float* sinks = stage_.layer->grouped.sinks) read.merge_sink(sinks[head]);
+        read.finish(nullptr, rows + unit.token_of(query) * plan_.attended_width + head * decoder_.head_values);
     }
 
     static void copy(const PartialSoftmax& from, const PartialSoftmax& to) {
@@ -58,7 +57,7 @@ class GroupedPartials : public StageMember {
         copy(plan_.partials(unit, first)[query], merged);
         for (size_t split = first + 1; split < groups_.end_split(t); ++split)
             merged.merge(plan_.partials(unit, split)[query]);
-        finish(merged, output_of(unit, query, rows));
+        finish(merged, unit, query, rows);
     }
 
     const AttentionPlan& groups_;

@@ -26,8 +26,8 @@ enum class StageKind {
     value_up,
     // Both:
     attended_rows,  // the attention's outputs
-    add_output,     // x += attended W_output, or with a post norm this product
-    add_attended,   // x += that, normalised
+    add_output,     // x += attended W_output; this product alone with a post norm, or beside the feed-forward block
+    add_attended,   // x += that, or its norm
     ffn_rows,       // x normalised
     // A dense block:
     gate_up,     // swiglu of two products, or the squared ReLU of one

@@ -16,7 +16,7 @@ from support.decoder_forward_cases import Sizes, copied, matrix, norm, step, wei
 CASES = {
     "biases": ({}, {"biases": True}),
     "norms of heads": ({"head_dim": 48, "heads": 3, "kv_heads": 1}, {"head_norms": True, "biases": True}),
-    "norms after blocks": ({}, {"post_norms": True, "gelu": True}),
+    "norms after blocks": ({}, {"post_norms": True, "activation": "gelu"}),
     "norms of rows": ({"heads": 6, "kv_heads": 2, "head_dim": 48}, {"head_norms": True, "row_norms": True, "biases": True}),
     "norms of rows of padded heads": (
         {"head_dim": 32, "heads": 5, "kv_heads": 5},
@@ -85,7 +85,7 @@ def made(name, format_, rng, **changes):
             ffn_norm=layer.ffn_norm if more.get("pre_norms", True) else None,
             attention_post_norm=after,
             ffn_post_norm=after,
-            feed_forward=replace(layer.feed_forward, gelu=more.get("gelu", False)),
+            feed_forward=replace(layer.feed_forward, activation=more.get("activation", "silu")),
         )
         for number, layer in enumerate(w.layers)
     )

@@ -8,8 +8,8 @@ from typing import Literal
 
 from decodestep.ops.expert_router.arguments import RouterRule
 
-BlockNorms = Literal["before", "after", "both"]
-QueryKeyNorm = Literal["head", "row"]
+BlockNorms = Literal["before", "after", "both", "parallel"]
+QueryKeyNorm = Literal["head", "row", "head_after_rope"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,11 @@ class GroupedConfig:
 
     scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
     "attention_output". query_key_norm: what is normalised before its rope: every head of queries and keys, or all heads of
-    a token as one row; None: nothing. windows: for every layer the number of positions that a token attends to, its own
-    included, 0 for all; (): no windows. ropes: for every layer the index of its rope; (): one for all.
+    a token as one row; or every head after its rope; None: nothing. windows: for every layer the number of positions that a
+    token attends to, its own included, 0 for all; (): no windows. ropes: for every layer the index of its rope; (): one for
+    all. rope_dim: how many columns of a head have a rope, the first ones; None: all. score_cap: c of scores that become
+    c * tanh(score / c); 0: none. sinks: whether every query head has a score without a value, which takes a part of the
+    softmax.
     """
 
     scale: float | None = None
@@ -46,6 +49,9 @@ class GroupedConfig:
     query_key_norm: QueryKeyNorm | None = None
     windows: tuple[int, ...] = ()
     ropes: tuple[int, ...] = ()
+    rope_dim: int | None = None
+    score_cap: float = 0.0
+    sinks: bool = False
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
@@ -60,7 +66,7 @@ class Experts:
 
     count: the number of experts per layer. width: of an expert. shared: the width of the shared expert, 0 if there is none.
     rule: how a token's experts are selected (`expert_router`). corrected: whether a bias is added to the scores for selection.
-    layers: which layers have experts; the others are dense.
+    layers: which layers have experts; the others are dense. biases: whether the router and the experts' products have biases.
     """
 
     count: int
@@ -69,6 +75,7 @@ class Experts:
     rule: RouterRule
     corrected: bool
     layers: tuple[bool, ...]
+    biases: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,12 +87,14 @@ class Config:
     a sequence, prompt included.
     latent_attention: None for grouped-query attention. experts: None if all layers are dense.
     grouped: the options of grouped-query attention.
-    activation: of a dense feed-forward block: "swiglu", "gelu_gated" (tanh form) or "relu_squared", which has no gate. biases:
-    whether its products have biases. block_norms: whether what attention and feed-forward blocks read is normalised, or what
-    they add to the residual stream, or both. norm_shift: added to the checkpoint's norm weights.
+    activation: of feed-forward blocks: "swiglu", "gelu_gated" (tanh form), "clamped_swiglu" (`FeedForward`) or "relu_squared",
+    which has no gate. biases: whether the products of a dense block have biases. block_norms: whether what attention and
+    feed-forward blocks read is normalised, or what they add to the residual stream, or both; "parallel": one norm is before
+    both blocks, which read the same rows. centred_norms: whether norms subtract the mean first (LayerNorm without biases).
+    norm_shift: added to the checkpoint's norm weights.
     rope_half_split: whether the two columns of a rope pair are half a head apart; otherwise they are adjacent.
     embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
-    state is divided by. tied: whether the embedding is the logits weight.
+    state is divided by. logits_cap: c of logits that become c * tanh(logit / c); 0: none. tied: whether the embedding is the logits weight.
     next_token_layers: K layers for next-token prediction after the model's L: they draft, and no logits depend on them.
     skipped_layers: such layers whose tensors are not all there; they are left out.
     latent_dim, rope_dim, scale: the sizes and the score scale of the model in its form as multi-head latent attention
@@ -109,11 +118,13 @@ class Config:
     activation: str = "swiglu"
     biases: bool = False
     block_norms: BlockNorms = "before"
+    centred_norms: bool = False
     norm_shift: float = 0.0
     rope_half_split: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_divisor: float = 1.0
+    logits_cap: float = 0.0
     tied: bool = False
     next_token_layers: int = 0
     skipped_layers: int = 0
@@ -136,8 +147,16 @@ class Config:
     def has_latent_form(self) -> bool:
         """Whether grouped-query attention can be converted to latent attention: it is only products and one rope."""
         options = self.grouped
-        plain = self.block_norms == "before" and options.query_key_norm is None
-        return plain and not (options.biases or any(options.windows) or any(options.ropes))
+        plain = self.block_norms == "before" and options.query_key_norm is None and options.rope_dim is None
+        capped = options.score_cap or options.sinks
+        return plain and not (options.biases or any(options.windows) or any(options.ropes) or capped)
+
+    @property
+    def rotated(self) -> int:
+        """The columns of a head that have a rope."""
+        if self.latent_attention:
+            return self.latent_attention.rope_dim
+        return self.head_dim if self.grouped.rope_dim is None else self.grouped.rope_dim
 
     def has_experts(self, layer: int) -> bool:
         """layer: in [0, L + K). Those for next-token prediction are sparse wherever the model has a sparse layer."""

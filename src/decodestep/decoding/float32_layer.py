@@ -21,20 +21,27 @@ from decodestep.weights.feed_forward import FeedForward
 
 def run_layer(x: np.ndarray, layer: Layer, config: Config, attend: Callable[[np.ndarray], np.ndarray]) -> None:
     """Adds what the layer does to x, the residual stream (T, He). attend: of normalised rows, before the output's weight."""
-    attended = attend(normalise(x, layer.attention_norm, config))
-    added = with_bias(linear(attended, layer.attention.output), layer.attention.output_bias)
+    read = normalise(x, layer.attention_norm, config)
+    added = with_bias(linear(attend(read), layer.attention.output), layer.attention.output_bias)
     x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
-    h = normalise(x, layer.ffn_norm, config)
+    h = read if config.block_norms == "parallel" else normalise(x, layer.ffn_norm, config)
     x += scale(normalise(_feed_forward(h, layer.feed_forward, config), layer.ffn_post_norm, config), config.residual_scale)
 
 
 def normalise(rows: np.ndarray, norm: np.ndarray | None, config: Config) -> np.ndarray:
     """The rows themselves without a norm."""
-    return rows if norm is None else rms_norm(rows, norm, eps=config.norm_eps)
+    if norm is None:
+        return rows
+    centred = rows - rows.mean(axis=-1, keepdims=True) if config.centred_norms else rows
+    return rms_norm(centred, norm, eps=config.norm_eps)
 
 
 def scale(x: np.ndarray, factor: float) -> np.ndarray:
     return x if factor == 1 else x * np.float32(factor)
+
+
+def soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
+    return x if cap == 0 else np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
 def _feed_forward(h: np.ndarray, weights: FeedForward | ExpertWeights, config: Config) -> np.ndarray:
@@ -42,7 +49,8 @@ def _feed_forward(h: np.ndarray, weights: FeedForward | ExpertWeights, config: C
         return _dense(h, weights)
     experts = config.experts
     assert experts is not None
-    routes = expert_router(linear(h, weights.router), bias=weights.bias, **asdict(experts.rule))
+    logits = with_bias(linear(h, weights.router), weights.router_bias)
+    routes = expert_router(logits, bias=weights.bias, **asdict(experts.rule))
     mixed = mixture_of_experts(h, routes.experts, routes.weights, weights.routed)
     return mixed if weights.shared is None else mixed + _dense(h, weights.shared)
 

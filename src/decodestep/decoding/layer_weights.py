@@ -29,6 +29,7 @@ class GroupedWeights:
     query_norm: np.ndarray | None
     key_norm: np.ndarray | None
     norms_of_rows: bool
+    sinks: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class ExpertWeights:
     bias: np.ndarray | None
     routed: FeedForward
     shared: FeedForward | None
+    router_bias: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)

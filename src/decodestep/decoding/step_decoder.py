@@ -72,7 +72,7 @@ class StepDecoder(Decoder):
         self.next_tokens = NextTokenLayers(weights) if weights.next_tokens else None
         self.native_weights = DecoderWeights(
             embedding=weights.embedding,
-            layers=tuple(_layer(layer, config, number) for number, layer in enumerate(weights.layers)),
+            layers=tuple(self._layer(layer, number) for number, layer in enumerate(weights.layers)),
             norm=weights.norm,
             logits=weights.output,
             heads=config.heads,
@@ -85,6 +85,35 @@ class StepDecoder(Decoder):
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logits_scale=1 / config.logits_divisor,
+            logits_cap=config.logits_cap,
+            centred_norms=config.centred_norms,
+        )
+
+    def _layer(self, layer: Layer, number: int) -> LayerWeights:
+        parallel = self.config.block_norms == "parallel"
+        return LayerWeights(
+            attention_norm=layer.attention_norm,
+            attention=self._attention(layer.attention, number),
+            ffn_norm=layer.attention_norm if parallel else layer.ffn_norm,
+            feed_forward=_feed_forward(layer.feed_forward, self.config),
+            attention_post_norm=layer.attention_post_norm,
+            ffn_post_norm=layer.ffn_post_norm,
+            parallel=parallel,
+        )
+
+    def _attention(self, weights: GroupedWeights | LatentWeights, number: int) -> GroupedAttention | LatentAttention:
+        """`DecoderWeights` checks that every weight is in panels."""
+        if isinstance(weights, LatentWeights):
+            return LatentAttention(**vars(weights))
+        grouped, rope = self.config.grouped, self.config.grouped.rope_index(number)
+        grows = [i for i, each in enumerate(self._layer_ropes) if each.query_growth]
+        return GroupedAttention(
+            **vars(weights),
+            norms_after_rope=grouped.query_key_norm == "head_after_rope",
+            window=grouped.window(number),
+            rope=rope,
+            query_rope=len(self._layer_ropes) + grows.index(rope) if rope in grows else None,
+            score_cap=grouped.score_cap,
         )
 
     def new_pages(self, count: int) -> SlabPages:
@@ -124,12 +153,12 @@ class StepDecoder(Decoder):
         return rope
 
     def _table(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
-        """sin and cos (ropes, positions, pairs of a head); pairs that pad a head stay as they are."""
-        tables = [rope.table(np.arange(positions), np.full(positions, long)) for rope in self._layer_ropes]
+        """sin and cos (ropes, positions, pairs of a head): of the ropes, then of queries for those that have other ones."""
+        at, pairs = np.arange(positions), None if self.config.latent_attention else self._head_dim // 2
+        tables = [rope.table(at, np.full(positions, long), pairs) for rope in self._layer_ropes]
+        tables += [rope.of_queries(tables[i], at) for i, rope in enumerate(self._layer_ropes) if rope.query_growth]
         sin, cos = (np.stack(part) for part in zip(*tables, strict=True))
-        latent = self.config.latent_attention
-        pad = ((0, 0), (0, 0), (0, 0 if latent else self._head_dim // 2 - sin.shape[2]))
-        return (np.pad(sin, pad), np.pad(cos, pad, constant_values=1)) if pad[2][1] else (sin, cos)
+        return sin, cos
 
 
 def page_layout(config: Config, cache_dtype: str) -> PageLayout:
@@ -152,25 +181,6 @@ def step_head_dim(config: Config) -> int:
 
 def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
-
-
-def _layer(layer: Layer, config: Config, number: int) -> LayerWeights:
-    return LayerWeights(
-        attention_norm=layer.attention_norm,
-        attention=_attention(layer.attention, config, number),
-        ffn_norm=layer.ffn_norm,
-        feed_forward=_feed_forward(layer.feed_forward, config),
-        attention_post_norm=layer.attention_post_norm,
-        ffn_post_norm=layer.ffn_post_norm,
-    )
-
-
-def _attention(weights: GroupedWeights | LatentWeights, config: Config, number: int) -> GroupedAttention | LatentAttention:
-    """`DecoderWeights` checks that every weight is in panels."""
-    if isinstance(weights, LatentWeights):
-        return LatentAttention(**vars(weights))
-    grouped = config.grouped
-    return GroupedAttention(**vars(weights), window=grouped.window(number), rope=grouped.rope_index(number))
 
 
 def _feed_forward(weights: FeedForward | ExpertWeights, config: Config) -> FeedForward | Mixture:

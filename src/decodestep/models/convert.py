@@ -24,12 +24,15 @@ from decodestep.decoding.layer_weights import (
     Weights,
 )
 from decodestep.errors import ModelError
+from decodestep.families.common.names import FEED_FORWARD
 from decodestep.models.checkpoint import Checkpoint, Stored
+from decodestep.models.experts_in_turn import read_experts
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_weight import FileWeight, FileWeightError
 from decodestep.weights.lazy_weight import RowWeight, whole
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 
+_GATES = {"gelu_gated": "gelu", "clamped_swiglu": "clamped_silu"}  # the activations of `FeedForward`, by the config's
 Pack = Callable[[RowWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 Progress = Callable[[int, int], object]  # (layers that are done, all layers)
 
@@ -119,6 +122,7 @@ class _LayerParts:
         self.config, self.is_of_experts = checkpoint.config, checkpoint.config.has_experts(i)
         self.has, self.pack = partial(checkpoint.has, i=i), partial(_pack_together, pack)
         self.vector, self.optional_vector = partial(checkpoint.vector, i=i), partial(checkpoint.optional_vector, i=i)
+        self.experts_in_turn = partial(read_experts, checkpoint, i)
         self.weight, self.stack = partial(checkpoint.weight, i=i), partial(checkpoint.stack, i=i)
 
     def packed(self, part: str) -> Weight:
@@ -141,10 +145,10 @@ def _layer(layer: _LayerParts, attention: Attention) -> Layer:
 
 def _grouped_weights(layer: _LayerParts, head_dim: int) -> GroupedWeights:
     options = layer.config.grouped
-    values, keys = (_head_weights(layer, part, head_dim) for part in ("value", "key"))
+    query, values, keys = (_head_weights(layer, part, head_dim) for part in ("query", "value", "key"))
     apart = values.weight.format != keys.weight.format
     return GroupedWeights(
-        query=layer.pack(_head_weights(layer, "query", head_dim)),
+        query=layer.pack(query),
         values_keys=layer.pack(values) if apart else layer.pack(values, keys),
         keys=layer.pack(keys) if apart else None,
         output=layer.packed("attention_output"),
@@ -156,20 +160,24 @@ def _grouped_weights(layer: _LayerParts, head_dim: int) -> GroupedWeights:
         query_norm=_norm(layer, "query"),
         key_norm=_norm(layer, "key"),
         norms_of_rows=options.query_key_norm == "row",
+        sinks=layer.optional_vector("sinks"),
     )
 
 
 def _norm(layer: _LayerParts, part: str) -> np.ndarray | None:
     """Of queries or keys: of every head, or of all heads as one row."""
     kind, name = layer.config.grouped.query_key_norm, {"query": "queries_norm", "key": "keys_norm"}[part]
-    return None if kind is None else _paired_vector(layer, name, 1 if kind == "head" else _head_count(layer.config, part))
+    if kind is None:
+        return None
+    return _paired_vector(layer, layer.vector(name), _head_count(layer.config, part) if kind == "row" else 1)
 
 
 def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
     """The weight of queries, keys or values: the rope pairs side by side, the heads padded."""
-    config, heads, stored = layer.config, _head_count(layer.config, part), layer.weight(part)
+    config, heads = layer.config, _head_count(layer.config, part)
+    stored = _of_qkv(layer, part) if layer.has("qkv") else layer.weight(part)
     if part != "value":
-        stored = _neighbours(stored, heads, 0, config.head_dim, config.rope_half_split)
+        stored = _neighbours(stored, heads, 0, config.rotated, config.rope_half_split, after=config.head_dim - config.rotated)
     if head_dim == config.head_dim:
         return stored
     weight = whole(stored.weight)
@@ -180,18 +188,38 @@ def _head_count(config: Config, part: str) -> int:
     return config.heads if part == "query" else config.kv_heads
 
 
-def _paired_vector(layer: _LayerParts, part: str, heads: int) -> np.ndarray:
+def _of_qkv(layer: _LayerParts, part: str) -> Stored:
+    """The part's rows of the weight that has all of queries, keys and values."""
+    stored = layer.weight("qkv")
+    weight = whole(stored.weight)
+    return stored._replace(weight=replace(weight, rows=np.ascontiguousarray(weight.rows[qkv_rows(layer.config, part)])))
+
+
+def qkv_rows(config: Config, part: str) -> slice:
+    """Which rows of one weight of queries, keys and values are those of "query", "key" or "value"."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    first = {"query": 0, "key": queries, "value": queries + keys}[part]
+    return slice(first, first + (queries if part == "query" else keys))
+
+
+def _paired_vector(layer: _LayerParts, values: np.ndarray, heads: int) -> np.ndarray:
     """A vector of queries or keys, with rope pairs side by side."""
-    config, values = layer.config, layer.vector(part)
-    return values[neighbour_order(heads, 0, config.head_dim)] if config.rope_half_split else values
+    config = layer.config
+    if not config.rope_half_split:
+        return values
+    return values[neighbour_order(heads, 0, config.rotated, config.head_dim - config.rotated)]
 
 
 def _bias(layer: _LayerParts, part: str, head_dim: int) -> np.ndarray:
     """Zeros where the part has none."""
     heads, name = _head_count(layer.config, part), f"{part}_bias"
-    if not layer.has(name):
+    if layer.has("qkv_bias"):
+        values = layer.vector("qkv_bias")[qkv_rows(layer.config, part)]
+    elif layer.has(name):
+        values = layer.vector(name)
+    else:
         return np.zeros(heads * head_dim, np.float32)
-    values = layer.vector(name) if part == "value" else _paired_vector(layer, name, heads)
+    values = values if part == "value" else _paired_vector(layer, values, heads)
     return _padded_heads(values[:, None], heads, head_dim)[:, 0]
 
 
@@ -283,7 +311,7 @@ def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
         gate=gate[0] if gate else None,
         up=up,
         down=layer.packed(f"{prefix}down"),
-        gelu=layer.config.activation == "gelu_gated",
+        activation=_GATES.get(layer.config.activation, "silu"),
         gate_bias=gate_bias,
         up_bias=up_bias,
         down_bias=down_bias,
@@ -293,14 +321,23 @@ def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
 def _experts(layer: _LayerParts) -> ExpertWeights:
     experts, router = layer.config.experts, whole(layer.weight("router").weight)
     assert experts is not None
-    if layer.has("experts_gate_up"):
-        gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
+    if layer.has("experts_gate_up_in_turn_bias"):
+        *parts, gate_bias, up_bias, down_bias = layer.experts_in_turn()
+        gate, up, down = map(layer.pack, parts)
     else:
-        gate, up = (layer.pack(layer.stack(f"experts_{part}")) for part in ("gate", "up"))
+        gate_bias, up_bias, down_bias = (layer.optional_vector(f"experts_{part}_bias") for part in FEED_FORWARD)
+        if layer.has("experts_gate_up"):
+            gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
+        else:
+            gate, up = (layer.pack(layer.stack(f"experts_{part}")) for part in ("gate", "up"))
+        down = layer.pack(layer.stack("experts_down"))
     return ExpertWeights(
         router=router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense()),
         bias=layer.optional_vector("correction"),
-        routed=FeedForward(gate, up, layer.pack(layer.stack("experts_down")), experts.count),
+        router_bias=layer.optional_vector("router_bias"),
+        routed=FeedForward(
+            gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), gate_bias, up_bias, down_bias
+        ),
         shared=_dense(layer, "shared_") if experts.shared else None,
     )
 
@@ -313,18 +350,19 @@ def _halves(stored: Stored, blocks: int) -> list[Stored]:
     return [stored._replace(weight=replace(weight, rows=half)) for half in (first, second)]
 
 
-def neighbour_order(heads: int, start: int, width: int) -> np.ndarray:
-    """The rows of heads of start + width, the last `width` of each with the halves of a pair side by side."""
-    head = np.concatenate([np.arange(start), start + np.arange(width).reshape(2, -1).T.reshape(-1)])
+def neighbour_order(heads: int, start: int, width: int, after: int = 0) -> np.ndarray:
+    """The rows of heads of start + width + after, the `width` of each with the halves of a pair side by side."""
+    pairs = start + np.arange(width).reshape(2, -1).T.reshape(-1)
+    head = np.concatenate([np.arange(start), pairs, start + width + np.arange(after)])
     return (np.arange(heads)[:, None] * len(head) + head).reshape(-1)
 
 
-def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool) -> Stored:
+def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool, after: int = 0) -> Stored:
     """A weight whose rows are in `neighbour_order`. half_split: whether they are not yet."""
     if not half_split:
         return stored
     weight = whole(stored.weight)
-    return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]))
+    return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width, after)]))
 
 
 def _pack_together(pack: Pack, *parts: Stored) -> Weight:

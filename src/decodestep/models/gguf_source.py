@@ -19,7 +19,7 @@ from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import read_float32
 from decodestep.models.checkpoint import Checkpoint
-from decodestep.models.convert import neighbour_order
+from decodestep.models.convert import neighbour_order, qkv_rows
 from decodestep.models.sampling_defaults import FIELDS, default_params
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields
@@ -134,6 +134,9 @@ def _values(checkpoint: Checkpoint, half_split: bool, tensor: NamedTensor, i: in
     elif tensor.part in ("gate", "up") and checkpoint.has("gate_up", i):
         (both,) = checkpoint.values("gate_up", i)
         yield both.reshape(2, *tensor.shape)[int(tensor.part == "up")]
+    elif tensor.part in ("query", "key", "value") and checkpoint.has("qkv", i):
+        (both,) = checkpoint.values("qkv", i)
+        yield both[qkv_rows(config, tensor.part)]
     else:
         permuted = config.rope_half_split and not half_split and tensor.part in _PERMUTED
         order = _order(checkpoint, tensor) if permuted else slice(None)
@@ -146,7 +149,7 @@ def _order(checkpoint: Checkpoint, tensor: NamedTensor) -> np.ndarray:
     """The rows with pairs side by side."""
     config, latent = checkpoint.config, checkpoint.config.latent_attention
     if latent is None:
-        return neighbour_order(tensor.shape[0] // config.head_dim, 0, config.head_dim)
+        return neighbour_order(tensor.shape[0] // config.head_dim, 0, config.rotated, config.head_dim - config.rotated)
     if tensor.part == "latent_rope":
         return neighbour_order(1, latent.latent_dim, latent.rope_dim)
     return neighbour_order(config.heads, latent.nope_dim, latent.rope_dim)

@@ -39,15 +39,20 @@ def decoder_forward(
                 h = rms_norm(x, ffn_norm)
                 x += residual_scale * post(the `FeedForward` of h, or mixture_of_experts(h))
             hidden[t] = rms_norm(x, norm)
-        logits[i] = logits_scale * hidden[wanted[i]] @ logits weight
+        logits[i] = logits_scale * hidden[wanted[i]] @ logits weight, soft-capped by logits_cap
 
         grouped-query attention of h:
             q, v, k = h @ query, h @ values_keys (or v = h @ values_keys, k = h @ keys), and their biases
             every head of q and k normalised, or with norms_of_rows q and k as one row each, where there are norms
-            q, k with the rope of positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
+            q, k with the rope of positions[t], as sin[rope] and cos[rope] say, q as those of query_rope where it has one
+            the two steps before in the other order with norms_after_rope;  k, v rounded to the cache's type
             cache[sequence[t], positions[t]] = k, v
-            attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions
+            attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions: of scores that
+                are soft-capped by score_cap, and with a sink divided by the sum of weights and e^(sink - maximum)
+        soft-capped by c: c * tanh(y / c), or y where c is 0
         rms_norm(x, attention_norm) and rms_norm(x, ffn_norm) are x where the layer has no such norm
+        in a parallel layer h = rms_norm(x, ffn_norm) is that of x before attention, and both outputs are added
+        with centred_norms rms_norm(x, norm) is rms_norm(x - mean(x), norm), except of heads and rows of q and k
         post(y) = y, or rms_norm(y, post norm) where the layer has one; the bias of output is added before it
 
         latent attention of h:
@@ -58,7 +63,7 @@ def decoder_forward(
                 @ value_up_n
 
         a mixture of experts of h:
-            mixture_of_experts(h, *expert_router(h @ router, rule, bias), routed, shared)
+            mixture_of_experts(h, *expert_router(h @ router + router_bias, rule, bias), routed, shared)
 
     Causality: a token attends only to positions 0 to its own of its own sequence. The contents of other positions of a page,
     NaN included, have no effect on it, and a call writes only at its tokens' positions. So pages may be recycled without

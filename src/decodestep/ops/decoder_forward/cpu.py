@@ -14,7 +14,7 @@ from decodestep._base.arrays import contiguous
 from decodestep._base.profiling import add_part, is_timed
 from decodestep._base.threads import threads
 from decodestep.ops.decoder_forward.arguments import Call
-from decodestep.ops.decoder_forward.layers import LatentAttention, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentSizes
 from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
@@ -115,6 +115,8 @@ def _decoder(weights: DecoderWeights) -> Any:
             embedding_scale=weights.embedding_scale,
             residual_scale=weights.residual_scale,
             logits_scale=weights.logits_scale,
+            logits_cap=weights.logits_cap,
+            centred_norms=weights.centred_norms,
             layers=[_layer(layer) for layer in weights.layers],
             norm=contiguous(weights.norm),
             logits=panel_argument(weights.logits),
@@ -135,13 +137,21 @@ def _layer(w: LayerWeights) -> dict[str, Any]:
         "ffn_norm": _native_form(w.ffn_norm),
         "attention_post_norm": _native_form(w.attention_post_norm),
         "ffn_post_norm": _native_form(w.ffn_post_norm),
-        "attention": {field.name: _native_form(getattr(w.attention, field.name)) for field in fields(w.attention)},
+        "parallel": w.parallel,
+        "attention": _attention(w.attention),
         "mixture": _mixture(block) if isinstance(block, Mixture) else None,
         **({} if isinstance(block, Mixture) else {"feed_forward": native_panels(block)}),
     }
 
 
-def _native_form(value: np.ndarray | LinearPanels | int | None) -> Any:
+def _attention(a: GroupedAttention | LatentAttention) -> dict[str, Any]:
+    made = {field.name: _native_form(getattr(a, field.name)) for field in fields(a)}
+    if isinstance(a, GroupedAttention) and a.query_rope is None:
+        made["query_rope"] = a.rope
+    return made
+
+
+def _native_form(value: np.ndarray | LinearPanels | float | None) -> Any:
     if isinstance(value, LinearPanels):
         return panel_argument(value)
     return contiguous(value) if isinstance(value, np.ndarray) else value
@@ -152,6 +162,7 @@ def _mixture(m: Mixture) -> dict[str, Any]:
         "router": panel_argument(m.router),
         "rule": native_rule(m.rule),
         "bias": _native_form(m.bias),
+        "router_bias": _native_form(m.router_bias),
         "routed": native_panels(m.routed),
         "shared": native_panels(m.shared),
     }

@@ -21,7 +21,7 @@ class GroupedAttention:
     values_keys: LinearPanels
     output: LinearPanels  # (N * Dv, He)
     # float32, or None without: biases of the outputs of these products; norms of every head of queries and of keys, (Dv,), or
-    # with norms_of_rows of all heads of a token as one row, (N * Dv,) and (G * Dv,)
+    # with norms_of_rows of all heads of a token as one row, (N * Dv,) and (G * Dv,), before their rope or norms_after_rope
     query_bias: np.ndarray | None = None
     values_keys_bias: np.ndarray | None = None
     output_bias: np.ndarray | None = None
@@ -31,6 +31,10 @@ class GroupedAttention:
     rope: int = 0  # the index of its rope, if sin and cos hold several
     keys: LinearPanels | None = None  # (He, G * D)
     norms_of_rows: bool = False
+    norms_after_rope: bool = False
+    query_rope: int | None = None  # the index of the queries' rope, if it is another one
+    score_cap: float = 0.0  # c of scores that become c * tanh(score / c); 0: none
+    sinks: np.ndarray | None = None  # float32 (N,): of every head a score without a value, which takes a part of the softmax
 
     def products(self) -> tuple[LinearPanels, ...]:
         keys = () if self.keys is None else (self.keys,)
@@ -73,6 +77,7 @@ class Mixture:
     bias: np.ndarray | None  # float32 (E,)
     routed: FeedForward  # of E blocks, `LinearPanels`
     shared: FeedForward | None  # of one block, `LinearPanels`
+    router_bias: np.ndarray | None = None  # float32 (E,), added to the router's logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +89,7 @@ class LayerWeights:
         ffn_norm: what the feed-forward block reads, likewise.
         attention_post_norm: of the output of attention; None if there is none.
         ffn_post_norm: of the output of the feed-forward block, likewise; a mixture has none.
+        parallel: whether the feed-forward block reads the residual stream as it was before attention; without post norms.
     """
 
     attention_norm: np.ndarray | None
@@ -92,3 +98,4 @@ class LayerWeights:
     feed_forward: FeedForward | Mixture
     attention_post_norm: np.ndarray | None = None
     ffn_post_norm: np.ndarray | None = None
+    parallel: bool = False

@@ -24,17 +24,25 @@ def forward(call: Call) -> np.ndarray:
     w, dtype = call.weights, call.sin.dtype
     x = _rows(w.embedding, call.token_ids).values().astype(dtype)
     x, scale = x * dtype.type(w.embedding_scale), dtype.type(w.residual_scale)
+
+    def normalise(rows: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
+        centred = rows - rows.mean(axis=-1, keepdims=True) if w.centred_norms and norm is not None else rows
+        return _normalise(centred, norm, w.norm_eps)
+
     for number, layer in enumerate(w.layers):
-        h = _normalise(x, layer.attention_norm, w.norm_eps)
+        h, before = normalise(x, layer.attention_norm), x
         added = _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number])
-        x = x + _normalise(added, layer.attention_post_norm, w.norm_eps) * scale
-        h = _normalise(x, layer.ffn_norm, w.norm_eps)
-        x = x + _normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
-    hidden = rms_norm(x, w.norm.astype(dtype), w.norm_eps)
+        x = x + normalise(added, layer.attention_post_norm) * scale
+        h = normalise(before if layer.parallel else x, layer.ffn_norm)
+        x = x + normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm) * scale
+    hidden = normalise(x, w.norm)
     if call.hidden is not None:
         call.hidden[:] = hidden
-    logits = linear(hidden[call.wanted], w.logits)
-    return logits * dtype.type(w.logits_scale)
+    return _soft_capped(linear(hidden[call.wanted], w.logits) * dtype.type(w.logits_scale), w.logits_cap)
+
+
+def _soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
+    return x if cap == 0 else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
 
 
 def _rows(embedding: PackedWeight | LinearPanels, ids: np.ndarray) -> PackedWeight:
@@ -50,7 +58,7 @@ def _attention(
     if isinstance(layer, LatentAttention):
         return _latent_attention(call, layer, h, keys, values)
     queries = _project(call, layer, h, keys, values)
-    return with_bias(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
+    return with_bias(linear(_attend(call, queries, keys, values, layer), layer.output), layer.output_bias)
 
 
 def _normalise(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
@@ -69,7 +77,7 @@ def _normalise_heads(w: DecoderWeights, heads: np.ndarray, norm: np.ndarray | No
 def _feed_forward(h: np.ndarray, block: FeedForward | Mixture) -> np.ndarray:
     if isinstance(block, FeedForward):
         return feed_forward(h, block)
-    experts, weights = route(linear(h, block.router), block.rule, block.bias)
+    experts, weights = route(with_bias(linear(h, block.router), block.router_bias), block.rule, block.bias)
     return mixture(h, experts, weights, block.routed, block.shared)
 
 
@@ -157,13 +165,22 @@ def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarra
     """The queries (T, N, D), in bfloat16 if the cache is; writes keys and values to the layer's cache."""
     w, tokens = call.weights, len(h)
     queries = with_bias(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
-    queries = _apply_rope(call, _normalise_heads(w, queries, layer.query_norm, layer.norms_of_rows), layer.rope)
+    query_rope = layer.rope if layer.query_rope is None else layer.query_rope
+    queries = _normalise_and_rotate(call, queries, layer.query_norm, layer, query_rope)
     both = np.concatenate([linear(h, part) for part in (layer.values_keys, layer.keys) if part is not None], axis=1)
     both = with_bias(both, layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
-    roped = _apply_rope(call, _normalise_heads(w, both[:, 1], layer.key_norm, layer.norms_of_rows), layer.rope)
-    group_cache.store(keys, values, (slab, page, call.positions % PAGE), roped, both[:, 0])
+    rotated = _normalise_and_rotate(call, both[:, 1], layer.key_norm, layer, layer.rope)
+    group_cache.store(keys, values, (slab, page, call.positions % PAGE), rotated, both[:, 0])
     return queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
+
+
+def _normalise_and_rotate(
+    call: Call, heads: np.ndarray, norm: np.ndarray | None, layer: GroupedAttention, rope: int
+) -> np.ndarray:
+    if layer.norms_after_rope:
+        return _normalise_heads(call.weights, _apply_rope(call, heads, rope), norm, layer.norms_of_rows)
+    return _apply_rope(call, _normalise_heads(call.weights, heads, norm, layer.norms_of_rows), rope)
 
 
 def _apply_rope(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
@@ -173,17 +190,22 @@ def _apply_rope(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)
 
 
-def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
+def _attend(
+    call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, layer: GroupedAttention
+) -> np.ndarray:
     """The attention of every token over positions 0 to its own, or the last `window` of them, (T, N * Dv)."""
-    w, dtype = call.weights, call.sin.dtype
+    w, dtype, window = call.weights, call.sin.dtype, layer.window
+    sinks = None if layer.sinks is None else layer.sinks.astype(dtype).reshape(w.kv_heads, -1, 1)
     out = np.empty((len(queries), w.kv_heads, w.heads // w.kv_heads, w.head_dim), dtype)
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[2])
         first = max(0, position + 1 - window) if window else 0
         k, v = (a[:, first : position + 1].astype(dtype) for a in group_cache.load(keys, values, slab, page))
         q = queries[t].reshape(w.kv_heads, -1, w.head_dim).astype(dtype)
-        score = q @ k.swapaxes(1, 2) * dtype.type(w.scale)
-        weight = np.exp(score - score.max(axis=-1, keepdims=True))
+        score = _soft_capped(q @ k.swapaxes(1, 2) * dtype.type(w.scale), layer.score_cap)
+        highest = score.max(axis=-1, keepdims=True)
+        weight = np.exp(score - highest)
         rounded = weight.astype(BFLOAT16).astype(dtype) if keys.dtype == BFLOAT16 else weight
-        out[t] = rounded @ v / weight.sum(axis=-1, keepdims=True)
+        total = weight.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks - highest))
+        out[t] = rounded @ v / total
     return out[..., : w.value_dim].reshape(len(queries), -1)

@@ -54,6 +54,8 @@ class DecoderWeights:
         embedding_scale: finite, the factor of the embedding's rows.
         residual_scale: finite, the factor of the output of each attention and feed-forward block.
         logits_scale: finite, the factor of the logits.
+        logits_cap: c of logits that become c * tanh(logit / c); 0: none.
+        centred_norms: whether norms of the residual stream, and of what is added to it, subtract the mean first: LayerNorm.
         head_values: Dv, the number of values of a head that `output` reads; the rest are zeros that pad heads to a size that
             the kernel supports. None: D.
     """
@@ -72,6 +74,8 @@ class DecoderWeights:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     head_values: int | None = None
+    logits_cap: float = 0.0
+    centred_norms: bool = False
 
     def __post_init__(self) -> None:
         ok = isinstance(self.layers, Sequence) and all(isinstance(layer, LayerWeights) for layer in self.layers)
@@ -87,6 +91,8 @@ class DecoderWeights:
         require(is_finite(self.norm_eps) and self.norm_eps >= 0, _CLASS, "norm_eps", "a finite number >= 0", self.norm_eps)
         for name in ("scale", "embedding_scale", "residual_scale", "logits_scale"):
             require(is_finite(getattr(self, name)), _CLASS, name, "a finite number", getattr(self, name))
+        _require_cap("logits_cap", self.logits_cap)
+        require(isinstance(self.centred_norms, bool), _CLASS, "centred_norms", "True or False", self.centred_norms)
         if self.latent is not None:
             _check_latent_sizes(self.latent, self.kv_heads, self.head_dim)
         ok = isinstance(self.embedding, (PackedWeight, LinearPanels))
@@ -101,6 +107,8 @@ class DecoderWeights:
         for norm in ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm"):
             if getattr(layer, norm) is not None:
                 _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
+        alone = not layer.parallel or (layer.attention_post_norm is None and layer.ffn_post_norm is None)
+        require(alone, _CLASS, f"{name}.parallel", "False with norms after blocks", layer.parallel)
         self._check_attention(f"{name}.attention", layer.attention)
         block = layer.feed_forward
         if isinstance(block, Mixture):
@@ -141,9 +149,13 @@ class DecoderWeights:
                 _require_vector(f"{name}.{vector}", getattr(a, vector), length)
         alike = (a.query_norm is None) == (a.key_norm is None)
         require(alike, _CLASS, f"{name}.key_norm", "given where query_norm is, and only there", a.key_norm)
-        for size in ("window", "rope"):
-            ok = is_int(getattr(a, size)) and 0 <= getattr(a, size) < 1 << 24
-            require(ok, _CLASS, f"{name}.{size}", "an integer in [0, 2^24)", getattr(a, size))
+        require(isinstance(a.norms_after_rope, bool), _CLASS, f"{name}.norms_after_rope", "True or False", a.norms_after_rope)
+        sizes = {"window": a.window, "rope": a.rope} | ({} if a.query_rope is None else {"query_rope": a.query_rope})
+        for size, value in sizes.items():
+            require(is_int(value) and 0 <= value < 1 << 24, _CLASS, f"{name}.{size}", "an integer in [0, 2^24)", value)
+        _require_cap(f"{name}.score_cap", a.score_cap)
+        if a.sinks is not None:
+            _require_vector(f"{name}.sinks", a.sinks, self.heads)
 
     def _attention_shapes(self, attention: GroupedAttention | LatentAttention) -> dict[str, tuple[int, int]]:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -177,7 +189,8 @@ class DecoderWeights:
     @property
     def rope_count(self) -> int:
         """The number of ropes that the layers refer to."""
-        return 1 + max(layer.attention.rope if isinstance(layer.attention, GroupedAttention) else 0 for layer in self.layers)
+        grouped = [layer.attention for layer in self.layers if isinstance(layer.attention, GroupedAttention)]
+        return 1 + max((rope for a in grouped for rope in (a.rope, a.query_rope or 0)), default=0)
 
     @property
     def rope_dim(self) -> int:
@@ -225,6 +238,8 @@ def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
     _require_panels(f"{name}.router", mixture.router, (hidden, experts))
     require(isinstance(mixture.rule, RouterRule), _CLASS, f"{name}.rule", "a RouterRule", mixture.rule)
     mixture.rule.check(experts, f"{_CLASS}: {name}.rule")
+    if mixture.router_bias is not None:
+        _require_vector(f"{name}.router_bias", mixture.router_bias, experts)
     if mixture.bias is not None:
         _require_vector(f"{name}.bias", mixture.bias, experts)
         require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", Phrase("a number that is not"))
@@ -238,6 +253,10 @@ def _check_block(name: str, block: FeedForward, hidden: int) -> None:
     ok = all(isinstance(weight, LinearPanels) for weight in block.weights)
     require(ok, _CLASS, name, "of LinearPanels", Phrase(type(block.up).__name__))
     require(block.hidden == hidden, _CLASS, name, f"of {hidden} inputs", block.hidden)
+
+
+def _require_cap(name: str, cap: float) -> None:
+    require(is_finite(cap) and cap >= 0, _CLASS, name, "a finite number >= 0", cap)
 
 
 def _require_vector(name: str, vector: np.ndarray | None, length: int) -> None:
