@@ -21,6 +21,7 @@ from support.project import ROOT
 
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
+POST_NORMS = {"attention_post_norm", "ffn_post_norm"}
 OF_TOKENIZERS = {"llama", *PRE_TOKENIZERS}
 
 
@@ -76,7 +77,8 @@ def test_the_defaults_are_all_that_is_read(name, tmp_path):
 def test_a_model_type_names_what_there_is(name):
     each = MODEL_TYPES[name]
     assert each.written_as is ARCHITECTURES[each.written_as.name] and each.written_as.layers == each.layers
-    assert set(each.tensors) <= {*FOLDER, "gate_up", "attention_post_norm", "ffn_post_norm"}
+    in_turn = {part for part in each.tensors if part.startswith(("experts_gate_up_in_turn", "experts_down_by_inputs"))}
+    assert set(each.tensors) - in_turn <= {*FOLDER, "qkv", "gate_up", "router_bias", "experts_down_bias", *POST_NORMS}
     assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
     assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS
     assert all(other is MODEL_TYPES[other.name] for other in each.taken_for.values())
