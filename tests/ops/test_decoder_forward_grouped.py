@@ -1,5 +1,5 @@
-"""What grouped-query attention may have in decoder_forward: biases, norms, windows, ropes by layer, padded heads, GELU, and
-keys in a format of their own."""
+"""What layers of grouped-query attention may have in decoder_forward: biases, norms, windows, ropes by layer, padded heads,
+sinks, soft caps, parallel blocks, GELU, and keys in a format of their own."""
 
 from __future__ import annotations
 
@@ -30,6 +30,23 @@ CASES = {
     "window of 257, ropes": ({"heads": 3, "kv_heads": 3}, {"windows": (0, 257), "ropes": (1, 0)}),
     # 48 values: a panel and a half
     "keys apart": ({"heads": 6, "kv_heads": 3, "head_dim": 16}, {"keys": True, "biases": True}),
+    "norms after the rope": ({"head_dim": 48, "heads": 4, "kv_heads": 2}, {"head_norms": True, "after_rope": True}),
+    "norms of rows after the rope, padded": (
+        {"head_dim": 32, "heads": 5, "kv_heads": 5},
+        {"head_values": 20, "head_norms": True, "row_norms": True, "after_rope": True},
+    ),
+    "a rope of queries": ({}, {"ropes": (0, 1), "query_ropes": (1, None)}),
+    "a rope of queries and norms": ({}, {"query_ropes": (1, 0), "head_norms": True}),
+    "sinks": ({"heads": 6, "kv_heads": 2}, {"sinks": True}),
+    "sinks, window of 257": ({"heads": 3, "kv_heads": 3}, {"sinks": True, "windows": (0, 257)}),
+    "capped scores and logits": ({}, {"score_cap": 1.5, "logits_cap": 4.0}),
+    "capped scores, sinks, windows of 16 and 300": (
+        {"heads": 6, "kv_heads": 1, "head_dim": 16},
+        {"score_cap": 1.5, "sinks": True, "windows": (16, 300)},
+    ),
+    "centred norms": ({}, {"centred": True, "post_norms": True, "biases": True}),
+    "parallel blocks": ({}, {"parallel": True, "centred": True}),
+    "clamped activation": ({}, {"activation": "clamped_silu"}),
     "keys apart, norms": ({"heads": 8, "kv_heads": 4, "head_dim": 32}, {"keys": True, "head_norms": True}),
 }
 FORMAT_OF_KEYS = Format.BF16  # apart: read with activations of the same form as float32, of another than Q8_0
@@ -74,6 +91,10 @@ def made(name, format_, rng, **changes):
             norms_of_rows=of_rows,
             window=more.get("windows", (0, 0))[number],
             rope=more.get("ropes", (0, 0))[number],
+            norms_after_rope=more.get("after_rope", False),
+            query_rope=more.get("query_ropes", (None, None))[number],
+            score_cap=more.get("score_cap", 0.0),
+            sinks=vector(sizes.heads, more.get("sinks", False)),
         )
 
     after = norm(sizes.hidden, rng) if more.get("post_norms") else None
@@ -85,11 +106,13 @@ def made(name, format_, rng, **changes):
             ffn_norm=layer.ffn_norm if more.get("pre_norms", True) else None,
             attention_post_norm=after,
             ffn_post_norm=after,
+            parallel=more.get("parallel", False),
             feed_forward=replace(layer.feed_forward, activation=more.get("activation", "silu")),
         )
         for number, layer in enumerate(w.layers)
     )
-    return replace(w, layers=layers, head_values=values)
+    factors = {"logits_cap": more.get("logits_cap", 0.0), "centred_norms": more.get("centred", False)}
+    return replace(w, layers=layers, head_values=values, **factors)
 
 
 def matrix_of_heads(panels, values, head_dim, format_):
@@ -183,6 +206,10 @@ REFUSED = {
         "query_norm must be float32 of shape 128",
     ),
     "a flag that is none": ({"norms_of_rows": 1}, "norms_of_rows must be True or False; got 1"),
+    "sinks of another number": ({"sinks": np.ones(3, np.float32)}, "sinks must be float32 of shape 4"),
+    "a negative cap": ({"score_cap": -1.0}, "score_cap must be a finite number >= 0; got -1.0"),
+    "a negative rope of queries": ({"query_rope": -1}, r"query_rope must be an integer in \[0, 2\^24\)"),
+    "another flag that is none": ({"norms_after_rope": None}, "norms_after_rope must be True or False; got None"),
     "a negative window": ({"window": -1}, r"window must be an integer in \[0, 2\^24\)"),
 }
 
@@ -200,3 +227,26 @@ def test_refuses_too_few_ropes(rng):
     call = step(w, [3], rng)
     with pytest.raises(ValueError, match=r"sin must be of shape \(2, P, 16\)"):
         ds.decoder_forward(**call)
+
+
+def test_a_sink_alone_takes_its_part(rng):
+    """By hand: one position, whose weight is 1 of 1 + e^(sink - score)."""
+    w = made("sinks", Format.F32, rng, layers=1)
+    call = build_call(w, [1], rng)
+    plain = replace(w.layers[0], attention=replace(w.layers[0].attention, sinks=None))
+    huge = replace(w.layers[0], attention=replace(w.layers[0].attention, sinks=np.full(6, 1e4, np.float32)))
+    tiny = replace(w.layers[0], attention=replace(w.layers[0].attention, sinks=np.full(6, -1e4, np.float32)))
+    without, dropped, kept = (
+        ds.decoder_forward(**copied(call, weights=replace(w, layers=(layer,)))) for layer in (plain, huge, tiny)
+    )
+    np.testing.assert_array_equal(kept, without)
+    silent = replace(plain, attention=replace(plain.attention, output=type(w.logits).pack(
+        PackedWeight.from_array(np.zeros(plain.attention.output.shape, np.float32)))))  # fmt: skip
+    np.testing.assert_array_equal(dropped, ds.decoder_forward(**copied(call, weights=replace(w, layers=(silent,)))))
+
+
+@pytest.mark.parametrize("after", ["attention_post_norm", "ffn_post_norm"])
+def test_parallel_blocks_have_no_norms_after_them(after, rng):
+    w = weights(Sizes(layers=1), Format.F32, rng)
+    with pytest.raises(ValueError, match="parallel must be False with norms after blocks"):
+        replace(w, layers=(replace(w.layers[0], parallel=True, **{after: norm(64, rng)}),))

@@ -34,9 +34,10 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | No
             for name, part in _expert_parts(their_name, value, in_turn=architecture == "gpt-oss").items():
                 file.add(name, part)
             continue
-        name = _name(names, their_name)
         if "correction_bias" in their_name:
-            name, value = f"blk.{their_name.split('.')[2]}.exp_probs_b.bias", value.reshape(-1)
+            file.add(f"blk.{their_name.split('.')[2]}.exp_probs_b.bias", value.reshape(-1))
+            continue
+        name = _name(names, their_name)
         part = name.split(".")[-2]
         if part in heads and architecture in _PERMUTED:
             value = value.reshape(heads[part], 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
@@ -52,7 +53,8 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | No
 def _name(names: Any, their_name: str) -> str:
     """The file's, of a part that is a tensor there too."""
     suffixes = (".weight", ".bias")
-    return names.get_name(their_name, suffixes) or f"{names.get_name(their_name)}.weight"
+    name = names.get_name(their_name, suffixes)
+    return name if name.endswith(suffixes) else f"{name}.weight"
 
 
 def _expert_parts(their_name: str, value: np.ndarray, *, in_turn: bool) -> dict[str, np.ndarray]:

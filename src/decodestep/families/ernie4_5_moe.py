@@ -46,7 +46,14 @@ def _rule(keys: Keys) -> RouterRule:
 
 def _written(config: Config) -> Fields:
     experts = config.experts
-    return {} if experts is None else {"expert_shared_feed_forward_length": experts.shared}
+    if experts is None:
+        return {}
+    first, second = ([i for i, sparse in enumerate(experts.layers) if sparse] * 2)[:2]
+    return {
+        "leading_dense_block_count": first,
+        "interleave_moe_layer_step": max(1, second - first),
+        "expert_shared_feed_forward_length": experts.shared,
+    }
 
 
 _GGUF = Architecture(

@@ -13,7 +13,7 @@ import numpy as np
 from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType
+from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType, Wrapper
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import (
     ATTENTION_BIAS,
@@ -140,4 +140,5 @@ FAMILY = Family(
         ),
     ),
     gguf=_GGUF,
+    wrappers=(Wrapper("gemma3", unsaid="gemma3_text"),),
 )

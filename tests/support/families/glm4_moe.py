@@ -25,5 +25,6 @@ CASES = {
         ],
         native=(0,),
         in_gguf=(0, 2),
+        needed={"head_dim": 128},
     ),
 }
