@@ -13,9 +13,10 @@ import torch
 from decodestep.families.common import folder
 from decodestep.families.common.names import FOLDER
 from decodestep.families.common.registry import ARCHITECTURES, FAMILIES, MODEL_TYPES
+from decodestep.families.common.unknown import describe
 from decodestep.files.model_folder import ModelFolder
 from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from support import families
+from support import families, family_models
 from support.families import CASES
 from support.project import ROOT
 
@@ -106,3 +107,26 @@ def test_the_package_has_the_families_of_the_documentation():
     rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[1:]]
     assert {name for files, _ in rows for name in files.split(", ") if name} == set(ARCHITECTURES)
     assert {name for _, types in rows for name in types.split(", ") if name} == set(MODEL_TYPES)
+
+
+UNKNOWN = {
+    "ssm": (["attn_norm.weight", "ssm_conv1d.weight", "ssm_a"], "ssm_a (a recurrent state), ssm_conv1d.weight (a recurrent state)"),
+    "a norm": (["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sub_norm.weight"], "attn_sub_norm.weight (other norms)"),
+    "nothing new": (["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sinks.weight"], "only tensors that supported ones"),
+}
+
+
+@pytest.mark.parametrize(("parts", "said"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_an_unknown_family_has_is_said(parts, said):
+    told = describe([f"blk.{i}.{part}" for i in range(2) for part in parts], ARCHITECTURES)
+    assert said in told
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_a_family_under_another_name_is_nearest_to_itself(name):
+    """Or to one whose layers have the same parts."""
+    if name in CASES and not MODEL_TYPES[name].experts:
+        told = describe(family_models.build_model(name, 0).state_dict(), MODEL_TYPES)
+        nearest = MODEL_TYPES[told.rpartition("'")[0].rpartition("'")[2]]
+        assert nearest.layers.block_norms == MODEL_TYPES[name].layers.block_norms
+        assert nearest.attention.parts == MODEL_TYPES[name].attention.parts

@@ -18,17 +18,29 @@ _NORMS_PLUS_ONE = ("gemma2", "gemma3")
 _WINDOWED = ("phi3", "olmo2", "exaone4", "cohere2", "gemma2", "gpt-oss")
 
 
-def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | None = None, **changes: Any) -> Path:
-    """kind: of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the
+def write_gguf(
+    model: Any,
+    path: Path,
+    *,
+    kind: str = "F32",
+    alignment: int | None = None,
+    more: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Path:
+    """more: tensors beside the model's, by transformers' names; a name that begins with "nextn." belongs to the last block. kind: of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the
     file shall say so. changes: of the metadata; None leaves a key out."""
-    config, state = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
+    config = model.config
+    state = {name: value.float().numpy() for name, value in (model.state_dict() | (more or {})).items()}
     architecture = MODEL_TYPES[config.model_type].written_as.name
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers + bool(more))
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     file = ModelFile(path, architecture, _keys(config, architecture) | changes, kind, alignment)
     for their_name, value in state.items():
         if their_name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if their_name.startswith("nextn."):
+            file.add(f"blk.{config.num_hidden_layers}.{their_name}.weight", value)
             continue
         if ".experts." in their_name:
             for name, part in _expert_parts(their_name, value, in_turn=architecture == "gpt-oss").items():

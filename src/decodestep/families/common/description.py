@@ -31,7 +31,10 @@ def no_rope(keys: GgufKeys, width: int) -> Rope:
 
 
 class FileAttention(Protocol):
-    """Attention in a GGUF file: `GroupedFile` or `LatentFile`."""
+    """Attention in a GGUF file: `GroupedFile` or `LatentFile`. parts: those of a layer that all of its kind have."""
+
+    @property
+    def parts(self) -> frozenset[str]: ...
 
     def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         """The fields of attention. common: those that all models have."""
@@ -41,7 +44,10 @@ class FileAttention(Protocol):
 
 
 class FolderAttention(Protocol):
-    """Attention in config.json: `GroupedKeys` or `LatentKeys`."""
+    """Attention in config.json: `GroupedKeys` or `LatentKeys`. parts: those of a layer that all of its kind have."""
+
+    @property
+    def parts(self) -> frozenset[str]: ...
 
     def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
         """The fields of attention. common: those that all models have."""

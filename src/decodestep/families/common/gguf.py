@@ -13,6 +13,7 @@ from decodestep.families.common import names
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.gguf_rope import first_rope
 from decodestep.families.common.registry import ARCHITECTURES
+from decodestep.families.common.unknown import describe
 
 
 def read_config(file: Described) -> Config:
@@ -23,7 +24,8 @@ def read_config(file: Described) -> Config:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         supported = ", ".join(map(repr, ARCHITECTURES))
-        raise ModelError(f"{file.path}: architecture {name!r} is not supported ({supported} are)")
+        told = describe(file.tensors, ARCHITECTURES)
+        raise ModelError(f"{file.path}: architecture {name!r} is not supported ({supported} are){told}")
     architecture, keys = ARCHITECTURES[name], GgufKeys(file, name)
     common = keys.common(architecture.layers.centred_norms)
     architecture.check(keys, common)

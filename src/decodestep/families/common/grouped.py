@@ -97,6 +97,7 @@ class GroupedFile:
     partial_rope: bool = False
     optional_norms: bool = False
     score_cap: Callable[[GgufKeys], float] | None = None
+    parts = frozenset(QKV)
 
     def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
@@ -188,6 +189,7 @@ class GroupedKeys:
     half_split: bool = True
     norm_key: str | None = None
     score_cap: Callable[[Keys], float] | None = None
+    parts = frozenset(QKV)
 
     def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
         heads, layers = common["heads"], common["layers"]

@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 from decodestep import families
 from decodestep.errors import ModelError
 from decodestep.families.common.description import Architecture, Family, ModelType, Wrapper
+from decodestep.families.common.unknown import describe
 from decodestep.files.model_folder import ModelFolder
 
 FAMILIES: dict[str, Family] = {
@@ -51,6 +52,7 @@ def read_model_type(folder: ModelFolder) -> ModelType:
     name = folder.config.get("model_type")
     if not isinstance(name, str) or name not in MODEL_TYPES:
         supported = ", ".join(map(repr, MODEL_TYPES))
-        raise ModelError(f"{folder.path}: config.json: model_type {name!r} is not supported ({supported} are)")
+        told = describe(folder.tensors, MODEL_TYPES)
+        raise ModelError(f"{folder.path}: config.json: model_type {name!r} is not supported ({supported} are){told}")
     found = MODEL_TYPES[name]
     return next((other for key, other in found.taken_for.items() if key in folder.config), found)
