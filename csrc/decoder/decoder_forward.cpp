@@ -68,7 +68,19 @@ class StagePart : public StageMember {
                 return add_product(layer().feed_forward.down, layer().feed_forward.down_bias, layer().ffn_post_norm != nullptr,
                                    rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width())));
             case StageKind::add_gated:
-                return add_branch(layer().ffn_post_norm);
+                return add_branch(layer().ffn_post_norm, layer().input.is_given() ? 1.0f : layer().scale);
+
+            case StageKind::input_gate_rows:
+                return share_rows(step_.tokens, decoder_.hidden, residual_rows(nullptr));
+            case StageKind::gate_input:
+                return feed_forward().gate_input(hidden_rows(nullptr));
+            case StageKind::input_rows:
+                return share_rows(step_.tokens, input_width(), copied(plan_.gated, input_width()));
+            case StageKind::add_input:
+                return add_product(layer().input.output, nullptr, true,
+                                   rows(step_.tokens, input_width(), copied(plan_.gated, input_width())));
+            case StageKind::add_input_norm:
+                return add_branch(layer().input.norm, layer().scale);
 
             case StageKind::route:
                 return feed_forward().route(hidden_rows(layer().ffn_norm));
@@ -93,7 +105,8 @@ class StagePart : public StageMember {
   private:
     const DecoderLayer& layer() const { return *stage_.layer; }
     size_t compressed_width() const { return layer().latent.query.in; }
-    size_t attended_width() const { return DecoderPlan::in_blocks(plan_.attended_width); }
+    size_t input_width() const { return layer().input.width(); }
+    size_t attended_width() const { return DecoderPlan::in_blocks(plan_.attended_width(layer())); }
     size_t gated_width() const { return layer().feed_forward.width(); }
 
     Activations hidden_rows(const float* gamma) const {
@@ -109,7 +122,7 @@ class StagePart : public StageMember {
     // Calls body with what makes rows of the attention's outputs.
     template <class Body>
     void with_attended(Body&& body) const {
-        if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width));
+        if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width(layer())));
         GroupedPartials(*this).with_attended(body);
     }
 

@@ -17,8 +17,9 @@
 
 namespace decodestep {
 
-// Grouped-query attention.
+// Grouped-query attention. Its sizes are at most the decoder's.
 struct GroupedAttention {
+    size_t kv_heads, head_dim, head_values;
     // hidden to heads * head_dim; the two values of a rope pair side by side
     LinearPanelWeight query;
     // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries; or the values alone, if the
@@ -33,6 +34,12 @@ struct GroupedAttention {
     size_t window;             // the number of positions that a token attends to, its own included; 0: all up to its own
     size_t rope, query_rope;   // indices of the rotations of keys and of queries in sin and cos
     float score_cap;           // c of scores that become c tanh(score / c); 0: none
+    // The layer whose keys and values it attends to: its own; or an earlier one of the same sizes, and it has no weights
+    // of keys and values.
+    size_t cache_layer;
+    bool value_norm;  // every head of values is divided by its root mean square
+
+    bool has_keys() const { return values_keys.data != nullptr; }
 };
 
 // The sizes of multi-head latent attention: of a head's part without rope, the rope key, the latent, a head's value.
@@ -69,6 +76,16 @@ struct Mixture {
     bool is_given() const { return router.data != nullptr; }
 };
 
+// What a layer adds of an input of its own, after its blocks:
+//   x += residual_scale * rms_norm((gelu(x W_gate) * input) W_output, norm)
+struct LayerInput {
+    LinearPanelWeight gate, output;  // hidden to the width of an input, a multiple of 32, and back
+    const float* norm;               // [hidden]
+
+    size_t width() const { return gate.out; }
+    bool is_given() const { return gate.data != nullptr; }
+};
+
 struct DecoderLayer {
     const float *attention_norm, *ffn_norm;            // [hidden], of a block's input; null if there is none
     const float *attention_post_norm, *ffn_post_norm;  // [hidden], of a block's output; null if there is none
@@ -76,7 +93,9 @@ struct DecoderLayer {
     LatentAttention latent;                            // if it has
     FeedForwardPanels feed_forward;                    // a dense block, unless the mixture is given
     Mixture mixture;
-    bool parallel;  // the feed-forward block reads x as it was before attention; without post norms
+    bool parallel;     // the feed-forward block reads x as it was before attention; without post norms
+    LayerInput input;  // optional
+    float scale;       // a factor of x after the layer; 1 without a norm after the feed-forward block and without an input
 };
 
 // heads is a multiple of kv_heads, head_dim of 16; hidden and the widths of feed-forward blocks are multiples of 32.
@@ -153,7 +172,8 @@ struct DecoderForward {
     size_t table_width;
     const int64_t* wanted;  // [rows]: indices of tokens
     size_t rows;
-    float* logits;  // [rows, vocabulary]
+    const float* layer_inputs;  // [tokens, layers, width], if layers have inputs
+    float* logits;              // [rows, vocabulary]
     float* hidden;  // [tokens, hidden], or null
     int threads;
     StepCost* costs;  // one for each StepPart, or null

@@ -34,6 +34,12 @@ enum class StageKind {
     gated_rows,  // its outputs
     add_down,    // x += gated W_down, or with a post norm this product
     add_gated,   // x += that, normalised
+    // An input of the layer:
+    input_gate_rows,  // x
+    gate_input,       // GELU of its gate, times the input
+    input_rows,       // that
+    add_input,        // this times W_output
+    add_input_norm,   // x += that, normalised
     // A mixture of experts:
     route,   // the router's logits; gate_up of the shared block
     choose,  // the experts of each token
@@ -77,6 +83,11 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::gated_rows:
         case StageKind::add_down:
         case StageKind::add_gated:
+        case StageKind::input_gate_rows:
+        case StageKind::gate_input:
+        case StageKind::input_rows:
+        case StageKind::add_input:
+        case StageKind::add_input_norm:
             return StepPart::feed_forward;
         case StageKind::route:
         case StageKind::choose:

@@ -135,9 +135,9 @@ class StageMember {
         multiply_panels(w, panels(), panels_after(), x, step_.tokens, add, row);
     }
 
-    // x += residual_scale * branch, or its norm, for the share's tokens.
-    void add_branch(const float* post_norm) const {
-        const f32x16 scale = broadcast(decoder_.residual_scale);
+    // x += residual_scale * branch, or its norm, for the share's tokens; then it is multiplied by a factor.
+    void add_branch(const float* post_norm, float factor = 1.0f) const {
+        const f32x16 scale = broadcast(decoder_.residual_scale), by = broadcast(factor);
         share_.each(step_.tokens, [&](size_t t) {
             const float* from = plan_.branch + t * decoder_.hidden;
             float* to = plan_.x + t * decoder_.hidden;
@@ -148,13 +148,13 @@ class StageMember {
             }
             const RowNorm norm = row_norm(from, decoder_.hidden, decoder_.eps, decoder_.centred_norms);
             for (size_t j = 0; j < decoder_.hidden; j += kLanes)
-                store(to + j, fma(scale, norm(load(from + j), load(post_norm + j)), load(to + j)));
+                store(to + j, fma(scale, norm(load(from + j), load(post_norm + j)), load(to + j)) * by);
         });
     }
 
     // The offset of the cache of the stage's layer, for `width` values per position.
-    size_t layer_offset(size_t width, size_t page = 0, size_t kv_head = 0) const {
-        return plan_.page_offset(stage_.layer_number, page, kv_head, width);
+    size_t layer_offset(size_t width, size_t page = 0) const {
+        return plan_.page_offset(stage_.layer_number, page, 0, width);
     }
 
     const DecoderPlan& plan_;

@@ -294,3 +294,43 @@ def test_a_text_config_that_is_none_is_refused(model, tmp_path):
     with pytest.raises(ModelError, match="text_config must be an object"):
         ds.load(folder)
     assert "mistral3" not in MODEL_TYPES
+
+
+def test_a_gemma_4_by_the_keys_of_published_folders(model, ids, tmp_path):
+    """transformers saves the sizes of single layers in place of them; published layers that share keys have their own, too."""
+    theirs = model("gemma4_text", 0)
+    folder = family_models.save(theirs, tmp_path)
+    expected = family_models.model_logits(theirs, ids)
+    config = json.loads((folder / "config.json").read_text())
+    assert config.pop("per_layer_config")
+    (folder / "config.json").write_text(json.dumps(config | {"global_head_dim": 32}))
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    for part in ("k_proj", "v_proj", "k_norm"):
+        tensors[f"model.layers.4.self_attn.{part}.weight"] = torch.full((3, 3), torch.nan)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    assert family_models.relative(ds.load(folder, dtype="float32").logits(ids), expected) < LOGITS
+
+
+GEMMA4_REFUSED = {
+    "experts": ({"enable_moe_block": True}, "enable_moe_block, experts beside a dense block, is not supported"),
+    "tokens that see later ones": ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention of text"),
+    "other sizes": ({"per_layer_config": {"1": {"intermediate_size": 8}}}, "per_layer_config with other than sizes of heads"),
+    "a layer that there is not": ({"per_layer_config": {"6": {"head_dim": 8}}}, "per_layer_config with other than"),
+    "keys of no layer": ({"num_kv_shared_layers": 5}, "5 layers of 6 that share keys, without an earlier one of each kind"),
+    "another vocabulary": ({"vocab_size_per_layer_input": 5}, "vocab_size_per_layer_input other than vocab_size"),
+    "key heads that do not divide": ({"num_key_value_heads": 3, "per_layer_config": None}, "4 query heads on "),
+}
+
+
+@pytest.mark.parametrize(("keys", "message"), GEMMA4_REFUSED.values(), ids=GEMMA4_REFUSED)
+def test_a_gemma_4_that_is_not_supported_is_refused_by_name(model, tmp_path, keys, message):
+    with pytest.raises(ModelError, match=message):
+        ds.load(changed(family_models.save(model("gemma4_text", 0), tmp_path), **keys))
+
+
+@pytest.mark.parametrize("cache_dtype", ["float16", "int8"])
+def test_caches_of_layers_of_two_sizes(model, ids, tmp_path, cache_dtype):
+    folder = family_models.save(model("gemma4_text", 1), tmp_path)
+    mine, exact = ds.load(folder, cache_dtype=cache_dtype), family_models.model_logits(model("gemma4_text", 1), ids)
+    apart = np.abs(mine.logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    assert np.median(apart) < (0.002 if cache_dtype == "float16" else 0.03)

@@ -34,7 +34,7 @@ def write_gguf(
     architecture = MODEL_TYPES[config.model_type].written_as.name
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers + bool(more))
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    heads = {"attn_q": config.num_attention_heads, "attn_k": _sizes(config).num_key_value_heads}
     file = ModelFile(path, architecture, _keys(config, architecture) | changes, kind, alignment)
     for their_name, value in state.items():
         if their_name == "lm_head.weight" and config.tie_word_embeddings:
@@ -57,9 +57,18 @@ def write_gguf(
             value = value + 1
         file.add(name, value, exact=part == "ffn_gate_inp")
     rope = config.rope_parameters
+    if architecture == "gemma4":
+        width = config.per_layer_config["full_attention"].head_dim
+        turned = int(rope["full_attention"]["partial_rotary_factor"] * width // 2)
+        file.add("rope_freqs.weight", np.array([1.0] * turned + [1e30] * (width // 2 - turned)))
     for name, value in _rope_tensors(rope.get("full_attention", rope), model).items():
         file.add(name, value)
     return file.write()
+
+
+def _sizes(config: Any) -> Any:
+    """Where the sizes of heads are: those of the first layer, where layers have their own."""
+    return config.per_layer_config[0] if config.model_type == "gemma4_text" else config
 
 
 def _name(names: Any, their_name: str) -> str:
@@ -81,7 +90,7 @@ def _expert_parts(their_name: str, value: np.ndarray, *, in_turn: bool) -> dict[
 
 
 def _keys(config: Any, architecture: str) -> dict[str, Any]:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = getattr(_sizes(config), "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
     keys: dict[str, Any] = {
         "block_count": config.num_hidden_layers,
@@ -89,7 +98,7 @@ def _keys(config: Any, architecture: str) -> dict[str, Any]:
         "embedding_length": config.hidden_size,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.head_count_kv": _sizes(config).num_key_value_heads,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "rope.dimension_count": int(head_dim * (rope.get("partial_rotary_factor") or 1)),
@@ -108,6 +117,8 @@ def _keys(config: Any, architecture: str) -> dict[str, Any]:
         for key in ("attn_logit_softcapping", "final_logit_softcapping"):
             keys[key] = float(getattr(config, key) or 0.0)
     keys |= _rope_scaling(rope.get("full_attention", rope), architecture, config)
+    if architecture == "gemma4":
+        keys |= _gemma4_keys(config)
     if architecture == "gemma3":
         keys |= {"attention.sliding_window": config.sliding_window}
         keys |= {"attention.sliding_window_pattern": config.layer_types.index("full_attention") + 1}
@@ -119,6 +130,28 @@ def _keys(config: Any, architecture: str) -> dict[str, Any]:
         keys |= {key: float(getattr(config, f"{name}_multiplier")) for key, name in names.items()}
         keys["logit_scale"] = float(config.logits_scaling)
     return keys | _expert_keys(config, architecture)
+
+
+def _gemma4_keys(config: Any) -> dict[str, Any]:
+    slides = [kind == "sliding_attention" for kind in config.layer_types]
+    heads = [config.per_layer_config[i].num_key_value_heads for i in range(config.num_hidden_layers)]
+    widths = {kind: config.per_layer_config[kind].head_dim for kind in set(config.layer_types)}
+    shared, width = config.num_kv_shared_layers, config.intermediate_size
+    double = [width * (1 + (config.use_double_wide_mlp and i >= len(slides) - shared)) for i in range(len(slides))]
+    keys: dict[str, Any] = {
+        "attention.head_count_kv": heads if min(heads) < max(heads) else heads[0],
+        "attention.sliding_window": config.sliding_window,
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": shared,
+        "feed_forward_length": double if min(double) < max(double) else width,
+        "embedding_length_per_layer_input": config.hidden_size_per_layer_input,
+        "final_logit_softcapping": float(config.final_logit_softcapping or 0.0),
+        "rope.freq_base_swa": float(config.rope_parameters["sliding_attention"]["rope_theta"]),
+    }
+    for part in ("key", "value"):
+        keys[f"attention.{part}_length"] = widths["full_attention"]
+        keys[f"attention.{part}_length_swa"] = widths["sliding_attention"]
+    return keys | {"rope.dimension_count": widths["full_attention"], "rope.dimension_count_swa": widths["sliding_attention"]}
 
 
 def _expert_keys(config: Any, architecture: str) -> dict[str, Any]:

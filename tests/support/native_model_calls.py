@@ -126,7 +126,9 @@ def decoder(s: Source) -> Arguments:
                 "query_bias": vector(queries), "values_keys_bias": vector(2 * keys), "output_bias": vector(hidden),
                 "query_norm": norms[0], "key_norm": norms[1], "norms_of_rows": rows, "window": s.one_of(0, 1, 5, 20),
                 "rope": s.one_of(0, 0, 1), "query_rope": s.one_of(0, 0, 1), "norms_after_rope": s.one_of(False, True),
-                "sinks": vector(heads), "score_cap": s.one_of(0.0, 0.0, 5.0)}  # fmt: skip
+                "sinks": vector(heads), "score_cap": s.one_of(0.0, 0.0, 5.0),
+                "keys_of": None, "kv_heads": groups, "head_dim": width, "head_values": values,
+                "value_norm": norms[0] is not None and s.one_of(False, True)}  # fmt: skip
 
     def by_latents() -> Arguments:
         nope, rope, latent, value = (sizes[name] for name in ("nope", "rope", "latent", "value"))
@@ -137,6 +139,9 @@ def decoder(s: Source) -> Arguments:
                 "latent_bias": vector(latent + rope), "key_up": panels_of(s, nope, heads * latent),
                 "value_up": panels_of(s, latent, heads * value), "output": panels_of(s, heads * value, hidden),
                 "output_bias": vector(hidden)}  # fmt: skip
+
+    def layer_input() -> Arguments:
+        return {"gate": panels_of(s, hidden, 32), "output": panels_of(s, 32, hidden), "norm": s.array(hidden)}
 
     def mixture() -> Arguments:
         experts = s.one_of(4, 6)
@@ -153,7 +158,8 @@ def decoder(s: Source) -> Arguments:
         parallel = s.one_of(False, False, True)
         after = None if parallel else vector(hidden)
         return {"attention_norm": vector(hidden), "ffn_norm": vector(hidden), "attention_post_norm": after,
-                "ffn_post_norm": None if mixed or parallel else vector(hidden), "parallel": parallel,
+                "ffn_post_norm": None if mixed or parallel else vector(hidden), "parallel": parallel, "scale": 1.0,
+                "input": s.one_of(None, layer_input) and layer_input(),
                 "attention": (by_latents if sizes else grouped)(), **block}  # fmt: skip
 
     latents = {"nope": 32, "rope": s.one_of(16, 32), "latent": s.one_of(32, 64), "value": 32, "eps": 1e-6}
@@ -204,6 +210,7 @@ def decoder_forward(s: Source) -> Arguments:
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
         "hidden": s.one_of(None, s.array(tokens, len(made["norm"]))),
+        "layer_inputs": s.array(tokens, layers, 32) if any(layer["input"] for layer in made["layers"]) else None,
     }  # fmt: skip
 
 

@@ -8,24 +8,48 @@ from dataclasses import asdict
 import numpy as np
 
 from decodestep.decoding.config import Config
-from decodestep.decoding.layer_weights import ExpertWeights, Layer
+from decodestep.decoding.layer_weights import ExpertWeights, InputsOfLayers, Layer
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
+from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mixture_of_experts import mixture_of_experts
-from decodestep.ops.mixture_of_experts.blocks import feed_forward
+from decodestep.ops.mixture_of_experts.blocks import feed_forward, gelu_gated
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.swiglu import swiglu
 from decodestep.weights.feed_forward import FeedForward
 
 
-def run_layer(x: np.ndarray, layer: Layer, config: Config, attend: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Adds what the layer does to x, the residual stream (T, He). attend: of normalised rows, before the output's weight."""
+def run_layer(
+    x: np.ndarray,
+    layer: Layer,
+    config: Config,
+    attend: Callable[[np.ndarray], np.ndarray],
+    given: np.ndarray | None = None,
+) -> None:
+    """Adds what the layer does to x, the residual stream (T, He). attend: of normalised rows, before the output's weight. given:
+    (T, P), the layer's input."""
     read = normalise(x, layer.attention_norm, config)
     added = with_bias(linear(attend(read), layer.attention.output), layer.attention.output_bias)
     x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
     h = read if config.block_norms == "parallel" else normalise(x, layer.ffn_norm, config)
     x += scale(normalise(_feed_forward(h, layer.feed_forward, config), layer.ffn_post_norm, config), config.residual_scale)
+    if layer.input is not None and given is not None:
+        gated = gelu_gated(linear(x, layer.input.gate), given)
+        x += scale(normalise(linear(gated, layer.input.output), layer.input.norm, config), config.residual_scale)
+    if layer.scale != 1:
+        x *= np.float32(layer.scale)
+
+
+def inputs_of_layers(
+    tokens: np.ndarray, x: np.ndarray, weights: InputsOfLayers, config: Config
+) -> np.ndarray:
+    """The inputs (T, L, P) of tokens with embeddings x."""
+    hidden, width = np.float32(config.hidden**-0.5), config.layer_inputs
+    projected = (linear(x, weights.projection) * hidden).reshape(-1, width)
+    of_tokens = gather_rows(weights.embedding, tokens) * np.float32(width**0.5)
+    made = normalise(projected, weights.norm, config).reshape(of_tokens.shape) + of_tokens
+    return (made * np.float32(2**-0.5)).reshape(len(tokens), -1, width)
 
 
 def normalise(rows: np.ndarray, norm: np.ndarray | None, config: Config) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 from decodestep.decoding import grouped_layer, latent_layer
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder, TokenBatch
-from decodestep.decoding.float32_layer import normalise, run_layer, scale, soft_capped
+from decodestep.decoding.float32_layer import inputs_of_layers, normalise, run_layer, scale, soft_capped
 from decodestep.decoding.kv_cache import PAGE, LatentPages, PageLayout, Pages, float32_layout
 from decodestep.decoding.layer_weights import GroupedWeights, LatentWeights, Weights
 from decodestep.decoding.next_tokens import NextTokenLayers
@@ -47,21 +47,23 @@ class LayerDecoder(Decoder):
         """Hidden states (T, He) after the last layer; writes keys and values to the pages."""
         config = self.config
         pairs = None if config.latent_attention else config.head_dim // 2
+        made = self.weights.inputs
         ropes = [rope.table(batch.positions, batch.long, pairs) for rope in self.weights.ropes]
         of_queries = [one.of_queries(table, batch.positions) for one, table in zip(self.weights.ropes, ropes, strict=True)]
         slots = batch.page_table[batch.sequence, batch.positions // PAGE] * PAGE + batch.positions % PAGE
         x = scale(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
+        given = None if made is None else inputs_of_layers(batch.tokens, x, made, config)
         for i, layer in enumerate(self.weights.layers):
 
             def attend(h: np.ndarray, i: int = i, weights: GroupedWeights | LatentWeights = layer.attention) -> np.ndarray:
-                cache, index = (pages.kv[i], pages.kr[i]), config.grouped.rope_index(i)
+                source, index = config.grouped.source(i), config.grouped.rope_index(i)
+                cache = (pages.kv[source], pages.kr[source])
                 rope = ropes[index]
                 if isinstance(weights, GroupedWeights):
-                    both, window = (of_queries[index], rope), config.grouped.window(i)
-                    return grouped_layer.attend(h, weights, config, cache, batch, slots, both, window=window)
+                    return grouped_layer.attend(h, weights, config, cache, batch, slots, (of_queries[index], rope), layer=i)
                 return latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale)
 
-            run_layer(x, layer, config, attend)
+            run_layer(x, layer, config, attend, None if given is None else given[:, i])
         return x
 
 

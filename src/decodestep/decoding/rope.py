@@ -72,6 +72,13 @@ def plain(theta: float, width: int) -> np.ndarray:
     return np.float32(1.0) / (theta ** exponent.astype(np.float64)).astype(np.float32)
 
 
+def proportional(theta: float, width: int, part: float) -> np.ndarray:
+    """Those of `plain` for a part of the pairs, and zeros for the others, which are left unchanged."""
+    frequencies = plain(theta, width)
+    frequencies[int(part * width // 2) :] = 0
+    return frequencies
+
+
 def none(width: int) -> Rope:
     """Frequencies that leave every pair unchanged."""
     return Rope(np.zeros(width // 2, np.float32))

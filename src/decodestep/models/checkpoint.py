@@ -36,6 +36,7 @@ _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {format_.name: format_ for format_ in DENSE_FORMATS}  # by the names of safetensors
 _SCALE = "_scale_inv"
 _BYTES, _IN_BLOCKS = "U8", ("_blocks", "_scales")  # of MXFP4 in folders: the type, and the ends of the names
+_OF_KEYS = ("key", "value", "keys_norm")  # which published files have of layers that read another one's, too
 _LOG = logging.getLogger(__name__)
 _COMPARED = 8  # rows of a table
 
@@ -95,6 +96,8 @@ class Checkpoint:
                 self._check_scale(tensor)
                 known.add(tensor.name + _SCALE)
         known.update(self._next_token_copies())
+        shared = [i for i in range(self.config.layers) if self.config.grouped.source(i) != i]
+        known.update(self._table[part].format(i=i) for i in shared for part in _OF_KEYS)
         unknown = sorted(name for name in set(self._tensors) - known if not self._is_left_out(name))
         if unknown:
             raise ModelError(

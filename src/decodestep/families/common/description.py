@@ -137,6 +137,7 @@ class ModelType:
     experts: the mixture of experts; None: it has none. next_token_layers: whether layers for next-token prediction
         may follow the last one.
     more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
+    sizes_by_layer: whether per_layer_config may have sizes of single layers, which `attention` reads.
     rope_types: of rope types, those that the class takes for another one. query_growth: the rope's key of how queries grow with
         their position; None: they do not.
     has_rope: whether there is a rope. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
@@ -160,6 +161,7 @@ class ModelType:
     next_token_layers: bool = False
     more: Callable[[Keys, Fields], Fields] = nothing
     check: Callable[[Keys, Fields], None] = no_objection
+    sizes_by_layer: bool = False
     rope_types: Mapping[str, str] = field(default_factory=dict)
     query_growth: str | None = None
     has_rope: Callable[[Keys], bool] = lambda keys: True

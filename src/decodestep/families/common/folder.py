@@ -32,7 +32,7 @@ def read_config(folder: ModelFolder) -> Config:
     _check_quantization(keys, model_type)
     if "is_causal" in folder.config and folder.config["is_causal"] is not True:
         raise keys.refusal("is_causal false, bidirectional attention, is not supported")
-    if keys.get("per_layer_config"):
+    if keys.get("per_layer_config") and not model_type.sizes_by_layer:
         raise keys.refusal("per_layer_config, sizes of single layers, is not supported")
     activation, layers = model_type.activation, keys.size("num_hidden_layers", most=MAX_LAYERS)
     if keys.get(activation.key) not in activation.names:
@@ -59,9 +59,7 @@ def read_config(folder: ModelFolder) -> Config:
     attention = model_type.attention.read(keys, common, model_type)
     model_type.check(keys, common)
     config = Config(
-        **common,
-        **attention,
-        **model_type.more(keys, common),
+        **(common | attention | model_type.more(keys, common)),
         experts=None if model_type.experts is None else model_type.experts(keys, layers),
     )
     return _with_next_token_layers(config, folder, model_type.tensor_names) if model_type.next_token_layers else config
@@ -95,12 +93,15 @@ def read_ropes(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     if not model_type.has_rope(keys):
         return (rope.none(config.head_dim),)
     if model_type.ropes_by_layer_type:
-        full, sliding = (_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
+        full, sliding = (
+            _rope(keys, config, RopeParameters(keys, f"{kind}_attention"), config.rope_width(index))
+            for index, kind in enumerate(("full", "sliding"))
+        )
         if sliding.long_frequencies is not None:
             raise keys.refusal("rope_type 'longrope' of sliding_attention is not supported")
         first, second = full, sliding
     else:
-        first, second = _rope(keys, config, RopeParameters(keys)), rope.none(config.rotated)
+        first, second = _rope(keys, config, RopeParameters(keys), config.rotated), rope.none(config.rotated)
         if model_type.query_growth is not None:
             first = _growing(first, RopeParameters(keys), model_type.query_growth, config.context)
     return (first, second) if any(config.grouped.ropes) else (first,)
@@ -111,8 +112,9 @@ def _growing(first: Rope, p: RopeParameters, key: str, context: int) -> Rope:
     return replace(first, query_growth=p.number(key, least=0.0, most=1e3), query_interval=p.original(context))
 
 
-def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
-    width = config.rotated
+def _rope(keys: Keys, config: Config, p: RopeParameters, width: int) -> Rope:
+    if p.rope_type == "proportional":
+        return Rope(rope.proportional(p.theta, width, p.part or 1.0) / np.float32(p.number("factor", 1.0, **_STRETCH)))
     if p.part not in (None, 1.0) and config.grouped.rope_dim is None:
         raise keys.refusal("partial_rotary_factor is not supported")
     match p.rope_type:

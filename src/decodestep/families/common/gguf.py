@@ -36,11 +36,10 @@ def read_config(file: Described) -> Config:
     dense_width = None if experts is None or not all(experts.layers) else experts.width  # which no layer has
     table = architecture.tensor_names
     biased = architecture.feed_forward_biases and any(names.has_bias(file.tensors, part) for part in names.FEED_FORWARD)
+    own = {"feed_forward": 0} | architecture.more(keys, common)
+    own["feed_forward"] = own["feed_forward"] or keys.size_of_layers("feed_forward_length", dense_width)
     config = Config(
-        **common,
-        **attention,
-        **architecture.more(keys, common),
-        feed_forward=keys.size_of_layers("feed_forward_length", dense_width),
+        **(common | attention | own),
         rope_half_split=architecture.rope_half_split,
         experts=experts,
         biases=biased,
@@ -56,4 +55,4 @@ def read_ropes(file: Described, config: Config, vector: Callable[[str, int], np.
     name and length."""
     keys, architecture = GgufKeys(file, config.architecture), ARCHITECTURES[config.architecture]
     first = first_rope(keys, architecture, config, vector)
-    return (first, architecture.second_rope(keys, config.rotated)) if any(config.grouped.ropes) else (first,)
+    return (first, architecture.second_rope(keys, config.rope_width(1))) if any(config.grouped.ropes) else (first,)

@@ -158,6 +158,10 @@ def _rope_keys(
         made |= _yarn_keys(p, architecture, config, original, ropes[0].factor / rope.yarn_growth(stretch))
     if p.rope_type == "llama3" and architecture.rope_divisors:
         return made, {names.ROPE_DIVISORS: rope.plain(p.theta, config.rotated) / ropes[0].inverse_frequencies}
+    if p.rope_type == "proportional":
+        turned, every = ropes[0].inverse_frequencies, rope.plain(p.theta, config.rope_width(0))
+        divisors = np.divide(every, turned, out=np.full_like(every, 1e30), where=turned > 0)
+        return made, {names.ROPE_DIVISORS: divisors}
     if p.rope_type == "longrope":
         made |= {"rope.scaling.type": p.rope_type, "rope.scaling.original_context_length": p.original(config.context)}
         made |= {"rope.scaling.attn_factor": ropes[0].factor}

@@ -47,13 +47,19 @@ class GgufKeys:
 
     def size_of_layers(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> int:
         """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
-        if not isinstance(self.file.metadata.get(self.key(key)), np.ndarray):
-            return self.size(key, default, most=most)
-        sizes = md.numbers(self.file.metadata, self.key(key), self.size("block_count", most=MAX_LAYERS), integers=True)
-        assert sizes is not None
-        if (sizes != sizes[0]).any():
-            raise self.refusal(f"{self.key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
-        return md.integer({self.key(key): sizes[0]}, self.key(key), most=most)
+        sizes = self.sizes(key, default, most=most)
+        if min(sizes) != max(sizes):
+            raise self.refusal(f"{self.key(key)} {min(sizes)} to {max(sizes)}, sizes of single layers, is not supported")
+        return sizes[0]
+
+    def sizes(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> tuple[int, ...]:
+        """The size of each layer, for which a file may have one for all."""
+        count, given = self.size("block_count", most=MAX_LAYERS), self.file.metadata.get(self.key(key))
+        if not isinstance(given, (np.ndarray, list)):  # a list is of a file that is not written yet
+            return (self.size(key, default, most=most),) * count
+        found = md.numbers({self.key(key): np.array(given)}, self.key(key), count, integers=True)
+        assert found is not None
+        return tuple(md.integer({self.key(key): size}, self.key(key), most=most) for size in found)
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self.file.metadata, self.key(key), default, least=least, most=most)

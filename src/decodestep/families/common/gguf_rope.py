@@ -17,9 +17,12 @@ from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 
 
+NO_ROPE = 1e20  # a divisor from here on leaves its pair as it is
+
+
 def first_rope(keys: GgufKeys, architecture: Architecture, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
     """The rope of all layers without one of their own. vector: reads a tensor of the file by its name and length."""
-    width = config.rotated
+    width = config.rope_width(0)
     if architecture.rope_flag is not None and not keys.flag(architecture.rope_flag, True):
         return rope.none(width)
     made = _first_rope(keys, architecture, config, vector, width)
@@ -50,7 +53,8 @@ def _first_rope(
         raise keys.refusal("rope scaling 'longrope' without the tensors {long} and {short}".format(**names.ROPE_FACTORS))
     frequencies = rope.plain(theta, width)
     if names.ROPE_DIVISORS in keys.file.tensors:
-        frequencies = frequencies / _factors(keys.file, names.ROPE_DIVISORS, width, vector)
+        divisors = _factors(keys.file, names.ROPE_DIVISORS, width, vector)
+        frequencies = np.where(divisors < NO_ROPE, frequencies / divisors, 0).astype(np.float32)
     return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
 
 
@@ -88,6 +92,6 @@ def _longrope(
 
 def _factors(file: Described, name: str, width: int, vector: Callable[[str, int], np.ndarray]) -> np.ndarray:
     divisors = vector(name, width // 2)
-    if not ((divisors >= LEAST_FACTOR) & (divisors <= MOST_FACTOR)).all():
+    if not ((divisors >= LEAST_FACTOR) & ((divisors <= MOST_FACTOR) | (divisors >= NO_ROPE))).all():
         raise ModelError(f"{file.path}: tensor {name} must hold {width // 2} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")
     return divisors

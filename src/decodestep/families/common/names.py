@@ -55,6 +55,10 @@ _GGUF_LAYER = {
     "shared_gate": "ffn_gate_shexp.weight",
     "shared_up": "ffn_up_shexp.weight",
     "shared_down": "ffn_down_shexp.weight",
+    "input_gate": "inp_gate.weight",
+    "input_output": "proj.weight",
+    "input_norm": "post_norm.weight",
+    "layer_scale": "layer_output_scale.weight",
     "next_embedding_norm": "nextn.enorm.weight",
     "next_hidden_norm": "nextn.hnorm.weight",
     "next_join": "nextn.eh_proj.weight",
@@ -66,6 +70,9 @@ GGUF = {
     "embedding": "token_embd.weight",
     "norm": "output_norm.weight",
     "output": "output.weight",
+    "inputs_embedding": "per_layer_token_embd.weight",
+    "inputs_projection": "per_layer_model_proj.weight",
+    "inputs_norm": "per_layer_proj_norm.weight",
     **{part: f"blk.{{i}}.{name}" for part, name in _GGUF_LAYER.items()},
 }  # of most architectures
 
@@ -116,6 +123,10 @@ _FOLDER_LAYER = {
     **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in FEED_FORWARD},
+    "input_gate": "per_layer_input_gate.weight",
+    "input_output": "per_layer_projection.weight",
+    "input_norm": "post_per_layer_input_norm.weight",
+    "layer_scale": "layer_scalar",
     "next_embedding_norm": "enorm.weight",
     "next_hidden_norm": "hnorm.weight",
     "next_join": "eh_proj.weight",
@@ -134,6 +145,9 @@ FOLDER = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "output": "lm_head.weight",
+    "inputs_embedding": "model.embed_tokens_per_layer.weight",
+    "inputs_projection": "model.per_layer_model_projection.weight",
+    "inputs_norm": "model.per_layer_projection_norm.weight",
     **layer_names(_FOLDER_LAYER),
 }
 
@@ -154,6 +168,11 @@ def list_tensors(config: Config, table: dict[str, str], has: Callable[[str], boo
     yield -1, NamedTensor("norm", table["norm"], (config.hidden,))
     if not config.tied:
         yield -1, NamedTensor("output", table["output"], vocabulary)
+    if width := config.layer_inputs:
+        all_layers = config.layers * width
+        yield -1, NamedTensor("inputs_embedding", table["inputs_embedding"], (config.vocab_size, all_layers))
+        yield -1, NamedTensor("inputs_projection", table["inputs_projection"], (all_layers, config.hidden))
+        yield -1, NamedTensor("inputs_norm", table["inputs_norm"], (width,))
     for i in range(config.layers + config.next_token_layers):
         for tensor in _layer_tensors(config, table, has, i):
             yield i, tensor
@@ -179,7 +198,12 @@ def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], b
     if config.has_experts(i):
         shapes |= _expert_shapes(config, table, has, i)
     else:
-        shapes |= _dense_shapes(config, table, config.feed_forward)
+        shapes |= _dense_shapes(config, table, config.feed_forward_of(i) if i < config.layers else config.feed_forward)
+    if config.layer_inputs:
+        shapes |= {"input_gate": (config.layer_inputs, config.hidden), "input_output": (config.hidden, config.layer_inputs)}
+        shapes |= {"input_norm": (config.hidden,)}
+    if config.layer_scales:
+        shapes |= {"layer_scale": (1,)}
     if i >= config.layers:
         shapes |= _next_token_shapes(config, table, has, i)
     for part, shape in shapes.items():
@@ -203,20 +227,23 @@ def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str
 
 
 def _grouped_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    sizes = {"query": queries, "key": keys, "value": keys}
+    head_dim, options = config.head_dim_of(i), config.grouped
+    queries, keys = config.heads * head_dim, config.kv_heads_of(i) * head_dim
+    sizes = {"query": queries}
+    if options.source(i) == i:
+        sizes |= {"key": keys} | ({"value": keys} if options.has_value_weight(i) else {})
     if "qkv" in table and ("query" not in table or has(table["qkv"].format(i=i))):
         sizes = {"qkv": queries + 2 * keys}
     shapes: dict[str, Shape] = {part: (size, config.hidden) for part, size in sizes.items()}
     shapes["attention_output"] = (config.hidden, queries)
     biased = ["qkv" if "qkv" in shapes and part in ("query", "key", "value") else part for part in config.grouped.biases]
-    shapes |= {f"{part}_bias": shapes[part][:1] for part in biased}
+    shapes |= {f"{part}_bias": shapes[part][:1] for part in biased if part in shapes}
     if config.grouped.sinks:
         shapes["sinks"] = (config.heads,)
     if config.grouped.query_key_norm is not None:
         as_rows = config.grouped.query_key_norm == "row"
-        shapes |= {"queries_norm": (queries if as_rows else config.head_dim,)}
-        shapes |= {"keys_norm": (keys if as_rows else config.head_dim,)}
+        shapes |= {"queries_norm": (queries if as_rows else head_dim,)}
+        shapes |= {"keys_norm": (keys if as_rows else head_dim,)} if options.source(i) == i else {}
     return shapes
 
 

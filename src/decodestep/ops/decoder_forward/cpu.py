@@ -62,8 +62,11 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
         return None
     if (why := block_obstacle(w.hidden, (block.width for block in w.feed_forwards))) is not None:
         return why
+    if w.input_width % 32:
+        return f"width of a layer's input {w.input_width} is not a multiple of 32"
     if w.latent is None:
-        return grouped_obstacle(w.head_dim)
+        dims = [w.sizes(layer.attention)[1] for layer in w.layers if isinstance(layer.attention, GroupedAttention)]
+        return next((why for why in map(grouped_obstacle, dims) if why is not None), None)
     downs = [layer.attention.query_down for layer in w.layers if isinstance(layer.attention, LatentAttention)]
     obstacles = (latent_obstacle(w.latent, compressed=None if down is None else down.outputs) for down in downs)
     return next((why for why in obstacles if why is not None), None)
@@ -88,6 +91,7 @@ def forward(call: Call) -> np.ndarray:
         threads=threads(),
         costs=costs,
         hidden=call.hidden,
+        layer_inputs=None if call.layer_inputs is None else contiguous(call.layer_inputs),
     )
     if costs is not None:
         for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):
@@ -117,7 +121,7 @@ def _decoder(weights: DecoderWeights) -> Any:
             logits_scale=weights.logits_scale,
             logits_cap=weights.logits_cap,
             centred_norms=weights.centred_norms,
-            layers=[_layer(layer) for layer in weights.layers],
+            layers=[_layer(layer, weights) for layer in weights.layers],
             norm=contiguous(weights.norm),
             logits=panel_argument(weights.logits),
             embedding=_embedding(weights.embedding),
@@ -129,7 +133,7 @@ def _embedding(w: PackedWeight | LinearPanels) -> tuple[Any, ...]:
     return panel_argument(w) if isinstance(w, LinearPanels) else (w.rows, int(w.format))
 
 
-def _layer(w: LayerWeights) -> dict[str, Any]:
+def _layer(w: LayerWeights, weights: DecoderWeights) -> dict[str, Any]:
     """As csrc/bindings/decoder_forward.cpp reads it."""
     block = w.feed_forward
     return {
@@ -138,16 +142,19 @@ def _layer(w: LayerWeights) -> dict[str, Any]:
         "attention_post_norm": _native_form(w.attention_post_norm),
         "ffn_post_norm": _native_form(w.ffn_post_norm),
         "parallel": w.parallel,
-        "attention": _attention(w.attention),
+        "scale": w.scale,
+        "input": w.input and {field.name: _native_form(getattr(w.input, field.name)) for field in fields(w.input)},
+        "attention": _attention(w.attention, weights),
         "mixture": _mixture(block) if isinstance(block, Mixture) else None,
         **({} if isinstance(block, Mixture) else {"feed_forward": native_panels(block)}),
     }
 
 
-def _attention(a: GroupedAttention | LatentAttention) -> dict[str, Any]:
+def _attention(a: GroupedAttention | LatentAttention, weights: DecoderWeights) -> dict[str, Any]:
     made = {field.name: _native_form(getattr(a, field.name)) for field in fields(a)}
-    if isinstance(a, GroupedAttention) and a.query_rope is None:
-        made["query_rope"] = a.rope
+    if isinstance(a, GroupedAttention):
+        made |= zip(("kv_heads", "head_dim", "head_values"), weights.sizes(a), strict=True)
+        made["query_rope"] = a.rope if a.query_rope is None else a.query_rope
     return made
 
 
