@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from decodestep.ops.causal_conv1d import triton as convolution
 from decodestep.ops.decode_step.triton import draw, listed, quick, raced
 from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
 from decodestep.ops.mixture_of_experts.triton import kernels as experts
@@ -42,6 +43,8 @@ RACES = STRIPS | {"PARTS": 64}
 CUT = {"LEAST": attention_tiles.LEAST, "MOST": attention_tiles.MOST}
 MERGED = {"partial": F32, "states": F32, "lengths": I64, "out": BF16}
 INDEXES = {"table": I64, "sequence": I64, "lengths": I64}
+ROWS = {"owners": I64, "starts": I64, "read": I64, "written": I64}
+CONVOLUTION = {"x": F32, "weight": F32, "bias": F32, "state": F32, "y": F32, **ROWS}
 SURVIVORS = {"inputs": BF16, "top_k": I32, "top_p": F32, "min_p": F32, "kept": I8, "values": F32, "keys": I64, "counts": I64}
 
 
@@ -99,6 +102,10 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             for a in (False, True)
         ),
         (raced.settle, QUICK, RACES),
+        *(
+            (kernel, CONVOLUTION, {"HAS_BIAS": True, "SILU": True, "TAPS": 4, "BLOCK": 256})
+            for kernel in (convolution._sums, convolution._keep)
+        ),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),

@@ -39,6 +39,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "gather_panels": model.gather_panels,
     "rms_norm": model.rms_norm,
     "swiglu": model.swiglu,
+    "causal_conv1d": model.causal_conv1d,
     "expert_router": model.expert_router,
     "mixture_of_experts": model.mixture_of_experts,
     "pack_columns": model.pack_columns,

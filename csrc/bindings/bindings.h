@@ -144,6 +144,7 @@ using Vector = Packed<const float, 1>;
 using Matrix = Packed<const float, 2>;
 using Ids = Packed<const int64_t, 1>;
 
+void bind_causal_conv1d(nb::module_& m);
 void bind_column_weight(nb::module_& m);
 void bind_decode_step(nb::module_& m);
 void bind_decoder(nb::module_& m);

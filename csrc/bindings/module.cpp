@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
     current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &tier_name);
     m.def("tiers", [] { return nb::str(usable_tiers().c_str()); });
+    bind_causal_conv1d(m);
     bind_column_weight(m);
     bind_decode_step(m);
     bind_decoder(m);

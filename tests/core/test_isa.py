@@ -14,6 +14,7 @@ from support.core_builds import TIERS, compiled, make, printed_under
 from support.project import ROOT
 
 STEMS = (
+    "causal_conv1d",
     "decode_step",
     "linear",
     "mla_attention",
@@ -23,6 +24,7 @@ STEMS = (
     "decoder_forward_latent",
     "expert_router",
     "mixture_of_experts",
+    "recurrent_states",
     "rms_norm",
     "swiglu",
     "top_k_top_p_sample_native",

@@ -222,6 +222,31 @@ def rms_norm(s: Source) -> Arguments:
             "threads": s.threads()}  # fmt: skip
 
 
+def state_rows(s: Source, states: int) -> Arguments:
+    """Rows of some tokens, and the states that they read and write."""
+    count = min(s.size(4), states)
+    starts = np.sort(s.ids(count + 1, end=10))
+    starts[0] = 0
+    return {"starts": starts if count else starts[:1], "read": s.ids(count, end=states),
+            "written": s.rng.permutation(states)[:count].astype(np.int64)}  # fmt: skip
+
+
+def states(s: Source, *shape: int) -> np.ndarray:
+    """States that may lie apart."""
+    gap = s.one_of(0, 0, 3)
+    return s.array(shape[0], shape[1] + gap, *shape[2:-1], shape[-1] + gap)[:, : shape[1], ..., : shape[-1]]
+
+
+def causal_conv1d(s: Source) -> Arguments:
+    channels, taps, count = s.width(), s.one_of(1, 2, 3, 4, 6), s.size()
+    rows = state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    return {"x": s.rows(s.array(tokens, channels)), "taps": s.rows(s.array(taps, channels)),
+            "bias": s.one_of(None, s.array(channels)), "silu": s.one_of(False, True),
+            "state": states(s, count, taps - 1, channels), **rows, "y": s.array(tokens, channels),
+            "threads": s.threads()}  # fmt: skip
+
+
 def swiglu(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
     return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width),

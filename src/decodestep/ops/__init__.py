@@ -6,6 +6,7 @@ An operator's package has its name too. What is in it is imported from it, as by
 An operator's page, reference, kernels, tests and benchmark have the name of its folder here.
 """
 
+from decodestep.ops.causal_conv1d import causal_conv1d
 from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
@@ -61,6 +62,7 @@ __all__ = [
     "apply_top_k_top_p",
     "cache_from_nz",
     "cache_to_nz",
+    "causal_conv1d",
     "decode_step",
     "decoder_forward",
     "expert_router",

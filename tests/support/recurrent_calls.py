@@ -1,0 +1,45 @@
+"""The operators whose rows have states, as calls of random arrays: what their tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import decodestep as ds
+
+Arrays = dict[str, Any]
+POISON = np.float32(-777.5)
+
+
+class Recurrent(NamedTuple):
+    """An operator: its name, its arguments before the state, the arrays with an item for each token, and how to make a call."""
+
+    name: str
+    inputs: tuple[str, ...]
+    by_token: tuple[str, ...]
+    make: Callable[[np.random.Generator, int, int], Arrays]  # for so many tokens and states
+
+    def __call__(self, arguments: Arrays, **changed: Any) -> Any:
+        """The results; `state` is copied first, and returned beside them."""
+        call = {**arguments, **changed}
+        call["state"] = call["state"].copy()
+        return getattr(ds, self.name)(**call), call["state"]
+
+    def cut(self, arguments: Arrays, tokens: Any) -> Arrays:
+        """The arguments for some of the tokens: a slice or an index array."""
+        return {name: value[tokens] if name in self.by_token and value is not None else value for name, value in arguments.items()}
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
+
+
+def convolution(rng: np.random.Generator, tokens: int, states: int) -> Arrays:
+    channels, taps = 37, 4
+    return {"x": normal(rng, tokens, channels), "weight": normal(rng, channels, taps), "bias": normal(rng, channels),
+            "state": normal(rng, states, taps - 1, channels), "activation": "silu"}  # fmt: skip
+
+
+OPERATORS = {"causal_conv1d": Recurrent("causal_conv1d", ("x", "weight"), ("x",), convolution)}
