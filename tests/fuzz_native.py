@@ -40,6 +40,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "rms_norm": model.rms_norm,
     "swiglu": model.swiglu,
     "causal_conv1d": model.causal_conv1d,
+    "gated_delta_rule": model.gated_delta_rule,
     "expert_router": model.expert_router,
     "mixture_of_experts": model.mixture_of_experts,
     "pack_columns": model.pack_columns,

@@ -11,6 +11,7 @@ NB_MODULE(_native, m) {
     bind_column_weight(m);
     bind_decode_step(m);
     bind_decoder(m);
+    bind_gated_delta_rule(m);
     bind_history(m);
     bind_linear(m);
     bind_mixture_of_experts(m);

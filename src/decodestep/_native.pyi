@@ -105,6 +105,24 @@ def causal_conv1d(
 ) -> None:
     """Writes to `state` too."""
 
+def gated_delta_rule(
+    query: NDArray[np.float32],
+    key: NDArray[np.float32],
+    value: NDArray[np.float32],
+    decay: NDArray[np.float32] | None,
+    beta: NDArray[np.float32] | None,
+    state: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    read: NDArray[np.int64],
+    written: NDArray[np.int64],
+    tiled: bool,
+    l2_norm: bool,
+    scale: float,
+    out: NDArray[np.float32],
+    threads: int,
+) -> None:
+    """Writes to `state` too."""
+
 def expert_router(
     logits: NDArray[np.float32],
     bias: NDArray[np.float32] | None,

@@ -70,6 +70,9 @@ def small_calls():
         "decode_step": lambda **how: ds.decode_step(X, [(), ()], **how),
         "decoder_forward": lambda **how: ds.decoder_forward(**decoder, **how),
         "expert_router": lambda **how: ds.expert_router(X, 2, **how),
+        "gated_delta_rule": lambda **how: ds.gated_delta_rule(
+            *[cache[:, 0]] * 3, np.zeros((1, 1, 8, 8), np.float32), scale=1, update_rule="linear", **how
+        ),
         "linear": lambda **how: ds.linear(X, PackedWeight.from_array(X.T), **how),
         "mixture_of_experts": lambda **how: ds.mixture_of_experts(tokens, ids[:, None] * 0, X[:, :1], block, **how),
         "mla_attention": lambda **how: ds.mla_attention(

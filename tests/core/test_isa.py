@@ -24,6 +24,7 @@ STEMS = (
     "decoder_forward_latent",
     "expert_router",
     "mixture_of_experts",
+    "gated_delta_rule",
     "recurrent_states",
     "rms_norm",
     "swiglu",

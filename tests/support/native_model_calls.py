@@ -247,6 +247,24 @@ def causal_conv1d(s: Source) -> Arguments:
             "threads": s.threads()}  # fmt: skip
 
 
+def token_heads(s: Source, *shape: int) -> np.ndarray:
+    """Heads of tokens that may be a part of wider ones."""
+    gap = s.one_of(0, 0, 5)
+    return s.array(shape[0], shape[1], shape[2] + gap)[:, :, : shape[2]]
+
+
+def gated_delta_rule(s: Source) -> Arguments:
+    key_heads, shared, key_width, width, count = s.one_of(1, 2), s.one_of(0, 1, 3), s.width(), s.width(), s.size()
+    heads, rows = key_heads * shared, state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    decays = s.one_of(None, token_heads(s, tokens, heads, 1), token_heads(s, tokens, heads, key_width))
+    return {"query": token_heads(s, tokens, key_heads, key_width), "key": token_heads(s, tokens, key_heads, key_width),
+            "value": token_heads(s, tokens, heads, width), "decay": decays,
+            "beta": s.one_of(None, token_heads(s, tokens, heads, 1)), "state": states(s, count, heads, key_width, width), **rows,
+            "tiled": s.one_of(False, True), "l2_norm": s.one_of(False, True), "scale": 0.25,
+            "out": s.array(tokens, heads, width), "threads": s.threads()}  # fmt: skip
+
+
 def swiglu(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
     return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width),

@@ -42,4 +42,17 @@ def convolution(rng: np.random.Generator, tokens: int, states: int) -> Arrays:
             "state": normal(rng, states, taps - 1, channels), "activation": "silu"}  # fmt: skip
 
 
-OPERATORS = {"causal_conv1d": Recurrent("causal_conv1d", ("x", "weight"), ("x",), convolution)}
+def delta_rule(rng: np.random.Generator, tokens: int, states: int) -> Arrays:
+    key_heads, heads, key_width, width = 2, 4, 19, 37
+    return {"query": normal(rng, tokens, key_heads, key_width), "key": normal(rng, tokens, key_heads, key_width),
+            "value": normal(rng, tokens, heads, width), "state": normal(rng, states, heads, key_width, width),
+            "decay": -np.abs(normal(rng, tokens, heads)), "beta": 1 / (1 + np.exp(-normal(rng, tokens, heads))),
+            "scale": 0.25, "l2_norm": True}  # fmt: skip
+
+
+OPERATORS = {
+    "causal_conv1d": Recurrent("causal_conv1d", ("x", "weight"), ("x",), convolution),
+    "gated_delta_rule": Recurrent(
+        "gated_delta_rule", ("query", "key", "value"), ("query", "key", "value", "decay", "beta"), delta_rule
+    ),
+}

@@ -5,13 +5,14 @@ A row's state is one of an array's. A call reads the one and writes the same or 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from decodestep._base import arrays
-from decodestep._base.aliasing import require_apart
+from decodestep._base import arrays, devices
+from decodestep._base.aliasing import footprint, require_apart
 from decodestep._base.checks import Phrase, describe_range, refuse, require, require_shape, require_within
 
 
@@ -28,18 +29,39 @@ class StateRows:
     read: np.ndarray
     written: np.ndarray
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[tuple[slice, int, int]]:
         """For each row: its tokens, as a slice, the state it reads and the one it writes."""
         bounds = self.starts.tolist()
         return zip(map(slice, bounds, bounds[1:]), self.read.tolist(), self.written.tolist(), strict=True)
 
 
-def state_rows(op: str, tokens: int, states: int, lengths: object, slots: object, into: object) -> StateRows:
+def look(op: str, given: Mapping[str, Any], optional: Collection[str], backend: str) -> dict[str, Any]:
+    """NumPy views of the arguments, or their outlines where Triton serves the call; None for optional ones that are missing.
+
+    given: by name; the first decides where the call runs. It may have float64 only outside of Triton.
+    """
+    first = next(iter(given.values()))
+    on_device = devices.goes_to_triton(backend, first)
+    if on_device:
+        has_double = arrays.is_torch(first) and str(first.dtype) == "torch.float64"
+        devices.choose_triton(op, backend, first, "has no float64" if has_double else None)
+    return {
+        name: None
+        if value is None and name in optional
+        else devices.outline(op, name, value, first.device)
+        if on_device
+        else arrays.view(op, name, value)
+        for name, value in given.items()
+    }
+
+
+def state_rows(op: str, tokens: int, states: int, *, lengths: object, slots: object, into: object) -> StateRows:
     """The rows of a call with so many tokens and states.
 
     lengths: of the rows, or None for equal ones. slots: the states that they read, or None for all in order. into: those that
     they write, or None for the same.
     """
+    lengths, slots, into = map(devices.to_host, (lengths, slots, into))
     read = np.arange(states) if slots is None else arrays.integers(op, "slots", slots, rank=1)
     require_within(op, "slots", read, states)
     written = read
@@ -79,18 +101,23 @@ def require_state(op: str, state: np.ndarray, shape: tuple[int, ...], dtype: np.
         refuse(op, "state", "writeable", Phrase("a read-only array"))
 
 
-def require_state_apart(op: str, state: np.ndarray, read: Mapping[str, np.ndarray | None]) -> None:
-    """No element of `state` lies in the memory of another, nor of what the call reads."""
-    require_apart(op, {"state": state}, {name: array for name, array in read.items() if array is not None})
+def require_state_apart(op: str, given: Mapping[str, Any], seen: Mapping[str, np.ndarray | None]) -> None:
+    """No element of `state` lies in the memory of another, nor of the other arguments. given, seen: as in `look`."""
+    places = {name: _place(given[name], view) for name, view in seen.items() if view is not None}
+    require_apart(op, {"state": places.pop("state")}, places)
 
 
-def in_rows(state: np.ndarray) -> np.ndarray:
-    """The state itself where its last axis has no gaps, as kernels update it, or a copy, for `put_back`."""
-    whole = state.shape[-1] <= 1 or state.strides[-1] == state.itemsize
-    return state if whole and state.flags.aligned else np.array(state, order="C")
+def _place(given: object, view: np.ndarray) -> np.ndarray:
+    return footprint(given) if arrays.is_torch(given) else view
+
+
+def in_rows(array: np.ndarray) -> np.ndarray:
+    """The array itself where its last axis has no gaps, as kernels take it, or a copy."""
+    whole = array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
+    return array if whole and array.flags.aligned else np.array(array, order="C")
 
 
 def put_back(held: np.ndarray, state: np.ndarray, rows: StateRows) -> None:
-    """What a kernel wrote to `in_rows(state)`."""
+    """What a kernel wrote to `in_rows(state)`, in its place."""
     if held is not state:
         state[rows.written] = held[rows.written]

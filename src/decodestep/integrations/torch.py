@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from decodestep._base.extras import extra
 from decodestep.ops.causal_conv1d import causal_conv1d
+from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
@@ -229,6 +230,13 @@ OPERATORS = {
         f"(Tensor x, Tensor weight, {_STATE}, Tensor? bias=None, {_SLOTS}, *, str? activation=None) -> Tensor",
         causal_conv1d,
         _new_like("x"),
+        ("state",),
+    ),
+    "gated_delta_rule": CustomOp(
+        f"(Tensor query, Tensor key, Tensor value, {_STATE}, Tensor? decay=None, Tensor? beta=None, {_SLOTS}, *, float scale, "
+        'str update_rule="gated_delta", bool l2_norm=False, str head_map="grouped") -> Tensor',
+        gated_delta_rule,
+        _new_like("value"),
         ("state",),
     ),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),

@@ -18,6 +18,7 @@ from decodestep.ops.decoder_forward import (
     decoder_forward,
 )
 from decodestep.ops.expert_router import RouterRule, Routes, expert_router
+from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, linear
 from decodestep.ops.mixture_of_experts import FeedForward, mixture_of_experts
 from decodestep.ops.mla_attention import mla_attention
@@ -67,6 +68,7 @@ __all__ = [
     "decoder_forward",
     "expert_router",
     "from_nz",
+    "gated_delta_rule",
     "gather_cache",
     "linear",
     "mixture_of_experts",

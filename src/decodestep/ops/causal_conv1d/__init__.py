@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from decodestep._base import arrays, devices
-from decodestep._base.aliasing import footprint
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import refuse, require, require_choice, require_dtype
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
-from decodestep._base.state_rows import StateRows, require_state, require_state_apart, state_rows
+from decodestep._base.state_rows import StateRows, look, require_state, require_state_apart, state_rows
 from decodestep.ops.causal_conv1d import cpu, reference
-
-if TYPE_CHECKING:
-    import torch
 
 _OP = "causal_conv1d"
 
@@ -69,15 +63,20 @@ def causal_conv1d(
     Source:
         ONNX CausalConvWithState, since opset 27, with time before channels; the convolutions of Mamba2, Qwen3-Next and LFM2.
     """
+    given = {"x": x, "weight": weight, "state": state, "bias": bias}
+    seen = look(_OP, given, ("bias",), backend)
+    rows = _check(**seen, activation=activation, lengths=lengths, slots=slots, into=into)
+    require_state_apart(_OP, given, seen)
+    silu = activation == "silu"
     if devices.goes_to_triton(backend, x):
-        return _on_device(x, weight, state, lengths, bias, activation, slots, into, backend)
-    values, taps, held = (arrays.view(_OP, n, a) for n, a in (("x", x), ("weight", weight), ("state", state)))
-    offsets = arrays.optional_view(_OP, "bias", bias)
-    rows = _check(values, taps, held, lengths, offsets, activation, slots, into)
-    require_state_apart(_OP, held, {"x": values, "weight": taps, "bias": offsets})
-    backend = choose(_OP, backend, {"cpu": None if values.dtype == np.float32 else "needs float32", "reference": None})
+        from decodestep.ops.causal_conv1d import triton
+
+        x, weight, state, bias = (None if tensor is None else tensor.detach() for tensor in given.values())
+        return devices.run_there(_OP, x.device, triton.convolve, x, weight, bias, silu, state, rows)
+    backend = choose(_OP, backend, {"cpu": None if seen["x"].dtype == np.float32 else "needs float32", "reference": None})
     convolve = (cpu if backend == "cpu" else reference).convolve
-    result: ArrayT = arrays.like(x, run(_OP, backend, convolve, values, taps, offsets, activation == "silu", held, rows))
+    y = run(_OP, backend, convolve, seen["x"], seen["weight"], seen["bias"], silu, seen["state"], rows)
+    result: ArrayT = arrays.like(x, y)
     return result
 
 
@@ -85,11 +84,10 @@ def _check(
     x: np.ndarray,
     weight: np.ndarray,
     state: np.ndarray,
-    lengths: object,
     bias: np.ndarray | None,
+    *,
     activation: object,
-    slots: object,
-    into: object,
+    **of_rows: object,
 ) -> StateRows:
     require_dtype(_OP, "x", x, (np.float32, np.float64))
     require(x.ndim == 2, _OP, "x", "of shape (T, C)", x)
@@ -100,30 +98,4 @@ def _check(
         refuse(_OP, "bias", f"{x.dtype} of shape {channels}", bias)
     require_choice(_OP, "activation", activation, (None, "silu"))
     require_state(_OP, state, (weight.shape[1] - 1, channels), x.dtype)
-    return state_rows(_OP, tokens, len(state), lengths, slots, into)
-
-
-def _on_device(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: torch.Tensor,
-    lengths: Integers | None,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    slots: Integers | None,
-    into: Integers | None,
-    backend: str,
-) -> torch.Tensor:
-    has_double = arrays.is_torch(x) and str(x.dtype) == "torch.float64"
-    devices.choose_triton(_OP, backend, x, "has no float64" if has_double else None)
-    from decodestep.ops.causal_conv1d import triton
-
-    given = {"x": x, "weight": weight, "state": state}
-    outlines = [devices.outline(_OP, name, tensor, x.device) for name, tensor in given.items()]
-    of_bias = devices.optional_outline(_OP, "bias", bias, x.device)
-    lengths, slots, into = map(devices.to_host, (lengths, slots, into))
-    rows = _check(*outlines, lengths, of_bias, activation, slots, into)
-    places = {name: footprint(t) for name, t in {**given, "bias": bias}.items() if t is not None and name != "state"}
-    require_state_apart(_OP, footprint(state), places)
-    plain = [None if tensor is None else tensor.detach() for tensor in (x, weight, bias)]
-    return devices.run_there(_OP, x.device, triton.convolve, *plain, activation == "silu", state.detach(), rows)
+    return state_rows(_OP, tokens, len(state), **of_rows)
