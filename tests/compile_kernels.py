@@ -22,6 +22,7 @@ from decodestep.ops.mla_attention.triton import tiles as attention_tiles
 from decodestep.ops.mla_prolog.triton.products import multiply
 from decodestep.ops.mla_prolog.triton.queries import finish_queries, quantise_heads
 from decodestep.ops.mla_prolog.triton.rows import finish_rows
+from decodestep.ops.selective_state_update import triton as state_space
 from decodestep.ops.tensor_scatter import triton as scatter
 from decodestep.ops.top_k_top_p_sample.triton import kernels as samplers
 
@@ -48,6 +49,7 @@ ROWS = {"owners": I64, "starts": I64, "read": I64, "written": I64}
 CONVOLUTION = {"x": F32, "weight": F32, "bias": F32, "state": F32, "y": F32, **ROWS}
 DELTA_RULE = {**dict.fromkeys(("query", "key", "value", "decay", "beta", "state", "out"), F32), **ROWS}
 BLOCK_OF_STATE = {"EPSILON": 1e-6, "ROWS": 128, "COLUMNS": 16}
+STATE_SPACE = {**dict.fromkeys(("x", "dt", "a", "b", "c", "d", "dt_bias", "state", "y"), F32), **ROWS}
 SURVIVORS = {"inputs": BF16, "top_k": I32, "top_p": F32, "min_p": F32, "kept": I8, "values": F32, "keys": I64, "counts": I64}
 
 
@@ -113,6 +115,7 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             (delta_rule._attend, DELTA_RULE, {"HAS_DECAY": has, "HAS_BETA": has, "NORMED": has, "TILED": has, **BLOCK_OF_STATE})
             for has in (False, True)
         ),
+        (state_space._update, STATE_SPACE, {"HAS_D": True, "HAS_BIAS": True, "ROWS": 128, "COLUMNS": 16}),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),

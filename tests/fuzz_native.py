@@ -41,6 +41,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "swiglu": model.swiglu,
     "causal_conv1d": model.causal_conv1d,
     "gated_delta_rule": model.gated_delta_rule,
+    "selective_state_update": model.selective_state_update,
     "expert_router": model.expert_router,
     "mixture_of_experts": model.mixture_of_experts,
     "pack_columns": model.pack_columns,

@@ -2,33 +2,24 @@
 #pragma once
 
 #include "core/isa.h"
+#include "recurrent/state_heads.h"
 #include "recurrent/state_rows.h"
 
 namespace decodestep {
 
-// [tokens, heads, width], of which the last axis has no gaps.
-struct TokenHeads {
-    const float* data;
-    ptrdiff_t token_stride, head_stride;
-
-    const float* at(size_t token, size_t head) const { return data + token * token_stride + head * head_stride; }
-};
-
 struct GatedDeltaRule {
-    TokenHeads query, key;  // [tokens, key_heads, key_width]
-    TokenHeads value;       // [tokens, heads, value_width]
-    TokenHeads decay;       // logarithms, [tokens, heads, 1 or key_width]; null for none
+    TokenHeads query, key;  // [tokens, key_heads, state.rows]
+    TokenHeads value;       // [tokens, heads, state.columns]
+    TokenHeads decay;       // logarithms, [tokens, heads, 1 or state.rows]; null for none
     TokenHeads beta;        // [tokens, heads, 1]; null for none
-    size_t heads, key_heads, key_width, value_width;
+    size_t key_heads;
     bool decays_rows;  // whether a head has a decay for each row of its state, and not one
     bool tiled;        // head h reads key head h mod key_heads, and not h / (heads / key_heads)
     bool l2_norm;
     float scale;
-    float* state;  // [states, heads, key_width, value_width]
-    ptrdiff_t state_stride, state_head_stride, state_row_stride;
+    StateHeads state;
     StateRows rows;
-    float* out;  // [tokens, heads, value_width]
-    ptrdiff_t out_token_stride;
+    HeadResults out;
     int threads;
 };
 

@@ -10,8 +10,13 @@
 // it updates, so that a token reads and writes each number of the state once.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 
+#include "core/parallel.h"
+#include "core/pieces.h"
+#include "core/thread_scratch.h"
+#include "recurrent/state_heads.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -106,44 +111,69 @@ inline void copy_columns(Columns from, Columns to, size_t rows, size_t columns) 
         std::memmove(to.data + i * to.stride, from.data + i * from.stride, columns * sizeof(float));
 }
 
-// The tokens of a row on some columns of its state. `held` has room for rows * kMostColumns floats: the state stays
-// there, in the nearest cache, from the first token to the last. Tokens: the operator, which has
-//
-//     change(t)            the RowChange of token t, valid until that of token t + 2 is asked for; in ascending order
-//     decayed_key(t)       likewise, where it recalls
-//     added<N>(t, recalled)    what its key is multiplied by, in these columns
-//     put<N>(t, out)       what the query read
-template <int N, bool recalls, class Tokens>
-void run_columns(Tokens&& of, size_t tokens, Columns from, Columns to, size_t rows, size_t columns, float* held) {
+// A task: the tokens of a row, for one head and some columns of its state.
+struct HeadColumns {
+    size_t first_token, tokens, head, column, columns;
+};
+
+// held: room for `rows` rows of N vectors. The state stays there, in the nearest cache, from the first token to the last.
+template <int N, class Tokens>
+void run_columns(Tokens& of, const HeadColumns& at, Columns from, Columns to, size_t rows, float* held) {
     const Columns kept{held, N * kLanes};
-    if (tokens == 0) {
-        if (from.data != to.data) copy_columns(from, to, rows, columns);
+    if (at.tokens == 0) {
+        if (from.data != to.data) copy_columns(from, to, rows, at.columns);
         return;
     }
-    const bool whole = columns == N * kLanes;
+    const bool whole = at.columns == N * kLanes;
     if (!whole) {
         std::memset(held, 0, rows * N * kLanes * sizeof(float));
-        copy_columns(from, kept, rows, columns);
+        copy_columns(from, kept, rows, at.columns);
     }
     Columns source = whole ? from : kept;
     RowChange change = of.change(0);
     Vectors<N> recalled = Vectors<N>::zeros();
-    if constexpr (recalls) {
+    if constexpr (Tokens::recalls) {
         recalled = recall<N>(source, kept, rows, of.decayed_key(0));
         source = kept;
     }
-    for (size_t t = 0; t + 1 < tokens; ++t) {
-        const Vectors<N> added = of.template added<N>(t, recalled);
+    const size_t last = at.tokens - 1;
+    for (size_t t = 0; t < last; ++t) {
+        const Vectors<N> added = of.added(t, recalled);
         const RowChange following = of.change(t + 1);
-        const float* next = recalls ? of.decayed_key(t + 1) : nullptr;
-        of.template put<N>(t, update<N, recalls>(source, kept, rows, change, added, next, recalled));
+        of.put(t, update<N, Tokens::recalls>(source, kept, rows, change, added, of.decayed_key(t + 1), recalled));
         change = following;
         source = kept;
     }
-    const size_t last = tokens - 1;
-    const Vectors<N> added = of.template added<N>(last, recalled);
-    of.template put<N>(last, update<N, false>(source, whole ? to : kept, rows, change, added, nullptr, recalled));
-    if (!whole) copy_columns(kept, to, rows, columns);
+    const Vectors<N> added = of.added(last, recalled);
+    of.put(last, update<N, false>(source, whole ? to : kept, rows, change, added, nullptr, recalled));
+    if (!whole) copy_columns(kept, to, rows, at.columns);
+}
+
+// All tasks of a call. Args: a kernel's, with `state`, `rows` and `threads`. Tokens: what its tokens do, for a task:
+//
+//     recalls                          whether `added` needs what the state recalls
+//     Tokens(args, at, memory)         memory: Tokens::floats(args) floats
+//     change(t)                        the RowChange of token t; asked for in ascending order, valid until that of t + 2 is
+//     decayed_key(t)                   likewise
+//     added(t, recalled), put(t, out)  what the key is multiplied by, and what the query has read
+template <class Tokens, class Args>
+void run_heads(const Args& args) {
+    const StateHeads& state = args.state;
+    const size_t blocks = ceil_div(state.columns, kMostColumns), held = state.rows * kMostColumns;
+    parallel_for(args.rows.count * state.heads * blocks, args.threads, [&](size_t task) {
+        const size_t row = task / blocks / state.heads, column = task % blocks * kMostColumns;
+        const HeadColumns at{args.rows.first(row), args.rows.tokens(row), task / blocks % state.heads, column,
+                             std::min(kMostColumns, state.columns - column)};
+        const auto columns = [&](const int64_t* slots) {
+            return Columns{state.data + slots[row] * state.stride + at.head * state.head_stride + column,
+                           state.row_stride};
+        };
+        const ThreadScratch scratch(held + Tokens::floats(args));
+        Tokens of(args, at, scratch.data() + held);
+        with_constant<kMostVectors>(ceil_div(at.columns, kLanes), [&]<int N>() {
+            run_columns<N>(of, at, columns(args.rows.read), columns(args.rows.written), state.rows, scratch.data());
+        });
+    });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

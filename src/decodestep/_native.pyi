@@ -123,6 +123,23 @@ def gated_delta_rule(
 ) -> None:
     """Writes to `state` too."""
 
+def selective_state_update(
+    x: NDArray[np.float32],
+    dt: NDArray[np.float32],
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    d: NDArray[np.float32] | None,
+    dt_bias: NDArray[np.float32] | None,
+    state: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    read: NDArray[np.int64],
+    written: NDArray[np.int64],
+    y: NDArray[np.float32],
+    threads: int,
+) -> None:
+    """Writes to `state` too."""
+
 def expert_router(
     logits: NDArray[np.float32],
     bias: NDArray[np.float32] | None,

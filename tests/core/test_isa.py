@@ -27,6 +27,7 @@ STEMS = (
     "gated_delta_rule",
     "recurrent_states",
     "rms_norm",
+    "selective_state_update",
     "swiglu",
     "top_k_top_p_sample_native",
 )

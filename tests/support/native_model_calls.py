@@ -265,6 +265,17 @@ def gated_delta_rule(s: Source) -> Arguments:
             "out": s.array(tokens, heads, width), "threads": s.threads()}  # fmt: skip
 
 
+def selective_state_update(s: Source) -> Arguments:
+    groups, shared, state_width, width, count = s.one_of(1, 2), s.one_of(0, 1, 3), s.width(), s.width(), s.size()
+    heads, rows = groups * shared, state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    return {"x": token_heads(s, tokens, heads, width), "dt": token_heads(s, tokens, heads, 1), "a": s.array(heads),
+            "b": token_heads(s, tokens, groups, state_width), "c": token_heads(s, tokens, groups, state_width),
+            "d": s.one_of(None, s.array(heads)), "dt_bias": s.one_of(None, s.array(heads)),
+            "state": states(s, count, heads, state_width, width), **rows, "y": s.array(tokens, heads, width),
+            "threads": s.threads()}  # fmt: skip
+
+
 def swiglu(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
     return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width),

@@ -50,9 +50,20 @@ def delta_rule(rng: np.random.Generator, tokens: int, states: int) -> Arrays:
             "scale": 0.25, "l2_norm": True}  # fmt: skip
 
 
+def state_space(rng: np.random.Generator, tokens: int, states: int) -> Arrays:
+    heads, groups, state_width, width = 4, 2, 19, 37
+    return {"x": normal(rng, tokens, heads, width), "dt": normal(rng, tokens, heads), "a": -np.exp(normal(rng, heads)),
+            "b": normal(rng, tokens, groups, state_width), "c": normal(rng, tokens, groups, state_width),
+            "state": normal(rng, states, heads, state_width, width), "d": normal(rng, heads),
+            "dt_bias": normal(rng, heads)}  # fmt: skip
+
+
 OPERATORS = {
     "causal_conv1d": Recurrent("causal_conv1d", ("x", "weight"), ("x",), convolution),
     "gated_delta_rule": Recurrent(
         "gated_delta_rule", ("query", "key", "value"), ("query", "key", "value", "decay", "beta"), delta_rule
+    ),
+    "selective_state_update": Recurrent(
+        "selective_state_update", ("x", "dt", "a", "b", "c"), ("x", "dt", "b", "c"), state_space
     ),
 }

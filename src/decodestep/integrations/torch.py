@@ -24,6 +24,7 @@ from decodestep.ops.mla_prolog.call import Call, find_scenario
 from decodestep.ops.mla_prolog.problem import columns_of
 from decodestep.ops.mla_prolog.results import MlaPrologV3Result, result_specs
 from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.selective_state_update import selective_state_update
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
@@ -237,6 +238,13 @@ OPERATORS = {
         'str update_rule="gated_delta", bool l2_norm=False, str head_map="grouped") -> Tensor',
         gated_delta_rule,
         _new_like("value"),
+        ("state",),
+    ),
+    "selective_state_update": CustomOp(
+        f"(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, {_STATE}, Tensor? d=None, Tensor? dt_bias=None, {_SLOTS}) "
+        "-> Tensor",
+        selective_state_update,
+        _new_like("x"),
         ("state",),
     ),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),

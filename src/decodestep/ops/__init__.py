@@ -38,6 +38,7 @@ from decodestep.ops.mla_prolog import (
     to_nz,
 )
 from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.selective_state_update import selective_state_update
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
@@ -78,6 +79,7 @@ __all__ = [
     "mla_prolog_v2",
     "mla_prolog_v3",
     "rms_norm",
+    "selective_state_update",
     "slots_from_block_table",
     "swiglu",
     "tensor_scatter",
