@@ -62,7 +62,10 @@ def talk(tiny_file, tmp_path, monkeypatch, capsys):
         def read(question):
             asked.append(question)
             print(question, end="")
-            return next(typed)
+            line = next(typed)
+            if not isinstance(line, str):
+                raise line
+            return line
 
         monkeypatch.setattr("decodestep.cli.chat.generate", scripted)
         monkeypatch.setattr("sys.stdin.isatty", lambda: is_terminal, raising=False)
@@ -107,6 +110,13 @@ def test_a_call_is_not_made_otherwise(talk, tmp_path):
     _, _, messages, asked = talk(["Hello", "", "no"], answers, *tools)
     assert len(asked) == 2 and [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "assistant"]
     assert {message["content"] for message in messages[2:4]} == {"The user has not allowed this call."}
+
+
+def test_an_interrupt_at_the_question_ends_the_turn(talk, tmp_path):
+    tools = ("--tools", str(tmp_path / "tools.py"))
+    for end in (KeyboardInterrupt, EOFError):
+        _, _, messages, asked = talk(["Hello", end], [literal(call("Bonn") + call("Rome"))], *tools)
+        assert len(asked) == 1 and [message["role"] for message in messages] == ["user", "assistant", "tool", "tool"]
 
 
 def test_what_a_function_raises_is_told_to_the_model(talk, tmp_path):

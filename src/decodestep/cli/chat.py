@@ -12,7 +12,7 @@ from typing import Any
 
 from decodestep._base.checks import refuse, require
 from decodestep.chat.answer_reader import Part
-from decodestep.cli.chat_tools import Functions, answer_call, load_functions
+from decodestep.cli.chat_tools import Functions, answer_calls, load_functions
 from decodestep.cli.endings import early_end, failure
 from decodestep.cli.options import (
     BYTE_ORDER_MARK,
@@ -213,15 +213,12 @@ class _Chat:
         """Answers a message, and the results of the functions that the answers call. Keeps all; a message that cannot be
         answered is dropped."""
         conversation = [*self.messages, {"role": "user", "content": text}]
-        while (answer := self._answered(conversation)) is not None:
-            conversation.append(answer)
+        goes_on = True
+        while goes_on and (answer := self._answered(conversation)) is not None:
+            results, goes_on = answer_calls(self._functions, answer.get("tool_calls", ()))
+            goes_on = goes_on and bool(results)
+            conversation += [answer, *results]
             self.messages = conversation
-            if not answer.get("tool_calls"):
-                return
-            for call in answer["tool_calls"]:
-                result = answer_call(self._functions, call)
-                print(f"= {result['content']}")
-                conversation.append(result)
 
     def _answered(self, conversation: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Streams the answer to a conversation; its message, None if it was interrupted before it said anything."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +50,27 @@ def show_call(call: Mapping[str, Any]) -> str:
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
-def answer_call(functions: Functions, call: Mapping[str, Any]) -> dict[str, Any]:
-    """The message that answers a call: the result of its function, if the user allows it; or what it has raised."""
-    result = _result(functions[call["function"]["name"]], call) if _is_allowed(call) else _REFUSED
-    return {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result}
-
-
-def _is_allowed(call: Mapping[str, Any]) -> bool:
-    try:
-        return input(f"call {show_call(call)}? [y/N] ").strip().lower() in ("y", "yes")
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return False
+def answer_calls(functions: Functions, calls: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], bool]:
+    """The messages that answer calls: the results of their functions, as far as the user allows them, or what they have raised;
+    and whether the conversation goes on: Ctrl-C and Ctrl-D at a question refuse the rest, and end it."""
+    messages: list[dict[str, Any]] = []
+    goes_on = True
+    for call in calls:
+        result = _REFUSED
+        try:
+            if goes_on and input(f"call {show_call(call)}? [y/N] ").strip().lower() in ("y", "yes"):
+                result = _result(functions[call["function"]["name"]], call)
+        except (EOFError, KeyboardInterrupt):
+            goes_on = False
+            print()
+        print(f"= {result}")
+        messages.append({"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": result})
+    return messages, goes_on
 
 
 def _result(function: Callable[..., Any], call: Mapping[str, Any]) -> str:
     try:
         result = call_function(function, call["function"]["arguments"])
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
-    except KeyboardInterrupt:
-        return "The user has interrupted this call."
     except Exception as error:  # the model is told, and may call it in another way
         return f"{type(error).__name__}: {error}"

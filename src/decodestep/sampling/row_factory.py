@@ -178,6 +178,8 @@ class RowFactory:
             language,
             getattr(params, language),
             prompt_length,
+            closed=params.disable_additional_properties,
+            order=params.json_property_order,
             token_bytes=self._token_bytes,
             encode=self._encode,
             vocab_size=self.vocab_size,

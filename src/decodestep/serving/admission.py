@@ -41,12 +41,16 @@ class Admission:
             _require_plain_json(request.headers)
 
     def _require_key(self, headers: Headers) -> None:
+        """A key comes as OpenAI's clients send it, or as Anthropic's do."""
         sent = headers.get("authorization", "").encode("latin-1")  # as it came: clients send a key in UTF-8
-        scheme, _, given = sent.strip().partition(b" ")
-        given = given.strip() if scheme.lower() == b"bearer" else b""
-        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, against timing attacks
+        scheme, _, bearer = sent.strip().partition(b" ")
+        given = (bearer.strip() if scheme.lower() == b"bearer" else b"", headers.get("x-api-key", "").encode("latin-1").strip())
+        matches = [
+            hmac.compare_digest(each, key) for each in given for key in self._keys
+        ]  # all of them, against timing attacks
         if self._keys and not any(matches):
-            raise HttpError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+            message = "a valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+            raise HttpError(401, message, code="invalid_api_key")
 
     def _require_origin(self, headers: Headers, host: str) -> None:
         """host: by which a page of this server calls it."""

@@ -10,7 +10,7 @@ from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.errors import ModelError, RequestError
 from decodestep.generation.prompts import RESERVED
-from decodestep.sampling.params import LANGUAGES, SamplingParams
+from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
 from decodestep.serving.errors import http_error, refusal
 from decodestep.serving.jobs import BuildWriter, Job, read_sampling
 from decodestep.serving.request_fields import object_field, require_short, texts
@@ -93,31 +93,28 @@ def chat_job(
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
     bound = any(chat.sampling.get(name) is not None for name in LANGUAGES)
-    if required or chat.schema is not None:
-        format_ = replace(format_, begun=False)  # the text is bound from its first token
     constraint: dict[str, Any] = {} if chat.schema is None else {"json_schema": chat.schema}
     if required or not bound:  # what is bound by the request itself is not bound by its tools too
         try:
-            grammar = format_.grammar(model.tokenizer, None if chat.schema is None else dict(chat.schema))
+            answer = None if chat.schema is None else dict(chat.schema)
+            grammar = format_.grammar(model.tokenizer, answer, continues=chat.continues)
         except RequestError as error:
             json_schema = chat.names.get("response_format", "response_format")
             raise http_error(error, {**chat.names, "json_schema": json_schema}) from None
         constraint = constraint if grammar is None else {"grammar": grammar}
     names = {"prompt": chat.names.get("messages", "messages"), **chat.names}
+    if format_.tools is None:
+        names["tools"] = names.get("response_format", "response_format")  # from which a grammar comes then
     sampling = read_sampling(chat.sampling, defaults, constraint=constraint, names=names)
-    params = _with_budget(sampling.params, defaults, bound=bound)
+    if bound and sampling.params.thinking_budget is not None:
+        budget = chat.names.get("thinking_budget_tokens", "thinking_budget_tokens")
+        raise refusal(budget, f"omitted beside {', '.join(LANGUAGES[:-1])} and {LANGUAGES[-1]}, which bind the reasoning too")
+    params = sampling.params if bound else _with_budget(sampling.params, defaults)
     return Job([ids], params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
 
 
-def _with_budget(params: SamplingParams, defaults: SamplingParams, *, bound: bool) -> SamplingParams:
-    """The params with the thinking budget and its message of `defaults`, as far as the request has none.
-
-    bound: whether the request has a constraint of its own, which binds the reasoning too.
-    """
-    if bound:
-        if params.thinking_budget is not None:
-            raise refusal("thinking_budget_tokens", f"omitted beside {', '.join(LANGUAGES[:-1])} and {LANGUAGES[-1]}")
-        return params
+def _with_budget(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    """The params with the thinking budget and its message of `defaults`, as far as the request has none."""
     names = ("thinking_budget_tokens", "thinking_budget_message")
     return params.replace(**{name: getattr(defaults, name) for name in names if getattr(params, name) is None})
 
@@ -131,3 +128,27 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(given.get("enable_thinking"), bool | None):
         raise refusal("chat_template_kwargs", "such that enable_thinking is a bool")
     return given
+
+
+def joined(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two neighbouring messages of one role as one: their contents a line each, and so their reasoning, and all calls."""
+    found = {**first, **second}
+    for name in ("content", "reasoning_content"):
+        said = [text for text in (first.get(name), second.get(name)) if text]
+        if said:
+            found[name] = "\n".join(said)
+    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
+        found["tool_calls"] = calls
+    return found
+
+
+def library_fields(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of SamplingParams among those of a request whose API has few of its own. Refuses those whose results have no
+    place in an answer that is one message."""
+    for name in ("n", "num_return_sequences"):
+        if body.get(name) not in (None, 1):
+            raise refusal(name, "1 or omitted: an answer is one message")
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        if body.get(name) not in (None, False) and (name != "top_logprobs" or body[name] != 0):
+            raise refusal(name, "omitted: an answer of this API has no log-probabilities here")
+    return {name: body[name] for name in DEFAULTS.keys() & body.keys()}

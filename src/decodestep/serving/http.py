@@ -23,14 +23,13 @@ from decodestep.sampling.params import SamplingParams
 from decodestep.serving import bodies
 from decodestep.serving.admission import Admission
 from decodestep.serving.answer import Answer
-from decodestep.serving.endpoint import Endpoint
+from decodestep.serving.endpoint import Endpoint, openai_error
 from decodestep.serving.endpoints import find_endpoints
 from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.jobs import Job
 from decodestep.serving.metrics import Metrics
 from decodestep.serving.served_models import ModelUse, ServedModel, ServedModels
-from decodestep.serving.wire import JsonResponse
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -122,8 +121,10 @@ class Server:
             raise
 
         async def close() -> None:
-            await answer.close()
-            use.release()
+            try:
+                await answer.close()
+            finally:
+                use.release()
 
         if answer.stream:
             return EventStream(answer.events(), close)
@@ -161,7 +162,7 @@ class Server:
             try:
                 self._admission.admit(request, endpoint)
             except Exception as error:
-                response = await self._refused(request, error)
+                response = await self._refused(request, error, endpoint.error_response)
             else:
                 response = await self._answered(request, endpoint)
             self.metrics.requests.labels(endpoint.path, str(response.status_code)).inc()
@@ -174,12 +175,12 @@ class Server:
         try:
             return await endpoint.answer(self, request)
         except Exception as error:
-            return self._error_response(error)
+            return endpoint.error_response(_logged(error))
 
-    async def _refused(self, request: Request, error: Exception) -> Response:
+    async def _refused(self, request: Request, error: Exception, error_response: Callable[[HttpError], Response]) -> Response:
         """The response to a request whose body has not been read. It is read now: a client may read nothing before it has sent
         all, unless it asks first whether it should send."""
-        response = self._error_response(error)
+        response = error_response(_logged(error))
         if "expect" in request.headers:
             response.headers["connection"] = "close"  # what comes next may be the body or another request
             return response
@@ -189,17 +190,20 @@ class Server:
             response.headers.update(unread.headers)
         return response
 
-    def _error_response(self, error: Exception) -> Response:
-        failure = http_error(error)
-        if failure.status == 500:
-            _LOG.error("a request failed", exc_info=error)
-        return JsonResponse(failure.body(), failure.status, failure.headers)
-
     async def _routing_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         self.metrics.requests.labels("other", str(error.status_code)).inc()  # not the path: clients would make the labels
         message = f"{request.method} {request.scope['path']}: {error.detail}"
-        return await self._refused(request, HttpError(error.status_code, message, **(error.headers or {})))
+        failure = HttpError(error.status_code, message, **(error.headers or {}))
+        return await self._refused(request, failure, openai_error)
+
+
+def _logged(error: Exception) -> HttpError:
+    """The error to answer with; what the client cannot help is in the log."""
+    failure = http_error(error)
+    if failure.status == 500:
+        _LOG.error("a request failed", exc_info=error)
+    return failure
 
 
 def _release(asked: Future[ModelUse]) -> None:
