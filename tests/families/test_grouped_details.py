@@ -123,7 +123,9 @@ def test_a_gemma_2_of_46_layers_scales_its_scores_by_the_share_of_a_head(model, 
 def test_the_last_block_of_a_glm_may_be_for_prediction(model, ids, tmp_path, keys):
     """One published file has it and no key."""
     theirs = model("glm4_moe", 0)
-    extra = {name.replace("layers.2.", "layers.3."): value for name, value in theirs.state_dict().items() if "layers.2." in name}
+    extra = {
+        name.replace("layers.2.", "layers.3."): value for name, value in theirs.state_dict().items() if "layers.2." in name
+    }
     extra |= {f"nextn.{part}": torch.ones(2, 2) for part in ("eh_proj", "enorm", "hnorm")}
     path = write_gguf(theirs, tmp_path / "model.gguf", more=extra, block_count=4, **keys)
     mine = ds.load(path, dtype="float32")

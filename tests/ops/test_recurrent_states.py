@@ -45,7 +45,8 @@ def test_a_row_is_alone(op, rng):
     call = op.make(rng, sum(lengths), len(lengths))
     ends = np.cumsum(lengths)
     alone = [
-        op(op.cut(call, slice(end - n, end)), state=call["state"][[b]]) for b, (n, end) in enumerate(zip(lengths, ends, strict=True))
+        op(op.cut(call, slice(end - n, end)), state=call["state"][[b]])
+        for b, (n, end) in enumerate(zip(lengths, ends, strict=True))
     ]
     for threads in (1, 2, 3, 7):
         with ds.use_threads(threads):

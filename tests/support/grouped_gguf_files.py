@@ -167,7 +167,10 @@ def _expert_keys(config: Any, architecture: str) -> dict[str, Any]:
         return {}
     keys = {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
     if architecture == "ernie4_5-moe":
-        keys |= {"expert_shared_count": config.moe_num_shared_experts, "leading_dense_block_count": config.moe_layer_start_index}
+        keys |= {
+            "expert_shared_count": config.moe_num_shared_experts,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
         keys |= {"interleave_moe_layer_step": config.moe_layer_interval}
     if architecture == "glm4moe":
         keys |= {"expert_shared_count": config.n_shared_experts, "leading_dense_block_count": config.first_k_dense_replace}

@@ -41,9 +41,7 @@ def run_layer(
         x *= np.float32(layer.scale)
 
 
-def inputs_of_layers(
-    tokens: np.ndarray, x: np.ndarray, weights: InputsOfLayers, config: Config
-) -> np.ndarray:
+def inputs_of_layers(tokens: np.ndarray, x: np.ndarray, weights: InputsOfLayers, config: Config) -> np.ndarray:
     """The inputs (T, L, P) of tokens with embeddings x."""
     hidden, width = np.float32(config.hidden**-0.5), config.layer_inputs
     projected = (linear(x, weights.projection) * hidden).reshape(-1, width)
