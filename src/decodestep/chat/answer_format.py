@@ -10,10 +10,12 @@ from decodestep.chat.answer_reader import AnswerReader
 from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning, reasoning_of_tokens
 from decodestep.chat.tool_call_format import CallFormat, NoCalls
 from decodestep.chat.tool_formats import find_call_format
+from decodestep.chat.tool_grammar import Thought, answer_or_calls
 from decodestep.chat.tools import ToolFormat
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
-    from decodestep.models import Model
+    from decodestep.chat.template import ChatModel
     from decodestep.tokenizers.tokenizer import Tokenizer
 
 _TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
@@ -56,17 +58,32 @@ class AnswerFormat:
         )
 
     @property
+    def marks(self) -> ReasoningMarks:
+        """What begins and ends the reasoning in the answer."""
+        known = self.reasoning or THINK
+        again = "later" if known.in_messages else "next" if known.repeats else ""
+        return ReasoningMarks(known.opening, known.closing, self.begun, again)
+
+    @property
     def _calls(self) -> CallFormat:
         return self.plain if self.tools is None else self.tools.call_format
 
-    def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
-        """The grammar of the response; None if it is any text. answer: as for `ToolFormat.grammar`."""
-        if self.tools is None:
+    def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None, *, continues: bool = False) -> str | None:
+        """The grammar of the response; None if it is any text, or JSON of the schema and nothing else.
+
+        It binds what comes after the reasoning, which stands there if the prompt has begun it, and not if that has closed it.
+        answer: as for `ToolFormat.grammar`. continues: whether the response goes on with a message, and has no reasoning.
+        """
+        thought = Thought(self.reasoning or THINK, self.begun, self.reasoning is None or self.ended or continues)
+        if self.tools is not None:
+            return self.tools.grammar(tokenizer, answer, thought)
+        marked = thought.format.answer or self.plain.answer_begin
+        if answer is None or continues or (thought.off and not marked):
             return None
-        return self.tools.grammar(tokenizer, answer, self.reasoning or THINK, in_reasoning=self.begun)
+        return answer_or_calls([], answer, thought, begin=self.plain.answer_begin)
 
 
-def build_answer_format(model: Model, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
+def build_answer_format(model: ChatModel, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
     """The format of the answers to a conversation. prompt_ids: of its rendered prompt. tools: as `tools.read` returns them."""
     template = model.template.text(tools=tools is not None)
     tokenizer = model.tokenizer

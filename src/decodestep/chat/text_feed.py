@@ -178,8 +178,8 @@ class TextFeed:
         return "".join(pieces)
 
     def pieces_until(self, *literals: str) -> Iterator[str | None]:
-        """As `until`, in pieces that are certain; None where more text is needed. Where a text was cut, what may be the beginning
-        of a literal is no part of them."""
+        """As `until`, in pieces that are certain; None where more text is needed. Where a text was cut, what may be the
+        beginning of a literal is no part of them."""
         while True:
             if piece := self._before(literals, whole=self.ended and not self.cut):
                 yield piece

@@ -106,12 +106,12 @@ def call_object(feed: TextFeed, *, strict: bool = False) -> Iterator[Event]:
     name, early, ended = None, None, False
     closed = bool((yield from feed.optional("}")))
     while not closed:
-        key = yield from _read_string(feed)
+        key = yield from read_string(feed)
         yield from feed.space()
         yield from feed.expect(":")
         yield from feed.space()
         if key in _NAMES and name is None:
-            name = yield from _read_string(feed)
+            name = yield from read_string(feed)
             yield CallBegin(name)
             if early is not None:
                 yield from early
@@ -176,7 +176,7 @@ def _any_arguments(feed: TextFeed) -> Iterator[Event]:
     """A call's arguments, also from JSON as text, which OpenAI's interface has and some models write. {} for null and an empty
     text, as a call of a function without parameters may have them."""
     if (yield from feed.comes('"')):
-        within = TextFeed((yield from _read_string(feed)) or "{}", ended=True)
+        within = TextFeed((yield from read_string(feed)) or "{}", ended=True)
         try:
             yield from call_arguments(within)
             yield from within.space()
@@ -202,7 +202,8 @@ def _read_arguments(feed: TextFeed) -> Reading[list[Event]]:
     return found
 
 
-def _read_string(feed: TextFeed) -> Reading[str]:
+def read_string(feed: TextFeed) -> Reading[str]:
+    """A string of JSON, without its quotes and escapes."""
     pieces = []
     for piece in JSON.string(feed):
         if piece is None:

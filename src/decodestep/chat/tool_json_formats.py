@@ -68,6 +68,31 @@ class NemotronList(MarkedJson):
     _AROUND = ("[", "]")
 
 
+class AprielList(MarkedJson):
+    """Apriel: <tool_calls>[{"name": ..., "arguments": {...}}, ...]</tool_calls>."""
+
+    marks = ("<tool_calls>",)
+    ends = ("</tool_calls>",)
+    _AROUND = ("[", "]")
+
+
+class FunctoolsList(MarkedJson):
+    """Firefunction: functools[{"name": ..., "arguments": {...}}, ...]."""
+
+    marks = ("functools",)
+    _AROUND = ("[", "]")
+
+
+class GigaChatMessage(MarkedJson):
+    """GigaChat 3: {"name": ..., "arguments": {...}} in a message of the role function call; 3.1: after <|function_call|>."""
+
+    marks = ("function call<|role_sep|>", "<|function_call|>")
+    ends = ("<|message_sep|>",)
+    always_marked = False
+    spelled = ("<|role_sep|>", "<|function_call|>", *ends)
+    _AROUND = ("\n", "")
+
+
 class CohereActions(MarkedJson):
     """Command R7B and A: a list of {"tool_call_id": ..., "tool_name": ..., "parameters": {...}} between control tokens."""
 
@@ -84,9 +109,16 @@ class CohereActions(MarkedJson):
 class CohereFenced(CohereActions):
     """Command R and R+: Action: and a list of {"tool_name": ..., "parameters": {...}} in a Markdown code block."""
 
-    marks = ("Action: ```json",)
+    marks = ("Action:",)
     ends = ("```",)
     spelled = ()
+
+    def calls(self, feed: TextFeed) -> Reads:
+        yield from feed.expect(*self.marks)
+        yield from feed.space()
+        yield from feed.expect("```json")
+        yield from call_list(feed)
+        yield from self._end(feed)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin = f'Action: ```json\n[\n    {{\n        "tool_name": "{name}",\n        "parameters": '

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Any
 
 from decodestep.chat.text_feed import Reading, TextFeed
-from decodestep.chat.tool_call_format import CallBegin, CallEnd, CallFormat, Functions, Pieces, Reads
-from decodestep.chat.tool_json import call_arguments
+from decodestep.chat.tool_call_format import Between, CallBegin, CallEnd, CallFormat, Functions, Pieces, Reads
+from decodestep.chat.tool_json import call_arguments, read_string
 
 _DIGITS = re.compile(r"\d*")
 
@@ -73,6 +74,61 @@ class KimiSection(DeepSeek):
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin, end = "".join(self.marks), "".join(self.ends)
         return [f"{begin}functions.{name}:0<|tool_call_argument_begin|>", schema, end]
+
+
+class SolarCalls(CallFormat):
+    """Solar Open: control tokens before the call's id, the function's name and the arguments, and at the end."""
+
+    marks = ("<|tool_call:begin|>",)
+    ends = ("<|tool_call:end|>",)
+    spelled = (*marks, "<|tool_call:name|>", "<|tool_call:args|>", *ends)
+
+    def calls(self, feed: TextFeed) -> Reads:
+        yield from feed.expect(*self.marks)
+        yield from feed.name()
+        yield from feed.expect("<|tool_call:name|>")
+        yield CallBegin((yield from feed.name()))
+        yield from feed.expect("<|tool_call:args|>")
+        yield from call_arguments(feed)
+        yield from self._end(feed)
+
+    def new_id(self, name: str, number: int) -> str:
+        return secrets.token_hex(5)  # ten letters and digits, as the prompt asks of the model
+
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        return [f"<|tool_call:begin|>0000000000<|tool_call:name|>{name}<|tool_call:args|>", schema, "<|tool_call:end|>"]
+
+
+class ApertusList(CallFormat):
+    """Apertus: <|tools_prefix|>[{name: {...}}, ...]<|tools_suffix|>."""
+
+    marks = ("<|tools_prefix|>",)
+    ends = ("<|tools_suffix|>",)
+    spelled = (*marks, *ends)
+
+    def calls(self, feed: TextFeed) -> Reads:
+        yield from feed.expect(*self.marks)
+        yield from feed.space()
+        yield from feed.expect("[")
+        closed = False
+        while not closed:
+            yield from feed.space()
+            yield from feed.expect("{")
+            yield from feed.space()
+            yield CallBegin((yield from read_string(feed)))
+            yield from feed.space()
+            yield from feed.expect(":")
+            yield from call_arguments(feed)
+            yield from feed.space()
+            yield from feed.expect("}")
+            yield ""
+            yield from feed.space()
+            closed = (yield from feed.expect(",", "]")) == "]"
+            yield Between()
+        yield from self._end(feed)
+
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        return [f'<|tools_prefix|>[{{"{name}": ', schema, "}]<|tools_suffix|>"]
 
 
 class FunctionaryTags(CallFormat):

@@ -79,9 +79,10 @@ LITERALS = _Literals()
 class PythonCalls(CallFormat):
     """Llama 4, OLMo 3: the text is [name(key=value, ...), ...]."""
 
-    first_marks = ("[",)
+    first_marks: tuple[str, ...] = ("[",)
     always_marked = False
     _AROUND = ("[", "]")
+    _SEPARATORS = re.compile(r"[\s,;]*")
 
     def calls(self, feed: TextFeed) -> Reads:
         yield from feed.optional(*self.marks)
@@ -139,3 +140,29 @@ class MarkedPythonCalls(PythonCalls):
     ends = ("<|tool_call_end|>",)
     spelled = ("<|tool_call_start|>", "<|tool_call_end|>")
     _AROUND = ("<|tool_call_start|>[", "]<|tool_call_end|>")
+
+
+class OlmoCalls(PythonCalls):
+    """OLMo 3: calls between <function_calls> and </function_calls>, one a line, or in a list as Llama 4's."""
+
+    marks = ("<function_calls>",)
+    first_marks = ()
+    always_marked = True
+    ends = ("</function_calls>",)
+    _AROUND = ("<function_calls>", "</function_calls>")
+
+    def calls(self, feed: TextFeed) -> Reads:
+        place = feed.at
+        yield from feed.expect(*self.marks)
+        yield from feed.space()
+        if (yield from feed.comes("[")):
+            feed.at = place
+            yield from super().calls(feed)
+            return
+        while not (yield from feed.optional(*self.ends)):
+            yield from self._call(feed)
+            yield ""
+            yield from feed.run(self._SEPARATORS)
+            yield Between()
+            if (yield from feed.done()):
+                return

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from decodestep.chat.text_feed import Reading, TextFeed
+from decodestep.chat.text_feed import EndedError, Reading, TextFeed, UnreadableError
 from decodestep.chat.tool_call_format import ANY_TEXT, CallArguments, CallBegin, CallEnd, CallFormat, Event, Pieces, Reads
 from decodestep.chat.tool_notation import as_json, escaped
 from decodestep.chat.tool_values import constrained_arguments, is_string, properties, tagged_form, tagged_value
@@ -31,11 +31,12 @@ class TaggedCalls(CallFormat):
         name = yield from self._name(feed)
         yield CallBegin(name)
         yield from feed.space()
+        schema = self.functions.get(name, {})
         place = feed.at
-        yield from feed.expect(self._KEY[0], *self.ends)  # which decides that it is a call
+        yield from feed.expect(*self._openings(schema), *self.ends)  # which decides that it is a call
         feed.at = place
         yield CallArguments("{")
-        yield from self._arguments(feed, self.functions.get(name, {}))
+        yield from self._arguments(feed, schema)
         end = yield from feed.optional(*self.ends)
         if not end and not (feed.ended and not feed.cut and (yield from feed.done())):
             yield from feed.expect(*self.ends)
@@ -58,23 +59,47 @@ class TaggedCalls(CallFormat):
             yield from feed.expect(self._CALL[1])
         return name
 
+    def _openings(self, schema: Mapping[str, Any]) -> tuple[str, ...]:
+        """What an argument of the schema may begin with."""
+        return (self._KEY[0],)
+
+    def _key(self, feed: TextFeed, opening: str) -> Reading[str]:
+        """The name of the argument whose opening has been read."""
+        name = yield from feed.run(_TAG_NAME)
+        yield from feed.expect(self._KEY[1])
+        return name.strip()
+
+    def _closing(self, feed: TextFeed, key: str) -> Reading[str]:
+        """What ends a value, whose beginning is read."""
+        if self._VALUE[0]:
+            yield from feed.space()
+            yield from feed.expect(self._VALUE[0])
+        return self._VALUE[1]
+
     def _arguments(self, feed: TextFeed, schema: Mapping[str, Any]) -> Iterator[Event]:
         known = properties(schema)
         others = set(known)  # those that may follow
+        openings = self._openings(schema)
         separator = ""
-        while (yield from feed.optional(self._KEY[0])):
-            key = (yield from feed.until(self._KEY[1])).strip()
-            yield from feed.expect(self._KEY[1])
+        while opening := (yield from feed.optional(*openings)):
+            key = yield from self._key(feed, opening)
             others.discard(key)
-            yield from self._argument(feed, f"{separator}{as_json(key)}:", known.get(key, {}), schema, others)
+            kind = yield from self._kind(feed, known.get(key, {}), schema)
+            closing = yield from self._closing(feed, key)
+            pieces = self._pieces(feed, closing, openings, others)
+            yield from self._argument(pieces, f"{separator}{as_json(key)}:", kind, schema)
             yield from feed.space()
             separator = ","
 
+    def _kind(self, feed: TextFeed, kind: object, schema: Mapping[str, Any]) -> Reading[object]:
+        """The schema of the value that comes, given that of its argument."""
+        yield from ()
+        return kind
+
     def _argument(
-        self, feed: TextFeed, begin: str, kind: object, schema: Mapping[str, Any], others: Set[str]
+        self, pieces: Iterator[str | None], begin: str, kind: object, schema: Mapping[str, Any]
     ) -> Iterator[CallArguments | None]:
-        """begin: what stands before the value as JSON. kind: its schema, which is a part of the other one."""
-        pieces = self._pieces(feed, others)
+        """A value as JSON, with what stands before it. kind: its schema, which is a part of the other one."""
         if not is_string(kind, schema):
             value = tagged_value((yield from _joined(pieces)), kind, schema)
             yield CallArguments(begin + as_json(value))
@@ -84,16 +109,12 @@ class TaggedCalls(CallFormat):
             yield None if piece is None else CallArguments(escaped(piece))
         yield CallArguments('"')
 
-    def _pieces(self, feed: TextFeed, others: Set[str]) -> Iterator[str | None]:
+    def _pieces(self, feed: TextFeed, closing: str, openings: tuple[str, ...], others: Set[str]) -> Iterator[str | None]:
         """The text of a value. One that is not closed ends before its first tag, if another argument begins there or the call
-        ends."""
-        opening, closing = self._VALUE
-        if opening:
-            yield from feed.space()
-            yield from feed.expect(opening)
+        ends. others: the names of the arguments that may follow."""
         if self._LINE_END:
             yield from feed.optional(self._LINE_END)
-        tags = (closing, self._KEY[0], *self.ends)
+        tags = (closing, *openings, *self.ends)
         space: list[str] = []  # at the end so far
         while True:
             for piece in feed.pieces_until(*tags):
@@ -108,17 +129,21 @@ class TaggedCalls(CallFormat):
             if (yield from feed.optional(closing)):
                 yield "".join(space).removesuffix(self._LINE_END)
                 return
-            if (yield from self._closes(feed, others)):
+            if (yield from self._closes(feed, openings, others)):
                 return
             yield "".join((*space, (yield from feed.expect(*tags))))
             space = []
 
-    def _closes(self, feed: TextFeed, others: Set[str]) -> Reading[bool]:
+    def _closes(self, feed: TextFeed, openings: tuple[str, ...], others: Set[str]) -> Reading[bool]:
         """Whether another argument or the end of the call comes, and not text of a value, which may have such tags too."""
         place = feed.at
-        if (yield from feed.optional(self._KEY[0])):
-            name = yield from feed.run(_TAG_NAME)
-            found = bool((yield from feed.comes(self._KEY[1]))) and name.strip() in others
+        if opening := (yield from feed.optional(*openings)):
+            try:
+                found = (yield from self._key(feed, opening)) in others
+            except EndedError:
+                raise
+            except UnreadableError:
+                found = False
         else:
             yield from feed.expect(*self.ends)
             yield from self._end(feed)
@@ -131,15 +156,36 @@ class TaggedCalls(CallFormat):
 class TaggedArguments(TaggedCalls):
     """GLM 4.5 to 4.7: <tool_call>name, then <arg_key>key</arg_key> <arg_value>value</arg_value> for each argument."""
 
-    marks = ("<tool_call>",)
-    ends = ("</tool_call>",)
+    marks: tuple[str, ...] = ("<tool_call>",)
+    ends: tuple[str, ...] = ("</tool_call>",)
     _CALL, _KEY, _VALUE = ("<tool_call>", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        pieces: Pieces = [f"<tool_call>{name}\n"]
+        around = f"{self._AROUND}\n" if self._AROUND else ""
+        pieces: Pieces = [f"{around}{self._CALL[0]}{name}{self._CALL[1]}\n"]
         for key, kind in constrained_arguments(schema):
-            pieces += [f"<arg_key>{key}</arg_key>\n<arg_value>", tagged_form(kind), "</arg_value>\n"]
-        return [*pieces, "</tool_call>"]
+            begin = f"{self._KEY[0]}{key}{self._KEY[1]}\n{self._VALUE[0]}"
+            pieces += [begin, tagged_form(kind), f"{self._VALUE[1]}\n"]
+        return [*pieces, "\n".join(self.ends)]
+
+
+class HunyuanArguments(TaggedArguments):
+    """Hunyuan 3: as GLM, in tags of another name, with one after the function's name and one around all calls."""
+
+    marks = ("<tool_calls:opensource>", "<tool_call:opensource>")
+    ends = ("</tool_call:opensource>", "</tool_calls:opensource>")
+    spelled = (
+        *marks,
+        *ends,
+        "<tool_sep:opensource>",
+        "<arg_key:opensource>",
+        "</arg_key:opensource>",
+        "<arg_value:opensource>",
+        "</arg_value:opensource>",
+    )
+    _AROUND = "<tool_calls:opensource>"
+    _CALL = ("<tool_call:opensource>", "<tool_sep:opensource>")
+    _KEY, _VALUE = ("<arg_key:opensource>", "</arg_key:opensource>"), ("<arg_value:opensource>", "</arg_value:opensource>")
 
 
 class TaggedFunctions(TaggedCalls):
@@ -168,58 +214,23 @@ class SeedFunctions(TaggedFunctions):
     _LINE_END = ""
 
 
-class MiniMaxInvokes(TaggedCalls):
-    """MiniMax M2: <invoke name="..."> <parameter name="key">value</parameter> ... </invoke>, one or several within
-    <minimax:tool_call> ... </minimax:tool_call>."""
+class MiniCpmFunctions(TaggedCalls):
+    """MiniCPM 5: <function name="..."><param name="key">value</param> ... </function>, values also as <![CDATA[value]]>."""
 
-    marks: tuple[str, ...] = ("<minimax:tool_call>", '<invoke name="')
-    ends: tuple[str, ...] = ("</invoke>", "</minimax:tool_call>")
-    _AROUND = "<minimax:tool_call>"
-    _CALL, _KEY, _VALUE = ('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>")
+    marks = ('<function name="',)
+    ends = ("</function>",)
+    _CALL, _KEY, _VALUE = ('<function name="', '">'), ('<param name="', '">'), ("", "</param>")
+    _VERBATIM = ("<![CDATA[", "]]>")
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        pieces: Pieces = [f"{self._AROUND}\n{self._CALL[0]}{name}{self._CALL[1]}\n"]
+        pieces: Pieces = [f'<function name="{name}">']
         for key, kind in constrained_arguments(schema):
-            form = tagged_form(kind)
-            pieces += [self._key(key, form), form, f"{self._VALUE[1]}\n"]
-        return [*pieces, "\n".join(self.ends)]
+            pieces += [f'<param name="{key}">', tagged_form(kind), "</param>"]
+        return [*pieces, "</function>"]
 
-    def _key(self, key: str, form: object) -> str:
-        return f"{self._KEY[0]}{key}{self._KEY[1]}"
-
-
-class DsmlInvokes(MiniMaxInvokes):
-    """DeepSeek V3.2: as MiniMax M2, in tags with |DSML|, which say whether a value is a string; others are JSON."""
-
-    marks: tuple[str, ...] = ("<｜DSML｜function_calls>", '<｜DSML｜invoke name="')
-    ends: tuple[str, ...] = ("</｜DSML｜invoke>", "</｜DSML｜function_calls>")
-    spelled = ("｜DSML｜",)
-    _AROUND = "<｜DSML｜function_calls>"
-    _CALL, _KEY = ('<｜DSML｜invoke name="', '">'), ('<｜DSML｜parameter name="', '"')
-    _VALUE = ("", "</｜DSML｜parameter>")
-    _SAYS = (' string="true">', ' string="false">', ">")
-
-    def _argument(
-        self, feed: TextFeed, begin: str, kind: object, schema: Mapping[str, Any], others: Set[str]
-    ) -> Iterator[CallArguments | None]:
-        says = yield from feed.expect(*self._SAYS)
-        if says == self._SAYS[0]:
-            kind = {"type": "string"}
-        elif says == self._SAYS[1] and is_string(kind, schema):
-            kind = {}  # JSON, if it is
-        yield from super()._argument(feed, begin, kind, schema, others)
-
-    def _key(self, key: str, form: object) -> str:
-        is_text = isinstance(form, re.Pattern)
-        return f"{self._KEY[0]}{key}{self._KEY[1]}{self._SAYS[0 if is_text else 1]}"
-
-
-class DsmlCalls(DsmlInvokes):
-    """DeepSeek V4: as V3.2, within tool_calls."""
-
-    marks = ("<｜DSML｜tool_calls>", '<｜DSML｜invoke name="')
-    ends = ("</｜DSML｜invoke>", "</｜DSML｜tool_calls>")
-    _AROUND = "<｜DSML｜tool_calls>"
+    def _closing(self, feed: TextFeed, key: str) -> Reading[str]:
+        begin, end = self._VERBATIM
+        return (end if (yield from feed.optional(begin)) else "") + self._VALUE[1]
 
 
 def _joined(pieces: Iterator[str | None]) -> Reading[str]:

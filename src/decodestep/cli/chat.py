@@ -21,12 +21,14 @@ from decodestep.cli.options import (
     add_named_model,
     add_params,
     add_template_variables,
+    add_thinking_budget,
     build_params,
     load,
     load_draft,
     name_model,
     template_variables,
     with_model_defaults,
+    with_thinking_budget,
     write_text,
 )
 from decodestep.cli.running import Cancelled
@@ -35,7 +37,7 @@ from decodestep.generation.completion import Completion
 from decodestep.generation.drafts import Draft
 from decodestep.generation.generate import generate
 from decodestep.generation.pieces import Piece, text_of
-from decodestep.generation.prompts import prompt_ids
+from decodestep.generation.prompts import prompt_ids, read_prompt
 from decodestep.models import Model, ModelError
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import within_room
@@ -65,13 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_template_variables(parser)
     add_params(parser, **_DEFAULTS)
+    add_thinking_budget(parser)
     add_beams(parser)
     add_draft(parser)
     add_named_model(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    params = build_params(options, **_DEFAULTS)
+    params = with_thinking_budget(build_params(options, **_DEFAULTS), options)
     variables = template_variables(options)
     name_model(options)
     draft = load_draft(options)
@@ -175,8 +178,8 @@ class _Chat:
         self.messages: list[dict[str, Any]] = list(self._system)
         # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
         # the first message.
-        ids = prompt_ids(model, self._prompt([*self.messages, {"role": "user", "content": "Hello"}]))
-        RowFactory.from_model(model).row(params.without_beams(), ids)
+        read = read_prompt(model, self._prompt([*self.messages, {"role": "user", "content": "Hello"}]))
+        RowFactory.from_model(model).showing(model.tokenizer, read.marks(params)).row(params.without_beams(), read.ids)
 
     def _prompt(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         tools = list(self._functions.values())

@@ -13,7 +13,15 @@ from decodestep._base.checks import refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.listening import allow_files, listen, new_uvicorn_server, say
 from decodestep.cli.model_sources import MODELS_HELP, find_sources
-from decodestep.cli.options import add_draft, add_loading, add_sampling_defaults, load_draft, read_option_file
+from decodestep.cli.options import (
+    add_draft,
+    add_loading,
+    add_sampling_defaults,
+    add_thinking_budget,
+    load_draft,
+    read_option_file,
+    with_thinking_budget,
+)
 from decodestep.errors import EngineClosedError
 from decodestep.sampling.params import SamplingParams
 
@@ -45,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
     add_sampling_defaults(parser)
+    add_thinking_budget(parser)
     add_draft(parser)
     text = "ignore fields of requests that are not known, as other servers do, in place of refusing them by name"
     add("--ignore-unknown-fields", action="store_true", help=text)
@@ -72,6 +81,7 @@ def run(options: argparse.Namespace) -> int:
         max_waiting=options.max_waiting,
         draft=load_draft(options),
         default_params=None if options.sampling_defaults == "model" else SamplingParams(),
+        thinking=with_thinking_budget(SamplingParams(), options),
         most_loaded=options.max_models,
         unload_after=options.unload_after,
     )

@@ -13,8 +13,7 @@ from decodestep._base.arrays import Array
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
 from decodestep.constraints.grammar import compile_grammar
-from decodestep.constraints.json_schema import short
-from decodestep.constraints.trial import LIMITS
+from decodestep.constraints.trial import LIMITS, short
 from decodestep.constraints.vocabulary import Encode, TokenBytes, build_tokenizer
 from decodestep.errors import ConstraintError as ConstraintError
 from decodestep.ops.decode_step import steps as s
@@ -30,7 +29,9 @@ class ConstraintLogitsProcessor:
 
         s[t] = -inf if no text of the language begins with the generated text + t; end tokens are allowed after a complete text
 
-    language: "json_schema", "regex" or "grammar", and text: its schema, expression or grammar, as `SamplingParams` has it.
+    language: "json_schema", "regex", "grammar" or "choice", and text: its schema, expression or grammar, or the texts, as
+        `SamplingParams` has it.
+    closed, order: its disable_additional_properties and json_property_order.
     prompt_length: where the generated tokens begin. token_bytes, encode, vocab_size, ends: as for the sampler.
 
     Where only one text can follow, only the token with which `encode` writes it is allowed. But the tokens at its end which
@@ -49,9 +50,11 @@ class ConstraintLogitsProcessor:
     def __init__(
         self,
         language: str,
-        text: str,
+        text: str | tuple[str, ...],
         prompt_length: int,
         *,
+        closed: bool = True,
+        order: str = "schema",
         token_bytes: TokenBytes,
         encode: Encode | None = None,
         vocab_size: int,
@@ -65,11 +68,11 @@ class ConstraintLogitsProcessor:
         with extra("generate"):
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**LIMITS)
-        grammar = compile_grammar(language, text)
+        grammar = compile_grammar(language, text, closed=closed, order=order)
         # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
         self._matcher = LLMatcher(build_tokenizer(token_bytes, vocab_size, ends, encode), grammar, log_level=0, limits=limits)
         texts = partial(ConstraintLogitsProcessor, token_bytes=token_bytes, encode=encode)
-        self._anew = partial(texts, language, text, prompt_length, vocab_size=vocab_size, ends=ends)
+        self._anew = partial(texts, language, text, prompt_length, closed=closed, order=order, vocab_size=vocab_size, ends=ends)
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it

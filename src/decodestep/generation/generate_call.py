@@ -65,9 +65,10 @@ class GenerateCall:
         self._batch, drafters = Batch(model), drafters_of(model, draft)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
-        for i, (p, (ids, answer)) in enumerate(zip(each, read, strict=True)):
+        for i, (p, prompt) in enumerate(zip(each, read, strict=True)):
+            ids, answer = prompt
             texts = model.tokenizer.showing(() if answer is None else answer.spelled)
-            showing = factory.showing(texts)
+            showing = factory.showing(texts, prompt.marks(p))
             if p.num_beams == 1:
                 rows = [showing.row(sample, ids, number=i) for sample in p.samples()]
                 self._rows_or_search.append(rows)

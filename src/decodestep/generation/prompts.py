@@ -12,6 +12,8 @@ from decodestep._base.checks import Phrase, ids_below, is_int, is_mapping, is_se
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.chat.function_schemas import describe_function
+from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
     from decodestep.chat.template import Conversation, Message
@@ -44,6 +46,14 @@ class ReadPrompt(NamedTuple):
 
     ids: list[int]
     answer: AnswerFormat | None
+
+    def marks(self, params: SamplingParams) -> ReasoningMarks | None:
+        """Those of the reasoning in the answer. Refuses a thinking budget beside a constraint of the whole text, to which the
+        closing mark might not belong."""
+        budget, languages = params.thinking_budget, languages_of(params)
+        if budget is not None and languages:
+            refuse(_OP, "thinking_budget_tokens", f"None beside {languages[0]}, which binds the reasoning too", budget)
+        return None if self.answer is None else self.answer.marks
 
 
 def read_prompt(model: Model, prompt: Prompt, least_room: int = 1) -> ReadPrompt:

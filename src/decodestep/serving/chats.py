@@ -84,25 +84,39 @@ def chat_job(
     defaults: SamplingParams,
     build_writer: Callable[[AnswerFormat], BuildWriter],
 ) -> Job:
-    """The job of an answer to a conversation. most_characters: as for `chat_prompt`, and of the prediction. defaults: of the
-    sampling fields that the request leaves out. build_writer: of how the answer is read, makes what a `Job` has."""
+    """The job of an answer to a conversation.
+
+    most_characters: as for `chat_prompt`, and of the prediction. defaults: of the sampling fields that the request leaves out,
+    and of its thinking budget. build_writer: of how the answer is read, makes what a `Job` has.
+    """
     require_short([*texts(chat.sampling.get("prediction"))], most_characters, "prediction")
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
     bound = any(chat.sampling.get(name) is not None for name in LANGUAGES)
-    if required or chat.schema is not None:
-        format_ = replace(format_, begun=False)  # the text is bound from its first token
     constraint: dict[str, Any] = {} if chat.schema is None else {"json_schema": chat.schema}
     if required or not bound:  # what is bound by the request itself is not bound by its tools too
         try:
-            grammar = format_.grammar(model.tokenizer, None if chat.schema is None else dict(chat.schema))
+            answer = None if chat.schema is None else dict(chat.schema)
+            grammar = format_.grammar(model.tokenizer, answer, continues=chat.continues)
         except RequestError as error:
             json_schema = chat.names.get("response_format", "response_format")
             raise http_error(error, {**chat.names, "json_schema": json_schema}) from None
         constraint = constraint if grammar is None else {"grammar": grammar}
     names = {"prompt": chat.names.get("messages", "messages"), **chat.names}
+    if format_.tools is None:
+        names["tools"] = names.get("response_format", "response_format")  # from which a grammar comes then
     sampling = read_sampling(chat.sampling, defaults, constraint=constraint, names=names)
-    return Job([ids], sampling.params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
+    if bound and sampling.params.thinking_budget is not None:
+        budget = chat.names.get("thinking_budget_tokens", "thinking_budget_tokens")
+        raise refusal(budget, f"omitted beside {', '.join(LANGUAGES[:-1])} and {LANGUAGES[-1]}, which bind the reasoning too")
+    params = sampling.params if bound else _with_budget(sampling.params, defaults)
+    return Job([ids], params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
+
+
+def _with_budget(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    """The params with the thinking budget and its message of `defaults`, as far as the request has none."""
+    names = ("thinking_budget_tokens", "thinking_budget_message")
+    return params.replace(**{name: getattr(defaults, name) for name in names if getattr(params, name) is None})
 
 
 def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
