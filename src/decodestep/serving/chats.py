@@ -84,8 +84,11 @@ def chat_job(
     defaults: SamplingParams,
     build_writer: Callable[[AnswerFormat], BuildWriter],
 ) -> Job:
-    """The job of an answer to a conversation. most_characters: as for `chat_prompt`, and of the prediction. defaults: of the
-    sampling fields that the request leaves out, and of its thinking budget. build_writer: of how the answer is read, makes what a `Job` has."""
+    """The job of an answer to a conversation.
+
+    most_characters: as for `chat_prompt`, and of the prediction. defaults: of the sampling fields that the request leaves out,
+    and of its thinking budget. build_writer: of how the answer is read, makes what a `Job` has.
+    """
     require_short([*texts(chat.sampling.get("prediction"))], most_characters, "prediction")
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
@@ -102,19 +105,15 @@ def chat_job(
         constraint = constraint if grammar is None else {"grammar": grammar}
     names = {"prompt": chat.names.get("messages", "messages"), **chat.names}
     sampling = read_sampling(chat.sampling, defaults, constraint=constraint, names=names)
-    params = _with_budget(sampling.params, defaults, bound=bound)
+    if bound and sampling.params.thinking_budget is not None:
+        budget = chat.names.get("thinking_budget_tokens", "thinking_budget_tokens")
+        raise refusal(budget, f"omitted beside {', '.join(LANGUAGES[:-1])} and {LANGUAGES[-1]}, which bind the reasoning too")
+    params = sampling.params if bound else _with_budget(sampling.params, defaults)
     return Job([ids], params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
 
 
-def _with_budget(params: SamplingParams, defaults: SamplingParams, *, bound: bool) -> SamplingParams:
-    """The params with the thinking budget and its message of `defaults`, as far as the request has none.
-
-    bound: whether the request has a constraint of its own, which binds the reasoning too.
-    """
-    if bound:
-        if params.thinking_budget is not None:
-            raise refusal("thinking_budget_tokens", f"omitted beside {', '.join(LANGUAGES[:-1])} and {LANGUAGES[-1]}")
-        return params
+def _with_budget(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    """The params with the thinking budget and its message of `defaults`, as far as the request has none."""
     names = ("thinking_budget_tokens", "thinking_budget_message")
     return params.replace(**{name: getattr(defaults, name) for name in names if getattr(params, name) is None})
 
