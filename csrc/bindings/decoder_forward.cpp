@@ -20,7 +20,7 @@ using RowArgument = std::tuple<Bytes, int>;  // rows, format
 struct HeldDecoder {
     Decoder decoder{};
     std::vector<nb::ndarray<nb::ro>> arrays;
-    size_t ropes = 1;
+    size_t ropes = 1, input_width = 0;
 };
 
 constexpr const char* kOp = "Decoder";
@@ -47,6 +47,8 @@ class DecoderReader {
         d_.embedding_scale = given.number<float>("embedding_scale");
         d_.residual_scale = given.number<float>("residual_scale");
         d_.logits_scale = given.number<float>("logits_scale");
+        d_.logits_cap = cap(given, "logits_cap");
+        d_.centred_norms = given.number<bool>("centred_norms");
         if (const auto latent = given.array<std::optional<nb::dict>>("latent"))
             d_.latent = latent_sizes({kOp, *latent});
         for (const nb::handle item : given.array<nb::tuple>("layers")) {
@@ -88,6 +90,11 @@ class DecoderReader {
         w.ffn_norm = vector(given, "ffn_norm", d_.hidden);
         w.attention_post_norm = vector(given, "attention_post_norm", d_.hidden);
         w.ffn_post_norm = vector(given, "ffn_post_norm", d_.hidden);
+        w.parallel = given.number<bool>("parallel");
+        w.scale = given.number<float>("scale");
+        if (const auto input = given.array<std::optional<nb::dict>>("input")) w.input = layer_input({kOp, *input});
+        require(w.scale == 1.0f || w.ffn_post_norm || w.input.is_given(), "nothing is added with a scale");
+        require(!w.parallel || (!w.attention_post_norm && !w.ffn_post_norm), "parallel blocks have no norms after them");
         if (d_.latent.is_given())
             w.latent = latent(given.group("attention"));
         else
@@ -105,25 +112,66 @@ class DecoderReader {
     }
 
     GroupedAttention grouped(Keywords given) {
-        const size_t queries = d_.heads * d_.head_dim, keys = d_.kv_heads * d_.head_dim;
+        const size_t kv_heads = given.number<size_t>("kv_heads"), head_dim = given.number<size_t>("head_dim"),
+                     head_values = given.number<size_t>("head_values");
+        require(kv_heads > 0 && kv_heads <= d_.kv_heads && d_.heads % kv_heads == 0, "kv_heads of a layer is out of range");
+        require(head_dim > 0 && head_dim <= d_.head_dim && head_dim % 16 == 0 && head_values > 0 && head_values <= head_dim &&
+                    head_values <= d_.head_values,
+                "head_dim of a layer is out of range");
+        const size_t queries = d_.heads * head_dim, keys = kv_heads * head_dim, number = d_.layers.size();
+        const auto shared = given.array<std::optional<size_t>>("keys_of");
+        require(!shared || (*shared < number && has_cache(*shared, kv_heads, head_dim)), "keys_of is no such layer");
+        const auto values_keys = given.array<std::optional<PanelArgument>>("values_keys");
+        require(shared.has_value() != values_keys.has_value(), "a layer has keys and values, or those of another");
         const auto apart = given.array<std::optional<PanelArgument>>("keys");
         const bool rows = given.number<bool>("norms_of_rows");
-        const GroupedAttention w{.query = panels(given, "query", d_.hidden, queries),
-                                 .values_keys = panels(given, "values_keys", d_.hidden, apart ? keys : 2 * keys),
+        require(!shared || !apart, "a layer has keys and values, or those of another");
+        const GroupedAttention w{.kv_heads = kv_heads,
+                                 .head_dim = head_dim,
+                                 .head_values = head_values,
+                                 .query = panels(given, "query", d_.hidden, queries),
+                                 .values_keys = shared ? LinearPanelWeight{}
+                                                       : panels(*values_keys, d_.hidden, apart ? keys : 2 * keys),
                                  .keys = apart ? panels(*apart, d_.hidden, keys) : LinearPanelWeight{},
-                                 .output = panels(given, "output", d_.heads * d_.head_values, d_.hidden),
+                                 .output = panels(given, "output", d_.heads * head_values, d_.hidden),
                                  .query_bias = vector(given, "query_bias", queries),
                                  .values_keys_bias = vector(given, "values_keys_bias", 2 * keys),
                                  .output_bias = vector(given, "output_bias", d_.hidden),
-                                 .query_norm = vector(given, "query_norm", d_.head_values * (rows ? d_.heads : 1)),
-                                 .key_norm = vector(given, "key_norm", d_.head_values * (rows ? d_.kv_heads : 1)),
+                                 .query_norm = vector(given, "query_norm", head_values * (rows ? d_.heads : 1)),
+                                 .key_norm = vector(given, "key_norm", head_values * (rows ? kv_heads : 1)),
+                                 .sinks = vector(given, "sinks", d_.heads),
                                  .norms_of_rows = rows,
+                                 .norms_after_rope = given.number<bool>("norms_after_rope"),
                                  .window = given.number<size_t>("window"),
-                                 .rope = given.number<size_t>("rope")};
+                                 .rope = given.number<size_t>("rope"),
+                                 .query_rope = given.number<size_t>("query_rope"),
+                                 .score_cap = cap(given, "score_cap"),
+                                 .cache_layer = shared.value_or(number),
+                                 .value_norm = given.number<bool>("value_norm")};
         given.require_all_read();
-        require((w.query_norm == nullptr) == (w.key_norm == nullptr), "queries and keys have norms, or neither has");
-        require(w.rope < kMaxAxis, "a size is out of range");
-        held_.ropes = std::max(held_.ropes, w.rope + 1);
+        require(shared ? !w.key_norm : (w.query_norm == nullptr) == (w.key_norm == nullptr),
+                "queries and keys have norms, or neither has");
+        require(!w.value_norm || w.query_norm, "values have norms where queries have");
+        require(w.rope < kMaxAxis && w.query_rope < kMaxAxis, "a size is out of range");
+        held_.ropes = std::max({held_.ropes, w.rope + 1, w.query_rope + 1});
+        return w;
+    }
+
+    bool has_cache(size_t layer, size_t kv_heads, size_t head_dim) const {
+        const GroupedAttention& w = d_.layers[layer].grouped;
+        return w.has_keys() && w.kv_heads == kv_heads && w.head_dim == head_dim;
+    }
+
+    LayerInput layer_input(Keywords given) {
+        const auto gate = given.array<PanelArgument>("gate");
+        const size_t width = std::get<2>(gate);
+        require(width > 0 && width < kMaxAxis && width % 32 == 0, "the width of a layer's input must be a multiple of 32");
+        require(held_.input_width == 0 || held_.input_width == width, "inputs of layers have one width");
+        held_.input_width = width;
+        const LayerInput w{.gate = panels(gate, d_.hidden, width),
+                           .output = panels(given, "output", width, d_.hidden),
+                           .norm = keep(given.array<Vector>("norm"), d_.hidden)};
+        given.require_all_read();
         return w;
     }
 
@@ -167,6 +215,7 @@ class DecoderReader {
         if (bias) held_.arrays.emplace_back(*bias);
         m.router = panels(router, d_.hidden, experts);
         require(m.router.data != nullptr, "a router has no weights");
+        m.router_bias = vector(given, "router_bias", experts);
         m.routed = feed_forward(given, "routed", experts);
         require(m.routed.is_given(), "a mixture has experts");
         m.shared = feed_forward(given, "shared", 1);
@@ -179,6 +228,12 @@ class DecoderReader {
         require(v.shape(0) == length, "a norm or bias has the wrong length");
         held_.arrays.emplace_back(v);
         return v.data();
+    }
+
+    static float cap(Keywords& given, const char* name) {
+        const auto cap = given.number<float>(name);
+        require(cap >= 0 && cap <= 3e38f, "a cap is out of range");
+        return cap;
     }
 
     // Null for None.
@@ -211,7 +266,7 @@ class DecoderReader {
     // A block that is not given has no weights.
     FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count) {
         const auto argument = given.array<FeedForwardArgument>(name);
-        const auto& [weights, gelu, biases] = argument;
+        const auto& [weights, activation, biases] = argument;
         if (weights.empty()) return {};
         for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
         for (const OptionalVector& bias : biases)
@@ -281,7 +336,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                           const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,
                           Ids wanted_array, Packed<float, 2> logits, int threads,
                           const std::optional<Packed<double, 2>>& costs,
-                          const std::optional<Packed<float, 2>>& hidden) {
+                          const std::optional<Packed<float, 2>>& hidden,
+                          const std::optional<Packed<const float, 3>>& layer_inputs) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
     const CacheView keys(keys_array), values(values_array);
@@ -302,6 +358,11 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(!hidden || (hidden->shape(0) == tokens && hidden->shape(1) == d.hidden), "hidden has the wrong shape");
     if (hidden) require_aligned(*hidden);
+    require(layer_inputs.has_value() == (held.input_width > 0), "layer_inputs are given if layers have inputs");
+    require(!layer_inputs || (layer_inputs->shape(0) == tokens && layer_inputs->shape(1) == layers &&
+                              layer_inputs->shape(2) == held.input_width),
+            "layer_inputs has the wrong shape");
+    if (layer_inputs) require_aligned(*layer_inputs);
     require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
     if (costs) require_aligned(*costs);
     const size_t embeddings = std::visit([](const auto& w) { return w.out; }, d.embedding);
@@ -334,6 +395,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .table_width = table.width,
                               .wanted = wanted.data(),
                               .rows = wanted.size(),
+                              .layer_inputs = layer_inputs ? layer_inputs->data() : nullptr,
                               .logits = logits.data(),
                               .hidden = hidden ? hidden->data() : nullptr,
                               .threads = thread_count(threads),
@@ -352,7 +414,8 @@ void bind_decoder(nb::module_& m) {
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("half"),
           nb::arg("page_table").noconvert(), nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(),
           nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none(),
-          nb::arg("hidden").noconvert().none() = nb::none());
+          nb::arg("hidden").noconvert().none() = nb::none(),
+          nb::arg("layer_inputs").noconvert().none() = nb::none());
     nb::list parts;
     for (const char* part : kStepParts) parts.append(part);
     m.attr("STEP_PARTS") = nb::tuple(parts);

@@ -15,8 +15,9 @@ import decodestep as ds
 from decodestep.chat import tool_formats as formats
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.template import ChatTemplate
-from decodestep.chat.tool_grammar import one_call
-from decodestep.chat.tools import ToolFormat, in_turns
+from decodestep.chat.tool_grammar import Thought, one_call
+from decodestep.chat.tool_messages import in_turns
+from decodestep.chat.tools import ToolFormat
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.generation.engine_request import Delta
 from decodestep.serving.endpoints.chat_completions import ChatChoice
@@ -428,7 +429,7 @@ def test_a_mark_in_reasoning_begins_no_constrained_call(kind):
     format_ = ToolFormat(kind(FUNCTIONS), False, True, tuple(tools))
     wrong = f"Well. {''.join(fill_in(kind)).replace('2', 'two')}"
     for begin, in_reasoning in (("\n<think>", False), ("", True)):
-        grammar = format_.grammar(TOKENIZER, None, in_reasoning=in_reasoning)
+        grammar = format_.grammar(TOKENIZER, None, Thought(begun=in_reasoning))
         for thought in ("", f"Maybe {wrong}"):
             assert accepted_prefix(grammar, begin + thought) == (begin + thought, True)
             text = f"{begin}{thought}</think>\n\n{wrong}"
@@ -460,11 +461,12 @@ def test_an_answer_of_a_schema_or_calls(kind):
     format_ = ToolFormat(kind({"stay": STAY}), False, True, ({"type": "function", "function": {"name": "stay"}},))
     grammar = format_.grammar(TOKENIZER, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     one = "".join(fill_in(kind))
-    for good in ('{"a": 3}', one, *([f"{one}\n{one}\n"] if kind.always_marked else [])):
+    answer = kind.answer_begin + '{"a": 3}'
+    for good in (answer, one, *([f"{one}\n{one}\n"] if kind.always_marked else [])):
         assert accepted_prefix(grammar, good) == (good, True)
     assert accepted_prefix(grammar, "Well.") == ("", False)
     required = ToolFormat(kind({"stay": STAY}), True, True, format_.definitions).grammar(TOKENIZER, {})
-    assert accepted_prefix(required, one) == (one, True) and accepted_prefix(required, '{"a": 3}')[1] is False
+    assert accepted_prefix(required, one) == (one, True) and accepted_prefix(required, answer)[1] is False
 
 
 def draw_arguments(kind, schema, rng, seed):

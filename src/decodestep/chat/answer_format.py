@@ -10,6 +10,7 @@ from decodestep.chat.answer_reader import AnswerReader
 from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning
 from decodestep.chat.tool_call_format import CallFormat, NoCalls
 from decodestep.chat.tool_formats import find_call_format
+from decodestep.chat.tool_grammar import Thought, answer_or_calls
 from decodestep.chat.tools import ToolFormat
 from decodestep.sampling.thinking_budget import ReasoningMarks
 
@@ -67,11 +68,19 @@ class AnswerFormat:
     def _calls(self) -> CallFormat:
         return self.plain if self.tools is None else self.tools.call_format
 
-    def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
-        """The grammar of the response; None if it is any text. answer: as for `ToolFormat.grammar`."""
-        if self.tools is None:
+    def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None, *, continues: bool = False) -> str | None:
+        """The grammar of the response; None if it is any text, or JSON of the schema and nothing else.
+
+        It binds what comes after the reasoning, which stands there if the prompt has begun it, and not if that has closed it.
+        answer: as for `ToolFormat.grammar`. continues: whether the response goes on with a message, and has no reasoning.
+        """
+        thought = Thought(self.reasoning or THINK, self.begun, self.reasoning is None or self.ended or continues)
+        if self.tools is not None:
+            return self.tools.grammar(tokenizer, answer, thought)
+        marked = thought.format.answer or self.plain.answer_begin
+        if answer is None or continues or (thought.off and not marked):
             return None
-        return self.tools.grammar(tokenizer, answer, self.reasoning or THINK, in_reasoning=self.begun)
+        return answer_or_calls([], answer, thought, begin=self.plain.answer_begin)
 
 
 def build_answer_format(model: ChatModel, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:

@@ -200,7 +200,8 @@ def fields_of(kind: type) -> list[_Field]:
     if typing.is_typeddict(kind):
         # Where annotations are text, `__required_keys__` knows nothing of what they are wrapped in.
         told = {"Required": True, "NotRequired": False}
-        required = {name: told.get(_wrapper(each), name in kind.__required_keys__) for name, each in kinds.items()}
+        given: frozenset[str] = kind.__required_keys__  # type: ignore[attr-defined]
+        required = {name: told.get(_wrapper(each), name in given) for name, each in kinds.items()}
         return [_Field(name, each, required=required[name]) for name, each in kinds.items()]
     return [
         _Field(

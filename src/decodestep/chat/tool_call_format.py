@@ -54,7 +54,7 @@ class CallFormat(ABC):
     after another call. ends: those that end one, or several. always_marked: whether nothing but `marks` begins one, and `call`
     contains all of them. spelled: the names of the control tokens that calls contain. silent: names of the format's own in the
     place of a function's, whose calls are no part of the answer. whole: whether answers without calls are written in the format
-    too.
+    too. answer_begin: what stands before the text of such an answer.
     """
 
     marks: tuple[str, ...] = ()
@@ -64,6 +64,7 @@ class CallFormat(ABC):
     spelled: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     whole: bool = False
+    answer_begin: str = ""
 
     def __init__(self, functions: Functions) -> None:
         self.functions = functions
@@ -188,6 +189,10 @@ class CallFormat(ABC):
 
 class NoCalls(CallFormat):
     """Of a conversation without tools: all is text."""
+
+    def events(self, feed: TextFeed) -> Iterator[Event]:
+        while not (yield from feed.done()):
+            yield feed.plain(self.marks)
 
     def calls(self, feed: TextFeed) -> Reads:
         raise UnreadableError

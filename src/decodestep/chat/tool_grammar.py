@@ -5,47 +5,59 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from decodestep.chat.reasoning import ReasoningFormat
+from decodestep.chat.reasoning import THINK, ReasoningFormat
 from decodestep.chat.tool_call_format import Pieces
 
 _SPACE = r"SPACE: /\s{0,2}/"  # after a call; without a limit a row at a high temperature might write nothing else
 
 
-def one_call(texts: list[Pieces]) -> str:
-    """The Lark grammar that accepts any one of the texts."""
-    return "\n".join(["start: call", *_any_of("call", texts)]) + "\n"
+class Thought(NamedTuple):
+    """The reasoning with which an answer begins.
+
+    format: its marks, and those of the answer after it. begun: whether the prompt has the opening one; otherwise it may be left
+    out. off: whether nothing stands before a constrained text.
+    """
+
+    format: ReasoningFormat = THINK
+    begun: bool = False
+    off: bool = True
 
 
-def answer_or_calls(texts: list[Pieces], answer: dict[str, Any], *, several: bool) -> str:
-    """The Lark grammar that accepts JSON of a schema, or one or several of the texts."""
-    start = "answer | call (SPACE call)* SPACE" if several else "answer | call"
-    return "\n".join([f"start: {start}", _SPACE, _json_rule("answer", answer), *_any_of("call", texts)]) + "\n"
+def one_call(texts: list[Pieces], thought: Thought | None = None) -> str:
+    """The Lark grammar that accepts any one of the texts, after the reasoning."""
+    before, rules = _before(thought or Thought())
+    return "\n".join([f"start: {before}call", *rules, *_any_of("call", texts)]) + "\n"
+
+
+def answer_or_calls(
+    texts: list[Pieces], answer: dict[str, Any], thought: Thought | None = None, *, begin: str = "", several: bool = False
+) -> str:
+    """The Lark grammar that accepts JSON of a schema, or one or several of the texts, after the reasoning.
+
+    begin: what the format of the texts has before an answer.
+    """
+    thought = thought or Thought()
+    before, rules = _before(thought)
+    around = (thought.format.answer, thought.format.answer_ends)
+    marks, ends = (" ".join(f"{_literal(mark)}?" for mark in each) for each in around)
+    told = " ".join(filter(None, [marks, begin and _literal(begin), "answer", ends]))
+    calls = " | call (SPACE call)* SPACE" if texts and several else " | call" if texts else ""
+    rules = [*(rules or [_SPACE]), _json_rule("answer", answer), *(_any_of("call", texts) if texts else ())]
+    return "\n".join([f"start: {before}({told}{calls})", *rules]) + "\n"
 
 
 def text_or_calls(
-    texts: list[Pieces],
-    marks: tuple[str, ...],
-    hidden: Iterable[int],
-    *,
-    several: bool,
-    reasoning: ReasoningFormat,
-    in_reasoning: bool,
+    texts: list[Pieces], marks: tuple[str, ...], hidden: Iterable[int], thought: Thought | None = None, *, several: bool
 ) -> str:
     """The Lark grammar of any text, and one or several calls at its end: a mark begins one of the texts, which have all marks.
 
-    hidden: the tokens without text, which may occur before the calls. reasoning: that at the beginning, in which marks begin
-    nothing. in_reasoning: whether the text begins within it.
+    hidden: the tokens without text, which may occur before the calls. thought: in which marks begin nothing; it may stand there
+    also where it is off.
     """
-    opening, closing = _literal(reasoning.opening), _literal(reasoning.closing)
-    rules = [
-        r"TEXT: /(.|\n)*/",
-        _SPACE,
-        rf"REASONING: /\s*/ {opening} TEXT",
-        f"reasoning[lazy]: {'TEXT' if in_reasoning else 'REASONING'} {closing}",
-        "PLAIN: TEXT & ~REASONING",
-    ]
+    thought = thought or Thought()
+    rules = [*_thought_rules(thought), "PLAIN: TEXT & ~OPENED"]
     for i, mark in enumerate(marks):
         rules += [f"opening{i}[lazy]: PLAIN {_literal(mark)}", f"AGAIN{i}: SPACE {_literal(mark)}"]
         rules += _any_of(f"call{i}", [_after(mark, pieces) for pieces in texts])
@@ -54,8 +66,24 @@ def text_or_calls(
     ids = ",".join(map(str, hidden))
     free = f"(TEXT <[{ids}]>)* " if ids else ""
     answer = f"TEXT | {calls}"
-    start = f"{free}({'TEXT' if in_reasoning else answer} | reasoning {free}({answer}))"
+    start = f"{free}({'TEXT' if thought.begun else answer} | thought {free}({answer}))"
     return "\n".join([f"start: {start}", *rules]) + "\n"
+
+
+def _before(thought: Thought) -> tuple[str, list[str]]:
+    """What stands before a constrained text, with its rules. Reasoning that has begun must be closed."""
+    if thought.off:
+        return "", []
+    joint = _literal("<|start|>assistant") if thought.format.in_messages else "SPACE"
+    times = "" if thought.begun else "*" if thought.format.repeats else "?"
+    return f"(thought {joint}){times} ", _thought_rules(thought)
+
+
+def _thought_rules(thought: Thought) -> list[str]:
+    """The rules of reasoning with its marks; its first closing mark ends it."""
+    opened = rf"OPENED: /\s*/ {_literal(thought.format.opening)} TEXT"
+    closed = f"thought[lazy]: {'TEXT' if thought.begun else 'OPENED'} {_literal(thought.format.closing)}"
+    return [r"TEXT: /(.|\n)*/", _SPACE, opened, closed]
 
 
 def text_at(grammar: str, error: str) -> int | None:

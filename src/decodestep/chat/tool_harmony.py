@@ -22,6 +22,7 @@ class Harmony(CallFormat):
     those in analysis are reasoning."""
 
     whole = True
+    answer_begin = f"{_CHANNEL}final{_MESSAGE}"
     marks = (_START, _CHANNEL)
     first_marks = ("to=functions.",)
     ends = ("<|end|>", "<|call|>", "<|return|>")

@@ -82,12 +82,12 @@ class MiniMaxTags(MiniMaxInvokes):
         return tuple(f"{self._TOKEN}<{key}>" for key in properties(schema))
 
     def _key(self, feed: TextFeed, opening: str) -> Reading[str]:
+        yield from ()
         return opening.removeprefix(self._KEY[0]).removesuffix(self._KEY[1])
-        yield
 
     def _closing(self, feed: TextFeed, key: str) -> Reading[str]:
+        yield from ()
         return f"{self._TOKEN}</{key}>"
-        yield
 
 
 class KimiElements(TaggedCalls):

@@ -79,7 +79,7 @@ LITERALS = _Literals()
 class PythonCalls(CallFormat):
     """Llama 4, OLMo 3: the text is [name(key=value, ...), ...]."""
 
-    first_marks = ("[",)
+    first_marks: tuple[str, ...] = ("[",)
     always_marked = False
     _AROUND = ("[", "]")
     _SEPARATORS = re.compile(r"[\s,;]*")

@@ -93,8 +93,8 @@ class TaggedCalls(CallFormat):
 
     def _kind(self, feed: TextFeed, kind: object, schema: Mapping[str, Any]) -> Reading[object]:
         """The schema of the value that comes, given that of its argument."""
+        yield from ()
         return kind
-        yield
 
     def _argument(
         self, pieces: Iterator[str | None], begin: str, kind: object, schema: Mapping[str, Any]

@@ -1,8 +1,8 @@
-"""Whether a chat template can write several calls of one message, found by rendering small conversations with it."""
+"""What a chat template writes of calls, found by rendering small conversations with it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from decodestep.errors import ModelError, TemplateProcessError
@@ -15,24 +15,39 @@ _IDS = ("abcdefg12", "abcdefg34")  # of nine letters and digits, as Mistral's te
 _NAME = "find_animal"
 _PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "Finds animals.", "parameters": _PARAMETERS}}
-_found: WeakKeyDictionary[ChatTemplate, bool] = WeakKeyDictionary()  # a trial takes as long as two prompts
 
 
-def takes_several_calls(model: ChatModel) -> bool:
-    """Whether what the model calls can come back: False if the template writes one call of a message, and of two refuses the
-    message or leaves out the second."""
+class CallTrial(NamedTuple):
+    """What a chat template writes of the calls of a message.
+
+    calls: whether it writes one. several: whether it writes two; False if it refuses them or leaves out the second.
+    with_content: whether it writes one also beside a content.
+    """
+
+    calls: bool
+    several: bool
+    with_content: bool
+
+
+_found: WeakKeyDictionary[ChatTemplate, CallTrial] = WeakKeyDictionary()  # a trial takes as long as three prompts
+
+
+def try_calls(model: ChatModel) -> CallTrial:
+    """The trial of a model's template. Of one that writes no call nothing more is known: it is taken to write all others."""
     if model.template not in _found:
-        _found[model.template] = _PLACES[0] not in _written(model, 1) or all(place in _written(model, 2) for place in _PLACES)
+        calls = _PLACES[0] in _written(model, 1)
+        several = not calls or all(place in _written(model, 2) for place in _PLACES)
+        _found[model.template] = CallTrial(calls, several, not calls or _PLACES[0] in _written(model, 1, content="I look."))
     return _found[model.template]
 
 
-def _written(model: ChatModel, count: int) -> str:
+def _written(model: ChatModel, count: int, content: str | None = None) -> str:
     """The prompt of a conversation whose answer has so many calls; "" if the template refuses it."""
     calls = [_call(place, call_id) for place, call_id in zip(_PLACES[:count], _IDS, strict=False)]
     results = [{"role": "tool", "name": _NAME, "tool_call_id": call["id"], "content": "found"} for call in calls]
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "assistant", "content": content, "tool_calls": calls},
         *results,
     ]
     try:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import Phrase, refuse
-from decodestep.chat.reasoning import THINK, ReasoningFormat
 from decodestep.chat.tool_call_format import CallFormat, Pieces
 from decodestep.chat.tool_formats import find_call_format
-from decodestep.chat.tool_grammar import answer_or_calls, one_call, text_at, text_or_calls
+from decodestep.chat.tool_grammar import Thought, answer_or_calls, one_call, text_at, text_or_calls
 from decodestep.chat.tool_json_formats import TaggedJson
-from decodestep.chat.tool_trial import takes_several_calls
+from decodestep.chat.tool_messages import DESCRIBES, in_turns, reads_tools_of_system, with_calls, with_tools_in_system
+from decodestep.chat.tool_trial import try_calls
 from decodestep.constraints.json_schema import check
 from decodestep.errors import RequestError
 
@@ -26,7 +26,6 @@ _OP = "chat"
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAMED = '{"type": "function", "function": {"name": one of the tools}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-_DESCRIBES = re.compile(r"{[%{][^}]*\btools\b")  # matches templates that describe the tools
 _DESCRIPTION = """\
 You may call functions to help with the user's request. Their signatures:
 <tools>
@@ -61,32 +60,27 @@ class ToolFormat:
             return [{**first, "content": f"{first['content']}\n\n{text}"}, *rest]
         return [{"role": "system", "content": text}, *conversation]
 
-    def grammar(
-        self,
-        tokenizer: Tokenizer,
-        answer: dict[str, Any] | None,
-        reasoning: ReasoningFormat = THINK,
-        *,
-        in_reasoning: bool = False,
-    ) -> str | None:
+    def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None, thought: Thought | None = None) -> str | None:
         """The grammar of the response; None if it is any text.
 
         answer: the JSON schema of a response that is no call. Where a call is required, arguments follow the schema of their
         function; elsewhere those of strict functions do. If only some of the functions may be called, or one is strict, and the
-        format's calls do not always begin with a mark, any text is left to who reads the calls. reasoning: that of the chat
-        template. in_reasoning: whether the response begins within it.
+        format's calls do not always begin with a mark, any text is left to who reads the calls. thought: the reasoning with
+        which the response begins, which is not bound; none by default.
         """
-        marks = self.call_format.marks if self.call_format.always_marked else ()
+        format_, thought = self.call_format, thought or Thought()
+        marks = format_.marks if format_.always_marked else ()
         if not (self.required or answer is not None or (self._restricted and marks)):
             return None
-        texts = [self._call(name, schema) for name, schema in self.call_format.functions.items()]
+        texts = [self._call(name, schema) for name, schema in format_.functions.items()]
         if self.required:
-            return one_call(texts)
+            return one_call(texts, thought)
         if answer is not None:
-            return answer_or_calls(texts, answer, several=bool(marks) and self.several)
-        spelled = tokenizer.control_ids((*self.call_format.spelled, *reasoning.control_tokens))
+            several = bool(marks) and self.several
+            return answer_or_calls(texts, answer, thought, begin=format_.answer_begin, several=several)
+        spelled = tokenizer.control_ids((*format_.spelled, *thought.format.control_tokens))
         hidden = sorted(tokenizer.special - tokenizer.end_token_ids - spelled)
-        return text_or_calls(texts, marks, hidden, several=self.several, reasoning=reasoning, in_reasoning=in_reasoning)
+        return text_or_calls(texts, marks, hidden, thought, several=self.several)
 
     def refusal(self, grammar: str, error: RequestError) -> RequestError | None:
         """The error of the function that an error in compiling the grammar is about; None if it is about none."""
@@ -131,8 +125,8 @@ def read(model: ChatModel, body: Mapping[str, Any], conversation: list[dict[str,
     kind = find_call_format(template)
     given = [_arguments(name, tool["function"]) for name, tool in zip(names, definitions, strict=True)]
     schemas = {name: schema for name, schema in zip(names, given, strict=True) if name in chosen}
-    described = kind is not None and _DESCRIBES.search(template) is not None
-    several = body.get("parallel_tool_calls") is not False and (kind is None or takes_several_calls(model))
+    described = kind is not None and DESCRIBES.search(template) is not None
+    several = body.get("parallel_tool_calls") is not False and (kind is None or try_calls(model).several)
     earlier = sum(len(message.get("tool_calls") or ()) for message in conversation)
     return ToolFormat(
         call_format=(kind or TaggedJson)(schemas),
@@ -152,7 +146,10 @@ def for_template(
     format_: as `read` returns it.
     """
     if format_ is not None and format_.of_template:
-        return conversation, format_.definitions
+        readable = with_calls(model, conversation, format_.call_format)
+        if reads_tools_of_system(model.template.text(tools=True)):
+            return with_tools_in_system(readable, format_.definitions), None
+        return readable, format_.definitions
     return with_tools_as_text(model, conversation, format_), None
 
 
@@ -160,26 +157,9 @@ def with_tools_as_text(
     model: ChatModel, conversation: list[dict[str, Any]], format_: ToolFormat | None
 ) -> list[dict[str, Any]]:
     """The conversation for a chat template that is not given the tools. format_: as `read` returns it."""
-    readable = conversation if find_call_format(model.template.text()) else in_turns(conversation)
+    kind = find_call_format(model.template.text())
+    readable = with_calls(model, conversation, kind({})) if kind else in_turns(conversation)
     return readable if format_ is None else format_.describe_tools(readable)
-
-
-def in_turns(conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation for a template without tools: calls and results are written as text.
-
-    Some templates want users and assistants to take turns: results that follow each other, and a user's message after them, are
-    one message.
-    """
-    found: list[dict[str, Any]] = []
-    result = False  # whether the last message is one
-    for message in conversation:
-        text = _as_text(message)
-        if result and text["role"] == "user":
-            found[-1] = {**text, "content": f"{found[-1]['content']}\n{text['content']}"}
-        else:
-            found.append(text)
-        result = message["role"] == "tool"
-    return found
 
 
 def _choice(choice: object, names: list[str]) -> tuple[list[str], bool]:
@@ -262,20 +242,6 @@ def _definition(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message in a form for templates without tools."""
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = message.get("tool_calls") or ()
-    texts = [_call_text(call["function"]) for call in calls]
-    kept = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**kept, "content": "\n".join(filter(None, (message["content"], *texts)))}
-
-
-def _call_text(function: Mapping[str, Any]) -> str:
-    return f"<tool_call>\n{json.dumps({key: function.get(key) for key in ('name', 'arguments')})}\n</tool_call>"
 
 
 def _example(pieces: Any, arguments: str) -> str:

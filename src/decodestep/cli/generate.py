@@ -31,8 +31,8 @@ from decodestep.cli.options import (
     with_thinking_budget,
 )
 from decodestep.cli.running import Cancelled
-from decodestep.generation.completion import Completion
 from decodestep.generation import prompts
+from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model

@@ -13,7 +13,15 @@ from decodestep._base.checks import refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.listening import allow_files, listen, new_uvicorn_server, say
 from decodestep.cli.model_sources import MODELS_HELP, find_sources
-from decodestep.cli.options import add_draft, add_loading, add_sampling_defaults, add_thinking_budget, load_draft, read_option_file, with_thinking_budget
+from decodestep.cli.options import (
+    add_draft,
+    add_loading,
+    add_sampling_defaults,
+    add_thinking_budget,
+    load_draft,
+    read_option_file,
+    with_thinking_budget,
+)
 from decodestep.errors import EngineClosedError
 from decodestep.sampling.params import SamplingParams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decodestep.families.common.description import Architecture, Family, ModelType
-from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys
+from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000,
@@ -26,9 +26,9 @@ FAMILY = Family(
         ModelType(
             "llama",
             written_as=GGUF,
-            attention=GroupedKeys(optional_biases=ATTENTION_PRODUCTS),
+            attention=GroupedKeys(bias_keys=ATTENTION_BIAS),
             defaults=DEFAULTS,
-            mlp_bias=True,
+            mlp_bias="mlp_bias",
         ),
     ),
     gguf=GGUF,

@@ -119,7 +119,9 @@ def generate(
     """
     for name, function in (("stream", stream), ("cancelled", cancelled)):
         require(function is None or callable(function), "generate", name, "a function or None", function)
-    with closing(GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft)) as call:
+    with closing(
+        GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft, reads=stream is not None)
+    ) as call:
         while call.running:
             for index, piece in call.advance():
                 if stream is None or not _is_false(stream(index, piece)):

@@ -11,9 +11,9 @@ import numpy as np
 from decodestep._base.checks import Phrase, ids_below, is_int, is_mapping, is_sequence, refuse, require
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
+from decodestep.chat.function_schemas import describe_function
 from decodestep.sampling.params import SamplingParams, languages_of
 from decodestep.sampling.thinking_budget import ReasoningMarks
-from decodestep.chat.function_schemas import describe_function
 
 if TYPE_CHECKING:
     from decodestep.chat.template import Conversation, Message

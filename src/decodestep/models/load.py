@@ -21,7 +21,7 @@ from decodestep.decoding.step_decoder import (
     StepDecoder,
     choose_cache_dtype,
     obstacle,
-    step_head_dim,
+    step_width,
 )
 from decodestep.errors import ModelError
 from decodestep.files.file_bytes import naming
@@ -168,7 +168,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
                 checkpoint,
                 lambda weight, widened: _panels(weight, widened, dtype, memory),
                 as_latent=as_latent,
-                head_dim=None if config.latent_attention else step_head_dim(config),
+                padded=None if config.latent_attention else step_width,
                 progress=progress,
             ),
             cache_dtype=choose_cache_dtype(checkpoint.types(), dtype) if cache_dtype == "auto" else cache_dtype,

@@ -62,8 +62,9 @@ class Answer:
                 if i and constrained and time.thread_time() - began > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
-                shown, scored = {"spelled": job.spelled, "marks": job.marks}, job.only_scored
-                request = engine.submit(prompt, job.params, listener=listener, only_scored=scored, **shown)
+                request = engine.submit(
+                    prompt, job.params, listener=listener, spelled=job.spelled, marks=job.marks, only_scored=job.only_scored
+                )
                 self._requests.append(request)
                 self._require_few_logprobs()
         except RequestError as error:

@@ -93,17 +93,18 @@ def chat_job(
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
     bound = any(chat.sampling.get(name) is not None for name in LANGUAGES)
-    if required or chat.schema is not None:
-        format_ = replace(format_, begun=False)  # the text is bound from its first token
     constraint: dict[str, Any] = {} if chat.schema is None else {"json_schema": chat.schema}
     if required or not bound:  # what is bound by the request itself is not bound by its tools too
         try:
-            grammar = format_.grammar(model.tokenizer, None if chat.schema is None else dict(chat.schema))
+            answer = None if chat.schema is None else dict(chat.schema)
+            grammar = format_.grammar(model.tokenizer, answer, continues=chat.continues)
         except RequestError as error:
             json_schema = chat.names.get("response_format", "response_format")
             raise http_error(error, {**chat.names, "json_schema": json_schema}) from None
         constraint = constraint if grammar is None else {"grammar": grammar}
     names = {"prompt": chat.names.get("messages", "messages"), **chat.names}
+    if format_.tools is None:
+        names["tools"] = names.get("response_format", "response_format")  # from which a grammar comes then
     sampling = read_sampling(chat.sampling, defaults, constraint=constraint, names=names)
     if bound and sampling.params.thinking_budget is not None:
         budget = chat.names.get("thinking_budget_tokens", "thinking_budget_tokens")

@@ -1,0 +1,110 @@
+"""Tools, calls and results in the messages of conversations, for chat templates that do not write them of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from decodestep.chat.text_feed import UnreadableError
+from decodestep.chat.tool_call_format import CallFormat
+from decodestep.chat.tool_json import read_arguments
+from decodestep.chat.tool_json_formats import TaggedJson
+from decodestep.chat.tool_trial import try_calls
+
+if TYPE_CHECKING:
+    from decodestep.chat.template import ChatModel
+
+Conversation = list[dict[str, Any]]
+
+DESCRIBES = re.compile(r"{[%{][^}]*\btools\b")  # matches templates that describe the tools
+_OF_SYSTEM = re.compile(r"""'tools' in message|message(?:\.tools|\[['"]tools['"]\])""")  # what reads a message's own tools
+
+
+def reads_tools_of_system(template: str) -> bool:
+    """Whether a template takes the tools from a system message alone."""
+    rest, count = _OF_SYSTEM.subn("", template)
+    return count > 0 and DESCRIBES.search(rest) is None
+
+
+def with_tools_in_system(conversation: Conversation, definitions: Sequence[Any]) -> Conversation:
+    """The conversation with the functions as JSON in its system message."""
+    tools = json.dumps([tool["function"] for tool in definitions], ensure_ascii=False)
+    first, *rest = conversation
+    if first["role"] == "system":
+        return [{**first, "tools": tools}, *rest]
+    return [{"role": "system", "content": "", "tools": tools}, *conversation]
+
+
+def with_calls(model: ChatModel, conversation: Conversation, format_: CallFormat) -> Conversation:
+    """The conversation for a template of a known format. Calls that it would not write are a part of the content, or a message
+    after the content's."""
+    found: Conversation = []
+    for message in conversation:
+        calls = message.get("tool_calls") or ()
+        trial = try_calls(model) if calls else None
+        if trial and not trial.calls:
+            found.append(_told(message, [_written(format_, call["function"]) for call in calls]))
+        elif trial and not trial.with_content:
+            said = [{"role": message["role"], "content": message["content"]}] if message.get("content") else []
+            found += [*said, {**message, "content": None}]
+        else:
+            found.append(message)
+    return found
+
+
+def in_turns(conversation: Conversation) -> Conversation:
+    """The conversation for a template without tools: calls and results are written as text.
+
+    Some templates want users and assistants to take turns: results that follow each other, and a user's message after them, are
+    one message.
+    """
+    found: Conversation = []
+    result = False  # whether the last message is one
+    for message in conversation:
+        text = _as_text(message)
+        if result and text["role"] == "user":
+            found[-1] = {**text, "content": f"{found[-1]['content']}\n{text['content']}"}
+        else:
+            found.append(text)
+        result = message["role"] == "tool"
+    return found
+
+
+def _as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """A message in a form for templates without tools."""
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    return _told(message, [_written(TaggedJson({}), call["function"]) for call in message.get("tool_calls") or ()])
+
+
+def _told(message: dict[str, Any], calls: list[str]) -> dict[str, Any]:
+    """A message with its calls as a part of its content. calls: their texts."""
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": "\n".join(filter(None, (message["content"], *calls)))}
+
+
+def _written(format_: CallFormat, function: Mapping[str, Any]) -> str:
+    """A call as models write it: the constrained text of one whose schema is that of its arguments, filled in."""
+    try:
+        arguments = read_arguments(function.get("arguments"))
+    except UnreadableError:  # of a call that was cut
+        arguments = {}
+    name, given = function.get("name"), arguments if isinstance(arguments, dict) else {}
+    kinds = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in given.items()}
+    schema = {"type": "object", "properties": kinds, "required": list(kinds)}
+    values = iter(given.values())
+    texts = []
+    for piece in format_.call(str(name), schema):
+        if isinstance(piece, str):
+            texts.append(piece)
+        elif isinstance(piece, re.Pattern):
+            texts.append(next(values))
+        elif piece is schema:
+            texts.append(json.dumps(given, ensure_ascii=False))
+        elif piece.get("required", [""])[0] == "name":  # a whole call
+            texts.append(json.dumps({key: name if key == "name" else given for key in piece["properties"]}, ensure_ascii=False))
+        else:
+            texts.append(json.dumps(next(values), ensure_ascii=False))
+    return "".join(texts)
