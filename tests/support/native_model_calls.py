@@ -234,6 +234,60 @@ def rms_norm(s: Source) -> Arguments:
             "threads": s.threads()}  # fmt: skip
 
 
+def state_rows(s: Source, states: int) -> Arguments:
+    """Rows of some tokens, and the states that they read and write."""
+    count = min(s.size(4), states)
+    starts = np.sort(s.ids(count + 1, end=10))
+    starts[0] = 0
+    return {"starts": starts if count else starts[:1], "read": s.ids(count, end=states),
+            "written": s.rng.permutation(states)[:count].astype(np.int64)}  # fmt: skip
+
+
+def states(s: Source, *shape: int) -> np.ndarray:
+    """States that may lie apart."""
+    gap = s.one_of(0, 0, 3)
+    return s.array(shape[0], shape[1] + gap, *shape[2:-1], shape[-1] + gap)[:, : shape[1], ..., : shape[-1]]
+
+
+def causal_conv1d(s: Source) -> Arguments:
+    channels, taps, count = s.width(), s.one_of(1, 2, 3, 4, 6), s.size()
+    rows = state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    return {"x": s.rows(s.array(tokens, channels)), "taps": s.rows(s.array(taps, channels)),
+            "bias": s.one_of(None, s.array(channels)), "silu": s.one_of(False, True),
+            "state": states(s, count, taps - 1, channels), **rows, "y": s.array(tokens, channels),
+            "threads": s.threads()}  # fmt: skip
+
+
+def token_heads(s: Source, *shape: int) -> np.ndarray:
+    """Heads of tokens that may be a part of wider ones."""
+    gap = s.one_of(0, 0, 5)
+    return s.array(shape[0], shape[1], shape[2] + gap)[:, :, : shape[2]]
+
+
+def gated_delta_rule(s: Source) -> Arguments:
+    key_heads, shared, key_width, width, count = s.one_of(1, 2), s.one_of(0, 1, 3), s.width(), s.width(), s.size()
+    heads, rows = key_heads * shared, state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    decays = s.one_of(None, token_heads(s, tokens, heads, 1), token_heads(s, tokens, heads, key_width))
+    return {"query": token_heads(s, tokens, key_heads, key_width), "key": token_heads(s, tokens, key_heads, key_width),
+            "value": token_heads(s, tokens, heads, width), "decay": decays,
+            "beta": s.one_of(None, token_heads(s, tokens, heads, 1)), "state": states(s, count, heads, key_width, width), **rows,
+            "tiled": s.one_of(False, True), "l2_norm": s.one_of(False, True), "scale": 0.25,
+            "out": s.array(tokens, heads, width), "threads": s.threads()}  # fmt: skip
+
+
+def selective_state_update(s: Source) -> Arguments:
+    groups, shared, state_width, width, count = s.one_of(1, 2), s.one_of(0, 1, 3), s.width(), s.width(), s.size()
+    heads, rows = groups * shared, state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    return {"x": token_heads(s, tokens, heads, width), "dt": token_heads(s, tokens, heads, 1), "a": s.array(heads),
+            "b": token_heads(s, tokens, groups, state_width), "c": token_heads(s, tokens, groups, state_width),
+            "d": s.one_of(None, s.array(heads)), "dt_bias": s.one_of(None, s.array(heads)),
+            "state": states(s, count, heads, state_width, width), **rows, "y": s.array(tokens, heads, width),
+            "threads": s.threads()}  # fmt: skip
+
+
 def swiglu(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
     return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width),
