@@ -110,9 +110,18 @@ def test_the_package_has_the_families_of_the_documentation():
 
 
 UNKNOWN = {
-    "ssm": (["attn_norm.weight", "ssm_conv1d.weight", "ssm_a"], "ssm_a (a recurrent state), ssm_conv1d.weight (a recurrent state)"),
-    "a norm": (["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sub_norm.weight"], "attn_sub_norm.weight (other norms)"),
-    "nothing new": (["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sinks.weight"], "only tensors that supported ones"),
+    "ssm": (
+        ["attn_norm.weight", "ssm_conv1d.weight", "ssm_a"],
+        "ssm_a (a recurrent state), ssm_conv1d.weight (a recurrent state)",
+    ),
+    "a norm": (
+        ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sub_norm.weight"],
+        "attn_sub_norm.weight (other norms)",
+    ),
+    "nothing new": (
+        ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sinks.weight"],
+        "only tensors that supported ones",
+    ),
 }
 
 

@@ -27,8 +27,9 @@ def write_gguf(
     more: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """more: tensors beside the model's, by transformers' names; a name that begins with "nextn." belongs to the last block. kind: of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the
-    file shall say so. changes: of the metadata; None leaves a key out."""
+    """more: tensors beside the model's, by transformers' names; one that begins with "nextn." belongs to the last block. kind:
+    of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the file
+    shall say so. changes: of the metadata; None leaves a key out."""
     config = model.config
     state = {name: value.float().numpy() for name, value in (model.state_dict() | (more or {})).items()}
     architecture = MODEL_TYPES[config.model_type].written_as.name
@@ -79,8 +80,8 @@ def _name(names: Any, their_name: str) -> str:
 
 
 def _expert_parts(their_name: str, value: np.ndarray, *, in_turn: bool) -> dict[str, np.ndarray]:
-    """gate_up_proj or down_proj of all experts of a layer, or their biases. in_turn: whether outputs of gate and up take turns, and
-    are the last axis."""
+    """gate_up_proj or down_proj of all experts of a layer, or their biases. in_turn: whether outputs of gate and up take turns,
+    and are the last axis."""
     layer, kind = their_name.split(".")[2], "bias" if their_name.endswith("bias") else "weight"
     value = value.swapaxes(1, 2) if in_turn and kind == "weight" else value
     if "down_proj" in their_name:
@@ -167,7 +168,10 @@ def _expert_keys(config: Any, architecture: str) -> dict[str, Any]:
         return {}
     keys = {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
     if architecture == "ernie4_5-moe":
-        keys |= {"expert_shared_count": config.moe_num_shared_experts, "leading_dense_block_count": config.moe_layer_start_index}
+        keys |= {
+            "expert_shared_count": config.moe_num_shared_experts,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
         keys |= {"interleave_moe_layer_step": config.moe_layer_interval}
     if architecture == "glm4moe":
         keys |= {"expert_shared_count": config.n_shared_experts, "leading_dense_block_count": config.first_k_dense_replace}

@@ -39,9 +39,7 @@ FAMILY = Family(
         ModelType(
             "glm4",
             written_as=_GGUF,
-            attention=GroupedKeys(
-                bias_keys=dict.fromkeys(QKV, "attention_bias"), rope_dim=partial_rope(0.5), half_split=False
-            ),
+            attention=GroupedKeys(bias_keys=dict.fromkeys(QKV, "attention_bias"), rope_dim=partial_rope(0.5), half_split=False),
             defaults=_DEFAULTS,
             layers=_LAYERS,
             tensors={
