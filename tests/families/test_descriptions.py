@@ -23,7 +23,7 @@ from support.project import ROOT
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
 POST_NORMS = {"attention_post_norm", "ffn_post_norm"}
-OF_TOKENIZERS = {"llama", *PRE_TOKENIZERS}
+OF_TOKENIZERS = {"llama", "gemma4", *PRE_TOKENIZERS}
 
 
 def test_every_file_is_a_family():

@@ -12,7 +12,6 @@ from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WID
 from decodestep.files import metadata as md
 from decodestep.files.model_folder import ModelFolder
 
-
 FIXED = "fixed"  # a rope type whose base is stretched by alpha, whatever the length of a text
 
 

@@ -16,7 +16,6 @@ from decodestep.families.common.description import Architecture
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 
-
 NO_ROPE = 1e20  # a divisor from here on leaves its pair as it is
 
 
