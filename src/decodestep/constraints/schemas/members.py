@@ -34,17 +34,15 @@ def object_rules(rules: Rules, families: Families, shape: Object, value: Value, 
     written: dict[str, str] = {}
     for each, parts in listed.items():
         written[each] = rules.add(f"{name}_m{len(rules.lines)}", f'{literal(json_text(each))} ": " {value(parts)}')
+    loose = members.loose
+    if counted and others:  # of which any may then be written more than once: only `least` would notice
+        named = [written.pop(each) for each in list(written) if each in loose and each not in required]
+        loose = set()
     if others:
-        ways = (f'{rules.terminal(rules.new("NAME").upper(), names.terminal)} ": " {value(names.value)}' for names in others)
-        rules.add(f"{name}_other", *ways)
-    tail = {
-        each: rule for each, rule in written.items() if not in_order or (counted and members.loose) or each in members.loose
-    }
-    if (
-        0 < len(tail) <= _MOST_BITS
-        and (len(tail) == len(members.loose) or len(tail) <= MOST_IN_ANY_ORDER)
-        and not (counted and others)
-    ):
+        ways = (f"{rules.terminal(rules.new('NAME').upper(), names.terminal)} \": \" {value(names.value)}" for names in others)
+        rules.add(f"{name}_other", *ways, *(named if counted else ()))
+    tail = {each: rule for each, rule in written.items() if not in_order or (counted and loose) or each in loose}
+    if 0 < len(tail) <= _MOST_BITS and (len(tail) == len(loose) or len(tail) <= MOST_IN_ANY_ORDER) and not (counted and others):
         chain = {each: rule for each, rule in written.items() if each not in tail}
         _in_any_order(rules, name, tail, [each for each in tail if each in required], least, most, bool(others))
     else:
