@@ -417,8 +417,12 @@ def test_counted_tokens_are_those_of_the_message(shared_server):
 def test_a_call_that_is_cut_has_what_is_complete(shared_server):
     tool = {"name": "f", "input_schema": {"type": "object"}}
     call = r'<tool_call>\{"name": "f", "arguments": \{"a": 12, "b": \[1, "x'
-    found = ask(shared_server, tools=[tool], regex=rf"{call}[xy]{{200}}", max_tokens=80)
-    assert found["stop_reason"] == "max_tokens"
+    asked = {"tools": [tool], "regex": rf"So[.]{call}[xy]{{200}}", "max_tokens": 80, "seed": 1}
+    whole = ask(shared_server, **asked)
+    said, use = whole["content"]
+    assert (said["text"], use["input"], whole["stop_reason"]) == ("So.", {"a": 12, "b": [1]}, "max_tokens")
+    pieces = [event["delta"].get("partial_json", "") for event in stream(shared_server, **asked) if "delta" in event]
+    assert complete_part("".join(pieces)) == use["input"]
 
 
 @pytest.mark.parametrize(
