@@ -12,14 +12,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from decodestep.ops.causal_conv1d import triton as convolution
 from decodestep.ops.decode_step.triton import draw, listed, quick, raced
 from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
+from decodestep.ops.gated_delta_rule import triton as delta_rule
 from decodestep.ops.mixture_of_experts.triton import kernels as experts
 from decodestep.ops.mla_attention.triton import kernels as attention
 from decodestep.ops.mla_attention.triton import tiles as attention_tiles
 from decodestep.ops.mla_prolog.triton.products import multiply
 from decodestep.ops.mla_prolog.triton.queries import finish_queries, quantise_heads
 from decodestep.ops.mla_prolog.triton.rows import finish_rows
+from decodestep.ops.selective_state_update import triton as state_space
 from decodestep.ops.tensor_scatter import triton as scatter
 from decodestep.ops.top_k_top_p_sample.triton import kernels as samplers
 
@@ -42,6 +45,11 @@ RACES = STRIPS | {"PARTS": 64}
 CUT = {"LEAST": attention_tiles.LEAST, "MOST": attention_tiles.MOST}
 MERGED = {"partial": F32, "states": F32, "lengths": I64, "out": BF16}
 INDEXES = {"table": I64, "sequence": I64, "lengths": I64}
+ROWS = {"owners": I64, "starts": I64, "read": I64, "written": I64}
+CONVOLUTION = {"x": F32, "weight": F32, "bias": F32, "state": F32, "y": F32, **ROWS}
+DELTA_RULE = {**dict.fromkeys(("query", "key", "value", "decay", "beta", "state", "out"), F32), **ROWS}
+BLOCK_OF_STATE = {"EPSILON": 1e-6, "ROWS": 128, "COLUMNS": 16}
+STATE_SPACE = {**dict.fromkeys(("x", "dt", "a", "b", "c", "d", "dt_bias", "state", "y"), F32), **ROWS}
 SURVIVORS = {"inputs": BF16, "top_k": I32, "top_p": F32, "min_p": F32, "kept": I8, "values": F32, "keys": I64, "counts": I64}
 
 
@@ -99,6 +107,15 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             for a in (False, True)
         ),
         (raced.settle, QUICK, RACES),
+        *(
+            (kernel, CONVOLUTION, {"HAS_BIAS": True, "SILU": True, "TAPS": 4, "BLOCK": 256})
+            for kernel in (convolution._sums, convolution._keep)
+        ),
+        *(
+            (delta_rule._attend, DELTA_RULE, {"HAS_DECAY": has, "HAS_BETA": has, "NORMED": has, "TILED": has, **BLOCK_OF_STATE})
+            for has in (False, True)
+        ),
+        (state_space._update, STATE_SPACE, {"HAS_D": True, "HAS_BIAS": True, "ROWS": 128, "COLUMNS": 16}),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),

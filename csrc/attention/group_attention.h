@@ -17,6 +17,7 @@
 
 #include "attention/group_pages.h"
 #include "core/pieces.h"
+#include "elementwise/soft_cap.h"
 #include "simd/exp.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -45,9 +46,20 @@ struct Queries {
     size_t length[kMaxQueries];  // the position after its last one
 };
 
+// What a product of query and key becomes: cap * tanh(scale * product / cap), or without a cap, 0, scale * product.
+struct ScoreRule {
+    float scale, cap;
+
+    DECODESTEP_INLINE f32x16 operator()(f32x16 products) const {
+        const f32x16 scores = products * broadcast(scale);
+        return cap > 0 ? soft_capped(scores, cap) : scores;
+    }
+};
+
 // Scores of R queries, a few pages at a time: enough independent sums to hide the latency of an addition.
 template <size_t R, class Cache>
-void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float scale, float (*scores)[kSplitKeys]) {
+void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, const ScoreRule& rule,
+               float (*scores)[kSplitKeys]) {
     constexpr size_t P = score_pages(R);
     static_assert(kSplitKeys / kPagePositions % P == 0, "there is room for the scores past the end");
     const size_t width = order.width;
@@ -80,7 +92,7 @@ void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float 
 #pragma GCC unroll 12
         for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (size_t p = 0; p < P; ++p) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
+            for (size_t p = 0; p < P; ++p) store(scores[r] + (i + p) * kPagePositions, rule(acc[r][p]));
     }
 }
 
@@ -204,7 +216,7 @@ void weigh_all_values(const PageSequence<Cache>& order, const Seen* seen,
 }
 
 template <size_t R, class Cache>
-void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
+void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, const ScoreRule& rule, size_t split,
                     PartialSoftmaxes partials) {
     alignas(64) float scores[R][kSplitKeys];
     alignas(64) typename Cache::Factor weights[R][kSplitKeys];
@@ -218,7 +230,7 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
     const size_t first = std::max(split * kSplitKeys, earliest / kPagePositions * kPagePositions);
     const PageSequence<Cache> order{pages, first, std::min(longest, split_end), longest};
     const size_t count = order.count() * kPagePositions;
-    scores_of<R>(q, order, scale, scores);
+    scores_of<R>(q, order, rule, scores);
     Seen seen[R];
     const auto in_split = [&](size_t position) { return position <= first ? 0 : std::min(position - first, count); };
     for (size_t r = 0; r < R; ++r) {
@@ -233,9 +245,9 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
 
 // Computes the partials of the queries after one split, which at least one of them reaches.
 template <class Cache>
-void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
+void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, const ScoreRule& rule, size_t split,
                   PartialSoftmaxes partials) {
-    with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R>(q, pages, scale, split, partials); });
+    with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R>(q, pages, rule, split, partials); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -17,9 +17,10 @@ struct HeadPages {
     const uint8_t *keys, *values;  // of the layer and key-value head
     const int64_t* table;
     size_t width;
+    size_t room;  // the columns for which a position of a page has place: width, or more
 
     size_t page_of(size_t position) const {
-        return table[position / kPagePositions] * Cache::bytes(width) * kPagePositions;
+        return table[position / kPagePositions] * Cache::bytes(room) * kPagePositions;
     }
     const uint8_t* keys_at(size_t position) const { return keys + page_of(position); }
     const uint8_t* values_at(size_t position) const { return values + page_of(position); }

@@ -44,6 +44,15 @@ struct PartialSoftmax {
         maximum() = highest;
     }
 
+    // Merges a score without a value, which only takes a part of the weights: a sink.
+    void merge_sink(float score) const {
+        const float highest = maximum() > score ? maximum() : score;
+        const f32x16 ours = exp(broadcast(maximum() - highest)), its = exp(broadcast(score - highest));
+        for (size_t c = 0; c < width; c += kLanes) store(values() + c, load(values() + c) * ours);
+        store_partial(&weight_sum(), fma(broadcast(weight_sum()), ours, its), 1);
+        maximum() = highest;
+    }
+
     // out = the weighted mean of the values: the attention output once all keys are merged; NaN where no score was
     // finite. scale: null, or [width], the factors by which the cached values were multiplied when stored.
     void finish(const float* scale, float* out) const {

@@ -32,10 +32,11 @@ RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups
 }
 
 FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t count, size_t inputs) {
-    const auto& [weights, gelu, biases] = argument;
+    const auto& [weights, activation, biases] = argument;
     const bool has_gate = weights.size() == 3;
     require(weights.size() == size_t{2} + has_gate, "a feed-forward block has two or three weights");
     require(count > 0 && count < kMaxAxis && inputs > 0 && inputs < kMaxAxis, "a size is out of range");
+    require(activation >= 0 && activation <= static_cast<int>(Gate::clamped_silu), "activation is out of range");
     const PanelArgument &up = weights[has_gate], &down = weights[has_gate + 1];
     const size_t width = std::get<2>(up) / count;
     require(std::get<2>(up) == count * width && width > 0 && width < kMaxAxis && width % 32 == 0 && inputs % 32 == 0,
@@ -54,7 +55,7 @@ FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t co
             panels(up, inputs, count * width),
             panels(down, width, count * inputs),
             count,
-            gelu,
+            static_cast<Gate>(activation),
             vector(biases[0], has_gate ? count * width : 0),
             vector(biases[1], count * width),
             vector(biases[2], count * inputs)};

@@ -16,8 +16,8 @@ using PanelArgument = std::tuple<PanelBytes, int, size_t>;  // bytes, format, ou
 RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups, size_t kept_groups, int group_score,
                           bool normalise, float scale, const std::optional<Vector>& bias);
 
-// gate, or none, up and down; gelu; the biases of gate, up and down
-using FeedForwardArgument = std::tuple<std::vector<PanelArgument>, bool, std::array<std::optional<Vector>, 3>>;
+// gate, or none, up and down; the number of the gate's activation; the biases of gate, up and down
+using FeedForwardArgument = std::tuple<std::vector<PanelArgument>, int, std::array<std::optional<Vector>, 3>>;
 
 // The weights of `count` blocks of so many inputs.
 FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t count, size_t inputs);

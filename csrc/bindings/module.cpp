@@ -7,9 +7,11 @@ NB_MODULE(_native, m) {
     current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &tier_name);
     m.def("tiers", [] { return nb::str(usable_tiers().c_str()); });
+    bind_causal_conv1d(m);
     bind_column_weight(m);
     bind_decode_step(m);
     bind_decoder(m);
+    bind_gated_delta_rule(m);
     bind_history(m);
     bind_linear(m);
     bind_mixture_of_experts(m);
@@ -19,6 +21,7 @@ NB_MODULE(_native, m) {
     bind_random(m);
     bind_rms_norm(m);
     bind_rows(m);
+    bind_selective_state_update(m);
     bind_swiglu(m);
     bind_tensor_scatter(m);
     bind_top_k_top_p_sample(m);

@@ -48,16 +48,18 @@ struct AttentionTask {
     size_t first, end, cost;
 };
 
-// window: the number of positions that a token attends to, its own included; 0: all up to its own.
+// window: the number of positions that a token attends to, its own included; 0: all up to its own. kv_heads: of the
+// layers.
 class AttentionPlan {
   public:
-    AttentionPlan(const DecoderForward& step, size_t window) : step_(step), decoder_(*step.decoder), window_(window) {
+    AttentionPlan(const DecoderForward& step, size_t window, size_t kv_heads)
+        : step_(step), window_(window), kv_heads_(kv_heads), in_group_(step.decoder->heads / kv_heads) {
         find_runs();
         list_bands();
         list_tasks();
     }
 
-    size_t window() const { return window_; }
+    bool serves(const GroupedAttention& w) const { return w.window == window_ && w.kv_heads == kv_heads_; }
 
     // The positions that a token attends to are [first, length), the splits that hold them [first_split, end_split).
     size_t first(size_t token) const { return window_ && length(token) > window_ ? length(token) - window_ : 0; }
@@ -84,7 +86,7 @@ class AttentionPlan {
     }
 
     void find_runs() {
-        const size_t longest = std::max<size_t>(1, kMaxQueries / (decoder_.heads / decoder_.kv_heads));
+        const size_t longest = std::max<size_t>(1, kMaxQueries / in_group_);
         for (size_t t = 0; t < step_.tokens; ++t) {
             if (follows(t) && runs_.back().count < longest)
                 ++runs_.back().count;
@@ -95,14 +97,14 @@ class AttentionPlan {
 
     // Lists the bands of runs [first, first + count), whose tokens are consecutive.
     void list_bands(size_t first, size_t count) {
-        const size_t in_group = decoder_.heads / decoder_.kv_heads, parts = ceil_div(in_group, kMaxQueries);
-        for (size_t kv_head = 0; kv_head < decoder_.kv_heads; ++kv_head)
+        const size_t parts = ceil_div(in_group_, kMaxQueries);
+        for (size_t kv_head = 0; kv_head < kv_heads_; ++kv_head)
             for (size_t part = 0; part < parts; ++part) {
                 bands_.push_back({units_.size(), count});
-                const size_t head = in_group * part / parts, end = in_group * (part + 1) / parts;
+                const size_t head = in_group_ * part / parts, end = in_group_ * (part + 1) / parts;
                 for (size_t i = first; i < first + count; ++i) {
                     const TokenRun& run = runs_[i];
-                    units_.push_back({run, kv_head, kv_head * in_group + head, end - head, first_split(run.first),
+                    units_.push_back({run, kv_head, kv_head * in_group_ + head, end - head, first_split(run.first),
                                       end_split(run.first + run.count - 1)});
                 }
             }
@@ -163,8 +165,7 @@ class AttentionPlan {
     }
 
     const DecoderForward& step_;
-    const Decoder& decoder_;
-    const size_t window_;
+    const size_t window_, kv_heads_, in_group_;  // query heads that share a key-value head
     std::vector<TokenRun> runs_;
     std::vector<AttentionUnit> units_;
     std::vector<AttentionBand> bands_;

@@ -65,10 +65,23 @@ class StagePart : public StageMember {
             case StageKind::gated_rows:
                 return share_rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width()));
             case StageKind::add_down:
-                return add_product(layer().feed_forward.down, layer().feed_forward.down_bias, layer().ffn_post_norm,
+                return add_product(layer().feed_forward.down, layer().feed_forward.down_bias,
+                                   layer().ffn_post_norm != nullptr,
                                    rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width())));
             case StageKind::add_gated:
-                return add_branch(layer().ffn_post_norm);
+                return add_branch(layer().ffn_post_norm, layer().input.is_given() ? 1.0f : layer().scale);
+
+            case StageKind::input_gate_rows:
+                return share_rows(step_.tokens, decoder_.hidden, residual_rows(nullptr));
+            case StageKind::gate_input:
+                return feed_forward().gate_input(hidden_rows(nullptr));
+            case StageKind::input_rows:
+                return share_rows(step_.tokens, input_width(), copied(plan_.gated, input_width()));
+            case StageKind::add_input:
+                return add_product(layer().input.output, nullptr, true,
+                                   rows(step_.tokens, input_width(), copied(plan_.gated, input_width())));
+            case StageKind::add_input_norm:
+                return add_branch(layer().input.norm, layer().scale);
 
             case StageKind::route:
                 return feed_forward().route(hidden_rows(layer().ffn_norm));
@@ -86,16 +99,15 @@ class StagePart : public StageMember {
             case StageKind::logits_rows:
                 return share_rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
             case StageKind::logits:
-                return store_products(decoder_.logits, panels(), panels_after(),
-                                      rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted)),
-                                      step_.rows, step_.logits, decoder_.logits.out, decoder_.logits_scale);
+                return store_logits();
         }
     }
 
   private:
     const DecoderLayer& layer() const { return *stage_.layer; }
     size_t compressed_width() const { return layer().latent.query.in; }
-    size_t attended_width() const { return DecoderPlan::in_blocks(plan_.attended_width); }
+    size_t input_width() const { return layer().input.width(); }
+    size_t attended_width() const { return DecoderPlan::in_blocks(plan_.attended_width(layer())); }
     size_t gated_width() const { return layer().feed_forward.width(); }
 
     Activations hidden_rows(const float* gamma) const {
@@ -111,7 +123,7 @@ class StagePart : public StageMember {
     // Calls body with what makes rows of the attention's outputs.
     template <class Body>
     void with_attended(Body&& body) const {
-        if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width));
+        if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width(layer())));
         GroupedPartials(*this).with_attended(body);
     }
 
@@ -120,18 +132,25 @@ class StagePart : public StageMember {
         const Activations x = row_space(step_.tokens, attended_width());
         if (begins_rows()) with_attended([&](auto&& attended) { make_rows(x, {0, step_.tokens}, attended); });
         add_product(has_latents ? layer().latent.output : layer().grouped.output,
-                    has_latents ? layer().latent.output_bias : layer().grouped.output_bias, layer().attention_post_norm,
-                    x);
+                    has_latents ? layer().latent.output_bias : layer().grouped.output_bias,
+                    layer().parallel || layer().attention_post_norm, x);
     }
 
     void store_hidden() const {
         share_.each(step_.tokens, [&](size_t t) {
             const float* from = plan_.x + t * decoder_.hidden;
             float* to = step_.hidden + t * decoder_.hidden;
-            const f32x16 rms = broadcast(root_mean_square(from, decoder_.hidden, decoder_.eps));
+            const RowNorm norm = row_norm(from, decoder_.hidden, decoder_.eps, decoder_.centred_norms);
             for (size_t j = 0; j < decoder_.hidden; j += kLanes)
-                store(to + j, normed(load(from + j), rms, load(decoder_.norm + j)));
+                store(to + j, norm(load(from + j), load(decoder_.norm + j)));
         });
+    }
+
+    void store_logits() const {
+        const size_t width = decoder_.logits.out;
+        const Activations x = rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
+        store_products(decoder_.logits, panels(), panels_after(), x, step_.rows, step_.logits, width,
+                       decoder_.logits_scale, nullptr, decoder_.logits_cap);
     }
 };
 

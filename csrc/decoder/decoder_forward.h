@@ -17,8 +17,9 @@
 
 namespace decodestep {
 
-// Grouped-query attention.
+// Grouped-query attention. Its sizes are at most the decoder's.
 struct GroupedAttention {
+    size_t kv_heads, head_dim, head_values;
     // hidden to heads * head_dim; the two values of a rope pair side by side
     LinearPanelWeight query;
     // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries; or the values alone, if the
@@ -27,9 +28,18 @@ struct GroupedAttention {
     LinearPanelWeight output;
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
-    bool norms_of_rows;  // a norm is of all heads of a token as one row: [heads or kv_heads, head_values]
-    size_t window;       // the number of positions that a token attends to, its own included; 0: all up to its own
-    size_t rope;         // index of its rotation in sin and cos
+    const float* sinks;       // [heads]: of each a score without a value, which takes a part of the softmax; or null
+    bool norms_of_rows;       // a norm is of all heads of a token as one row: [heads or kv_heads, head_values]
+    bool norms_after_rope;    // else they are before it
+    size_t window;            // the number of positions that a token attends to, its own included; 0: all up to its own
+    size_t rope, query_rope;  // indices of the rotations of keys and of queries in sin and cos
+    float score_cap;          // c of scores that become c tanh(score / c); 0: none
+    // The layer whose keys and values it attends to: its own; or an earlier one of the same sizes, and it has no
+    // weights of keys and values.
+    size_t cache_layer;
+    bool value_norm;  // every head of values is divided by its root mean square
+
+    bool has_keys() const { return values_keys.data != nullptr; }
 };
 
 // The sizes of multi-head latent attention: of a head's part without rope, the rope key, the latent, a head's value.
@@ -59,10 +69,21 @@ struct LatentAttention {
 // A mixture of experts: the router from hidden to its logits, the selection rule, and the blocks.
 struct Mixture {
     LinearPanelWeight router;
+    const float* router_bias;  // [experts], added to the logits; or null
     RouterRule rule;
     FeedForwardPanels routed, shared;  // shared is optional
 
     bool is_given() const { return router.data != nullptr; }
+};
+
+// What a layer adds of an input of its own, after its blocks:
+//   x += residual_scale * rms_norm((gelu(x W_gate) * input) W_output, norm)
+struct LayerInput {
+    LinearPanelWeight gate, output;  // hidden to the width of an input, a multiple of 32, and back
+    const float* norm;               // [hidden]
+
+    size_t width() const { return gate.out; }
+    bool is_given() const { return gate.data != nullptr; }
 };
 
 struct DecoderLayer {
@@ -72,6 +93,9 @@ struct DecoderLayer {
     LatentAttention latent;                            // if it has
     FeedForwardPanels feed_forward;                    // a dense block, unless the mixture is given
     Mixture mixture;
+    bool parallel;     // the feed-forward block reads x as it was before attention; without post norms
+    LayerInput input;  // optional
+    float scale;  // a factor of x after the layer; 1 without a norm after the feed-forward block and without an input
 };
 
 // heads is a multiple of kv_heads, head_dim of 16; hidden and the widths of feed-forward blocks are multiples of 32.
@@ -81,7 +105,9 @@ struct Decoder {
     size_t hidden, heads, kv_heads, head_dim, head_values;
     LatentSizes latent;
     float eps, scale;                                     // of the norms; of the attention scores
+    bool centred_norms;                                   // those of the residual stream and of what is added to it
     float embedding_scale, residual_scale, logits_scale;  // factors
+    float logits_cap;                                     // c of logits that become c tanh(logit / c); 0: none
     std::vector<DecoderLayer> layers;
     const float* norm;                                     // [hidden]
     LinearPanelWeight logits;                              // hidden to vocabulary
@@ -92,16 +118,19 @@ struct Decoder {
 //   in every layer
 //     h = rms_norm(x, attention_norm);  x += residual_scale * attention(h) W_output
 //     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts);
-//     a block without W_gate has max(h W_up, 0)^2 in place of swiglu, one with `gelu` GELU in place of its SiLU
+//     a block without W_gate has max(h W_up, 0)^2 in place of swiglu, others what their `activation` says
 //     a block without a norm before it reads x; with a post norm, what is added is normalised before residual_scale
+//     in a parallel layer both blocks read x as it was before the layer, and both outputs are added
+//   centred norms: of x minus its mean (LayerNorm)
 //   hidden = rms_norm(x, norm), for all tokens, if it is given
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
 //   q, v, k = h W_query, h W_values_keys (or v = h W_values_keys, k = h W_keys), and their biases
-//   every head of q and of k normalised, or q and k as one row each, where there are norms
+//   every head of q and of k normalised, or q and k as one row each, where there are norms; or after the next line
 //   q and k rotated by the position;  k and v rounded to the cache's type, q to bfloat16 where that is the cache's
 //   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
-//   last `window` of them;  output_bias is added to its product with W_output
+//   last `window` of them, with capped scores and a sink where there are;  output_bias is added to its product with
+//   W_output
 // Latent attention:
 //   q = h W_query, or rms_norm(h W_query_down, query_norm) W_query;  c, r = h W_latent;  c = rms_norm(c, latent_norm)
 //   biases are added to the products by W_query_down, W_latent and W_output
@@ -144,8 +173,9 @@ struct DecoderForward {
     size_t table_width;
     const int64_t* wanted;  // [rows]: indices of tokens
     size_t rows;
-    float* logits;  // [rows, vocabulary]
-    float* hidden;  // [tokens, hidden], or null
+    const float* layer_inputs;  // [tokens, layers, width], if layers have inputs
+    float* logits;              // [rows, vocabulary]
+    float* hidden;              // [tokens, hidden], or null
     int threads;
     StepCost* costs;  // one for each StepPart, or null
 };

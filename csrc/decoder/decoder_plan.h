@@ -54,7 +54,7 @@ class DecoderPlan {
           replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
           query_width(decoder.latent.is_given() ? decoder.heads * decoder.head_dim
                                                 : in_blocks(decoder.heads * decoder.head_dim)),
-          attended_width(decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : decoder.head_values)) {
+          most_attended(decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : decoder.head_values)) {
         decoder.latent.is_given() ? plan_latents(buffers) : plan_groups();
         for (size_t number = 0; number < decoder.layers.size(); ++number) list_layer(number);
         at_ = decoder.layers.size();
@@ -81,9 +81,14 @@ class DecoderPlan {
 
     static size_t in_blocks(size_t width) { return round_up(width, kBlockInputs); }
 
-    // The plan of grouped-query attention with this window.
-    const AttentionPlan& groups_of(size_t window) const {
-        return *std::find_if(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; });
+    // The plan of a layer's grouped-query attention.
+    const AttentionPlan& groups_of(const GroupedAttention& w) const {
+        return *std::find_if(groups.begin(), groups.end(), [&](const auto& plan) { return plan.serves(w); });
+    }
+
+    // The values that a token's heads give to the output of a layer.
+    size_t attended_width(const DecoderLayer& layer) const {
+        return decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : layer.grouped.head_values);
     }
 
     // Whether the partials of divided units are merged in a separate stage.
@@ -92,9 +97,10 @@ class DecoderPlan {
                (!replicated_rows || plan.partials() * decoder.head_dim > kMaxReplicatedMerge);
     }
 
-    // The partials that a divided unit has after one split.
-    PartialSoftmaxes partials(const AttentionUnit& unit, size_t split) const {
-        return partials_.from(unit.first_partial + (split - unit.first_split) * unit.queries());
+    // The partials that a divided unit of heads of this width has after one split.
+    PartialSoftmaxes partials(const AttentionUnit& unit, size_t split, size_t width) const {
+        const size_t first = unit.first_partial + (split - unit.first_split) * unit.queries();
+        return PartialSoftmaxes{partials_, width}.from(first);
     }
 
     // The panels that a seat reads after those of a share, which end at `end`: in its next chunk, in its part of the
@@ -112,9 +118,9 @@ class DecoderPlan {
     const Decoder& decoder;
     const bool replicated_rows;
     // Values per token of all queries (padded to whole panels, except with latent attention), and of the attention
-    // output.
-    const size_t query_width, attended_width;
-    std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window
+    // output, in the widest layer.
+    const size_t query_width, most_attended;
+    std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window and number of key-value heads
     MlaAttention latent_call{};         // latent attention of the layer that `begin` was last called for
     std::optional<MlaAttentionTasks> latents;
     std::vector<Stage> stages;
@@ -122,12 +128,12 @@ class DecoderPlan {
     mutable Routing routing;  // if the members share it
     mutable std::vector<MemberMemory> members;
 
-    float* x = nullptr;              // [tokens, hidden]
-    void* q = nullptr;               // [tokens, query_width], in the type of the cache's factors
-    float* attended = nullptr;       // [tokens, attended_width]
-    float* heads = nullptr;          // [tokens, query_width + kv_heads * head_dim]: queries and keys before their norms
-    float* branch = nullptr;         // [tokens, hidden]: a block's output before its post norm
-    float* gated = nullptr;          // [tokens, width] of a dense block, [tokens * used, width] of experts
+    float* x = nullptr;         // [tokens, hidden]
+    void* q = nullptr;          // [tokens, query_width], in the type of the cache's factors
+    float* attended = nullptr;  // [tokens, attended_width of the layer]
+    float* heads = nullptr;   // [tokens, query_width + 2 * kv_heads * head_dim]: queries, keys and values before norms
+    float* branch = nullptr;  // [tokens, hidden]: a block's output before its post norm
+    float* gated = nullptr;   // [tokens, width] of a dense block, [tokens * used, width] of experts
     float* shared_gated = nullptr;   // [tokens, width]
     float* router_logits = nullptr;  // [tokens, experts]
     // Of latent attention:
@@ -141,9 +147,9 @@ class DecoderPlan {
   private:
     void plan_groups() {
         for (const DecoderLayer& layer : decoder.layers) {
-            const size_t window = layer.grouped.window;
-            if (std::none_of(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; }))
-                groups.emplace_back(step, window);
+            const GroupedAttention& w = layer.grouped;
+            if (std::none_of(groups.begin(), groups.end(), [&](const auto& plan) { return plan.serves(w); }))
+                groups.emplace_back(step, w.window, w.kv_heads);
         }
     }
 
@@ -180,10 +186,12 @@ class DecoderPlan {
         at_ = number;
         const DecoderLayer& w = decoder.layers[number];
         decoder.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
-        if (w.attention_post_norm) stage(StageKind::add_attended);
+        if (w.attention_post_norm && !w.parallel) stage(StageKind::add_attended);
         w.mixture.is_given() ? list_mixture(w.mixture) : list_feed_forward(w.feed_forward);
+        if (w.parallel) stage(StageKind::add_attended);
         if (w.ffn_post_norm) stage(StageKind::add_gated);
-        has_branches_ |= w.attention_post_norm || w.ffn_post_norm;
+        if (w.input.is_given()) list_input(w.input);
+        has_branches_ |= w.attention_post_norm || w.ffn_post_norm || w.parallel || w.input.is_given();
     }
 
     void list_grouped_attention(const GroupedAttention& w) {
@@ -194,8 +202,8 @@ class DecoderPlan {
             has_head_norms_ = true;
         }
         stage(StageKind::attend);
-        if (merges_apart(groups_of(w.window))) stage(StageKind::merge_partials);
-        product(StageKind::attended_rows, StageKind::add_output, step.tokens, in_blocks(attended_width), {&w.output});
+        if (merges_apart(groups_of(w))) stage(StageKind::merge_partials);
+        product(StageKind::attended_rows, StageKind::add_output, step.tokens, in_blocks(w.output.in), {&w.output});
     }
 
     void list_latent_attention(const LatentAttention& w) {
@@ -211,13 +219,20 @@ class DecoderPlan {
         if (latents->merge_count() > 0) stage(StageKind::merge_latents);
         product(StageKind::latent_rows, StageKind::value_up, step.tokens * decoder.heads, decoder.latent.latent,
                 {&w.value_up});
-        product(StageKind::attended_rows, StageKind::add_output, step.tokens, attended_width, {&w.output});
+        product(StageKind::attended_rows, StageKind::add_output, step.tokens, w.output.in, {&w.output});
     }
 
     void list_feed_forward(const FeedForwardPanels& w) {
         // The sweep lists panels of `gate` if there is one; panel i of `up` is read after panel i of `gate`.
         product(StageKind::ffn_rows, StageKind::gate_up, step.tokens, decoder.hidden, {&w.first()}, {&w.gate, &w.up});
         product(StageKind::gated_rows, StageKind::add_down, step.tokens, w.width(), {&w.down});
+        gated_floats_ = std::max(gated_floats_, step.tokens * w.width());
+    }
+
+    void list_input(const LayerInput& w) {
+        product(StageKind::input_gate_rows, StageKind::gate_input, step.tokens, decoder.hidden, {&w.gate});
+        product(StageKind::input_rows, StageKind::add_input, step.tokens, w.width(), {&w.output});
+        stage(StageKind::add_input_norm);
         gated_floats_ = std::max(gated_floats_, step.tokens * w.width());
     }
 
@@ -259,7 +274,7 @@ class DecoderPlan {
     void take_memory(StepBuffers& buffers) {
         const auto of_tokens = [&](size_t width) { return buffers.take(step.tokens * width); };
         x = of_tokens(decoder.hidden);
-        attended = of_tokens(attended_width);
+        attended = of_tokens(most_attended);
         gated = buffers.take(gated_floats_);
         shared_gated = buffers.take(shared_floats_);
         router_logits = of_tokens(most_experts_);
@@ -274,10 +289,10 @@ class DecoderPlan {
             with_cache(step.cache, [&]<class Cache>() {
                 q = of_tokens(query_width * sizeof(typename Cache::Factor) / sizeof(float));
             });
-            heads = of_tokens(has_head_norms_ ? query_width + decoder.kv_heads * decoder.head_dim : 0);
+            heads = of_tokens(has_head_norms_ ? query_width + 2 * decoder.kv_heads * decoder.head_dim : 0);
             size_t partials = 0;
             for (const AttentionPlan& plan : groups) partials = std::max(partials, plan.partials());
-            partials_ = {buffers.take(PartialSoftmaxes::floats(partials, decoder.head_dim)), decoder.head_dim};
+            partials_ = buffers.take(PartialSoftmaxes::floats(partials, decoder.head_dim));
             return;
         }
         compressed = of_tokens(widest_compressed_);
@@ -295,7 +310,7 @@ class DecoderPlan {
            widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
     std::vector<int64_t> lengths_;  // the number of positions that each token attends to
-    PartialSoftmaxes partials_{};
+    float* partials_ = nullptr;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

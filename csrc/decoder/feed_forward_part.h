@@ -16,10 +16,23 @@ class FeedForwardPart : public StageMember {
         w_.has_gate() ? multiply_dense(w_, panels(), x, plan_.gated) : square(x);
     }
 
+    // GELU of the gate of a layer's input, times that input.
+    void gate_input(const Activations& x) const {
+        const LayerInput& w = stage_.layer->input;
+        const size_t pitch = decoder_.layers.size() * w.width();  // of a token's inputs
+        multiply_panels(w.gate, panels(), panels_after(), x, step_.tokens, [&](size_t i, size_t t, const float* y) {
+            const size_t first = i * kPanelOutputs;
+            const float* input = step_.layer_inputs + t * pitch + stage_.layer_number * w.width() + first;
+            for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                store(plan_.gated + t * w.width() + first + j, gelu_gated(load(y + j), load(input + j)));
+        });
+    }
+
     // The router's logits, and the part of the shared block that does not depend on them.
     void route(const Activations& x) const {
         const auto [router, after_router] = panels_of(0);
-        store_products(m_.router, router, after_router, x, step_.tokens, plan_.router_logits, m_.router.out);
+        store_products(m_.router, router, after_router, x, step_.tokens, plan_.router_logits, m_.router.out, 1.0f,
+                       m_.router_bias);
         multiply_dense(m_.shared, panels_of(1).first, x, plan_.shared_gated);
     }
 

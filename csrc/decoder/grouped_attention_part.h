@@ -10,7 +10,7 @@ namespace decodestep::DECODESTEP_BUILD {
 template <class Cache>
 class GroupedAttentionPart : public GroupedPartials {
   public:
-    explicit GroupedAttentionPart(const StageMember& member) : GroupedPartials(member), w_(stage_.layer->grouped) {}
+    explicit GroupedAttentionPart(const StageMember& member) : GroupedPartials(member) {}
 
     void project(const Activations& x) const {
         const auto [own, next] = panels_of(0);
@@ -22,15 +22,19 @@ class GroupedAttentionPart : public GroupedPartials {
         project_to_cache(x, 2, w_.keys, w_.values_keys.out);
     }
 
-    // Normalises the share's queries and keys, every head or all heads of a token as one row; then rotates and stores
-    // them, which `project` does if there are no norms.
+    // Normalises, rotates and stores the share's queries, keys and values, every head or all heads of a token as one
+    // row; `project` stores those that have no norms.
     void norm_heads() const {
-        const size_t queries = decoder_.heads, keys = decoder_.kv_heads;
-        const size_t rows = w_.norms_of_rows ? 2 : queries + keys;  // of a token
+        const size_t queries = decoder_.heads, keys = w_.has_keys() ? w_.kv_heads : 0,
+                     values = w_.value_norm ? keys : 0;
+        const size_t rows_of_keys = w_.norms_of_rows ? std::min<size_t>(keys, 1) : keys;
+        const size_t rows_of_queries = w_.norms_of_rows ? 1 : queries;
+        const size_t rows = rows_of_queries + rows_of_keys + values;  // of a token
         share_.each(step_.tokens * rows, [&](size_t number) {
             const size_t t = number / rows, row = number % rows;
-            if (w_.norms_of_rows) return norm_row(t, row == 1, {0, row == 1 ? keys : queries});
-            const bool is_key = row >= queries;
+            if (row >= rows_of_queries + rows_of_keys) return norm_value(t, row - rows_of_queries - rows_of_keys);
+            const bool is_key = row >= rows_of_queries;
+            if (w_.norms_of_rows) return norm_row(t, is_key, {0, is_key ? keys : queries});
             const size_t head = is_key ? row - queries : row;
             norm_row(t, is_key, {head, head + 1});
         });
@@ -42,7 +46,8 @@ class GroupedAttentionPart : public GroupedPartials {
             if (!task.band.divided) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
                 each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
-                    attend_split(queries_of(unit), pages(unit), decoder_.scale, split, plan_.partials(unit, split));
+                    attend_split(queries_of(unit), pages(unit), score_rule(), split,
+                                 plan_.partials(unit, split, w_.head_dim));
                 });
         });
     }
@@ -50,9 +55,12 @@ class GroupedAttentionPart : public GroupedPartials {
   private:
     using Factor = typename Cache::Factor;
 
-    // Rotates sixteen outputs of a head, from `column` of it on, by the position of token t.
-    void rotate(size_t t, size_t column, float* y) const {
-        const size_t at = (w_.rope * step_.rope_positions + step_.positions[t]) * (decoder_.head_dim / 2) + column / 2;
+    ScoreRule score_rule() const { return {decoder_.scale, w_.score_cap}; }
+
+    // Rotates sixteen outputs of a head of queries or keys, from `column` of it on, by the position of token t.
+    void rotate(size_t t, bool is_key, size_t column, float* y) const {
+        const size_t rope = is_key ? w_.rope : w_.query_rope;
+        const size_t at = (rope * step_.rope_positions + step_.positions[t]) * (decoder_.head_dim / 2) + column / 2;
         store(y, rotate_pairs(load(y), step_.sin + at, step_.cos + at));
     }
 
@@ -61,28 +69,35 @@ class GroupedAttentionPart : public GroupedPartials {
         return static_cast<Factor*>(plan_.q) + t * plan_.query_width + column;
     }
     float* query_before_norm(size_t t, size_t column) const {
-        return plan_.heads + t * (plan_.query_width + decoder_.kv_heads * decoder_.head_dim) + column;
+        return plan_.heads + t * (plan_.query_width + 2 * decoder_.kv_heads * decoder_.head_dim) + column;
     }
     float* key_before_norm(size_t t, size_t column) const { return query_before_norm(t, plan_.query_width + column); }
+    float* value_before_norm(size_t t, size_t column) const {
+        return key_before_norm(t, decoder_.kv_heads * decoder_.head_dim + column);
+    }
 
     // The byte offset of the page that holds a token's own position, for the layer and a key-value head, and its row in
     // it.
     size_t page_of(size_t t, size_t kv_head) const {
-        return layer_offset(Cache::bytes(decoder_.head_dim),
-                            plan_.page_table_of(t)[step_.positions[t] / kPagePositions], kv_head);
+        return cache_offset(plan_.page_table_of(t)[step_.positions[t] / kPagePositions], kv_head);
+    }
+    size_t cache_offset(size_t page, size_t kv_head) const {
+        return plan_.page_offset(w_.cache_layer, page, kv_head, Cache::bytes(decoder_.head_dim));
     }
     size_t row_of(size_t t) const { return step_.positions[t] % kPagePositions; }
 
-    // Normalises some heads of a token's queries or keys as one row, then rotates and stores them.
+    // Normalises some heads of a token's queries or keys as one row, rotates them before or after it, and stores them.
     void norm_row(size_t t, bool is_key, Range heads) const {
-        const size_t width = decoder_.head_dim, values = decoder_.head_values, count = heads.end - heads.first;
+        const size_t width = w_.head_dim, values = w_.head_values, count = heads.end - heads.first;
         float* y = is_key ? key_before_norm(t, heads.first * width) : query_before_norm(t, heads.first * width);
         const float* gamma = is_key ? w_.key_norm : w_.query_norm;
+        if (w_.norms_after_rope)
+            for (size_t i = 0; i < count * width; i += kLanes) rotate(t, is_key, i % width, y + i);
         const f32x16 rms = broadcast(root_mean_square(y, count * width, decoder_.eps, count * values));
         for (size_t head = heads.first; head < heads.end; ++head, y += width, gamma += values) {
             norm_head(y, rms, gamma);
             for (size_t i = 0; i < width; i += kLanes) {
-                rotate(t, i, y + i);
+                if (!w_.norms_after_rope) rotate(t, is_key, i, y + i);
                 if (is_key)
                     Cache::store_key(step_.keys + page_of(t, head), row_of(t), i, load(y + i));
                 else
@@ -91,23 +106,31 @@ class GroupedAttentionPart : public GroupedPartials {
         }
     }
 
+    // Divides a head of a token's values by its root mean square, and stores it.
+    void norm_value(size_t t, size_t head) const {
+        const float* y = value_before_norm(t, head * w_.head_dim);
+        const f32x16 rms = broadcast(root_mean_square(y, w_.head_dim, decoder_.eps, w_.head_values));
+        for (size_t i = 0; i < w_.head_dim; i += kLanes)
+            Cache::store_value(step_.values + page_of(t, head), w_.head_dim, row_of(t), i, load(y + i) / rms);
+    }
+
     // Divides a head by the root mean square of its row, without the zero padding at its end.
     void norm_head(float* y, f32x16 rms, const float* gamma) const {
-        for (size_t i = 0; i < decoder_.head_values; i += kLanes) {
-            const size_t count = std::min<size_t>(kLanes, decoder_.head_values - i);
+        for (size_t i = 0; i < w_.head_values; i += kLanes) {
+            const size_t count = std::min<size_t>(kLanes, w_.head_values - i);
             store_partial(y + i, normed(load_partial(y + i, count), rms, load_partial(gamma + i, count)), count);
         }
     }
 
     // Stores outputs [first, first + kPanelOutputs) of the queries; beyond the last output they are zeros.
     void store_queries(size_t t, size_t first, float* y) const {
-        add_bias(w_.query_bias, first, decoder_.heads * decoder_.head_dim, y);
+        add_bias(w_.query_bias, first, decoder_.heads * w_.head_dim, y);
         if (w_.query_norm) {
             std::memcpy(query_before_norm(t, first), y, kPanelOutputs * sizeof(float));
             return;
         }
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
-            rotate(t, (first + i) % decoder_.head_dim, y + i);
+            rotate(t, false, (first + i) % w_.head_dim, y + i);
             Cache::store_query(query_at(t, first + i), load(y + i));
         }
     }
@@ -123,20 +146,24 @@ class GroupedAttentionPart : public GroupedPartials {
     // Stores outputs [first, first + kPanelOutputs), those from `end` on left out, of all values and then all keys;
     // sixteen at a time: sixteen belong to one head.
     void store_in_cache(size_t t, size_t first, size_t end, float* y) const {
-        const size_t values = decoder_.kv_heads * decoder_.head_dim;
+        const size_t values = w_.kv_heads * w_.head_dim;
         add_bias(w_.values_keys_bias, first, end, y);
         for (size_t i = 0; i < kPanelOutputs && first + i < end; i += kLanes) {
-            const size_t output = first + i, head = output / decoder_.head_dim, column = output % decoder_.head_dim;
-            const bool is_key = head >= decoder_.kv_heads;
+            const size_t output = first + i, head = output / w_.head_dim, column = output % w_.head_dim;
+            const bool is_key = head >= w_.kv_heads;
             if (is_key && w_.key_norm) {
                 std::memcpy(key_before_norm(t, output - values), y + i, kLanes * sizeof(float));
                 continue;
             }
-            if (is_key) rotate(t, column, y + i);
+            if (!is_key && w_.value_norm) {
+                std::memcpy(value_before_norm(t, output), y + i, kLanes * sizeof(float));
+                continue;
+            }
+            if (is_key) rotate(t, true, column, y + i);
             if (is_key)
-                Cache::store_key(step_.keys + page_of(t, head - decoder_.kv_heads), row_of(t), column, load(y + i));
+                Cache::store_key(step_.keys + page_of(t, head - w_.kv_heads), row_of(t), column, load(y + i));
             else
-                Cache::store_value(step_.values + page_of(t, head), decoder_.head_dim, row_of(t), column, load(y + i));
+                Cache::store_value(step_.values + page_of(t, head), w_.head_dim, row_of(t), column, load(y + i));
         }
     }
 
@@ -144,7 +171,7 @@ class GroupedAttentionPart : public GroupedPartials {
         Queries<Cache> q;
         for (; q.count < unit.queries(); ++q.count) {
             const size_t t = unit.token_of(q.count);
-            q.query[q.count] = query_at(t, unit.head_of(q.count) * decoder_.head_dim);
+            q.query[q.count] = query_at(t, unit.head_of(q.count) * w_.head_dim);
             q.first[q.count] = groups_.first(t);
             q.length[q.count] = groups_.length(t);
         }
@@ -152,8 +179,9 @@ class GroupedAttentionPart : public GroupedPartials {
     }
 
     HeadPages<Cache> pages(const AttentionUnit& unit) const {
-        const size_t at = layer_offset(Cache::bytes(decoder_.head_dim), 0, unit.kv_head);
-        return {step_.keys + at, step_.values + at, plan_.page_table_of(unit.run.first), decoder_.head_dim};
+        const size_t at = cache_offset(0, unit.kv_head);
+        return {step_.keys + at, step_.values + at, plan_.page_table_of(unit.run.first), w_.head_dim,
+                decoder_.head_dim};
     }
 
     // Calls body(index in the band, unit) for each unit of a band that attends to keys of a split.
@@ -167,18 +195,15 @@ class GroupedAttentionPart : public GroupedPartials {
 
     // Attends to all splits of a band.
     void attend_whole(const AttentionTask& task) const {
-        const size_t size = PartialSoftmaxes::floats(kMaxQueries, decoder_.head_dim);
+        const size_t size = PartialSoftmaxes::floats(kMaxQueries, w_.head_dim);
         const ThreadScratch scratch((task.band.units + 1) * size);
-        const PartialSoftmaxes next{scratch.data(), decoder_.head_dim};
-        const auto merged = [&](size_t i) {
-            return PartialSoftmaxes{scratch.data() + (i + 1) * size, decoder_.head_dim};
-        };
+        const PartialSoftmaxes next{scratch.data(), w_.head_dim};
+        const auto merged = [&](size_t i) { return PartialSoftmaxes{scratch.data() + (i + 1) * size, w_.head_dim}; };
         for (size_t split = task.first; split < task.end; ++split)
             each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
                 const Queries<Cache> q = queries_of(unit);
-                if (split == unit.first_split)
-                    return attend_split(q, pages(unit), decoder_.scale, split, merged(number));
-                attend_split(q, pages(unit), decoder_.scale, split, next);
+                if (split == unit.first_split) return attend_split(q, pages(unit), score_rule(), split, merged(number));
+                attend_split(q, pages(unit), score_rule(), split, next);
                 for (size_t i = 0; i < q.count; ++i) {
                     const size_t t = unit.token_of(i);
                     if (split == groups_.first_split(t))
@@ -189,11 +214,9 @@ class GroupedAttentionPart : public GroupedPartials {
             });
         for (size_t i = 0; i < task.band.units; ++i) {
             const AttentionUnit& unit = groups_.unit(task.band.unit + i);
-            for (size_t q = 0; q < unit.queries(); ++q) finish(merged(i)[q], output_of(unit, q, plan_.attended));
+            for (size_t q = 0; q < unit.queries(); ++q) finish(merged(i)[q], unit, q, plan_.attended);
         }
     }
-
-    const GroupedAttention& w_;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

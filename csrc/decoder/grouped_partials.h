@@ -8,27 +8,26 @@ namespace decodestep::DECODESTEP_BUILD {
 class GroupedPartials : public StageMember {
   public:
     explicit GroupedPartials(const StageMember& member)
-        : StageMember(member), groups_(plan_.groups_of(stage_.layer->grouped.window)) {}
+        : StageMember(member), w_(stage_.layer->grouped), groups_(plan_.groups_of(w_)) {}
 
     // Calls body with what makes rows of the attention's outputs; the partials of divided units are merged here unless
     // a stage has merged them.
     template <class Body>
     void with_attended(Body&& body) const {
         const auto& divided_units = groups_.divided_units();
-        if (divided_units.empty() || plan_.merges_apart(groups_))
-            return body(copied(plan_.attended, plan_.attended_width));
-        const size_t values = step_.tokens * plan_.attended_width;
-        const ThreadScratch scratch(values + PartialSoftmax::floats(decoder_.head_dim));
+        if (divided_units.empty() || plan_.merges_apart(groups_)) return body(copied(plan_.attended, attended_width()));
+        const size_t values = step_.tokens * attended_width();
+        const ThreadScratch scratch(values + PartialSoftmax::floats(w_.head_dim));
         float* const own = scratch.data();
         std::memcpy(own, plan_.attended, values * sizeof(float));
         for (const AttentionUnit& unit : divided_units)
-            for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
-        body(copied(own, plan_.attended_width));
+            for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, w_.head_dim}, own);
+        body(copied(own, attended_width()));
     }
 
     void merge_partials() const {
-        const ThreadScratch scratch(PartialSoftmax::floats(decoder_.head_dim));
-        const PartialSoftmax merged{scratch.data(), decoder_.head_dim};
+        const ThreadScratch scratch(PartialSoftmax::floats(w_.head_dim));
+        const PartialSoftmax merged{scratch.data(), w_.head_dim};
         const Range part = share_.of(groups_.divided_queries());
         size_t first = 0;  // query of the unit
         for (const AttentionUnit& unit : groups_.divided_units()) {
@@ -39,13 +38,14 @@ class GroupedPartials : public StageMember {
     }
 
   protected:
-    // The address of a query's output in `rows`, [tokens, attended_width].
-    float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
-        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * decoder_.head_values;
-    }
+    size_t attended_width() const { return plan_.attended_width(*stage_.layer); }
 
-    void finish(const PartialSoftmax& partial, float* out) const {
-        PartialSoftmax{partial.record, decoder_.head_values}.finish(nullptr, out);
+    // Writes the output of a query of a unit to `rows`, [tokens, attended_width].
+    void finish(const PartialSoftmax& partial, const AttentionUnit& unit, size_t query, float* rows) const {
+        const PartialSoftmax read{partial.record, w_.head_values};
+        const size_t head = unit.head_of(query);
+        if (w_.sinks) read.merge_sink(w_.sinks[head]);
+        read.finish(nullptr, rows + unit.token_of(query) * attended_width() + head * w_.head_values);
     }
 
     static void copy(const PartialSoftmax& from, const PartialSoftmax& to) {
@@ -55,12 +55,13 @@ class GroupedPartials : public StageMember {
     // Merges the partials of all splits for one query of a divided unit.
     void merge(const AttentionUnit& unit, size_t query, PartialSoftmax merged, float* rows) const {
         const size_t t = unit.token_of(query), first = groups_.first_split(t);
-        copy(plan_.partials(unit, first)[query], merged);
+        copy(plan_.partials(unit, first, w_.head_dim)[query], merged);
         for (size_t split = first + 1; split < groups_.end_split(t); ++split)
-            merged.merge(plan_.partials(unit, split)[query]);
-        finish(merged, output_of(unit, query, rows));
+            merged.merge(plan_.partials(unit, split, w_.head_dim)[query]);
+        finish(merged, unit, query, rows);
     }
 
+    const GroupedAttention& w_;
     const AttentionPlan& groups_;
 };
 

@@ -25,7 +25,7 @@ class LatentAttentionPart : public StageMember {
         store(1, w_.latent, w_.latent_bias, plan_.latent);
     }
 
-    auto compressed_rows() const { return normalised(plan_.compressed, w_.query.in, w_.query_norm, s_.eps); }
+    auto compressed_rows() const { return normalised(plan_.compressed, w_.query.in, w_.query_norm, s_.eps, false); }
 
     void project_queries(const Activations& x) const {
         store_products(w_.query, panels(), panels_after(), x, step_.tokens, plan_.queries, w_.query.out);

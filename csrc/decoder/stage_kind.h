@@ -26,14 +26,20 @@ enum class StageKind {
     value_up,
     // Both:
     attended_rows,  // the attention's outputs
-    add_output,     // x += attended W_output, or with a post norm this product
-    add_attended,   // x += that, normalised
+    add_output,     // x += attended W_output; this product alone with a post norm, or beside the feed-forward block
+    add_attended,   // x += that, or its norm
     ffn_rows,       // x normalised
     // A dense block:
     gate_up,     // swiglu of two products, or the squared ReLU of one
     gated_rows,  // its outputs
     add_down,    // x += gated W_down, or with a post norm this product
     add_gated,   // x += that, normalised
+    // An input of the layer:
+    input_gate_rows,  // x
+    gate_input,       // GELU of its gate, times the input
+    input_rows,       // that
+    add_input,        // this times W_output
+    add_input_norm,   // x += that, normalised
     // A mixture of experts:
     route,   // the router's logits; gate_up of the shared block
     choose,  // the experts of each token
@@ -77,6 +83,11 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::gated_rows:
         case StageKind::add_down:
         case StageKind::add_gated:
+        case StageKind::input_gate_rows:
+        case StageKind::gate_input:
+        case StageKind::input_rows:
+        case StageKind::add_input:
+        case StageKind::add_input_norm:
             return StepPart::feed_forward;
         case StageKind::route:
         case StageKind::choose:

@@ -9,6 +9,7 @@
 #include "core/thread_scratch.h"
 #include "decoder/decoder_plan.h"
 #include "elementwise/rms_norm_row.h"
+#include "elementwise/soft_cap.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -61,24 +62,23 @@ class StageMember {
         for (size_t row = part.first; row < part.end; ++row) make(out, row);
     }
 
-    // Makes row t: rms_norm of row numbers[t] of `values`, or of row t without numbers; without gamma the row itself.
+    // Makes row t: the norm of row numbers[t] of `values`, or of row t without numbers; without gamma the row itself.
     // Rows have `width` values.
-    static auto normalised(const float* values, size_t width, const float* gamma, float eps,
+    static auto normalised(const float* values, size_t width, const float* gamma, float eps, bool centred,
                            const int64_t* numbers = nullptr) {
         return [=](const Activations& out, size_t t) {
             const float* x = values + (numbers ? static_cast<size_t>(numbers[t]) : t) * width;
             if (!gamma) return store_row(out, t, x, width);
-            const f32x16 rms = broadcast(root_mean_square(x, width, eps));
+            const RowNorm norm = row_norm(x, width, eps, centred);
             store_blocks(out, t, [&](size_t b) -> f32x32 {
                 const size_t k = b * kBlockInputs;
-                return {normed(load(x + k), rms, load(gamma + k)),
-                        normed(load(x + k + kLanes), rms, load(gamma + k + kLanes))};
+                return {norm(load(x + k), load(gamma + k)), norm(load(x + k + kLanes), load(gamma + k + kLanes))};
             });
         };
     }
 
     auto residual_rows(const float* gamma, const int64_t* numbers = nullptr) const {
-        return normalised(plan_.x, decoder_.hidden, gamma, decoder_.eps, numbers);
+        return normalised(plan_.x, decoder_.hidden, gamma, decoder_.eps, decoder_.centred_norms, numbers);
     }
 
     static auto copied(const float* values, size_t width) {
@@ -101,14 +101,17 @@ class StageMember {
     }
 
     // out [tokens, width] = the outputs of some panels of a weight, multiplied by `scale`, plus the bias if there is
-    // one. Outputs from `width` on are dropped.
+    // one; soft-capped if cap > 0. Outputs from `width` on are dropped.
     void store_products(const LinearPanelWeight& w, Range panels, NextPanels next, const Activations& x, size_t tokens,
-                        float* out, size_t width, float scale = 1.0f, const float* bias = nullptr) const {
+                        float* out, size_t width, float scale = 1.0f, const float* bias = nullptr,
+                        float cap = 0.0f) const {
         multiply_panels(w, panels, next, x, tokens, [&](size_t i, size_t t, float* y) {
             const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
             if (scale != 1.0f)
                 for (size_t j = 0; j < kPanelOutputs; ++j) y[j] *= scale;
             add_bias(bias, first, width, y);
+            if (cap > 0)
+                for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(y + j, soft_capped(load(y + j), cap));
             std::memcpy(out + t * width + first, y, count * sizeof(float));
         });
     }
@@ -118,36 +121,40 @@ class StageMember {
         for (size_t j = 0; bias && j < kPanelOutputs && first + j < outputs; ++j) y[j] += bias[first + j];
     }
 
-    // x += residual_scale * (product + bias); with a post norm the product goes to `branch` for add_branch.
-    void add_product(const LinearPanelWeight& w, const float* bias, const float* post_norm,
-                     const Activations& x) const {
+    // x += residual_scale * (product + bias); or the product goes to `branch`, for add_branch.
+    void add_product(const LinearPanelWeight& w, const float* bias, bool to_branch, const Activations& x) const {
         const f32x16 scale = broadcast(decoder_.residual_scale);
-        float* const rows = post_norm ? plan_.branch : plan_.x;
+        float* const rows = to_branch ? plan_.branch : plan_.x;
         const auto row = [&](size_t i, size_t t) { return rows + t * decoder_.hidden + i * kPanelOutputs; };
         const auto add = [&](size_t i, size_t t, float* y) {
             float* to = row(i, t);
             add_bias(bias, i * kPanelOutputs, decoder_.hidden, y);
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                store(to + j, post_norm ? load(y + j) : fma(scale, load(y + j), load(to + j)));
+                store(to + j, to_branch ? load(y + j) : fma(scale, load(y + j), load(to + j)));
         };
         multiply_panels(w, panels(), panels_after(), x, step_.tokens, add, row);
     }
 
-    // x += residual_scale * rms_norm(branch), for the share's tokens.
-    void add_branch(const float* post_norm) const {
-        const f32x16 scale = broadcast(decoder_.residual_scale);
+    // x += residual_scale * branch, or its norm, for the share's tokens; then it is multiplied by a factor.
+    void add_branch(const float* post_norm, float factor = 1.0f) const {
+        const f32x16 scale = broadcast(decoder_.residual_scale), by = broadcast(factor);
         share_.each(step_.tokens, [&](size_t t) {
             const float* from = plan_.branch + t * decoder_.hidden;
             float* to = plan_.x + t * decoder_.hidden;
-            const f32x16 rms = broadcast(root_mean_square(from, decoder_.hidden, decoder_.eps));
+            if (!post_norm) {
+                for (size_t j = 0; j < decoder_.hidden; j += kLanes)
+                    store(to + j, fma(scale, load(from + j), load(to + j)));
+                return;
+            }
+            const RowNorm norm = row_norm(from, decoder_.hidden, decoder_.eps, decoder_.centred_norms);
             for (size_t j = 0; j < decoder_.hidden; j += kLanes)
-                store(to + j, fma(scale, normed(load(from + j), rms, load(post_norm + j)), load(to + j)));
+                store(to + j, fma(scale, norm(load(from + j), load(post_norm + j)), load(to + j)) * by);
         });
     }
 
     // The offset of the cache of the stage's layer, for `width` values per position.
-    size_t layer_offset(size_t width, size_t page = 0, size_t kv_head = 0) const {
-        return plan_.page_offset(stage_.layer_number, page, kv_head, width);
+    size_t layer_offset(size_t width, size_t page = 0) const {
+        return plan_.page_offset(stage_.layer_number, page, 0, width);
     }
 
     const DecoderPlan& plan_;

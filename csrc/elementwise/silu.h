@@ -19,6 +19,14 @@ DECODESTEP_INLINE f32x16 gelu_gated(f32x16 gate, f32x16 up) {
     return gate / (one + exp(broadcast(0.0f) - exponent)) * up;
 }
 
+// g / (1 + exp(-1.702 g)) * (up + 1), with g = min(gate, 7), and up first brought into [-7, 7]. NaN stays NaN.
+DECODESTEP_INLINE f32x16 clamped_swiglu(f32x16 gate, f32x16 up) {
+    const f32x16 one = broadcast(1.0f), limit = broadcast(7.0f);
+    gate = max(broadcast(-51.0f), min(limit, gate));  // below, the result is about 0
+    up = max(broadcast(-7.0f), min(limit, up));
+    return gate / (one + exp(gate * broadcast(-1.702f))) * (up + one);
+}
+
 DECODESTEP_INLINE f32x16 squared_relu(f32x16 x) {
     x = max(broadcast(0.0f), x);
     return x * x;

@@ -9,14 +9,18 @@
 
 namespace decodestep {
 
+// The activation of a block's gate. The numbers are the places in GATES of weights/feed_forward.py.
+enum class Gate : int { silu = 0, gelu = 1, clamped_silu = 2 };
+
 // `count` blocks y = swiglu(x gate, x up) down of one shape, side by side in three weights: block e has the outputs
 // from e * width on of gate and up, and those from e * inputs on of down. Both sizes are multiples of 32, so a panel
-// belongs to one block. The gate is optional: without it y = max(x up, 0)^2 down. The gate's activation is SiLU, or
-// with `gelu` the tanh form of GELU. Biases are added to the outputs of these weights and have as many values; or null.
+// belongs to one block. The gate is optional: without it y = max(x up, 0)^2 down. In place of swiglu there may be
+// the same with the tanh form of GELU, or clamped_swiglu of elementwise/silu.h. Biases are added to the outputs of
+// these weights and have as many values; or null.
 struct FeedForwardPanels {
     LinearPanelWeight gate, up, down;
     size_t count = 1;
-    bool gelu = false;
+    Gate activation = Gate::silu;
     const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
 
     constexpr size_t inputs() const { return up.in; }

@@ -22,7 +22,8 @@ DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, size_t at, const 
     const f32x16 u = biased(w.up_bias, at, up);
     if (!w.has_gate()) return squared_relu(u);
     const f32x16 g = biased(w.gate_bias, at, gate);
-    return w.gelu ? gelu_gated(g, u) : gated(g, u);
+    if (w.activation == Gate::silu) return gated(g, u);
+    return w.activation == Gate::gelu ? gelu_gated(g, u) : clamped_swiglu(g, u);
 }
 
 // The activations of the panels of gate and up that fill whole groups of streams, if there are few rows; returns the

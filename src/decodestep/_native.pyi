@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Panels = tuple[NDArray[np.uint8], int, int]  # data, format, outputs
-_FeedForward = tuple[Sequence[_Panels], bool, Sequence[NDArray[np.float32] | None]]  # gate if any, up, down; GELU; biases
+_FeedForward = tuple[Sequence[_Panels], int, Sequence[NDArray[np.float32] | None]]  # gate if any, up, down; activation; biases
 
 def isa() -> str:
     """The name of the tier in use."""
@@ -91,6 +91,55 @@ def rms_norm(
     x: NDArray[np.float32], gamma: NDArray[np.float32], eps: float, alpha: float, y: NDArray[np.float32], threads: int
 ) -> None: ...
 def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32], y: NDArray[np.float32], threads: int) -> None: ...
+def causal_conv1d(
+    x: NDArray[np.float32],
+    taps: NDArray[np.float32],
+    bias: NDArray[np.float32] | None,
+    silu: bool,
+    state: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    read: NDArray[np.int64],
+    written: NDArray[np.int64],
+    y: NDArray[np.float32],
+    threads: int,
+) -> None:
+    """Writes to `state` too."""
+
+def gated_delta_rule(
+    query: NDArray[np.float32],
+    key: NDArray[np.float32],
+    value: NDArray[np.float32],
+    decay: NDArray[np.float32] | None,
+    beta: NDArray[np.float32] | None,
+    state: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    read: NDArray[np.int64],
+    written: NDArray[np.int64],
+    tiled: bool,
+    l2_norm: bool,
+    scale: float,
+    out: NDArray[np.float32],
+    threads: int,
+) -> None:
+    """Writes to `state` too."""
+
+def selective_state_update(
+    x: NDArray[np.float32],
+    dt: NDArray[np.float32],
+    a: NDArray[np.float32],
+    b: NDArray[np.float32],
+    c: NDArray[np.float32],
+    d: NDArray[np.float32] | None,
+    dt_bias: NDArray[np.float32] | None,
+    state: NDArray[np.float32],
+    starts: NDArray[np.int64],
+    read: NDArray[np.int64],
+    written: NDArray[np.int64],
+    y: NDArray[np.float32],
+    threads: int,
+) -> None:
+    """Writes to `state` too."""
+
 def expert_router(
     logits: NDArray[np.float32],
     bias: NDArray[np.float32] | None,
@@ -157,6 +206,7 @@ def decoder_forward(
     threads: int,
     costs: NDArray[np.float64] | None = None,
     hidden: NDArray[np.float32] | None = None,
+    layer_inputs: NDArray[np.float32] | None = None,
 ) -> None: ...
 
 # Sampling.

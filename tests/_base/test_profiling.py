@@ -66,9 +66,13 @@ def small_calls():
     )
     return {
         "apply_top_k_top_p": lambda **how: ds.apply_top_k_top_p(X, k=2, **how),
+        "causal_conv1d": lambda **how: ds.causal_conv1d(X, X.T, np.zeros((1, len(X) - 1, X.shape[1]), np.float32), **how),
         "decode_step": lambda **how: ds.decode_step(X, [(), ()], **how),
         "decoder_forward": lambda **how: ds.decoder_forward(**decoder, **how),
         "expert_router": lambda **how: ds.expert_router(X, 2, **how),
+        "gated_delta_rule": lambda **how: ds.gated_delta_rule(
+            *[cache[:, 0]] * 3, np.zeros((1, 1, 8, 8), np.float32), scale=1, update_rule="linear", **how
+        ),
         "linear": lambda **how: ds.linear(X, PackedWeight.from_array(X.T), **how),
         "mixture_of_experts": lambda **how: ds.mixture_of_experts(tokens, ids[:, None] * 0, X[:, :1], block, **how),
         "mla_attention": lambda **how: ds.mla_attention(
@@ -76,6 +80,14 @@ def small_calls():
         ),
         "mla_prolog_v3": lambda **how: ds.mla_prolog_v3(**prolog, **how),
         "rms_norm": lambda **how: ds.rms_norm(X, GAMMA, **how),
+        "selective_state_update": lambda **how: ds.selective_state_update(
+            cache[:, 0],
+            cache[:, 0, :, 0],
+            np.ones(1, np.float32),
+            *[cache[:, 0]] * 2,
+            np.zeros((1, 1, 8, 8), np.float32),
+            **how,
+        ),
         "swiglu": lambda **how: ds.swiglu(X, X, **how),
         "tensor_scatter": lambda **how: ds.tensor_scatter(cache, cache[:, :1], axis=1, **how),
         "top_k_top_p_sample": lambda **how: ds.top_k_top_p_sample(halves, 2, 0.5, **how),

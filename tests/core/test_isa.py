@@ -14,6 +14,7 @@ from support.core_builds import TIERS, compiled, make, printed_under
 from support.project import ROOT
 
 STEMS = (
+    "causal_conv1d",
     "decode_step",
     "linear",
     "mla_attention",
@@ -23,7 +24,10 @@ STEMS = (
     "decoder_forward_latent",
     "expert_router",
     "mixture_of_experts",
+    "gated_delta_rule",
+    "recurrent_states",
     "rms_norm",
+    "selective_state_update",
     "swiglu",
     "top_k_top_p_sample_native",
 )

@@ -13,15 +13,17 @@ import torch
 from decodestep.families.common import folder
 from decodestep.families.common.names import FOLDER
 from decodestep.families.common.registry import ARCHITECTURES, FAMILIES, MODEL_TYPES
+from decodestep.families.common.unknown import describe
 from decodestep.files.model_folder import ModelFolder
 from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from support import families
+from support import families, family_models
 from support.families import CASES
 from support.project import ROOT
 
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
-OF_TOKENIZERS = {"llama", *PRE_TOKENIZERS}
+POST_NORMS = {"attention_post_norm", "ffn_post_norm"}
+OF_TOKENIZERS = {"llama", "gemma4", *PRE_TOKENIZERS}
 
 
 def test_every_file_is_a_family():
@@ -51,7 +53,7 @@ def test_no_family_is_named_outside_its_file():
     own |= {family.gguf.name: stem for stem, family in FAMILIES.items() if family.gguf}
     for path in sorted(SOURCE.rglob("*.py")):
         room, *_ = path.relative_to(SOURCE).parts
-        allowed = OF_TOKENIZERS if room == "tokenizers" else set()
+        allowed = OF_TOKENIZERS if room in ("tokenizers", "families") else set()
         is_family = path.parent == SOURCE / "families"
         named = {name for name in constants(path) & names - allowed if not (is_family and own[name] == path.stem)}
         if named:
@@ -76,7 +78,8 @@ def test_the_defaults_are_all_that_is_read(name, tmp_path):
 def test_a_model_type_names_what_there_is(name):
     each = MODEL_TYPES[name]
     assert each.written_as is ARCHITECTURES[each.written_as.name] and each.written_as.layers == each.layers
-    assert set(each.tensors) <= {*FOLDER, "gate_up", "attention_post_norm", "ffn_post_norm"}
+    in_turn = {part for part in each.tensors if part.startswith(("experts_gate_up_in_turn", "experts_down_by_inputs"))}
+    assert set(each.tensors) - in_turn <= {*FOLDER, "qkv", "gate_up", "router_bias", "experts_down_bias", *POST_NORMS}
     assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
     assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS
     assert all(other is MODEL_TYPES[other.name] for other in each.taken_for.values())
@@ -104,3 +107,35 @@ def test_the_package_has_the_families_of_the_documentation():
     rows = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[1:]]
     assert {name for files, _ in rows for name in files.split(", ") if name} == set(ARCHITECTURES)
     assert {name for _, types in rows for name in types.split(", ") if name} == set(MODEL_TYPES)
+
+
+UNKNOWN = {
+    "ssm": (
+        ["attn_norm.weight", "ssm_conv1d.weight", "ssm_a"],
+        "ssm_a (a recurrent state), ssm_conv1d.weight (a recurrent state)",
+    ),
+    "a norm": (
+        ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sub_norm.weight"],
+        "attn_sub_norm.weight (other norms)",
+    ),
+    "nothing new": (
+        ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sinks.weight"],
+        "only tensors that supported ones",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "said"), UNKNOWN.values(), ids=UNKNOWN)
+def test_what_an_unknown_family_has_is_said(parts, said):
+    told = describe([f"blk.{i}.{part}" for i in range(2) for part in parts], ARCHITECTURES)
+    assert said in told
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_a_family_under_another_name_is_nearest_to_itself(name):
+    """Or to one whose layers have the same parts."""
+    if name in CASES and not MODEL_TYPES[name].experts:
+        told = describe(family_models.build_model(name, 0).state_dict(), MODEL_TYPES)
+        nearest = MODEL_TYPES[told.rpartition("'")[0].rpartition("'")[2]]
+        assert nearest.layers.block_norms == MODEL_TYPES[name].layers.block_norms
+        assert nearest.attention.parts == MODEL_TYPES[name].attention.parts

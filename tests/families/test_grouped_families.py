@@ -324,12 +324,6 @@ def test_a_gemma_of_62_layers_scales_its_scores_by_the_share_of_a_head(model, tm
     assert gguf.read_config(GgufFile(path)).scale == width**-0.5
 
 
-def test_a_file_of_olmo_3_is_not_taken_for_one_of_olmo_2(model, tmp_path):
-    path = write_gguf(model("olmo2", 0), tmp_path / "model.gguf", **{"attention.sliding_window": 16})
-    with pytest.raises(ModelError, match="attention.sliding_window, which files of OLMo 3 have, is not supported"):
-        ds.load(path)
-
-
 def test_norms_of_heads_are_not_taken_for_norms_of_rows(tmp_path):
     theirs = family_models.build_model("olmo2", 2)
     theirs.model.layers[1].self_attn.q_norm.weight = torch.nn.Parameter(torch.ones(24))

@@ -11,9 +11,11 @@ import pytest
 
 import decodestep as ds
 from decodestep.generation import Piece
+from support import servers
 from support.servers import byte_vocabulary
 
-TEMPLATE = "{# <tool_call> {% if tools %} </think> #}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:{{ end }}"
+# With words by which the forms of calls and reasoning are found, and the end that the caller wants.
+TEMPLATE = f"{{# <tool_call> {{% if tools %}} </think> #}}{servers.TEMPLATE}{{{{ end }}}}"
 HELLO = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "go", "arguments": {"n": 1}}</tool_call>'

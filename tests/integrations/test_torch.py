@@ -10,6 +10,7 @@ import decodestep as ds
 from decodestep._base.arrays import like
 from decodestep.integrations.torch import OPERATORS, ops
 from support.mla_prolog_cases import SCENARIOS, V1, V2, for_version, make
+from support.recurrent_calls import OPERATORS as OPERATORS_WITH_STATES
 
 
 def scatter_cases():
@@ -27,6 +28,18 @@ def rows_cases():
     yield x.t(), torch.randn(6)
     yield x.double()[::2, 3:20], torch.randn(17, dtype=torch.float64)
     yield x[:0], torch.randn(40)
+
+
+def state_cases(name):
+    """A call with all arguments, and one with the others left out."""
+    op, rng = OPERATORS_WITH_STATES[name], np.random.default_rng(0)
+    for options in ({"lengths": [1, 0, 4], "slots": [2, 2, 1], "into": [3, 0, 1]}, {}):
+        call = op.make(rng, 5 if options else 4, 4) | {key: torch.tensor(value) for key, value in options.items()}
+        if not options:  # nor what may be missing
+            call = {key: value for key, value in call.items() if key != "bias"}
+        given = tensors(call)
+        first = [given.pop(key) for key in (*op.inputs, "state")]
+        yield tuple(first), given
 
 
 def tensors(values):
@@ -79,6 +92,7 @@ CASES = {
     "tensor_scatter_": list(scatter_cases()),
     "rms_norm": [((x, gamma), {"eps": 1e-6}) for x, gamma in rows_cases()],
     "swiglu": [((x, x + 1), {}) for x, _ in rows_cases()],
+    **{name: list(state_cases(name)) for name in OPERATORS_WITH_STATES},
     "linear": [((torch.randn(3, 8), torch.randn(8, 5)), {}), ((torch.randn(8).double(), torch.randn(8, 5).bfloat16()), {})],
     "mla_attention": list(attention_cases()),
     "top_k_top_p_sample": list(sampler_cases(torch.bfloat16)),

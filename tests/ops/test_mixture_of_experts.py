@@ -56,7 +56,10 @@ def truth(x, experts, weights, routed, shared=None):
         up = product(row, w.up, w.up_bias, e, w.width)
         if gate is None:
             y = np.maximum(up, 0) ** 2
-        elif w.gelu:
+        elif w.activation == "clamped_silu":
+            g = np.minimum(gate, 7)
+            y = g / (1 + np.exp(-1.702 * g)) * (np.clip(up, -7, 7) + 1)
+        elif w.activation == "gelu":
             y = gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) / 2 * up
         else:
             y = gate / (1 + np.exp(-gate)) * up
@@ -94,7 +97,11 @@ def test_against_float64(form, backend, rng):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
-@pytest.mark.parametrize("change", [{"gate": None}, {"gelu": True}], ids=["without a gate", "gelu"])
+@pytest.mark.parametrize(
+    "change",
+    [{"gate": None}, {"activation": "gelu"}, {"activation": "clamped_silu"}],
+    ids=["without a gate", "gelu", "clamped"],
+)
 def test_other_activations_equal_float64_and_nan_stays_in_its_row(form, backend, change, rng):
     routed, shared = replace(blocks(rng), **change), replace(blocks(rng, count=1), **change)
     x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)
@@ -260,12 +267,12 @@ PANELS = LinearPanels.pack(W)
         ("gate must be of 3 blocks of outputs; got 32x64", (W, W, W, 3)),
         ("gate must be of 4 blocks of outputs, multiples of 32; got 32x64", (PANELS, PANELS, PANELS, 4)),
         ("down must be of shape 64x32; got 32x64", (W, W, W)),
-        ("gelu must be a bool; got 1", (W, W, W, 2, 1)),
-        ("gelu must be False without a gate; got True", (None, W, W, 2, True)),
-        ("gate_bias must be float32 of shape 64; got float32 32", (W, W, W, 2, False, np.ones(32, np.float32))),
-        ("gate_bias must be None without a gate; got", (None, W, W, 2, False, np.ones(64, np.float32))),
-        ("gate_bias must be float32 of shape 64; got", (W, W, W, 2, False, [1.0] * 64)),
-        ("down_bias must be float32 of shape 64; got float64 64", (W, W, W, 2, False, None, None, np.ones(64))),
+        ("activation must be one of 'silu', 'gelu', 'clamped_silu'; got 1", (W, W, W, 2, 1)),
+        ("activation must be one of 'silu'; got 'gelu'", (None, W, W, 2, "gelu")),
+        ("gate_bias must be float32 of shape 64; got float32 32", (W, W, W, 2, "silu", np.ones(32, np.float32))),
+        ("gate_bias must be None without a gate; got", (None, W, W, 2, "silu", np.ones(64, np.float32))),
+        ("gate_bias must be float32 of shape 64; got", (W, W, W, 2, "silu", [1.0] * 64)),
+        ("down_bias must be float32 of shape 64; got float64 64", (W, W, W, 2, "silu", None, None, np.ones(64))),
         ("up must be of shape 32x64; got 64x32", (W, PackedWeight.from_array(np.zeros((64, 32), np.float32)), W, 2)),
     ],
 )
@@ -283,15 +290,15 @@ def native_call(rng, routed):
 
 
 def test_the_core_does_not_convert_weights(rng):
-    panels, gelu, biases = cpu.native_panels(in_panels(blocks(np.random.default_rng(1))))
+    panels, activation, biases = cpu.native_panels(in_panels(blocks(np.random.default_rng(1))))
     wide = [(data.astype(np.int16), *sizes) for data, *sizes in panels]
     with pytest.raises(TypeError, match="routed has the wrong type"):
-        native_call(rng, (wide, gelu, biases))
+        native_call(rng, (wide, activation, biases))
 
 
 def test_weights_that_vanish_while_they_are_read(rng):
-    panels, gelu, biases = cpu.native_panels(in_panels(blocks(np.random.default_rng(1))))
+    panels, activation, biases = cpu.native_panels(in_panels(blocks(np.random.default_rng(1))))
     data, *sizes = panels[0]
     panels[0] = (Vanishing(data, panels), *sizes)
-    np.testing.assert_array_equal(*native_call(rng, (panels, gelu, biases)))
+    np.testing.assert_array_equal(*native_call(rng, (panels, activation, biases)))
     assert not panels

@@ -39,7 +39,7 @@ def there(value):
     if not isinstance(value, FeedForward) or isinstance(value.up, DeviceRows):
         return value
     gate = None if value.gate is None else rows_of(value.gate)
-    return FeedForward(gate, rows_of(value.up), rows_of(value.down), value.count, value.gelu).to(gpu.DEVICE)
+    return FeedForward(gate, rows_of(value.up), rows_of(value.down), value.count, value.activation).to(gpu.DEVICE)
 
 
 @pytest.fixture(autouse=True)
@@ -94,9 +94,9 @@ def test_weights_whose_values_lie_far_apart(rng):
 
 def test_more_tokens_than_a_tile_holds_and_limits_of_the_activations(rng):
     """GELU too; a gate of -inf gives 0 in SiLU and NaN in GELU, as in the reference."""
-    for gelu in (False, True):
+    for activation in ("silu", "gelu"):
         w = blocks(rng, hidden=8, width=4, count=2)
-        routed = FeedForward(w.gate, w.up, w.down, 2, gelu)
+        routed = FeedForward(w.gate, w.up, w.down, 2, activation)
         x, chosen = (rng.normal(size=(37, 8)) * 30).astype(np.float32), routes(rng, 37, 2, 2)
         x[3], x[4, 2], x[5] = 1e38, np.inf, 0
         want = ds.mixture_of_experts(x, *chosen, routed, backend="reference")

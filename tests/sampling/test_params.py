@@ -105,6 +105,11 @@ BAD = {
     "json_schema": [1, "", ["a"]],
     "regex": [1, ""],
     "grammar": [b"start: a", ""],
+    "thinking_budget_tokens": [-2, 1.5, 2**31],
+    "thinking_budget_message": [5, ["a"], b"a", "\ud800"],
+    "choice": [5, "", "a", (), ("a", ""), (5,)],
+    "json_property_order": ["", "all", None, True],
+    "disable_additional_properties": [*NOT_A_BOOL, None],
     "prediction": [5, ["a"], b"a", "\ud800"],
     "draft": [*NOT_A_BOOL, 4, "auto", None],
 }
@@ -189,6 +194,11 @@ GOOD = {
     "json_schema": ["{}", None],
     "regex": ["a", None],
     "grammar": ["a", None],
+    "thinking_budget_tokens": [-1, 0, 5, None],
+    "thinking_budget_message": ["", "a", None],
+    "choice": [("a",), ("a", "b"), None],
+    "json_property_order": ["any"],
+    "disable_additional_properties": [False],
     "prediction": ["", "a", None],
     "draft": [False],
 }
@@ -313,7 +323,7 @@ def test_positional_arguments_that_cannot_be_meant_are_refused():
         with pytest.raises(ValueError, match="max_new_tokens must be given once"):
             SamplingParams(16, **twice)
     with pytest.raises(ValueError, match="the positional arguments must be at most"):
-        SamplingParams(*[None] * 60)
+        SamplingParams(*[None] * 80)
 
 
 def test_none_stands_for_no_items():

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from decodestep.serving.endpoints.messages import message_job
-from decodestep.serving.endpoints.messages.partial_json import complete_part
 from decodestep.serving.endpoints.messages.request import read_chat
 from decodestep.serving.errors import HttpError
+from decodestep.serving.partial_json import complete_part
 from support.servers import HELLO, LocalServer, load
 
 SCHEMA = {
@@ -84,7 +84,7 @@ def same(server, **fields):
         usage["input_tokens"] += usage.pop("cache_read_input_tokens")  # the second request finds the first one's prompt
     assert whole == streamed
     assert set(whole) == {"type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"}
-    assert set(whole["usage"]) == {"input_tokens", "cache_creation_input_tokens", "output_tokens"}
+    assert set(whole["usage"]) == {"input_tokens", "cache_creation_input_tokens", "output_tokens", "output_tokens_details"}
     return whole
 
 
@@ -276,6 +276,16 @@ def test_thinking_is_the_templates(asked, expected):
     assert read_chat({"messages": HELLO, **asked}).variables == expected
 
 
+def test_a_thinking_budget_is_that_of_the_params(shared_server):
+    for kind, budget in (("enabled", 5), ("enabled", 0), ("disabled", None), ("adaptive", None)):
+        job = message_job(shared_server.model, {**ASKED, "thinking": {"type": kind, "budget_tokens": budget}}, 10**6)
+        assert job.params.thinking_budget_tokens == budget
+    status, body = shared_server.send_json(
+        "/v1/messages", {**ASKED, "regex": "a", "thinking": {"type": "enabled", "budget_tokens": 5}}
+    )
+    assert status == 400 and body["error"]["message"].startswith("thinking.budget_tokens must be omitted beside")
+
+
 def test_structured_output_and_our_own_fields(shared_server):
     form = {"format": {"type": "json_schema", "schema": SCHEMA}}
     found = same(shared_server, output_config=form, seed=3, temperature=0.5, top_p=0.9, top_k=40, min_p=0.01)
@@ -351,6 +361,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": 2}, "n"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"logprobs": 2}, "logprobs"),
         ({"stream": "yes"}, "stream"),
         ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages"),

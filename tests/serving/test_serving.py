@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import decodestep as ds
-from decodestep.sampling.params import LANGUAGES
+from decodestep.sampling.contradictions import LANGUAGES
 from decodestep.serving.endpoints.chat_completions import chat_completion_job
 from support.servers import HELLO, LocalServer, load, tool
 
@@ -208,7 +208,7 @@ def test_a_path_may_end_with_a_slash(shared_server, tiny_file):
 def test_health_and_metrics(shared_server):
     assert json.loads(shared_server.send("/health", None, "GET")[1])["status"] == "ok"
     shared_server.send_json("/v1/completions", {"prompt": "a", "max_tokens": 3, "ignore_eos": True})
-    shared_server.send("/v1/embeddings", b"{}")
+    shared_server.send("/v1/images/generations", b"{}")
     shared_server.send("/v1/completions", None, "GET")
     metrics = shared_server.metrics()
     for status in (404, 405):

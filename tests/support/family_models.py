@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def build_model(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = t
     """A model of transformers in evaluation mode whose weights are large enough for every part to matter."""
     place = CASES[family].place or family
     modelling = import_module(f"transformers.models.{place}.modeling_{place}")
-    config = config_class(family)(**{**SMALL, **CASES[family].sizes[size], **changes})
+    config = config_class(family)(**deepcopy({**SMALL, **CASES[family].sizes[size], **changes}))  # which it changes
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(modelling, f"{CASES[family].class_name}ForCausalLM")(config).eval()
@@ -65,7 +66,7 @@ def build_model(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = t
                 parameter.uniform_(0.5, 1.5)
             elif "embed_tokens" in name:
                 parameter.normal_()
-            elif "bias" in name:
+            elif "bias" in name or "sinks" in name:
                 parameter.normal_(0, 0.2)
             elif parameter.dim() > 1:
                 parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)

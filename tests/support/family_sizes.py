@@ -65,12 +65,9 @@ def linear(factor: float, theta: float = 500.0) -> dict[str, Any]:
 
 
 def longrope(original: int, **more: Any) -> dict[str, Any]:
-    short, long = (np.linspace(1, top, 4).tolist() for top in (1.3, 4.0))
-    return {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": short,
-        "long_factor": long,
-        "original_max_position_embeddings": original,
-        **more,
-    }
+    return {**long_factors(4), "original_max_position_embeddings": original, **more}
+
+
+def long_factors(pairs: int) -> dict[str, Any]:
+    short, long = (np.linspace(1, top, pairs).tolist() for top in (1.3, 4.0))
+    return {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short, "long_factor": long}

@@ -60,7 +60,7 @@ CORE_LAYERS = [
     ("random",),
     ("simd",),
     ("linear", "elementwise", "tensor_scatter", "sampling/row"),
-    ("attention", "mixture_of_experts", "mla_prolog", "sampling/decode_step", "sampling/top_k_top_p_sample"),
+    ("attention", "mixture_of_experts", "mla_prolog", "recurrent", "sampling/decode_step", "sampling/top_k_top_p_sample"),
     ("decoder",),
     ("bindings",),
 ]

@@ -11,7 +11,7 @@ from support.native_call_arguments import ROW_BYTES, Arguments, Held, Source, fo
 
 STEP_PARTS = 7
 ROUNDED = {3, 5, 6, 7, 8, 9, 14, 15}  # the numbers of the formats that values are rounded to
-NO_BLOCK = ([], False, [None] * 3)
+NO_BLOCK = ([], 0, [None] * 3)
 
 FILE_BYTES = 1 << 16
 FILE = tempfile.TemporaryFile()  # noqa: SIM115, what weights are read from, to the end
@@ -104,7 +104,7 @@ def feed_forward(s: Source, hidden: int, width: int, count: int = 1) -> tuple[An
     wide = [(hidden, count * width)] * s.one_of(1, 2)
     lengths = (count * width * (len(wide) > 1), count * width, count * hidden)
     biases = [s.one_of(None, s.array(length)) if length else None for length in lengths]
-    return [panels_of(s, *size) for size in (*wide, (width, count * hidden))], s.one_of(False, True), biases
+    return [panels_of(s, *size) for size in (*wide, (width, count * hidden))], s.one_of(0, 1, 2), biases
 
 
 def decoder(s: Source) -> Arguments:
@@ -125,7 +125,10 @@ def decoder(s: Source) -> Arguments:
                 "keys": panels_of(s, hidden, keys) if apart else None, "output": panels_of(s, heads * values, hidden),
                 "query_bias": vector(queries), "values_keys_bias": vector(2 * keys), "output_bias": vector(hidden),
                 "query_norm": norms[0], "key_norm": norms[1], "norms_of_rows": rows, "window": s.one_of(0, 1, 5, 20),
-                "rope": s.one_of(0, 0, 1)}  # fmt: skip
+                "rope": s.one_of(0, 0, 1), "query_rope": s.one_of(0, 0, 1), "norms_after_rope": s.one_of(False, True),
+                "sinks": vector(heads), "score_cap": s.one_of(0.0, 0.0, 5.0),
+                "keys_of": None, "kv_heads": groups, "head_dim": width, "head_values": values,
+                "value_norm": norms[0] is not None and s.one_of(False, True)}  # fmt: skip
 
     def by_latents() -> Arguments:
         nope, rope, latent, value = (sizes[name] for name in ("nope", "rope", "latent", "value"))
@@ -137,19 +140,26 @@ def decoder(s: Source) -> Arguments:
                 "value_up": panels_of(s, latent, heads * value), "output": panels_of(s, heads * value, hidden),
                 "output_bias": vector(hidden)}  # fmt: skip
 
+    def layer_input() -> Arguments:
+        return {"gate": panels_of(s, hidden, 32), "output": panels_of(s, 32, hidden), "norm": s.array(hidden)}
+
     def mixture() -> Arguments:
         experts = s.one_of(4, 6)
         rule = {"used": s.one_of(1, 2), "scores": s.one_of(0, 1), "groups": 2, "kept_groups": s.one_of(1, 2),
                 "group_score": s.one_of(0, 1), "normalise": s.one_of(True, False), "scale": 1.5}  # fmt: skip
         return {"router": panels_of(s, hidden, experts), "rule": rule, "bias": vector(experts),
+                "router_bias": vector(experts),
                 "routed": feed_forward(s, hidden, 32, experts),
                 "shared": s.one_of(NO_BLOCK, feed_forward(s, hidden, 64))}  # fmt: skip
 
     def layer() -> Arguments:
         mixed = s.one_of(False, True)
         block = {"mixture": mixture()} if mixed else {"mixture": None, "feed_forward": feed_forward(s, hidden, inner)}
-        return {"attention_norm": vector(hidden), "ffn_norm": vector(hidden), "attention_post_norm": vector(hidden),
-                "ffn_post_norm": None if mixed else vector(hidden),
+        parallel = s.one_of(False, False, True)
+        after = None if parallel else vector(hidden)
+        return {"attention_norm": vector(hidden), "ffn_norm": vector(hidden), "attention_post_norm": after,
+                "ffn_post_norm": None if mixed or parallel else vector(hidden), "parallel": parallel, "scale": 1.0,
+                "input": s.one_of(None, layer_input) and layer_input(),
                 "attention": (by_latents if sizes else grouped)(), **block}  # fmt: skip
 
     latents = {"nope": 32, "rope": s.one_of(16, 32), "latent": s.one_of(32, 64), "value": 32, "eps": 1e-6}
@@ -160,6 +170,7 @@ def decoder(s: Source) -> Arguments:
     embedding = s.one_of(s.weight, lambda *size: panels_of(s, *size))(hidden, 1 + s.size(40))
     return {"heads": heads, "kv_heads": groups, "head_dim": width, "head_values": values, "latent": sizes, "norm_eps": 1e-5,
             "scale": 0.25, "embedding_scale": 2.0, "residual_scale": s.one_of(1.0, 0.5), "logits_scale": 0.5,
+            "logits_cap": s.one_of(0.0, 0.0, 3.0), "centred_norms": s.one_of(False, True),
             "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding}  # fmt: skip
 
@@ -199,6 +210,7 @@ def decoder_forward(s: Source) -> Arguments:
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
         "hidden": s.one_of(None, s.array(tokens, len(made["norm"]))),
+        "layer_inputs": s.array(tokens, layers, 32) if any(layer["input"] for layer in made["layers"]) else None,
     }  # fmt: skip
 
 
@@ -219,6 +231,60 @@ def gather_panels(s: Source) -> Arguments:
 def rms_norm(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
     return {"x": s.rows(s.array(rows, width)), "gamma": s.array(width), "eps": 1e-5, "alpha": 1.0, "y": s.array(rows, width),
+            "threads": s.threads()}  # fmt: skip
+
+
+def state_rows(s: Source, states: int) -> Arguments:
+    """Rows of some tokens, and the states that they read and write."""
+    count = min(s.size(4), states)
+    starts = np.sort(s.ids(count + 1, end=10))
+    starts[0] = 0
+    return {"starts": starts if count else starts[:1], "read": s.ids(count, end=states),
+            "written": s.rng.permutation(states)[:count].astype(np.int64)}  # fmt: skip
+
+
+def states(s: Source, *shape: int) -> np.ndarray:
+    """States that may lie apart."""
+    gap = s.one_of(0, 0, 3)
+    return s.array(shape[0], shape[1] + gap, *shape[2:-1], shape[-1] + gap)[:, : shape[1], ..., : shape[-1]]
+
+
+def causal_conv1d(s: Source) -> Arguments:
+    channels, taps, count = s.width(), s.one_of(1, 2, 3, 4, 6), s.size()
+    rows = state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    return {"x": s.rows(s.array(tokens, channels)), "taps": s.rows(s.array(taps, channels)),
+            "bias": s.one_of(None, s.array(channels)), "silu": s.one_of(False, True),
+            "state": states(s, count, taps - 1, channels), **rows, "y": s.array(tokens, channels),
+            "threads": s.threads()}  # fmt: skip
+
+
+def token_heads(s: Source, *shape: int) -> np.ndarray:
+    """Heads of tokens that may be a part of wider ones."""
+    gap = s.one_of(0, 0, 5)
+    return s.array(shape[0], shape[1], shape[2] + gap)[:, :, : shape[2]]
+
+
+def gated_delta_rule(s: Source) -> Arguments:
+    key_heads, shared, key_width, width, count = s.one_of(1, 2), s.one_of(0, 1, 3), s.width(), s.width(), s.size()
+    heads, rows = key_heads * shared, state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    decays = s.one_of(None, token_heads(s, tokens, heads, 1), token_heads(s, tokens, heads, key_width))
+    return {"query": token_heads(s, tokens, key_heads, key_width), "key": token_heads(s, tokens, key_heads, key_width),
+            "value": token_heads(s, tokens, heads, width), "decay": decays,
+            "beta": s.one_of(None, token_heads(s, tokens, heads, 1)), "state": states(s, count, heads, key_width, width),
+            **rows, "tiled": s.one_of(False, True), "l2_norm": s.one_of(False, True), "scale": 0.25,
+            "out": s.array(tokens, heads, width), "threads": s.threads()}  # fmt: skip
+
+
+def selective_state_update(s: Source) -> Arguments:
+    groups, shared, state_width, width, count = s.one_of(1, 2), s.one_of(0, 1, 3), s.width(), s.width(), s.size()
+    heads, rows = groups * shared, state_rows(s, count)
+    tokens = int(rows["starts"][-1])
+    return {"x": token_heads(s, tokens, heads, width), "dt": token_heads(s, tokens, heads, 1), "a": s.array(heads),
+            "b": token_heads(s, tokens, groups, state_width), "c": token_heads(s, tokens, groups, state_width),
+            "d": s.one_of(None, s.array(heads)), "dt_bias": s.one_of(None, s.array(heads)),
+            "state": states(s, count, heads, state_width, width), **rows, "y": s.array(tokens, heads, width),
             "threads": s.threads()}  # fmt: skip
 
 

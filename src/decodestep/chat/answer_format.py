@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from decodestep.chat.answer_reader import AnswerReader
-from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning
+from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning, reasoning_of_tokens
 from decodestep.chat.tool_call_format import CallFormat, NoCalls
 from decodestep.chat.tool_formats import find_call_format
 from decodestep.chat.tool_grammar import Thought, answer_or_calls
 from decodestep.chat.tools import ToolFormat
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
-    from decodestep.models import Model
+    from decodestep.chat.template import ChatModel
     from decodestep.tokenizers.tokenizer import Tokenizer
 
 _TAIL = 16  # tokens at the end of a prompt, which may begin the model's reasoning
@@ -57,6 +58,13 @@ class AnswerFormat:
         )
 
     @property
+    def marks(self) -> ReasoningMarks:
+        """What begins and ends the reasoning in the answer."""
+        known = self.reasoning or THINK
+        again = "later" if known.in_messages else "next" if known.repeats else ""
+        return ReasoningMarks(known.opening, known.closing, self.begun, again)
+
+    @property
     def _calls(self) -> CallFormat:
         return self.plain if self.tools is None else self.tools.call_format
 
@@ -75,12 +83,13 @@ class AnswerFormat:
         return answer_or_calls([], answer, thought, begin=self.plain.answer_begin)
 
 
-def build_answer_format(model: Model, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
+def build_answer_format(model: ChatModel, prompt_ids: Sequence[int], tools: ToolFormat | None) -> AnswerFormat:
     """The format of the answers to a conversation. prompt_ids: of its rendered prompt. tools: as `tools.read` returns them."""
     template = model.template.text(tools=tools is not None)
     tokenizer = model.tokenizer
-    names = {tokenizer.token(i) for i in tokenizer.special}
-    reasoning, kind = find_reasoning(template, names), find_call_format(template)
+    reasoning, kind = find_reasoning(template), find_call_format(template)
+    if reasoning is None:
+        reasoning = reasoning_of_tokens({tokenizer.token(i) for i in tokenizer.special})
     tail = tokenizer.spell(prompt_ids[-_TAIL:])
     known = reasoning or THINK
     plain = kind({}) if kind is not None and kind.whole else NoCalls({})

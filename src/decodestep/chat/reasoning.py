@@ -163,11 +163,11 @@ _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
 )
 
 
-def find_reasoning(template: str, names: Collection[str] = ()) -> ReasoningFormat | None:
-    """The reasoning of a chat template, or else that whose marks are control tokens; None if neither knows any.
+def find_reasoning(template: str) -> ReasoningFormat | None:
+    """The reasoning of a chat template; None if it knows none."""
+    return next((kind for words, kind in _FORMATS if all(word in template for word in words)), None)
 
-    names: of the vocabulary's control tokens.
-    """
-    told = (kind for words, kind in _FORMATS if all(word in template for word in words))
-    named = (kind for _, kind in reversed(_FORMATS) if kind.opening in names and kind.closing in names)
-    return next(told, None) or next(named, None)
+
+def reasoning_of_tokens(names: Collection[str]) -> ReasoningFormat | None:
+    """The reasoning whose marks are among the names of control tokens; None if there is none."""
+    return next((kind for _, kind in reversed(_FORMATS) if kind.opening in names and kind.closing in names), None)

@@ -13,6 +13,7 @@ from decodestep.chat import template_process
 from decodestep.chat.message_form import REASONING, MessageForm, find_form
 from decodestep.chat.traced_text import TracedText, runs
 from decodestep.errors import ModelError
+from decodestep.tokenizers.tokenizer import Tokenizer
 
 
 class _Role(TypedDict):
@@ -45,6 +46,7 @@ class ChatModel(Protocol):
     """What conversations need of a `Model`."""
 
     template: ChatTemplate
+    tokenizer: Tokenizer
 
     def chat_prompt(self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str: ...
 

@@ -196,15 +196,20 @@ class TextFeed:
         """
         found = _any_of(literals).search(self._text, self._next)
         end = found.start() if found else len(self._text)
-        if not (found or whole):
-            beginnings = (literal[:n] for literal in literals for n in range(1, len(literal)))
-            end -= max((len(each) for each in beginnings if self._text.endswith(each, self._next)), default=0)
+        if not (found or whole) and self._text.endswith(beginnings := _beginnings(literals), self._next):
+            end -= next(len(each) for each in beginnings if self._text.endswith(each, self._next))
         return self.take(end - self._next)
 
 
 def _may_begin(text: str, literals: tuple[str, ...]) -> bool:
     """Whether one of the literals begins with the text."""
     return any(literal.startswith(text) for literal in literals)
+
+
+@lru_cache
+def _beginnings(literals: tuple[str, ...]) -> tuple[str, ...]:
+    """How the literals may begin without their ends, the longest first."""
+    return tuple(sorted({literal[:n] for literal in literals for n in range(1, len(literal))}, key=len, reverse=True))
 
 
 @lru_cache

@@ -192,6 +192,10 @@ class CallFormat(ABC):
 class NoCalls(CallFormat):
     """Of a conversation without tools: all is text."""
 
+    def events(self, feed: TextFeed) -> Iterator[Event]:
+        while not (yield from feed.done()):
+            yield feed.plain(self.marks)
+
     def calls(self, feed: TextFeed) -> Reads:
         raise UnreadableError
 

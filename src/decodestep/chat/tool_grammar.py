@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from decodestep.chat.reasoning import THINK, ReasoningFormat
 from decodestep.chat.tool_call_format import Pieces
-from decodestep.constraints.json_schema import check, enforceable
 
 _SPACE = r"SPACE: /\s{0,2}/"  # after a call; without a limit a row at a high temperature might write nothing else
 
@@ -114,7 +113,7 @@ def _any_of(name: str, texts: list[Pieces]) -> list[str]:
 
 
 def _json_rule(name: str, schema: dict[str, Any]) -> str:
-    return f"{name}: %json {enforceable(check(json.dumps(schema)))}"
+    return f"{name}: %json {json.dumps(schema)}"
 
 
 def _literal(text: object) -> str:

@@ -21,16 +21,20 @@ from decodestep.cli.options import (
     add_model,
     add_params,
     add_prompt,
+    add_thinking_budget,
     build_params,
     load,
     load_draft,
     read_prompt,
     with_bans,
     with_model_defaults,
+    with_thinking_budget,
 )
 from decodestep.cli.running import Cancelled
+from decodestep.generation import prompts
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
+from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_factory import RowFactory
@@ -40,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("prompt", help="the prompt; - reads it from standard input")
     add_prompt(parser)
+    add_thinking_budget(parser)
     add_params(parser)
     add_beams(parser)
     add_ban(parser)
@@ -61,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     clock = _Clock()
-    params, alternatives = build_params(options).replace(logprobs=options.logprobs), options.show_alternatives
+    params, alternatives = with_thinking_budget(build_params(options), options), options.show_alternatives
+    params = params.replace(logprobs=options.logprobs)
     require(options.json or options.logprobs is None, "generate", "logprobs", "given with --json", options.logprobs)
     require(alternatives is None or alternatives >= 1, "generate", "show-alternatives", "an integer >= 1", alternatives)
     prompt = read_prompt(options)
@@ -80,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
 
     with Cancelled() as cancelled, profile() as measured:
         if options.explain_plan:
-            print(_plan_text(model, params), file=sys.stderr, flush=True)
+            print(_plan_text(model, prompt, params), file=sys.stderr, flush=True)
         completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested, draft=draft)[0]
     _report(completion, model, _stats(model, measured, completion, clock), options)
     if completion.error is not None:
@@ -105,8 +111,9 @@ def _report(completion: Completion, model: Model, stats: dict[str, Any], options
         _print_stats(stats, completion)
 
 
-def _plan_text(model: Model, params: SamplingParams) -> str:
-    plan = f"row 0\n{RowFactory.from_model(model).row(params.without_beams()).explain()}"
+def _plan_text(model: Model, prompt: Prompt, params: SamplingParams) -> str:
+    factory = RowFactory.from_model(model).showing(model.tokenizer, prompts.read_prompt(model, prompt).marks(params))
+    plan = f"row 0\n{factory.row(params.without_beams()).explain()}"
     if params.num_beams == 1:
         return plan
     lines = plan.splitlines()[:-1]  # without the draw
@@ -132,6 +139,8 @@ def _facts(completion: Completion, model: Model) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "logprobs": _logprobs(completion, model),
         "seed": completion.seed,
+        "reasoning": completion.reasoning,
+        "content": completion.content,
     }
 
 

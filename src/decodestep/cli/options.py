@@ -106,6 +106,20 @@ def add_template_variables(parser: argparse.ArgumentParser) -> None:
     add("--chat-template-kwargs", metavar="JSON", help=text)
 
 
+def add_thinking_budget(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "tokens of reasoning after which it is ended; 0 ends it at once, -1 is no limit [%(default)s]"
+    add("--reasoning-budget", type=int, default=-1, metavar="N", help=text)
+    add("--reasoning-budget-message", metavar="TEXT", help="text that is put at the end of reasoning that is ended")
+
+
+def with_thinking_budget(params: SamplingParams, options: argparse.Namespace) -> SamplingParams:
+    """The params with the budget that the options name."""
+    budget, message = options.reasoning_budget, options.reasoning_budget_message
+    require(budget >= -1, options.verb, "reasoning-budget", "-1 or more", budget)
+    return params if budget < 0 else params.replace(thinking_budget_tokens=budget, thinking_budget_message=message)
+
+
 def template_variables(options: argparse.Namespace) -> dict[str, Any]:
     """The variables that the options give the chat template; {} without any."""
     text = options.chat_template_kwargs

@@ -13,7 +13,15 @@ from decodestep._base.checks import refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.listening import allow_files, listen, new_uvicorn_server, say
 from decodestep.cli.model_sources import MODELS_HELP, find_sources
-from decodestep.cli.options import add_draft, add_loading, add_sampling_defaults, load_draft, read_option_file
+from decodestep.cli.options import (
+    add_draft,
+    add_loading,
+    add_sampling_defaults,
+    add_thinking_budget,
+    load_draft,
+    read_option_file,
+    with_thinking_budget,
+)
 from decodestep.errors import EngineClosedError
 from decodestep.sampling.params import SamplingParams
 
@@ -45,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
     add_sampling_defaults(parser)
+    add_thinking_budget(parser)
     add_draft(parser)
     text = "ignore fields of requests that are not known, as other servers do, in place of refusing them by name"
     add("--ignore-unknown-fields", action="store_true", help=text)
@@ -65,13 +74,14 @@ def run(options: argparse.Namespace) -> int:
     listening = listen(options.host, options.port)  # before a model is loaded, so that a port in use is reported at once
     host, port = listening.getsockname()[:2]
     shown, with_keys = f"[{host}]" if ":" in host else host, "with an API key" if keys else "without API keys"
-    address = f"listening on http://{shown}:{port} {with_keys}: the chat page at /, OpenAI's interface at /v1"
+    address = f"listening on http://{shown}:{port} {with_keys}: the chat page at /, the APIs of OpenAI and Anthropic at /v1"
     models = ServedModels(
         sources,
         max_rows=options.max_rows,
         max_waiting=options.max_waiting,
         draft=load_draft(options),
         default_params=None if options.sampling_defaults == "model" else SamplingParams(),
+        thinking=with_thinking_budget(SamplingParams(), options),
         most_loaded=options.max_models,
         unload_after=options.unload_after,
     )

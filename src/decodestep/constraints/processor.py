@@ -13,8 +13,7 @@ from decodestep._base.arrays import Array
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
 from decodestep.constraints.grammar import compile_grammar
-from decodestep.constraints.json_schema import short
-from decodestep.constraints.trial import LIMITS
+from decodestep.constraints.trial import LIMITS, short
 from decodestep.constraints.vocabulary import Encode, TokenBytes, build_tokenizer
 from decodestep.errors import ConstraintError as ConstraintError
 from decodestep.ops.decode_step import steps as s
@@ -30,7 +29,9 @@ class ConstraintLogitsProcessor:
 
         s[t] = -inf if no text of the language begins with the generated text + t; end tokens are allowed after a complete text
 
-    language: "json_schema", "regex" or "grammar", and text: its schema, expression or grammar, as `SamplingParams` has it.
+    language: "json_schema", "regex", "grammar" or "choice", and text: its schema, expression or grammar, or the texts, as
+        `SamplingParams` has it.
+    closed, order: its disable_additional_properties and json_property_order.
     prompt_length: where the generated tokens begin. token_bytes, encode, vocab_size, ends: as for the sampler.
 
     Where only one text can follow, only the token with which `encode` writes it is allowed. But the tokens at its end which
@@ -49,9 +50,11 @@ class ConstraintLogitsProcessor:
     def __init__(
         self,
         language: str,
-        text: str,
+        text: str | tuple[str, ...],
         prompt_length: int,
         *,
+        closed: bool = True,
+        order: str = "schema",
         token_bytes: TokenBytes,
         encode: Encode | None = None,
         vocab_size: int,
@@ -65,13 +68,15 @@ class ConstraintLogitsProcessor:
         with extra("generate"):
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**LIMITS)
-        grammar = compile_grammar(language, text)
+        grammar = compile_grammar(language, text, closed=closed, order=order)
         # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
         self._matcher = LLMatcher(build_tokenizer(token_bytes, vocab_size, ends, encode), grammar, log_level=0, limits=limits)
         texts = partial(ConstraintLogitsProcessor, token_bytes=token_bytes, encode=encode)
-        self._anew = partial(texts, language, text, prompt_length, vocab_size=vocab_size, ends=ends)
+        self._anew = partial(texts, language, text, prompt_length, closed=closed, order=order, vocab_size=vocab_size, ends=ends)
         self._vocab = vocab_size
-        self._ends = np.array(sorted(ends), np.int64)
+        self._only_ends = np.zeros(-(-vocab_size // 32), np.int32)
+        for end in ends:
+            self._only_ends.view(np.uint32)[end // 32] |= np.uint32(1 << end % 32)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
         self._too_slow = False  # whether the last step was
         began = time.thread_time()
@@ -82,8 +87,8 @@ class ConstraintLogitsProcessor:
         if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", language, "one that can be compiled", Phrase("one that costs too much"))
 
-    def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
-        """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
+    def steps(self, tokens: Sequence[int]) -> tuple[s.AllowBits]:
+        """The mask for the token after these, the whole row, as `AllowBits`."""
         if len(tokens) < self._read:
             raise ConstraintError("a constrained row cannot go back", self.language)
         if len(tokens) > self._read:
@@ -110,10 +115,8 @@ class ConstraintLogitsProcessor:
 
     def __call__(self, input_ids: Array, scores: Array) -> Array:
         result = np.array(scores)
-        for step in self.steps([int(token) for token in input_ids[0]]):
-            others = np.ones(result.shape[-1], np.bool_)
-            others[step.ids] = False  # type: ignore[union-attr]
-            result[:, others if isinstance(step, s.Allow) else ~others] = -np.inf
+        (mask,) = self.steps([int(token) for token in input_ids[0]])
+        result[:, ~s.unpack_bits(mask.bits, result.shape[-1])] = -np.inf
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConstraintLogitsProcessor:
@@ -125,11 +128,10 @@ class ConstraintLogitsProcessor:
         error = self._matcher.get_error()
         return short(error) if error and _NO_TEXT not in error else no_text
 
-    def _mask(self) -> tuple[s.Step, ...] | None:
+    def _mask(self) -> tuple[s.AllowBits] | None:
         if self._matcher.is_stopped():
-            return (s.Allow(self._ends),)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            return (s.AllowBits(self._only_ends),)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return None  # a rule that has no text was begun: the end tokens that the bits allow would end an incomplete text
-        allowed = np.unpackbits(bits, count=self._vocab, bitorder="little").view(np.bool_)  # whose indices are found fastest
-        return s.restriction(allowed)
+        return (s.AllowBits(bits),)

@@ -19,42 +19,68 @@ LIMITS = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "max_lexer_
 # Limits of a trial: bytes beyond the imports, seconds of processor time. Ordinary schemas take 1 MB and milliseconds.
 _TRIAL_MEMORY, _TRIAL_SECONDS = 64 << 20, 2.0
 _TRIAL_WAIT = 60.0  # seconds for the whole process, on however busy a machine
+_WITHOUT_TEXT = ("Unsatisfiable", "NoExtensionBias")  # in llguidance's errors for a language without any text
 
 
 def try_out(language: str, grammar: str) -> None:
     """Compiles a grammar, and the mask of its first token. Raises ValueError, about the params' `language`, if it costs too
     much."""
-    _run(language, {"grammars": [grammar]})
+    _run(language, [[grammar]])
 
 
-@lru_cache(maxsize=16)
-def first_names(schemas: tuple[str, ...], most: int, longest: int) -> list[list[str] | None]:
-    """The names that the first property of the objects of each schema may have; None if they are more than `most`, or some have
-    more than `longest` bytes in JSON, and for a schema that is wrong.
+def whole_texts(grammars: list[str], texts: list[str]) -> list[list[bool]]:
+    """Of each grammar in Lark, which of the texts are of it; none if no text is. Raises ValueError, about the params'
+    json_schema, if that costs too much, and for a grammar that is wrong."""
+    found = _run("json_schema", [[_lark(each), "texts", texts] for each in grammars])
+    return [[False] * len(texts) if _is_empty(each) else each for each in found]
 
-    Raises ValueError, about the params' json_schema, if that costs too much.
+
+def probe(grammars: list[str], objects: list[str], most: int, longest: int) -> tuple[list[bool], list[list[str] | None]]:
+    """Whether grammars in Lark have no text; and the names that the first member of grammars of objects may have.
+
+    The names are None if they are more than `most`, or some have more than `longest` bytes in JSON. Raises ValueError as
+    `whole_texts` does.
     """
+    asked = [[_lark(each)] for each in grammars] + [[_lark(each), "names", most, longest] for each in objects]
+    found = _run("json_schema", asked)
+    dead = [_is_empty(error) for error in found[: len(grammars)]]
+    return dead, [[] if _is_empty(names) else names for names in found[len(grammars) :]]
+
+
+def _lark(text: str) -> str:
     from llguidance import LLMatcher
 
-    grammars = [str(LLMatcher.grammar_from_json_schema(schema)) for schema in schemas]
-    names: list[list[str] | None] = _run("json_schema", {"grammars": grammars, "names": [most, longest]})
-    return names
+    return str(LLMatcher.grammar_from_lark(text))
 
 
-def _run(language: str, task: dict[str, Any]) -> Any:
+def _is_empty(answer: Any) -> bool:
+    """Whether an answer is the error of a grammar without any text. Raises ValueError for another one's."""
+    if not isinstance(answer, str) or not answer:
+        return False
+    if not any(sign in answer for sign in _WITHOUT_TEXT):
+        refuse("SamplingParams", "json_schema", "one that can be compiled", Phrase(short(answer)))
+    return True
+
+
+def _run(language: str, questions: list[list[Any]]) -> Any:
+    return _answers(language, json.dumps(questions))
+
+
+@lru_cache(maxsize=32)
+def _answers(language: str, data: str) -> Any:
     """The worker's answers; without a process of its own, and its limits, where DECODESTEP_PYTHON gives such processes up."""
     python = worker_python()
     if python is None:
-        return worker.answers(task, LIMITS)
+        return worker.answers(json.loads(data), LIMITS)
     spec = find_spec("llguidance")
     assert spec is not None and spec.origin is not None
     folder = str(Path(spec.origin).absolute().parent.parent)
     limits = (str(_TRIAL_MEMORY), str(_TRIAL_SECONDS), json.dumps(LIMITS))
     # -I -S: neither the user's environment nor site packages; the worker gets the folder of what it imports.
     command = [python, "-I", "-S", worker.__file__, *limits, folder]
-    data, root = json.dumps(task).encode(), os.path.abspath(os.sep)
+    root = os.path.abspath(os.sep)
     try:
-        ended = subprocess.run(command, input=data, capture_output=True, timeout=_TRIAL_WAIT, cwd=root, check=False)
+        ended = subprocess.run(command, input=data.encode(), capture_output=True, timeout=_TRIAL_WAIT, cwd=root, check=False)
     except subprocess.TimeoutExpired:
         refuse("SamplingParams", language, "one that can be compiled", Phrase("one that takes too long"))
     _, ready, answer = ended.stdout.partition(worker.READY)
@@ -64,3 +90,8 @@ def _run(language: str, task: dict[str, Any]) -> Any:
     if ended.returncode != 0:
         refuse("SamplingParams", language, "one that can be compiled", Phrase("one that costs too much"))
     return json.loads(answer)
+
+
+def short(text: str) -> str:
+    """The beginning of an error's text, on one line."""
+    return " ".join(text.split())[:300]

@@ -26,7 +26,7 @@ class _Bytes:
 
 
 def main(memory: int, seconds: float, parser: str, folder: str) -> None:
-    """Does the task of standard input and writes its `answers`, both JSON. Returns if they cost little, grammars wrong or not.
+    """Reads questions from standard input and writes their `answers`, both JSON. Returns if they cost little.
 
     memory: bytes of address space beyond what the process has after its imports. seconds: of processor time. parser: the
     arguments of LLParserLimits, as JSON. folder: where llguidance is.
@@ -34,36 +34,46 @@ def main(memory: int, seconds: float, parser: str, folder: str) -> None:
     sys.path.append(folder)
     import llguidance  # noqa: F401, before the memory is limited
 
-    task = json.loads(sys.stdin.buffer.read())
+    questions = json.loads(sys.stdin.buffer.read())
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     _limit(memory, seconds)
-    print(json.dumps(answers(task, json.loads(parser))))
+    print(json.dumps(answers(questions, json.loads(parser))))
 
 
-def answers(task: dict[str, Any], limits: dict[str, Any]) -> list[Any]:
-    """Does a task in this process. limits: the arguments of LLParserLimits.
+def answers(questions: list[list[Any]], limits: dict[str, Any]) -> list[Any]:
+    """The answers to questions about grammars in this process. limits: the arguments of LLParserLimits.
 
-    The task has `grammars`, which are compiled, with the mask of the first token. With `names`, they are of JSON objects, and
-    the answers are `_first_names` of each, whose other arguments are in `names`.
+    Each question is a grammar and what is asked about it, after the mask of the first token:
+        []: the error, or "" if there is none;
+        ["texts", several]: which of these are texts of it, a list of bools, or the error;
+        ["names", most, longest]: of JSON objects, `_first_names`, or the error.
     """
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=257, eos_token=[256])
-    parser = LLParserLimits(**limits)
     found: list[Any] = []
-    for grammar in task["grammars"]:
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser)
-        if "names" in task:
-            found.append(_first_names(matcher, *task["names"]))
-        elif not matcher.is_error():
+    for grammar, *asked in questions:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**limits))
+        if not matcher.is_error():
             matcher.compute_bitmask()
+        if matcher.is_error() or not asked:
+            found.append(matcher.get_error() or "")
+        elif asked[0] == "texts":
+            found.append([_is_text(matcher, text.encode("utf-8", "replace")) for text in asked[1]])
+        else:
+            found.append(_first_names(matcher, *asked[1:]))
     return found
+
+
+def _is_text(matcher: Any, text: bytes) -> bool:
+    reader = matcher.deep_copy()
+    return all(reader.consume_token(byte) for byte in text) and bool(reader.is_accepting())
 
 
 def _first_names(matcher: Any, most: int, longest: int) -> list[str] | None:
     """The names of the first property; None if they are more than `most`, or one has more than `longest` bytes in JSON."""
-    if matcher.is_error() or not matcher.consume_token(_OPEN):
+    if not matcher.consume_token(_OPEN):
         return None
     names: list[str] = []
     begun = [(b"", matcher)]  # names as JSON, each of which leads to another name: llguidance allows no byte that leads nowhere

@@ -8,8 +8,8 @@ from typing import Literal
 
 from decodestep.ops.expert_router.arguments import RouterRule
 
-BlockNorms = Literal["before", "after", "both"]
-QueryKeyNorm = Literal["head", "row"]
+BlockNorms = Literal["before", "after", "both", "parallel"]
+QueryKeyNorm = Literal["head", "row", "head_after_rope"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,14 @@ class GroupedConfig:
 
     scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
     "attention_output". query_key_norm: what is normalised before its rope: every head of queries and keys, or all heads of
-    a token as one row; None: nothing. windows: for every layer the number of positions that a token attends to, its own
-    included, 0 for all; (): no windows. ropes: for every layer the index of its rope; (): one for all.
+    a token as one row; or every head after its rope; None: nothing. windows: for every layer the number of positions that a
+    token attends to, its own included, 0 for all; (): no windows. ropes: for every layer the index of its rope; (): one for
+    all. rope_dim: how many columns of a head have a rope, the first ones; None: all. score_cap: c of scores that become
+    c * tanh(score / c); 0: none. sinks: whether every query head has a score without a value, which takes a part of the
+    softmax. head_dims, kv_heads: for every layer its own, of which `Config` has the largest; (): those of `Config`. keys_of:
+    for every layer that whose keys and values it reads, itself or an earlier one; (): itself. keys_as_values: for every layer
+    whether its values are its keys, before norm and rope; (): they are not. value_norm: whether every head of values is
+    divided by its root mean square.
     """
 
     scale: float | None = None
@@ -46,12 +52,27 @@ class GroupedConfig:
     query_key_norm: QueryKeyNorm | None = None
     windows: tuple[int, ...] = ()
     ropes: tuple[int, ...] = ()
+    rope_dim: int | None = None
+    score_cap: float = 0.0
+    sinks: bool = False
+    head_dims: tuple[int, ...] = ()
+    kv_heads: tuple[int, ...] = ()
+    keys_of: tuple[int, ...] = ()
+    keys_as_values: tuple[bool, ...] = ()
+    value_norm: bool = False
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
     def rope_index(self, layer: int) -> int:
         return self.ropes[layer] if self.ropes else 0
+
+    def source(self, layer: int) -> int:
+        """The layer whose keys and values it reads."""
+        return self.keys_of[layer] if self.keys_of else layer
+
+    def has_value_weight(self, layer: int) -> bool:
+        return not (self.keys_as_values and self.keys_as_values[layer])
 
 
 @dataclass(frozen=True)
@@ -60,7 +81,7 @@ class Experts:
 
     count: the number of experts per layer. width: of an expert. shared: the width of the shared expert, 0 if there is none.
     rule: how a token's experts are selected (`expert_router`). corrected: whether a bias is added to the scores for selection.
-    layers: which layers have experts; the others are dense.
+    layers: which layers have experts; the others are dense. biases: whether the router and the experts' products have biases.
     """
 
     count: int
@@ -69,6 +90,7 @@ class Experts:
     rule: RouterRule
     corrected: bool
     layers: tuple[bool, ...]
+    biases: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,12 +102,18 @@ class Config:
     a sequence, prompt included.
     latent_attention: None for grouped-query attention. experts: None if all layers are dense.
     grouped: the options of grouped-query attention.
-    activation: of a dense feed-forward block: "swiglu", "gelu_gated" (tanh form) or "relu_squared", which has no gate. biases:
-    whether its products have biases. block_norms: whether what attention and feed-forward blocks read is normalised, or what
-    they add to the residual stream, or both. norm_shift: added to the checkpoint's norm weights.
+    activation: of feed-forward blocks: "swiglu", "gelu_gated" (tanh form), "clamped_swiglu" (`FeedForward`) or "relu_squared",
+    which has no gate. biases: whether the products of a dense block have biases. block_norms: whether what attention and
+    feed-forward blocks read is normalised, or what they add to the residual stream, or both; "parallel": one norm is before
+    both blocks, which read the same rows. centred_norms: whether norms subtract the mean first (LayerNorm without biases).
+    norm_shift: added to the checkpoint's norm weights.
     rope_half_split: whether the two columns of a rope pair are half a head apart; otherwise they are adjacent.
     embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
-    state is divided by. tied: whether the embedding is the logits weight.
+    state is divided by. logits_cap: c of logits that become c * tanh(logit / c); 0: none. tied: whether the embedding is the
+    logits weight.
+    feed_forwards: for every layer the width of its dense block, of which feed_forward is the largest; (): feed_forward.
+    layer_inputs: the width of an input that every layer has of its own, made of each token and its embedding; 0: none.
+    layer_scales: whether every layer multiplies the residual stream by a factor.
     next_token_layers: K layers for next-token prediction after the model's L: they draft, and no logits depend on them.
     skipped_layers: such layers whose tensors are not all there; they are left out.
     latent_dim, rope_dim, scale: the sizes and the score scale of the model in its form as multi-head latent attention
@@ -109,12 +137,17 @@ class Config:
     activation: str = "swiglu"
     biases: bool = False
     block_norms: BlockNorms = "before"
+    centred_norms: bool = False
     norm_shift: float = 0.0
     rope_half_split: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_divisor: float = 1.0
+    logits_cap: float = 0.0
     tied: bool = False
+    feed_forwards: tuple[int, ...] = ()
+    layer_inputs: int = 0
+    layer_scales: bool = False
     next_token_layers: int = 0
     skipped_layers: int = 0
 
@@ -136,8 +169,31 @@ class Config:
     def has_latent_form(self) -> bool:
         """Whether grouped-query attention can be converted to latent attention: it is only products and one rope."""
         options = self.grouped
-        plain = self.block_norms == "before" and options.query_key_norm is None
-        return plain and not (options.biases or any(options.windows) or any(options.ropes))
+        plain = self.block_norms == "before" and options.query_key_norm is None and options.rope_dim is None
+        capped = options.score_cap or options.sinks or options.value_norm or options.head_dims or options.kv_heads
+        capped = capped or options.keys_of or options.keys_as_values or self.layer_inputs or self.layer_scales
+        return plain and not (options.biases or any(options.windows) or any(options.ropes) or capped)
+
+    @property
+    def rotated(self) -> int:
+        """The columns of a head that have a rope."""
+        if self.latent_attention:
+            return self.latent_attention.rope_dim
+        return self.head_dim if self.grouped.rope_dim is None else self.grouped.rope_dim
+
+    def rope_width(self, index: int) -> int:
+        """The columns that a rope turns: those of a head of its layers."""
+        dims = [self.head_dim_of(i) for i in range(self.layers) if self.grouped.rope_index(i) == index]
+        return dims[0] if self.grouped.head_dims and dims else self.rotated
+
+    def head_dim_of(self, layer: int) -> int:
+        return self.grouped.head_dims[layer] if self.grouped.head_dims else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        return self.grouped.kv_heads[layer] if self.grouped.kv_heads else self.kv_heads
+
+    def feed_forward_of(self, layer: int) -> int:
+        return self.feed_forwards[layer] if self.feed_forwards else self.feed_forward
 
     def has_experts(self, layer: int) -> bool:
         """layer: in [0, L + K). Those for next-token prediction are sparse wherever the model has a sparse layer."""

@@ -8,33 +8,64 @@ from dataclasses import asdict
 import numpy as np
 
 from decodestep.decoding.config import Config
-from decodestep.decoding.layer_weights import ExpertWeights, Layer
+from decodestep.decoding.layer_weights import ExpertWeights, InputsOfLayers, Layer
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
+from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mixture_of_experts import mixture_of_experts
-from decodestep.ops.mixture_of_experts.blocks import feed_forward
+from decodestep.ops.mixture_of_experts.blocks import feed_forward, gelu_gated
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.swiglu import swiglu
 from decodestep.weights.feed_forward import FeedForward
 
 
-def run_layer(x: np.ndarray, layer: Layer, config: Config, attend: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Adds what the layer does to x, the residual stream (T, He). attend: of normalised rows, before the output's weight."""
-    attended = attend(normalise(x, layer.attention_norm, config))
-    added = with_bias(linear(attended, layer.attention.output), layer.attention.output_bias)
+def run_layer(
+    x: np.ndarray,
+    layer: Layer,
+    config: Config,
+    attend: Callable[[np.ndarray], np.ndarray],
+    given: np.ndarray | None = None,
+) -> None:
+    """Adds what the layer does to x, the residual stream (T, He).
+
+    attend: of normalised rows, before the output's weight. given: (T, P), the layer's input.
+    """
+    read = normalise(x, layer.attention_norm, config)
+    added = with_bias(linear(attend(read), layer.attention.output), layer.attention.output_bias)
     x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
-    h = normalise(x, layer.ffn_norm, config)
+    h = read if config.block_norms == "parallel" else normalise(x, layer.ffn_norm, config)
     x += scale(normalise(_feed_forward(h, layer.feed_forward, config), layer.ffn_post_norm, config), config.residual_scale)
+    if layer.input is not None and given is not None:
+        gated = gelu_gated(linear(x, layer.input.gate), given)
+        x += scale(normalise(linear(gated, layer.input.output), layer.input.norm, config), config.residual_scale)
+    if layer.scale != 1:
+        x *= np.float32(layer.scale)
+
+
+def inputs_of_layers(tokens: np.ndarray, x: np.ndarray, weights: InputsOfLayers, config: Config) -> np.ndarray:
+    """The inputs (T, L, P) of tokens with embeddings x."""
+    hidden, width = np.float32(config.hidden**-0.5), config.layer_inputs
+    projected = (linear(x, weights.projection) * hidden).reshape(-1, width)
+    of_tokens = gather_rows(weights.embedding, tokens) * np.float32(width**0.5)
+    made = normalise(projected, weights.norm, config).reshape(of_tokens.shape) + of_tokens
+    return (made * np.float32(2**-0.5)).reshape(len(tokens), -1, width)
 
 
 def normalise(rows: np.ndarray, norm: np.ndarray | None, config: Config) -> np.ndarray:
     """The rows themselves without a norm."""
-    return rows if norm is None else rms_norm(rows, norm, eps=config.norm_eps)
+    if norm is None:
+        return rows
+    centred = rows - rows.mean(axis=-1, keepdims=True) if config.centred_norms else rows
+    return rms_norm(centred, norm, eps=config.norm_eps)
 
 
 def scale(x: np.ndarray, factor: float) -> np.ndarray:
     return x if factor == 1 else x * np.float32(factor)
+
+
+def soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
+    return x if cap == 0 else np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
 def _feed_forward(h: np.ndarray, weights: FeedForward | ExpertWeights, config: Config) -> np.ndarray:
@@ -42,7 +73,8 @@ def _feed_forward(h: np.ndarray, weights: FeedForward | ExpertWeights, config: C
         return _dense(h, weights)
     experts = config.experts
     assert experts is not None
-    routes = expert_router(linear(h, weights.router), bias=weights.bias, **asdict(experts.rule))
+    logits = with_bias(linear(h, weights.router), weights.router_bias)
+    routes = expert_router(logits, bias=weights.bias, **asdict(experts.rule))
     mixed = mixture_of_experts(h, routes.experts, routes.weights, weights.routed)
     return mixed if weights.shared is None else mixed + _dense(h, weights.shared)
 

@@ -1,4 +1,7 @@
-"""Grouped-query attention of one layer in float32: `linear`, the rope, and `mla_attention` where no window cuts it off."""
+"""Grouped-query attention of one layer in float32: `linear`, the rope, and `mla_attention` where that serves.
+
+That is: where no window cuts positions off, and neither caps nor sinks change the scores.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import numpy as np
 
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
+from decodestep.decoding.float32_layer import soft_capped
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.layer_weights import GroupedWeights
 from decodestep.ops.linear import linear
@@ -21,40 +25,52 @@ def attend(
     cache: tuple[np.ndarray, np.ndarray],
     batch: TokenBatch,
     slots: np.ndarray,
-    rope: tuple[np.ndarray, np.ndarray],
+    ropes: tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
     *,
-    window: int,
+    layer: int,
 ) -> np.ndarray:
     """The attention output of every token, (T, N * D); writes its keys and values.
 
-    h: float32 (T, He), what the block reads. cache: the layer's part of `LatentPages`: values, and keys after their rope
-    with the halves of all heads apart, as `mla_attention` reads them. slots: int64 (T,), the places of the tokens there. rope:
-    sin and cos, float32 (T, D / 2). window: how many positions a token attends to, its own included; 0 for all.
+    h: float32 (T, He), what the block reads. cache: the part of `LatentPages` of the layer, or of that whose keys it reads:
+    values, and keys after their rope with the halves of all heads apart, as `mla_attention` reads them; of layers with fewer
+    columns, at the beginning of a row. slots: int64 (T,), the places of the tokens there. ropes: of queries and of keys, each
+    sin and cos, float32 (T, D / 2). layer: its number, for its sizes and its window.
     """
-    kv, kr = cache
     _, sequence, positions, page_table, *_ = batch
-    tokens, groups, width = len(h), config.kv_heads, config.head_dim
+    tokens, groups, width, window = len(h), config.kv_heads_of(layer), config.head_dim_of(layer), config.grouped.window(layer)
+    kv, kr = (part[..., : groups * width] for part in cache)
+    pairs = (table[:, : width // 2] for rope in ropes for table in rope)
+    of_queries, of_keys = (next(pairs), next(pairs)), (next(pairs), next(pairs))
     queries = with_bias(linear(h, weights.query), weights.query_bias)
-    both = np.concatenate([linear(h, part) for part in (weights.values_keys, weights.keys) if part is not None], axis=1)
-    values, keys = np.split(with_bias(both, weights.values_keys_bias), 2, axis=1)
-    queries = _normalise(queries, weights.query_norm, config.norm_eps).reshape(tokens, config.heads, width)
-    keys = _normalise(keys, weights.key_norm, config.norm_eps).reshape(tokens, groups, width)
-    queries, keys = _apply_rope(queries, *rope), _apply_rope(keys, *rope)
-    kv.reshape(-1, kv.shape[-1])[slots] = values
-    kr.reshape(-1, kr.shape[-1])[slots] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
-    cut = positions >= window if window else np.zeros(tokens, bool)
+    queries = _normalise_and_rotate(queries, weights.query_norm, config, of_queries, width)
+    products = [linear(h, part) for part in (weights.values_keys, weights.keys) if part is not None]
+    if products:
+        values, keys = np.split(with_bias(np.concatenate(products, axis=1), weights.values_keys_bias), 2, axis=1)
+        keys = _normalise_and_rotate(keys, weights.key_norm, config, of_keys, width)
+        if config.grouped.value_norm:
+            values = _normalise(values, np.ones(width, np.float32), config.norm_eps)
+        page, row = slots // PAGE, slots % PAGE
+        kv[page, row, 0] = values
+        kr[page, row, 0] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
+    # mla_attention reads whole rows of one width for all layers.
+    plain = not config.grouped.score_cap and weights.sinks is None and kv.shape == cache[0].shape
+    cut = np.full(tokens, not plain) | (positions >= window if window else False)
     out = np.empty((tokens, config.heads, width), np.float32)
     if not cut.all():
         whole = ~cut
-        out[whole] = _attend_to_all(queries[whole], config, kv, kr, page_table, positions[whole] + 1, sequence[whole])
+        ends = positions[whole] + 1
+        out[whole] = _attend_to_all(queries[whole], config, groups, kv, kr, page_table, ends, sequence[whole])
     for t in np.flatnonzero(cut):
-        out[t] = _attend_in_window(queries[t], config, kv, kr, page_table[sequence[t]], positions[t] + 1, window)
+        end, pages = positions[t] + 1, page_table[sequence[t]]
+        seen = np.arange(max(0, end - window) if window else 0, end)
+        out[t] = _attend_to(seen, queries[t], config, groups, kv, kr, pages, weights.sinks)
     return out.reshape(tokens, -1)
 
 
 def _attend_to_all(
     queries: np.ndarray,
     config: Config,
+    groups: int,
     kv: np.ndarray,
     kr: np.ndarray,
     page_table: np.ndarray,
@@ -62,8 +78,8 @@ def _attend_to_all(
     sequence: np.ndarray,
 ) -> np.ndarray:
     """Of tokens that attend to all positions below `ends`, (T, N, D): a query lies in the columns of its group's keys."""
-    groups, heads = config.kv_heads, config.heads
-    spread = np.zeros((len(queries), heads, 2, groups, config.head_dim // 2), np.float32)
+    heads = config.heads
+    spread = np.zeros((len(queries), heads, 2, groups, queries.shape[-1]), np.float32)
     for group in range(groups):
         own = slice(group * heads // groups, (group + 1) * heads // groups)
         spread[:, own, :, group] = queries[:, own]
@@ -71,17 +87,38 @@ def _attend_to_all(
     return mla_attention(None, flat, kv, kr, page_table, ends, scale=config.scale, sequence=sequence, groups=groups)
 
 
-def _attend_in_window(
-    query: np.ndarray, config: Config, kv: np.ndarray, kr: np.ndarray, pages: np.ndarray, end: int, window: int
+def _attend_to(
+    seen: np.ndarray,
+    query: np.ndarray,
+    config: Config,
+    groups: int,
+    kv: np.ndarray,
+    kr: np.ndarray,
+    pages: np.ndarray,
+    sinks: np.ndarray | None,
 ) -> np.ndarray:
-    """Of one token, (N, D). einsum keeps its order of sums whatever the threads of a BLAS."""
-    at = np.arange(end - window, end)
-    page, row = pages[at // PAGE], at % PAGE
-    keys = kr[page, row, 0].reshape(window, 2, config.kv_heads, -1)
-    values = kv[page, row, 0].reshape(window, config.kv_heads, -1)
-    scores = np.einsum("gnhd,jhgd->gnj", query.reshape(config.kv_heads, -1, *query.shape[1:]), keys) * np.float32(config.scale)
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.einsum("gnj,jgd->gnd", weights / weights.sum(axis=-1, keepdims=True), values).reshape(config.heads, -1)
+    """Of one token to the positions that it sees, (N, D). einsum keeps its order of sums whatever the threads of a BLAS."""
+    count = len(seen)
+    page, row = pages[seen // PAGE], seen % PAGE
+    keys, values = kr[page, row, 0].reshape(count, 2, groups, -1), kv[page, row, 0].reshape(count, groups, -1)
+    scores = np.einsum("gnhd,jhgd->gnj", query.reshape(groups, -1, *query.shape[1:]), keys) * np.float32(config.scale)
+    scores = soft_capped(scores, config.grouped.score_cap)
+    highest = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - highest)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks.reshape(groups, -1, 1) - highest)
+    return np.einsum("gnj,jgd->gnd", weights / total, values).reshape(config.heads, -1)
+
+
+def _normalise_and_rotate(
+    rows: np.ndarray, norm: np.ndarray | None, config: Config, rope: tuple[np.ndarray, np.ndarray], width: int
+) -> np.ndarray:
+    """Queries or keys (T, heads * D) of heads of a width as (T, heads, 2, D / 2), normalised before or after their rope."""
+    by_head = (len(rows), rows.shape[1] // width, width)
+    if norm is not None and config.grouped.query_key_norm == "head_after_rope":
+        return _normalise(_apply_rope(rows.reshape(by_head), *rope), norm.reshape(-1, 2).T.reshape(-1), config.norm_eps)
+    return _apply_rope(_normalise(rows, norm, config.norm_eps).reshape(by_head), *rope)
 
 
 def _apply_rope(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:

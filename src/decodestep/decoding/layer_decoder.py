@@ -7,7 +7,7 @@ import numpy as np
 from decodestep.decoding import grouped_layer, latent_layer
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder, TokenBatch
-from decodestep.decoding.float32_layer import normalise, run_layer, scale
+from decodestep.decoding.float32_layer import inputs_of_layers, normalise, run_layer, scale, soft_capped
 from decodestep.decoding.kv_cache import PAGE, LatentPages, PageLayout, Pages, float32_layout
 from decodestep.decoding.layer_weights import GroupedWeights, LatentWeights, Weights
 from decodestep.decoding.next_tokens import NextTokenLayers
@@ -40,26 +40,30 @@ class LayerDecoder(Decoder):
         config, x = self.config, self.forward(batch, pages)
         if hidden is not None:
             hidden[:] = normalise(x, self.weights.norm, config)
-        return linear(
-            scale(normalise(x[batch.wanted], self.weights.norm, config), 1 / config.logits_divisor), self.weights.output
-        )
+        read = scale(normalise(x[batch.wanted], self.weights.norm, config), 1 / config.logits_divisor)
+        return soft_capped(linear(read, self.weights.output), config.logits_cap)
 
     def forward(self, batch: TokenBatch, pages: LatentPages) -> np.ndarray:
         """Hidden states (T, He) after the last layer; writes keys and values to the pages."""
         config = self.config
-        ropes = [rope.table(batch.positions, batch.long) for rope in self.weights.ropes]
+        pairs = None if config.latent_attention else config.head_dim // 2
+        made = self.weights.inputs
+        ropes = [rope.table(batch.positions, batch.long, pairs) for rope in self.weights.ropes]
+        of_queries = [one.of_queries(table, batch.positions) for one, table in zip(self.weights.ropes, ropes, strict=True)]
         slots = batch.page_table[batch.sequence, batch.positions // PAGE] * PAGE + batch.positions % PAGE
         x = scale(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
+        given = None if made is None else inputs_of_layers(batch.tokens, x, made, config)
         for i, layer in enumerate(self.weights.layers):
 
             def attend(h: np.ndarray, i: int = i, weights: GroupedWeights | LatentWeights = layer.attention) -> np.ndarray:
-                cache, rope = (pages.kv[i], pages.kr[i]), ropes[config.grouped.rope_index(i)]
+                source, index = config.grouped.source(i), config.grouped.rope_index(i)
+                cache = (pages.kv[source], pages.kr[source])
+                rope = ropes[index]
                 if isinstance(weights, GroupedWeights):
-                    window = config.grouped.window(i)
-                    return grouped_layer.attend(h, weights, config, cache, batch, slots, rope, window=window)
+                    return grouped_layer.attend(h, weights, config, cache, batch, slots, (of_queries[index], rope), layer=i)
                 return latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale)
 
-            run_layer(x, layer, config, attend)
+            run_layer(x, layer, config, attend, None if given is None else given[:, i])
         return x
 
 

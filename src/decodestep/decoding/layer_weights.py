@@ -20,7 +20,7 @@ class GroupedWeights:
     """Grouped-query attention: `GroupedAttention` without what the config says of a layer."""
 
     query: Weight
-    values_keys: Weight
+    values_keys: Weight | None
     keys: Weight | None
     output: Weight
     query_bias: np.ndarray | None
@@ -29,6 +29,7 @@ class GroupedWeights:
     query_norm: np.ndarray | None
     key_norm: np.ndarray | None
     norms_of_rows: bool
+    sinks: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,30 @@ class ExpertWeights:
     bias: np.ndarray | None
     routed: FeedForward
     shared: FeedForward | None
+    router_bias: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInputWeights:
+    """What a layer adds of an input of its own: `LayerInput`."""
+
+    gate: Weight
+    output: Weight
+    norm: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class InputsOfLayers:
+    """What makes the inputs of all layers, L * P wide:
+
+        (rms_norm(x @ projection / sqrt(He), norm) + sqrt(P) * embedding[token]) / sqrt(2)
+
+    with x the embedding of the token that the first layer reads, and every P of the product normalised by themselves.
+    """
+
+    embedding: Weight
+    projection: Weight
+    norm: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +93,8 @@ class Layer:
     feed_forward: FeedForward | ExpertWeights
     attention_post_norm: np.ndarray | None
     ffn_post_norm: np.ndarray | None
+    input: LayerInputWeights | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +114,7 @@ class Weights:
     """All weights of a model, its sizes, and its ropes. norm, output: of the logits.
 
     embedding: `output` itself where that has the same values, else rows in the file's format.
-    next_tokens: the layers for next-token prediction.
+    next_tokens: the layers for next-token prediction. inputs: what makes inputs of layers; None: they have none.
     """
 
     config: Config
@@ -97,3 +124,4 @@ class Weights:
     output: Weight
     ropes: tuple[Rope, ...]
     next_tokens: tuple[NextTokenWeights, ...] = ()
+    inputs: InputsOfLayers | None = None

@@ -22,19 +22,34 @@ class Rope:
     inverse_frequencies: float32 (pairs,). factor: of sine and cosine.
     long_frequencies: used instead for texts of more than `original` tokens; None if there are none. As in transformers, the
         length of a text decides for all its new tokens, and cached keys are not changed.
+    query_growth, query_interval: queries are also multiplied by 1 + query_growth * ln(1 + floor(position / query_interval)).
     """
 
     inverse_frequencies: np.ndarray
     factor: float = 1.0
     long_frequencies: np.ndarray | None = None
     original: int = 0
+    query_growth: float = 0.0
+    query_interval: int = 1
 
-    def table(self, positions: np.ndarray, long: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """sin and cos, float32 (T, pairs). long: bool (T,), which positions take the long frequencies; None: none."""
+    def table(
+        self, positions: np.ndarray, long: np.ndarray | None = None, pairs: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """sin and cos, float32 (T, pairs). long: bool (T,), which positions take the long frequencies; None: none. pairs: of
+        a head, of which those after the rope's own stay as they are; None: its own alone."""
         sin, cos = rope_table(positions, self.inverse_frequencies, self.factor)
         if self.long_frequencies is not None and long is not None and long.any():
             sin[long], cos[long] = rope_table(positions[long], self.long_frequencies, self.factor)
-        return sin, cos
+        pad = ((0, 0), (0, (pairs or 0) - sin.shape[1]))
+        return (np.pad(sin, pad), np.pad(cos, pad, constant_values=1)) if pairs and pad[1][1] else (sin, cos)
+
+    def of_queries(self, table: tuple[np.ndarray, np.ndarray], positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """What a `table` of these positions is for queries, which it also multiplies by their factor."""
+        if not self.query_growth:
+            return table
+        factor = 1 + self.query_growth * np.log1p(positions // self.query_interval)[:, None].astype(np.float32)
+        sin, cos = table
+        return sin * factor, cos * factor
 
     @property
     def long_after(self) -> int | None:
@@ -55,6 +70,13 @@ def plain(theta: float, width: int) -> np.ndarray:
     """theta^(-2i / width) for i < width / 2, float32."""
     exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
     return np.float32(1.0) / (theta ** exponent.astype(np.float64)).astype(np.float32)
+
+
+def proportional(theta: float, width: int, part: float) -> np.ndarray:
+    """Those of `plain` for a part of the pairs, and zeros for the others, which are left unchanged."""
+    frequencies = plain(theta, width)
+    frequencies[int(part * width // 2) :] = 0
+    return frequencies
 
 
 def none(width: int) -> Rope:

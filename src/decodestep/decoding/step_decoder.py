@@ -10,6 +10,7 @@ from decodestep._base.arrays import BFLOAT16
 from decodestep._base.profiling import run
 from decodestep.decoding.config import Config, LatentConfig
 from decodestep.decoding.decoder import Decoder, TokenBatch
+from decodestep.decoding.float32_layer import inputs_of_layers, scale
 from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
 from decodestep.decoding.layer_decoder import next_token_text
 from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
@@ -19,6 +20,7 @@ from decodestep.ops.decoder_forward import (
     GroupedAttention,
     LatentAttention,
     LatentSizes,
+    LayerInput,
     LayerWeights,
     Mixture,
     cpu,
@@ -26,6 +28,7 @@ from decodestep.ops.decoder_forward import (
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
 from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
 from decodestep.ops.linear import Format, LinearPanels
+from decodestep.ops.linear.cpu import gather_rows
 from decodestep.weights.feed_forward import FeedForward
 
 # The format of the weights, by dtype; None: the file's.
@@ -38,10 +41,12 @@ QUANTISED = {name.lower(): Format[name] for name in ("Q8_0", "Q4_0", "Q2_K", "Q3
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run a model of this config, or None."""
     latent, experts = config.latent_attention, config.experts
-    blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
+    blocks = [*(config.feed_forwards or [config.feed_forward])] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
         return why
+    if config.layer_inputs % 32:
+        return f"width of a layer's input {config.layer_inputs} is not a multiple of 32"
     if latent is None:
         return None
     if latent.nope_dim == 0:
@@ -66,13 +71,13 @@ class StepDecoder(Decoder):
         kept = "" if cache_dtype != "int8" else f", {'latents' if latent else 'keys and values'} as int8"
         self.description = f"one native call a step{kept}{next_token_text(config)}"
         self._head_dim = config.head_dim if latent else step_head_dim(config)
-        self._layer_ropes = weights.ropes
+        self._layer_ropes, self._inputs = weights.ropes, weights.inputs
         self.long_after = weights.ropes[0].long_after
         self._ropes = [self._table(1024, long) for long in (False, True)]
         self.next_tokens = NextTokenLayers(weights) if weights.next_tokens else None
         self.native_weights = DecoderWeights(
             embedding=weights.embedding,
-            layers=tuple(_layer(layer, config, number) for number, layer in enumerate(weights.layers)),
+            layers=tuple(self._layer(layer, number) for number, layer in enumerate(weights.layers)),
             norm=weights.norm,
             logits=weights.output,
             heads=config.heads,
@@ -85,6 +90,42 @@ class StepDecoder(Decoder):
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logits_scale=1 / config.logits_divisor,
+            logits_cap=config.logits_cap,
+            centred_norms=config.centred_norms,
+        )
+
+    def _layer(self, layer: Layer, number: int) -> LayerWeights:
+        parallel = self.config.block_norms == "parallel"
+        return LayerWeights(
+            attention_norm=layer.attention_norm,
+            attention=self._attention(layer.attention, number),
+            ffn_norm=layer.attention_norm if parallel else layer.ffn_norm,
+            feed_forward=_feed_forward(layer.feed_forward, self.config),
+            attention_post_norm=layer.attention_post_norm,
+            ffn_post_norm=layer.ffn_post_norm,
+            parallel=parallel,
+            input=None if layer.input is None else LayerInput(**vars(layer.input)),
+            scale=layer.scale,
+        )
+
+    def _attention(self, weights: GroupedWeights | LatentWeights, number: int) -> GroupedAttention | LatentAttention:
+        """`DecoderWeights` checks that every weight is in panels."""
+        if isinstance(weights, LatentWeights):
+            return LatentAttention(**vars(weights))
+        grouped, rope = self.config.grouped, self.config.grouped.rope_index(number)
+        grows = [i for i, each in enumerate(self._layer_ropes) if each.query_growth]
+        return GroupedAttention(
+            **vars(weights),
+            norms_after_rope=grouped.query_key_norm == "head_after_rope",
+            window=grouped.window(number),
+            rope=rope,
+            query_rope=len(self._layer_ropes) + grows.index(rope) if rope in grows else None,
+            score_cap=grouped.score_cap,
+            value_norm=grouped.value_norm,
+            keys_of=None if grouped.source(number) == number else grouped.source(number),
+            kv_heads=self.config.kv_heads_of(number),
+            head_dim=step_width(self.config.head_dim_of(number)),
+            head_values=self.config.head_dim_of(number),
         )
 
     def new_pages(self, count: int) -> SlabPages:
@@ -114,6 +155,9 @@ class StepDecoder(Decoder):
         call = Call(
             self.native_weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted, hidden
         )
+        if self._inputs is not None:
+            x = scale(gather_rows(self.native_weights.embedding, tokens), self.config.embedding_scale)
+            call = call._replace(layer_inputs=inputs_of_layers(tokens, x, self._inputs, self.config))
         return run(OP, "cpu", cpu.forward, call)
 
     def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -124,12 +168,12 @@ class StepDecoder(Decoder):
         return rope
 
     def _table(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
-        """sin and cos (ropes, positions, pairs of a head); pairs that pad a head stay as they are."""
-        tables = [rope.table(np.arange(positions), np.full(positions, long)) for rope in self._layer_ropes]
+        """sin and cos (ropes, positions, pairs of a head): of the ropes, then of queries for those that have other ones."""
+        at, pairs = np.arange(positions), None if self.config.latent_attention else self._head_dim // 2
+        tables = [rope.table(at, np.full(positions, long), pairs) for rope in self._layer_ropes]
+        tables += [rope.of_queries(tables[i], at) for i, rope in enumerate(self._layer_ropes) if rope.query_growth]
         sin, cos = (np.stack(part) for part in zip(*tables, strict=True))
-        latent = self.config.latent_attention
-        pad = ((0, 0), (0, 0), (0, 0 if latent else self._head_dim // 2 - sin.shape[2]))
-        return (np.pad(sin, pad), np.pad(cos, pad, constant_values=1)) if pad[2][1] else (sin, cos)
+        return sin, cos
 
 
 def page_layout(config: Config, cache_dtype: str) -> PageLayout:
@@ -146,31 +190,17 @@ def choose_cache_dtype(types: Set[str], dtype: str = "auto") -> str:
 
 
 def step_head_dim(config: Config) -> int:
-    """The size to which the native step pads the heads of grouped-query attention: a multiple of 16."""
-    return -(-config.head_dim // 16) * 16
+    """The size to which the native step pads the widest heads of grouped-query attention."""
+    return step_width(config.head_dim)
+
+
+def step_width(head_dim: int) -> int:
+    """The size to which the native step pads heads: a multiple of 16."""
+    return -(-head_dim // 16) * 16
 
 
 def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
-
-
-def _layer(layer: Layer, config: Config, number: int) -> LayerWeights:
-    return LayerWeights(
-        attention_norm=layer.attention_norm,
-        attention=_attention(layer.attention, config, number),
-        ffn_norm=layer.ffn_norm,
-        feed_forward=_feed_forward(layer.feed_forward, config),
-        attention_post_norm=layer.attention_post_norm,
-        ffn_post_norm=layer.ffn_post_norm,
-    )
-
-
-def _attention(weights: GroupedWeights | LatentWeights, config: Config, number: int) -> GroupedAttention | LatentAttention:
-    """`DecoderWeights` checks that every weight is in panels."""
-    if isinstance(weights, LatentWeights):
-        return LatentAttention(**vars(weights))
-    grouped = config.grouped
-    return GroupedAttention(**vars(weights), window=grouped.window(number), rope=grouped.rope_index(number))
 
 
 def _feed_forward(weights: FeedForward | ExpertWeights, config: Config) -> FeedForward | Mixture:

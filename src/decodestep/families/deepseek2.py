@@ -111,7 +111,7 @@ def _scaled_scores(rope_fields: Fields) -> str | None:
     return f"YaRN's factor {stretch:g} below 1" if stretch < 1 else None
 
 
-def _sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
+def sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
     dense = keys.size("first_k_dense_replace", least=0, most=MAX_LAYERS)
     return tuple(i >= dense for i in range(layers))
 
@@ -153,8 +153,8 @@ _V2 = ModelType(
     attention=LatentKeys(half_split=lambda keys: False),
     defaults=_V2_DEFAULTS,
     aliases={"num_experts": "n_routed_experts"},
-    mlp_bias=True,
-    experts=ExpertKeys(_sparse, _v2_rule, count="n_routed_experts", shared="n_shared_experts", corrected=False),
+    mlp_bias="mlp_bias",
+    experts=ExpertKeys(sparse, _v2_rule, count="n_routed_experts", shared="n_shared_experts", corrected=False),
     next_token_layers=True,
 )
 _V3 = ModelType(
@@ -163,7 +163,7 @@ _V3 = ModelType(
     attention=LatentKeys(),
     defaults=_V3_DEFAULTS,
     aliases={"num_local_experts": "n_routed_experts"},
-    experts=ExpertKeys(_sparse, v3_rule, count="n_routed_experts", shared="n_shared_experts", corrected=True),
+    experts=ExpertKeys(sparse, v3_rule, count="n_routed_experts", shared="n_shared_experts", corrected=True),
     next_token_layers=True,
     tiktoken="kimi-k2",  # Moonlight's
 )

@@ -13,10 +13,10 @@ import numpy as np
 from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType
+from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType, Wrapper
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import (
-    ATTENTION_PRODUCTS,
+    ATTENTION_BIAS,
     GroupedFile,
     GroupedKeys,
     layer_types,
@@ -29,6 +29,12 @@ from decodestep.families.common.limits import MAX_LAYERS
 _PERIOD = 6  # of which the last layer sees all positions
 _27B_LAYERS = 62  # the one whose scores are scaled by another width than a head's
 _LAYERS = Layers(query_key_norm="head", block_norms="both", activation="gelu_gated")
+# The usual name of the norm before the feed-forward block stands for another.
+TENSORS = {
+    "attention_post_norm": "post_attention_layernorm.weight",
+    "ffn_norm": "pre_feedforward_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+}
 _DEFAULTS = llama.DEFAULTS | {
     "vocab_size": 262208,
     "hidden_size": 2304,
@@ -54,9 +60,22 @@ def _check_file(keys: GgufKeys, common: Fields) -> None:
             raise keys.refusal(f"{key}, another width of the heads of layers with windows, is not supported")
 
 
-def _file_scale(keys: GgufKeys, common: Fields, head_dim: int) -> float:
-    of_all = common["layers"] == _27B_LAYERS
-    return float((common["hidden"] // common["heads"] if of_all else head_dim) ** -0.5)
+def file_scale(layers: int) -> Callable[[GgufKeys, Fields, int], float]:
+    """Of the scores: by the width of a head, or in the model of so many layers by the share of a head in the hidden state."""
+
+    def scale(keys: GgufKeys, common: Fields, head_dim: int) -> float:
+        shared = common["layers"] == layers
+        return float((common["hidden"] // common["heads"] if shared else head_dim) ** -0.5)
+
+    return scale
+
+
+def folder_scale(keys: Keys) -> float:
+    return keys.number("query_pre_attn_scalar", least=1e-6, most=1e6) ** -0.5
+
+
+def embedding_scale(common: Fields) -> float:
+    return float(np.float32(common["hidden"] ** 0.5))
 
 
 def _written(config: Config) -> Fields:
@@ -88,11 +107,11 @@ _GGUF = Architecture(
     GroupedFile(
         windows=patterned_file_windows(_PERIOD),
         ropes=lambda windows, layers: tuple(int(window > 0) for window in windows),
-        scale=_file_scale,
+        scale=file_scale(_27B_LAYERS),
     ),
     _LAYERS,
     rope_half_split=True,
-    more=lambda keys, common: {"embedding_scale": float(np.sqrt(np.float32(common["hidden"])))},
+    more=lambda keys, common: {"embedding_scale": embedding_scale(common)},
     check=_check_file,
     second_rope=sliding_rope,
     output_bias=False,
@@ -104,26 +123,22 @@ FAMILY = Family(
             "gemma3_text",
             written_as=_GGUF,
             attention=GroupedKeys(
-                optional_biases=ATTENTION_PRODUCTS,
+                bias_keys=ATTENTION_BIAS,
                 windows=_windows,
                 ropes=_ropes,
-                scale=lambda keys: keys.number("query_pre_attn_scalar", least=1e-6, most=1e6) ** -0.5,
+                scale=folder_scale,
             ),
             defaults=_DEFAULTS,
             layers=_LAYERS,
             activation=Activation("hidden_activation", ("gelu_pytorch_tanh",)),
-            more=lambda keys, common: {"embedding_scale": float(np.float32(common["hidden"] ** 0.5))},
+            more=lambda keys, common: {"embedding_scale": embedding_scale(common)},
             check=_check,
             ropes_by_layer_type=True,
-            # The usual name of the norm before the feed-forward block stands for another.
-            tensors={
-                "attention_post_norm": "post_attention_layernorm.weight",
-                "ffn_norm": "pre_feedforward_layernorm.weight",
-                "ffn_post_norm": "post_feedforward_layernorm.weight",
-            },
+            tensors=TENSORS,
             norm_shift=1.0,
             pre_tokenizer="default",
         ),
     ),
     gguf=_GGUF,
+    wrappers=(Wrapper("gemma3", unsaid="gemma3_text"),),
 )

@@ -7,7 +7,7 @@ from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
-from decodestep.families.common.grouped import ATTENTION_PRODUCTS, FACTOR, GroupedFile, GroupedKeys
+from decodestep.families.common.grouped import ATTENTION_BIAS, FACTOR, GroupedFile, GroupedKeys
 
 _DEFAULTS = llama.DEFAULTS | {
     "embedding_multiplier": 1.0,
@@ -69,7 +69,7 @@ _GGUF = Architecture(
     rope_divisors=True,
     written=_written,
 )
-_ATTENTION = GroupedKeys(optional_biases=ATTENTION_PRODUCTS, scale=lambda keys: keys.number("attention_multiplier", **FACTOR))
+_ATTENTION = GroupedKeys(bias_keys=ATTENTION_BIAS, scale=lambda keys: keys.number("attention_multiplier", **FACTOR))
 FAMILY = Family(
     types=(
         ModelType(
@@ -77,7 +77,7 @@ FAMILY = Family(
             written_as=_GGUF,
             attention=_ATTENTION,
             defaults=_DEFAULTS,
-            mlp_bias=True,
+            mlp_bias="mlp_bias",
             more=_factors,
             pre_tokenizer="refact",
         ),

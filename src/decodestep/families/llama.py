@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from decodestep.families.common.description import Architecture, Family, ModelType
-from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys
+from decodestep.families.common.experts import Gating, file_experts
+from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys
 
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 32000,
@@ -20,15 +21,21 @@ DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
 }
-GGUF = Architecture("llama", GroupedFile(long_rope=True), feed_forward_biases=True, rope_divisors=True)
+GGUF = Architecture(
+    "llama",
+    GroupedFile(long_rope=True),
+    experts=file_experts(lambda keys, common: Gating("softmax", normalise=True, scale=1.0)),
+    feed_forward_biases=True,
+    rope_divisors=True,
+)
 FAMILY = Family(
     types=(
         ModelType(
             "llama",
             written_as=GGUF,
-            attention=GroupedKeys(optional_biases=ATTENTION_PRODUCTS),
+            attention=GroupedKeys(bias_keys=ATTENTION_BIAS),
             defaults=DEFAULTS,
-            mlp_bias=True,
+            mlp_bias="mlp_bias",
         ),
     ),
     gguf=GGUF,

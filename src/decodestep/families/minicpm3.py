@@ -68,7 +68,7 @@ FAMILY = Family(
             written_as=_GGUF,
             attention=LatentKeys(half_split=lambda keys: True),
             defaults=_DEFAULTS,
-            mlp_bias=True,
+            mlp_bias="mlp_bias",
             more=_factors,
         ),
     ),

@@ -1,23 +1,42 @@
 """OLMo 2: norms after blocks alone, and of queries and keys over all heads of a token.
 
-As a file OLMo 3 has the same name: it is recognised by its windows.
+A file of it that has windows is one of OLMo 3.
 """
 
 from __future__ import annotations
 
+from decodestep.decoding import rope
 from decodestep.decoding.config import Config
+from decodestep.decoding.rope import Rope
 from decodestep.families import llama
 from decodestep.families.common.description import Architecture, Family, Fields, Layers, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
-from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys, file_window
+from decodestep.families.common.grouped import (
+    ATTENTION_BIAS,
+    GroupedFile,
+    GroupedKeys,
+    patterned_file_windows,
+    written_pattern,
+)
 
-_LAYERS = Layers(query_key_norm="row", block_norms="after")
-_DEFAULTS = llama.DEFAULTS | {"vocab_size": 50304, "rms_norm_eps": 1e-5}
+PERIOD = 4  # of which the last layer of OLMo 3 sees all positions
+LAYERS = Layers(query_key_norm="row", block_norms="after")
+DEFAULTS = llama.DEFAULTS | {"vocab_size": 50304, "rms_norm_eps": 1e-5}
+# The usual name of the norm before the feed-forward block stands for another.
+TENSORS = {
+    "attention_post_norm": "post_attention_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+}
 
 
-def _check_file(keys: GgufKeys, common: Fields) -> None:
-    if file_window(keys):
-        raise keys.refusal("attention.sliding_window, which files of OLMo 3 have, is not supported")
+def _sliding_rope(keys: GgufKeys, width: int) -> Rope:
+    """What scales the rope of a file does so in layers without a window alone."""
+    theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
+    return Rope(rope.plain(keys.number("rope.freq_base_swa", theta, least=1.0, most=1e30), width))
+
+
+def _written(config: Config) -> Fields:
+    return written_pattern(config) if any(config.grouped.windows) else {}
 
 
 def _refused(config: Config, vectors: object) -> str | None:
@@ -28,22 +47,29 @@ def _refused(config: Config, vectors: object) -> str | None:
     return "an embedding that is the logits matrix" if config.tied else None
 
 
-_GGUF = Architecture("olmo2", GroupedFile(), _LAYERS, rope_half_split=True, check=_check_file, refused=_refused)
+GGUF = Architecture(
+    "olmo2",
+    GroupedFile(
+        windows=patterned_file_windows(PERIOD),
+        ropes=lambda windows, layers: tuple(int(window > 0) for window in windows),
+    ),
+    LAYERS,
+    rope_half_split=True,
+    second_rope=_sliding_rope,
+    written=_written,
+    refused=_refused,
+)
 FAMILY = Family(
     types=(
         ModelType(
             "olmo2",
-            written_as=_GGUF,
-            attention=GroupedKeys(optional_biases=ATTENTION_PRODUCTS),
-            defaults=_DEFAULTS,
-            layers=_LAYERS,
+            written_as=GGUF,
+            attention=GroupedKeys(bias_keys=ATTENTION_BIAS),
+            defaults=DEFAULTS,
+            layers=LAYERS,
+            tensors=TENSORS,
             pre_tokenizer="dbrx",
-            # The usual name of the norm before the feed-forward block stands for another.
-            tensors={
-                "attention_post_norm": "post_attention_layernorm.weight",
-                "ffn_post_norm": "post_feedforward_layernorm.weight",
-            },
         ),
     ),
-    gguf=_GGUF,
+    gguf=GGUF,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decodestep.families import qwen2
 from decodestep.families.common.description import Architecture, Family, Layers, ModelType
-from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys
+from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys
 
 DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128}
 LAYERS = Layers(query_key_norm="head")
@@ -14,7 +14,7 @@ FAMILY = Family(
         ModelType(
             "qwen3",
             written_as=_GGUF,
-            attention=GroupedKeys(optional_biases=ATTENTION_PRODUCTS, windows=qwen2.windows),
+            attention=GroupedKeys(bias_keys=ATTENTION_BIAS, windows=qwen2.windows),
             defaults=DEFAULTS,
             layers=LAYERS,
         ),

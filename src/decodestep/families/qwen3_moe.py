@@ -7,7 +7,7 @@ from decodestep.families import qwen2, qwen3
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
-from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys, same_windows
+from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys, same_windows
 from decodestep.families.common.limits import MAX_EXPERTS, MAX_LAYERS
 from decodestep.ops.expert_router.arguments import RouterRule
 
@@ -60,7 +60,7 @@ FAMILY = Family(
         ModelType(
             "qwen3_moe",
             written_as=_GGUF,
-            attention=GroupedKeys(optional_biases=ATTENTION_PRODUCTS, windows=_windows),
+            attention=GroupedKeys(bias_keys=ATTENTION_BIAS, windows=_windows),
             defaults=_DEFAULTS,
             layers=qwen3.LAYERS,
             aliases={"num_local_experts": "num_experts"},  # which is what it saves

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, ModelType
-from decodestep.families.common.grouped import ATTENTION_PRODUCTS, GroupedFile, GroupedKeys, windows_by_type
+from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys, windows_by_type
 from decodestep.families.common.limits import MAX_LAYERS
 
 _PERIOD = 4  # of which the last layer has no rope
@@ -49,9 +49,9 @@ FAMILY = Family(
         ModelType(
             "smollm3",
             written_as=_GGUF,
-            attention=GroupedKeys(optional_biases=ATTENTION_PRODUCTS, windows=_windows, ropes=_ropes),
+            attention=GroupedKeys(bias_keys=ATTENTION_BIAS, windows=_windows, ropes=_ropes),
             defaults=_DEFAULTS,
-            mlp_bias=True,
+            mlp_bias="mlp_bias",
             pre_tokenizer="llama-bpe",
         ),
     ),

@@ -24,6 +24,7 @@ from decodestep.generation.scheduler import ChunkedPrefill
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row, within_room
 from decodestep.sampling.row_factory import RowFactory
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -121,6 +122,7 @@ class Engine:
         *,
         listener: Listener | None = None,
         spelled: Collection[str] = (),
+        marks: ReasoningMarks | None = None,
         only_scored: bool = False,
     ) -> EngineRequest:
         """Submits a request: a prompt and its params.
@@ -133,6 +135,8 @@ class Engine:
             spelled: names of control tokens that appear in the text by name, besides those that mark reasoning or calls in the
                 answer to a conversation; other control tokens produce no text, and names that are not in the vocabulary are
                 ignored.
+            marks: of reasoning, for a prompt of token ids that are a conversation's, with a thinking budget; a constraint is
+                then taken to let them pass.
             only_scored: whether the prompt's log-probabilities are all that is wanted: the prompt may then fill the context and
                 the cache, because the row ends with its first token, which does not run.
 
@@ -150,11 +154,13 @@ class Engine:
         count = params.num_return_sequences
         self._require_room(count)
         least_room = 0 if only_scored else 1
-        ids, answer = read_prompt(self.model, prompt, least_room)
+        read = read_prompt(self.model, prompt, least_room)
+        ids, answer = read
+        texts = self.model.tokenizer.showing([*spelled, *(() if answer is None else answer.spelled)])
+        factory = RowFactory.from_model(self.model).showing(texts, marks or read.marks(params))
         room = self._room_after(ids, least_room)
         params = within_room(params, 1 if only_scored else room)
-        shown = [*spelled, *(() if answer is None else answer.spelled)]
-        rows = _new_rows(RowFactory.from_model(self.model, shown=shown), params, ids)
+        rows = _new_rows(factory, params, ids)
         drafters = [new_drafters(self._drafters, row) for row in rows]  # here, since other rows would wait for it
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile

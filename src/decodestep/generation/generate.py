@@ -82,7 +82,8 @@ def generate(
         model: made by `load`.
         prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized unchanged, a
             sequence of ints is token ids, a conversation, a sequence of {"role", "content"} mappings, is rendered with the
-            model's chat template. A mapping with "messages" is a conversation with more for the template: "tools", "documents",
+            model's chat template. A mapping with "messages" is a conversation with more for the template: "tools" (mappings, or
+            Python functions as `decodestep.chat.describe_function` takes them, which the caller calls), "documents",
             other variables in "chat_template_kwargs", and "continue_final_message", a bool, to go on with the last message in
             place of a new one. What is answered to a conversation is read: see `Completion.reasoning`, `Completion.content` and
             `Completion.tool_calls`. Control tokens spelled out in a string become those tokens; in a message they are text (see
@@ -118,7 +119,9 @@ def generate(
     """
     for name, function in (("stream", stream), ("cancelled", cancelled)):
         require(function is None or callable(function), "generate", name, "a function or None", function)
-    with closing(GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft)) as call:
+    with closing(
+        GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft, reads=stream is not None)
+    ) as call:
         while call.running:
             for index, piece in call.advance():
                 if stream is None or not _is_false(stream(index, piece)):

@@ -47,7 +47,10 @@ class GenerateCall:
         processors: Processors,
         cancelled: Callable[[], bool] | None,
         draft: Draft,
+        *,
+        reads: bool = True,
     ) -> None:
+        """reads: whether the pieces say what of an answer they are."""
         each = _params_of_each(params, len(prompts), model)
         read = [read_prompt(model, prompt) for prompt in prompts]
         each = [within_context(model, prompt.ids, p) for prompt, p in zip(read, each, strict=True)]
@@ -62,9 +65,10 @@ class GenerateCall:
         self._batch, drafters = Batch(model), drafters_of(model, draft)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
-        for i, (p, (ids, answer)) in enumerate(zip(each, read, strict=True)):
+        for i, (p, prompt) in enumerate(zip(each, read, strict=True)):
+            ids, answer = prompt
             texts = model.tokenizer.showing(() if answer is None else answer.spelled)
-            showing = factory.showing(texts)
+            showing = factory.showing(texts, prompt.marks(p))
             if p.num_beams == 1:
                 rows = [showing.row(sample, ids, number=i) for sample in p.samples()]
                 self._rows_or_search.append(rows)
@@ -76,7 +80,7 @@ class GenerateCall:
                 search = ModelSearch(model, p, row, i, texts)
                 self._rows_or_search.append(search)
                 self._searches.append((first, search))
-            self._readers += [PieceReader(answer) for _ in range(p.num_return_sequences)]
+            self._readers += [PieceReader(answer, reads=reads) for _ in range(p.num_return_sequences)]
             first += p.num_return_sequences
         self._index_of_key = {key: index for index, key in self._key_of_index.items()}
         self._prompt_ids = [prompt.ids for prompt in read]

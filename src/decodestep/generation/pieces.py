@@ -51,15 +51,16 @@ def text_of(parts: Iterable[Part], kind: str) -> str:
 
 
 class PieceReader:
-    """Reads a text as the answer to a conversation. answer: how; None for the text of another prompt.
+    """Reads a text as the answer to a conversation.
 
-    reading: whether more parts may come.
+    answer: how; None for the text of another prompt. reads: whether pieces are read, besides completions. reading: whether more
+    parts may come.
     """
 
-    def __init__(self, answer: AnswerFormat | None) -> None:
+    def __init__(self, answer: AnswerFormat | None, *, reads: bool = True) -> None:
         self._answer = answer
         self._call_ids: dict[int, str] = {}
-        self._reader = None if answer is None else answer.reader(self._call_ids)
+        self._reader = answer.reader(self._call_ids) if reads and answer is not None else None
 
     @property
     def reading(self) -> bool:

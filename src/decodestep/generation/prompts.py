@@ -11,6 +11,10 @@ import numpy as np
 from decodestep._base.checks import Phrase, ids_below, is_int, is_mapping, is_sequence, refuse, require
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
+from decodestep.chat.function_schemas import describe_function
+from decodestep.sampling.contradictions import languages_of
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:
     from decodestep.chat.template import Conversation, Message
@@ -43,6 +47,14 @@ class ReadPrompt(NamedTuple):
 
     ids: list[int]
     answer: AnswerFormat | None
+
+    def marks(self, params: SamplingParams) -> ReasoningMarks | None:
+        """Those of the reasoning in the answer. Refuses a thinking budget beside a constraint of the whole text, to which the
+        closing mark might not belong."""
+        budget, languages = params.thinking_budget, languages_of(params)
+        if budget is not None and languages:
+            refuse(_OP, "thinking_budget_tokens", f"None beside {languages[0]}, which binds the reasoning too", budget)
+        return None if self.answer is None else self.answer.marks
 
 
 def read_prompt(model: Model, prompt: Prompt, least_room: int = 1) -> ReadPrompt:
@@ -97,11 +109,12 @@ def _read_mapping(model: Model, prompt: Mapping[str, Any]) -> tuple[list[int], A
     messages, definitions, called = prompt["messages"], prompt.get("tools") or None, None
     if definitions is not None:
         is_list = is_sequence(definitions) and not isinstance(definitions, str)
-        require(is_list, _OP, "tools", "a list of tools or None", definitions)
+        require(is_list, _OP, "tools", "a list of tools and functions or None", definitions)
         ok = _is_conversation(messages)
         require(ok, _OP, "messages", "a list of messages, at least one", messages)
         conversation = [dict(message) for message in messages]
-        called = tools.read(model, {"tools": list(definitions)}, conversation)
+        described = [describe_function(tool) if callable(tool) else tool for tool in definitions]
+        called = tools.read(model, {"tools": described}, conversation)
         messages, definitions = tools.for_template(model, conversation, called)
     ids = model.chat_ids(
         messages,

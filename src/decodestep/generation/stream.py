@@ -46,9 +46,9 @@ def stream(
 
     Returns:
         An iterator. Each item is a `Piece`, one for each token: a str of the complete characters that it adds to the text,
-        often "". The pieces join to the completion's text; their `parts` say what of an answer to a conversation they are: reasoning,
-        content, or a call's arguments. A beam search yields its text in one piece, at its end. After the last piece, and
-        after the loop has been left, `CompletionStream.completion` is the `Completion`.
+        often "". The pieces join to the completion's text; their `parts` say what of an answer to a conversation they are:
+        reasoning, content, or a call's arguments. A beam search yields its text in one piece, at its end. After the last piece,
+        and after the loop has been left, `CompletionStream.completion` is the `Completion`.
 
     Raises:
         ValueError: as `generate` does, here and not at the first piece.

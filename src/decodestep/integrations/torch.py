@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from decodestep._base.extras import extra
+from decodestep.ops.causal_conv1d import causal_conv1d
+from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
@@ -22,6 +24,7 @@ from decodestep.ops.mla_prolog.call import Call, find_scenario
 from decodestep.ops.mla_prolog.problem import columns_of
 from decodestep.ops.mla_prolog.results import MlaPrologV3Result, result_specs
 from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.selective_state_update import selective_state_update
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
@@ -175,6 +178,9 @@ def _functional(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
 # Not `mode`, as in `tensor_scatter`: torch's functionalisation has an argument of that name.
 _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write_mode="linear"'
 
+_STATE = "Tensor(a!) state, Tensor? lengths=None"
+_SLOTS = "Tensor? slots=None, Tensor? into=None"
+
 _NOISE = "Tensor? seed=None, Tensor? position=None"
 _WEIGHTS = "Tensor token_x, Tensor weight_dq, Tensor weight_uq_qr, Tensor weight_uk, Tensor weight_dkv_kr, "
 _NORMS = "Tensor rmsnorm_gamma_cq, Tensor rmsnorm_gamma_ckv, Tensor rope_sin, Tensor rope_cos, "
@@ -221,6 +227,26 @@ OPERATORS = {
     ),
     "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", rms_norm, _new_like("x")),
     "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", swiglu, _new_like("gate")),
+    "causal_conv1d": CustomOp(
+        f"(Tensor x, Tensor weight, {_STATE}, Tensor? bias=None, {_SLOTS}, *, str? activation=None) -> Tensor",
+        causal_conv1d,
+        _new_like("x"),
+        ("state",),
+    ),
+    "gated_delta_rule": CustomOp(
+        f"(Tensor query, Tensor key, Tensor value, {_STATE}, Tensor? decay=None, Tensor? beta=None, {_SLOTS}, *, float scale, "
+        'str update_rule="gated_delta", bool l2_norm=False, str head_map="grouped") -> Tensor',
+        gated_delta_rule,
+        _new_like("value"),
+        ("state",),
+    ),
+    "selective_state_update": CustomOp(
+        f"(Tensor x, Tensor dt, Tensor a, Tensor b, Tensor c, {_STATE}, Tensor? d=None, Tensor? dt_bias=None, {_SLOTS}) "
+        "-> Tensor",
+        selective_state_update,
+        _new_like("x"),
+        ("state",),
+    ),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),
     "mla_attention": CustomOp(
         "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor kr_cache, Tensor block_table, Tensor lengths, "

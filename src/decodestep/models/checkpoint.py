@@ -18,7 +18,7 @@ from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
 from decodestep.families.common import folder, gguf, names
 from decodestep.families.common.names import NamedTensor
-from decodestep.families.common.registry import TIKTOKEN_RULES, read_model_type
+from decodestep.families.common.registry import ARCHITECTURES, TIKTOKEN_RULES, read_model_type, text_model
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.gguf_shards import open_gguf
 from decodestep.files.model_folder import ModelFolder
@@ -35,12 +35,14 @@ from decodestep.weights.widened_weight import WidenedWeight
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {format_.name: format_ for format_ in DENSE_FORMATS}  # by the names of safetensors
 _SCALE = "_scale_inv"
+_BYTES, _IN_BLOCKS = "U8", ("_blocks", "_scales")  # of MXFP4 in folders: the type, and the ends of the names
+_OF_KEYS = ("key", "value", "keys_norm")  # which published files have of layers that read another one's, too
 _LOG = logging.getLogger(__name__)
 _COMPARED = 8  # rows of a table
 
-# Tensors that no decoder has a use for: frequencies that old checkpoints hold, and of layers for next-token prediction those
-# that lack tensors, and copies of the model's embedding and of its logits weight.
-_FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
+# Tensors that no decoder has a use for: frequencies that old checkpoints hold, scales of activations, and of layers for
+# next-token prediction those that lack tensors, and copies of the model's embedding and of its logits weight.
+_UNUSED = re.compile(r".*\.(rotary_emb\.inv_freq|activation_scale)")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 
 
@@ -60,10 +62,12 @@ class Checkpoint:
     """
 
     def __init__(self, file: GgufFile | ModelFolder) -> None:
+        file = file if isinstance(file, GgufFile) else text_model(file)
         self.file, self.path = file, file.path
         self.config: Config = gguf.read_config(file) if isinstance(file, GgufFile) else folder.read_config(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
-        self._table = names.GGUF if isinstance(file, GgufFile) else read_model_type(file).tensor_names
+        described = ARCHITECTURES[self.config.architecture] if isinstance(file, GgufFile) else read_model_type(file)
+        self._table = described.tensor_names
         self._parts: dict[tuple[str, int], list[NamedTensor]] = {}
 
     def tokenizer(self) -> Tokenizer:
@@ -92,6 +96,8 @@ class Checkpoint:
                 self._check_scale(tensor)
                 known.add(tensor.name + _SCALE)
         known.update(self._next_token_copies())
+        shared = [i for i in range(self.config.layers) if self.config.grouped.source(i) != i]
+        known.update(self._table[part].format(i=i) for i in shared for part in _OF_KEYS)
         unknown = sorted(name for name in set(self._tensors) - known if not self._is_left_out(name))
         if unknown:
             raise ModelError(
@@ -102,7 +108,7 @@ class Checkpoint:
     def _is_left_out(self, name: str) -> bool:
         layer, first = _LAYER.fullmatch(name), self.config.layers + self.config.next_token_layers
         skipped = layer and first <= int(layer[1]) < first + self.config.skipped_layers
-        return bool(skipped or _FREQUENCIES.fullmatch(name))
+        return bool(skipped or _UNUSED.fullmatch(name))
 
     def _next_token_copies(self) -> Iterator[str]:
         """The names of tables in layers for next-token prediction: the model's own count. Warns of others."""
@@ -133,16 +139,18 @@ class Checkpoint:
         if tensor is None:
             other = next((other for other in self._tensors if f".{other}".endswith(f".{name}")), None)
             raise ModelError(f"{self.path}: tensor {name} is missing" + (f"; there is {other}" if other else ""))
-        if tensor.shape != shape:
+        if tensor.shape not in (shape, (1, *shape)[-2:]):  # a vector may be a matrix of one row
             raise ModelError(f"{self.path}: tensor {name} has shape {tensor.shape}, not {shape}")
-        if isinstance(tensor, SafeTensor) and tensor.type not in _DENSE and (tensor.type != FLOAT8 or len(shape) != 2):
+        if isinstance(tensor, SafeTensor) and tensor.type not in _DENSE and not _is_quantised(tensor):
             raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type}, which is not supported")
         if isinstance(tensor, Tensor) and tensor.type not in _NATIVE and not can_be_read(tensor.type):
             raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type.name}, which is not supported")
         return tensor
 
     def _check_scale(self, tensor: Tensor | SafeTensor) -> None:
-        scale = self._tensor_of_shape(tensor.name + _SCALE, tuple(-(-size // TILE) for size in tensor.shape))
+        grid, found = _scales_of(tensor), self._tensors.get(tensor.name + _SCALE)
+        one_for_all = found is not None and found.shape in ((), (1,))
+        scale = self._tensor_of_shape(tensor.name + _SCALE, found.shape if found is not None and one_for_all else grid)
         if not np.isfinite(read_float32(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 
@@ -193,8 +201,8 @@ class Checkpoint:
         return self._parts[part, i][0].name
 
     def vector(self, part: str, i: int = -1) -> np.ndarray:
-        """A bias or the weight of a norm, float32, with the config's norm_shift added to the latter."""
-        values = read_float32(self._tensors[self.name(part, i)])
+        """A bias or the weight of a norm, float32, flat, with the config's norm_shift added to the latter."""
+        values = read_float32(self._tensors[self.name(part, i)]).reshape(-1)
         shift = self.config.norm_shift if part.endswith("norm") else 0.0
         return values + np.float32(shift) if shift else values
 
@@ -210,10 +218,23 @@ class Checkpoint:
         """Several weights of one shape, their outputs one after the other: the slices of a tensor, or tensors."""
         return self._rows([self._tensors[named.name] for named in self._parts[part, i]])
 
+    def stored(self, part: str, i: int = -1) -> tuple[np.ndarray, Format]:
+        """The bytes of a part, of each value on the last axis, and its format: a dense one, or that of the blocks which they
+        are parts of."""
+        tensor = self._tensors[self.name(part, i)]
+        format_ = _format(tensor)
+        assert format_ is not None
+        return tensor.read().view(np.uint8).reshape(*tensor.shape, -1), format_
+
     def values(self, part: str, i: int = -1) -> Iterator[np.ndarray]:
         """A weight's values, float32 in the file's shape, tensor by tensor."""
         tensors = (self._tensors[named.name] for named in self._parts[part, i])
         return (self._widened([tensor]).values().reshape(tensor.shape) for tensor in tensors)
+
+    def _scale(self, tensor: Tensor | SafeTensor) -> np.ndarray:
+        """The factors of the squares of a float8 tensor, which may have one for all."""
+        scale = read_float32(self._tensors[tensor.name + _SCALE])
+        return np.full(_scales_of(tensor), scale.reshape(())) if scale.size == 1 else scale
 
     def _rows(self, tensors: Sequence[Tensor | SafeTensor]) -> Stored:
         formats = {_format(tensor) for tensor in tensors}
@@ -227,7 +248,7 @@ class Checkpoint:
         def pieces() -> Iterator[np.ndarray]:
             for tensor in tensors:
                 is_float8 = type_name(tensor) == FLOAT8
-                yield from read_pieces(tensor, read_float32(self._tensors[tensor.name + _SCALE]) if is_float8 else None)
+                yield from read_pieces(tensor, self._scale(tensor) if is_float8 else None)
 
         return WidenedWeight(pieces, tensors[0].shape[-1], sum(map(_row_count, tensors)))
 
@@ -238,7 +259,19 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path))
 
 
+def _scales_of(tensor: Tensor | SafeTensor) -> tuple[int, ...]:
+    """The shape of the scales of a float8 tensor."""
+    return tuple(-(-size // TILE) for size in tensor.shape)
+
+
+def _is_quantised(tensor: SafeTensor) -> bool:
+    """Whether it is a matrix of float8, or experts in blocks."""
+    return (tensor.type == FLOAT8 and len(tensor.shape) == 2) or (tensor.type == _BYTES and tensor.name.endswith(_IN_BLOCKS))
+
+
 def _format(tensor: Tensor | SafeTensor) -> Format | None:
+    if tensor.type == _BYTES:
+        return Format.MXFP4
     return _DENSE.get(tensor.type) if isinstance(tensor, SafeTensor) else _NATIVE.get(tensor.type)
 
 

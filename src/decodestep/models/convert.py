@@ -13,23 +13,29 @@ from functools import partial
 import numpy as np
 
 from decodestep.decoding import latent_form
-from decodestep.decoding.config import Config, LatentConfig
+from decodestep.decoding.config import LatentConfig
 from decodestep.decoding.layer_weights import (
     ExpertWeights,
     GroupedWeights,
+    InputsOfLayers,
     LatentWeights,
     Layer,
+    LayerInputWeights,
     NextTokenWeights,
     Weight,
     Weights,
 )
 from decodestep.errors import ModelError
+from decodestep.families.common.names import FEED_FORWARD
 from decodestep.models.checkpoint import Checkpoint, Stored
+from decodestep.models.experts_in_turn import read_experts
+from decodestep.models.row_order import neighbour_order, padded_heads, qkv_rows
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_weight import FileWeight, FileWeightError
 from decodestep.weights.lazy_weight import RowWeight, whole
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 
+_GATES = {"gelu_gated": "gelu", "clamped_swiglu": "clamped_silu"}  # the activations of `FeedForward`, by the config's
 Pack = Callable[[RowWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 Progress = Callable[[int, int], object]  # (layers that are done, all layers)
 
@@ -43,7 +49,7 @@ def convert(
     pack: Pack = as_it_is,
     *,
     as_latent: bool = False,
-    head_dim: int | None = None,
+    padded: Callable[[int], int] | None = None,
     progress: Progress | None = None,
 ) -> Weights:
     """The decoder's weights.
@@ -52,24 +58,26 @@ def convert(
         kernel, so the weight arrives as float32. In its own format a weight keeps its values. The default leaves weights as
         they are. The embedding is packed only where it is the logits weight too and keeps its format; both are then one weight.
     as_latent: whether grouped-query attention is converted to `models.latent_form`.
-    head_dim: the size to which heads of grouped-query attention are padded with zeros, in queries, keys, values and their
-        biases; the config keeps the original size. None: no padding.
+    padded: the size to which heads of grouped-query attention of a size are padded with zeros, in queries, keys, values and
+        their biases; the config keeps the original size. None: no padding.
     progress: called before each layer, and when all is done.
     Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read;
     and for one that cannot be read, or has a scale that is not finite.
     """
     checkpoint.check()
     try:
-        return _convert(checkpoint, pack, as_latent, head_dim, progress or (lambda done, layers: None))
+        return _convert(checkpoint, pack, as_latent, padded, progress or (lambda done, layers: None))
     except FileWeightError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
 
 
-def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None, progress: Progress) -> Weights:
+def _convert(
+    checkpoint: Checkpoint, pack: Pack, as_latent: bool, padded: Callable[[int], int] | None, progress: Progress
+) -> Weights:
     config, ropes = checkpoint.config, checkpoint.ropes()
     attention: Attention = _latent
     if config.latent_attention is None:
-        attention = partial(_grouped_weights, head_dim=head_dim or config.head_dim)
+        attention = partial(_grouped_weights, padded=padded or (lambda width: width))
     if as_latent and config.latent_attention is None:
         ropes = (latent_form.latent_rope(ropes[0], config),)
         config, attention = latent_form.latent_config(config), _grouped_as_latent
@@ -85,6 +93,7 @@ def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int 
         norm=checkpoint.vector("norm"),
         output=output,
         ropes=ropes,
+        inputs=_inputs_of_layers(checkpoint, pack) if config.layer_inputs else None,
         next_tokens=tuple(
             _next_token(checkpoint, _LayerParts(checkpoint, i, pack), layers[i]) for i in range(config.layers, count)
         ),
@@ -116,10 +125,21 @@ class _LayerParts:
     """Layer i of a checkpoint: the methods of `Checkpoint` for its parts, and `_pack_together` with this `pack`."""
 
     def __init__(self, checkpoint: Checkpoint, i: int, pack: Pack) -> None:
-        self.config, self.is_of_experts = checkpoint.config, checkpoint.config.has_experts(i)
+        self.number, self.config, self.is_of_experts = i, checkpoint.config, checkpoint.config.has_experts(i)
+        self.head_dim = self.config.head_dim_of(i) if i < self.config.layers else self.config.head_dim
+        self.has_keys = i >= self.config.layers or self.config.grouped.source(i) == i
         self.has, self.pack = partial(checkpoint.has, i=i), partial(_pack_together, pack)
         self.vector, self.optional_vector = partial(checkpoint.vector, i=i), partial(checkpoint.optional_vector, i=i)
+        self.experts_in_turn = partial(read_experts, checkpoint, i)
         self.weight, self.stack = partial(checkpoint.weight, i=i), partial(checkpoint.stack, i=i)
+
+    @property
+    def rotated(self) -> int:
+        """The columns of a head that have a rope."""
+        return self.head_dim if self.config.grouped.rope_dim is None else self.config.grouped.rope_dim
+
+    def head_count(self, part: str) -> int:
+        return self.config.heads if part == "query" else self.config.kv_heads_of(self.number)
 
     def packed(self, part: str) -> Weight:
         return self.pack(self.weight(part))
@@ -136,73 +156,99 @@ def _layer(layer: _LayerParts, attention: Attention) -> Layer:
         feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer),
         attention_post_norm=layer.optional_vector("attention_post_norm"),
         ffn_post_norm=layer.optional_vector("ffn_post_norm"),
+        input=_layer_input(layer) if layer.config.layer_inputs else None,
+        scale=float(layer.vector("layer_scale")[0]) if layer.has("layer_scale") else 1.0,
     )
 
 
-def _grouped_weights(layer: _LayerParts, head_dim: int) -> GroupedWeights:
-    options = layer.config.grouped
-    values, keys = (_head_weights(layer, part, head_dim) for part in ("value", "key"))
-    apart = values.weight.format != keys.weight.format
+def _layer_input(layer: _LayerParts) -> LayerInputWeights:
+    gate, output = layer.packed("input_gate"), layer.packed("input_output")
+    return LayerInputWeights(gate, output, layer.vector("input_norm"))
+
+
+def _inputs_of_layers(checkpoint: Checkpoint, pack: Pack) -> InputsOfLayers:
+    projection = checkpoint.weight("inputs_projection")
+    return InputsOfLayers(
+        embedding=whole(checkpoint.weight("inputs_embedding").weight),
+        projection=_pack_together(pack, projection),
+        norm=checkpoint.vector("inputs_norm"),
+    )
+
+
+def _grouped_weights(layer: _LayerParts, padded: Callable[[int], int]) -> GroupedWeights:
+    options, head_dim, apart = layer.config.grouped, padded(layer.head_dim), False
+    query = _head_weights(layer, "query", head_dim)
+    values_keys = keys = None
+    if layer.has_keys:
+        own_keys = _head_weights(layer, "key", head_dim)
+        values = _head_weights(layer, "value", head_dim)
+        apart = values.weight.format != own_keys.weight.format
+        values_keys = layer.pack(values) if apart else layer.pack(values, own_keys)
+        keys = layer.pack(own_keys) if apart else None
     return GroupedWeights(
-        query=layer.pack(_head_weights(layer, "query", head_dim)),
-        values_keys=layer.pack(values) if apart else layer.pack(values, keys),
-        keys=layer.pack(keys) if apart else None,
+        query=layer.pack(query),
+        values_keys=values_keys,
+        keys=keys,
         output=layer.packed("attention_output"),
         query_bias=_bias(layer, "query", head_dim) if "query" in options.biases else None,
         values_keys_bias=np.concatenate([_bias(layer, part, head_dim) for part in ("value", "key")])
-        if {"key", "value"} & set(options.biases)
+        if {"key", "value"} & set(options.biases) and layer.has_keys
         else None,
         output_bias=layer.optional_vector("attention_output_bias"),
         query_norm=_norm(layer, "query"),
-        key_norm=_norm(layer, "key"),
+        key_norm=_norm(layer, "key") if layer.has_keys else None,
         norms_of_rows=options.query_key_norm == "row",
+        sinks=layer.optional_vector("sinks"),
     )
 
 
 def _norm(layer: _LayerParts, part: str) -> np.ndarray | None:
     """Of queries or keys: of every head, or of all heads as one row."""
     kind, name = layer.config.grouped.query_key_norm, {"query": "queries_norm", "key": "keys_norm"}[part]
-    return None if kind is None else _paired_vector(layer, name, 1 if kind == "head" else _head_count(layer.config, part))
+    if kind is None:
+        return None
+    return _paired_vector(layer, layer.vector(name), layer.head_count(part) if kind == "row" else 1)
 
 
 def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
     """The weight of queries, keys or values: the rope pairs side by side, the heads padded."""
-    config, heads, stored = layer.config, _head_count(layer.config, part), layer.weight(part)
+    config, heads, own = layer.config, layer.head_count(part), layer.head_dim
+    name = "key" if part == "value" and not config.grouped.has_value_weight(layer.number) else part
+    stored = _of_qkv(layer, part) if layer.has("qkv") else layer.weight(name)
     if part != "value":
-        stored = _neighbours(stored, heads, 0, config.head_dim, config.rope_half_split)
-    if head_dim == config.head_dim:
+        stored = _neighbours(stored, heads, 0, layer.rotated, config.rope_half_split, after=own - layer.rotated)
+    if head_dim == own:
         return stored
     weight = whole(stored.weight)
-    return stored._replace(weight=replace(weight, rows=_padded_heads(weight.rows, heads, head_dim)))
+    return stored._replace(weight=replace(weight, rows=padded_heads(weight.rows, heads, head_dim)))
 
 
-def _head_count(config: Config, part: str) -> int:
-    return config.heads if part == "query" else config.kv_heads
+def _of_qkv(layer: _LayerParts, part: str) -> Stored:
+    """The part's rows of the weight that has all of queries, keys and values."""
+    stored = layer.weight("qkv")
+    weight = whole(stored.weight)
+    return stored._replace(weight=replace(weight, rows=np.ascontiguousarray(weight.rows[qkv_rows(layer.config, part)])))
 
 
-def _paired_vector(layer: _LayerParts, part: str, heads: int) -> np.ndarray:
+def _paired_vector(layer: _LayerParts, values: np.ndarray, heads: int) -> np.ndarray:
     """A vector of queries or keys, with rope pairs side by side."""
-    config, values = layer.config, layer.vector(part)
-    return values[neighbour_order(heads, 0, config.head_dim)] if config.rope_half_split else values
+    config = layer.config
+    if not config.rope_half_split:
+        return values
+    return values[neighbour_order(heads, 0, layer.rotated, layer.head_dim - layer.rotated)]
 
 
 def _bias(layer: _LayerParts, part: str, head_dim: int) -> np.ndarray:
     """Zeros where the part has none."""
-    heads, name = _head_count(layer.config, part), f"{part}_bias"
-    if not layer.has(name):
+    heads, name = layer.head_count(part), f"{part}_bias"
+    if layer.has("qkv_bias"):
+        values = layer.vector("qkv_bias")[qkv_rows(layer.config, part)]
+    elif layer.has(name):
+        values = layer.vector(name)
+    else:
         return np.zeros(heads * head_dim, np.float32)
-    values = layer.vector(name) if part == "value" else _paired_vector(layer, name, heads)
-    return _padded_heads(values[:, None], heads, head_dim)[:, 0]
-
-
-def _padded_heads(rows: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
-    """The rows of every head, and zeros up to head_dim of them: in all formats bytes of zero are zeros."""
-    own = len(rows) // heads
-    if own == head_dim:
-        return rows
-    padded = np.zeros((heads, head_dim, rows.shape[1]), rows.dtype)
-    padded[:, :own] = rows.reshape(heads, own, -1)
-    return padded.reshape(heads * head_dim, -1)
+    values = values if part == "value" else _paired_vector(layer, values, heads)
+    return padded_heads(values[:, None], heads, head_dim)[:, 0]
 
 
 def _grouped_as_latent(layer: _LayerParts) -> LatentWeights:
@@ -283,7 +329,7 @@ def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
         gate=gate[0] if gate else None,
         up=up,
         down=layer.packed(f"{prefix}down"),
-        gelu=layer.config.activation == "gelu_gated",
+        activation=_GATES.get(layer.config.activation, "silu"),
         gate_bias=gate_bias,
         up_bias=up_bias,
         down_bias=down_bias,
@@ -293,14 +339,22 @@ def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
 def _experts(layer: _LayerParts) -> ExpertWeights:
     experts, router = layer.config.experts, whole(layer.weight("router").weight)
     assert experts is not None
-    if layer.has("experts_gate_up"):
-        gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
+    if layer.has("experts_gate_up_in_turn_bias"):
+        in_turn = layer.experts_in_turn()
+        gate, up, down = map(layer.pack, in_turn[:3])
+        biases: tuple[np.ndarray | None, ...] = in_turn[3:]
     else:
-        gate, up = (layer.pack(layer.stack(f"experts_{part}")) for part in ("gate", "up"))
+        biases = tuple(layer.optional_vector(f"experts_{part}_bias") for part in FEED_FORWARD)
+        if layer.has("experts_gate_up"):
+            gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
+        else:
+            gate, up = (layer.pack(layer.stack(f"experts_{part}")) for part in ("gate", "up"))
+        down = layer.pack(layer.stack("experts_down"))
     return ExpertWeights(
         router=router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense()),
         bias=layer.optional_vector("correction"),
-        routed=FeedForward(gate, up, layer.pack(layer.stack("experts_down")), experts.count),
+        router_bias=layer.optional_vector("router_bias"),
+        routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
         shared=_dense(layer, "shared_") if experts.shared else None,
     )
 
@@ -313,18 +367,12 @@ def _halves(stored: Stored, blocks: int) -> list[Stored]:
     return [stored._replace(weight=replace(weight, rows=half)) for half in (first, second)]
 
 
-def neighbour_order(heads: int, start: int, width: int) -> np.ndarray:
-    """The rows of heads of start + width, the last `width` of each with the halves of a pair side by side."""
-    head = np.concatenate([np.arange(start), start + np.arange(width).reshape(2, -1).T.reshape(-1)])
-    return (np.arange(heads)[:, None] * len(head) + head).reshape(-1)
-
-
-def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool) -> Stored:
+def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool, after: int = 0) -> Stored:
     """A weight whose rows are in `neighbour_order`. half_split: whether they are not yet."""
     if not half_split:
         return stored
     weight = whole(stored.weight)
-    return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]))
+    return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width, after)]))
 
 
 def _pack_together(pack: Pack, *parts: Stored) -> Weight:

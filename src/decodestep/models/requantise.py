@@ -181,10 +181,12 @@ def _writing(target: Path) -> Iterator[None]:
 
 def _choose_type(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
     name = tensor.name
-    if len(tensor.shape) < 2 or any(part in name for part in _DENSE):
+    if len(tensor.shape) < 2 or name.endswith(".bias") or any(part in name for part in _DENSE):
         return tensor.type
     is_output = name == "output.weight" or (source.tied and name == "token_embd.weight")
     type_ = recipe.output if is_output else recipe.base
+    if tensor.type == Type.MXFP4 and type_ not in (Type.F32, Type.F16, Type.BF16):
+        return tensor.type  # in which the model was trained
     if name.startswith("blk."):
         _, layer, part, *_ = name.split(".")
         if (choice := _choice(recipe, part)) is not None:

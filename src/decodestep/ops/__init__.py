@@ -6,6 +6,7 @@ An operator's package has its name too. What is in it is imported from it, as by
 An operator's page, reference, kernels, tests and benchmark have the name of its folder here.
 """
 
+from decodestep.ops.causal_conv1d import causal_conv1d
 from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
@@ -17,6 +18,7 @@ from decodestep.ops.decoder_forward import (
     decoder_forward,
 )
 from decodestep.ops.expert_router import RouterRule, Routes, expert_router
+from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, linear
 from decodestep.ops.mixture_of_experts import FeedForward, mixture_of_experts
 from decodestep.ops.mla_attention import mla_attention
@@ -36,6 +38,7 @@ from decodestep.ops.mla_prolog import (
     to_nz,
 )
 from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.selective_state_update import selective_state_update
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
@@ -61,10 +64,12 @@ __all__ = [
     "apply_top_k_top_p",
     "cache_from_nz",
     "cache_to_nz",
+    "causal_conv1d",
     "decode_step",
     "decoder_forward",
     "expert_router",
     "from_nz",
+    "gated_delta_rule",
     "gather_cache",
     "linear",
     "mixture_of_experts",
@@ -74,6 +79,7 @@ __all__ = [
     "mla_prolog_v2",
     "mla_prolog_v3",
     "rms_norm",
+    "selective_state_update",
     "slots_from_block_table",
     "swiglu",
     "tensor_scatter",

@@ -17,6 +17,7 @@ ALIASES = {
     "max_completion_tokens": "max_new_tokens",
     "stop": "stop_strings",
     "n": "num_return_sequences",
+    "thinking_token_budget": "thinking_budget_tokens",
 }
 # Names that mean something else, or nearly the same, and what to look at.
 _NEAR = {

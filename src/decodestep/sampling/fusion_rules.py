@@ -20,6 +20,7 @@ from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling import parts
+from decodestep.sampling.thinking_budget import ThinkingBudget
 
 MakePart = Callable[[Any, int], Part]
 MakePartT = TypeVar("MakePartT", bound=MakePart)
@@ -169,6 +170,11 @@ def forced_bos(processor: p.ForcedBOSTokenLogitsProcessor, vocab: int) -> Part:
 @rule(p.ForcedEOSTokenLogitsProcessor, "force")
 def forced_eos(processor: p.ForcedEOSTokenLogitsProcessor, vocab: int) -> Part:
     return parts.force_at(processor.max_length - 1, processor.eos_token_id)
+
+
+@rule(ThinkingBudget, "force")
+def thinking_budget(processor: ThinkingBudget, vocab: int) -> Part:
+    return lambda history: processor.steps(history.tokens)
 
 
 # Temperature, filters, normalisation: they depend on the scores alone.

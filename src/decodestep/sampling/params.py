@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from decodestep._base.checks import refuse, require
 from decodestep.random import SEED_BITS, sample_seed
 from decodestep.sampling import request_formats, rules
+from decodestep.sampling.contradictions import refuse_contradictions
 from decodestep.sampling.field_aliases import rename_fields
 from decodestep.sampling.keyword_fields import read_defaults, sets_fields, takes_fields, with_defaults
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _OP = "SamplingParams"
 
 SAMPLERS = rules.SAMPLERS
-LANGUAGES = ("json_schema", "regex", "grammar")  # the fields with a constraint
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -30,7 +29,7 @@ class SamplingParams:
     `SamplingParams()` samples from the whole distribution. A field of several items accepts any iterable except strings and
     mappings, and holds a tuple; stop_strings may also be one string, and None is an empty tuple where that is the default.
     Mappings are copied. Objects are immutable (`replace` makes another) and hashable, equal if their fields are, and shown
-    with those that differ from their defaults. Of the constraints, json_schema, regex and grammar, at most one is given; the
+    with those that differ from their defaults. Of the constraints, json_schema, regex, grammar and choice, at most one is given; the
     text is valid where the row ends with "eos", else it is cut.
 
     Args:
@@ -113,11 +112,21 @@ class SamplingParams:
             `beam_search`.
         num_return_sequences: an integer in [1, 2^31). How many completions a prompt has: beams, at most num_beams, or
             samples with a seed each; greedy ones are equal.
-        json_schema: a mapping, a non-empty string or None. The text is JSON of this schema, a mapping or its JSON, in
-            the form of json.dumps; None is off.
+        json_schema: a mapping, a non-empty string, a Pydantic class or None. The text is JSON of this schema, a mapping
+            or its JSON, in the form of json.dumps; None is off.
         regex: a non-empty string or None. The text matches this expression as a whole; None is off.
         grammar: a non-empty string or None. The text is of this grammar, in llguidance's kind of Lark or llama.cpp's
             GBNF; None is off.
+        choice: at least one non-empty string or None. The text is one of these; None is off.
+        json_property_order: 'schema' or 'any'. The order of an object's properties, also in a grammar's schemas: that of
+            the schema, or any, where an object has at most 32.
+        disable_additional_properties: a bool. Whether objects with properties and without additionalProperties have no other
+            members, also in a grammar's schemas; False is the letter of JSON Schema.
+        thinking_budget_tokens: an integer in [-1, 2^31) or None. How many tokens the reasoning in the answer to a
+            conversation may have, from its opening mark on; then its closing mark is forced. 0 closes it at once; None
+            and -1 are off.
+        thinking_budget_message: a string of valid Unicode or None. Text that is put before a closing mark that is
+            forced; None is off.
         prediction: a string of valid Unicode or None. Text that the answer will probably repeat: faster, never other text;
             None is off.
         draft: a bool. Whether tokens may be drafted ahead, where `generate` or `Engine` drafts: faster, never other text.
@@ -125,6 +134,7 @@ class SamplingParams:
         max_completion_tokens: max_new_tokens by the name that OpenAI gives it.
         stop: stop_strings by the name that OpenAI and vLLM give it.
         n: num_return_sequences by the name that OpenAI and vLLM give it.
+        thinking_token_budget: thinking_budget_tokens by the name that vLLM gives it.
 
     Raises:
         RequestError: A value is outside its rule, fields contradict each other, or one is given twice. It is a ValueError.
@@ -192,11 +202,16 @@ class SamplingParams:
     json_schema: str | None
     regex: str | None
     grammar: str | None
+    choice: tuple[str, ...] | None
+    json_property_order: Literal["schema", "any"]
+    disable_additional_properties: bool
 
+    thinking_budget_tokens: int | None
+    thinking_budget_message: str | None
     prediction: str | None
     draft: bool
 
-    @sets_fields(_OP, lambda params: params._check())
+    @sets_fields(_OP, refuse_contradictions)
     def __init__(
         self,
         *,
@@ -253,64 +268,36 @@ class SamplingParams:
         length_penalty: float = 1.0,
         early_stopping: bool | Literal["never"] = False,
         num_return_sequences: int = 1,
-        json_schema: str | Mapping[str, Any] | None = None,
+        json_schema: str | Mapping[str, Any] | type | None = None,
         regex: str | None = None,
         grammar: str | None = None,
+        choice: Iterable[str] | None = None,
+        json_property_order: Literal["schema", "any"] = "schema",
+        disable_additional_properties: bool = True,
+        thinking_budget_tokens: int | None = None,
+        thinking_budget_message: str | None = None,
         prediction: str | None = None,
         draft: bool = True,
         max_tokens: int | None = 256,
         max_completion_tokens: int | None = 256,
         stop: str | Iterable[str] | None = (),
         n: int = 1,
+        thinking_token_budget: int | None = None,
     ) -> None: ...
 
     def __repr__(self) -> str:
         set_ = ((name, getattr(self, name)) for name in DEFAULTS)
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in set_ if value != DEFAULTS[name])})"
 
-    def _check(self) -> None:
-        """Refuses fields that contradict each other."""
-        self._check_beams()
-        self._check_watermark()
-        self._check_constraints()
-        self._check_samplers()
-
-    def _check_beams(self) -> None:
-        beams, groups, grouped = self.num_beams, self.num_beam_groups, self.num_beam_groups > 1
-        require(beams % groups == 0, _OP, "num_beam_groups", f"a divisor of num_beams {beams}", groups)
-        rule = "> 0 with several beam groups" if grouped else "0 without several beam groups"
-        require(grouped == (self.diversity_penalty > 0), _OP, "diversity_penalty", rule, self.diversity_penalty)
-        asked = self.prompt_logprobs
-        require(beams == 1 or asked is None, _OP, "prompt_logprobs", "None beside several beams", asked)
-        require(self.greedy or not grouped, _OP, "do_sample", "False with several beam groups", self.do_sample)
-        count = self.num_return_sequences
-        require(beams == 1 or count <= beams, _OP, "num_return_sequences", f"at most num_beams {beams}", count)
-
-    def _check_watermark(self) -> None:
-        config = self.watermarking_config or {}
-        rules.check_watermark(_OP, config)
-        rule = "without keys beside several beams: SynthID keeps the state of one row"
-        require(self.num_beams == 1 or "keys" not in config, _OP, "watermarking_config", rule, self.num_beams)
-
-    def _check_constraints(self) -> None:
-        asked = languages_of(self)
-        if asked:
-            require(len(asked) == 1, _OP, asked[-1], f"None beside {asked[0]}", getattr(self, asked[-1]))
-            require(self.num_beams == 1, _OP, asked[0], "None beside several beams", getattr(self, asked[0]))
-            require(not self.ignore_eos, _OP, "ignore_eos", f"False beside {asked[0]}, which ends the row", self.ignore_eos)
-
-    def _check_samplers(self) -> None:
-        missing = [] if self.samplers is None else [name for name in self.active_samplers if name not in self.samplers]
-        if missing:
-            names = ", ".join(missing)
-            rule = f"one that names {names}"
-            sentence = f"samplers must name {names} too, which would change something; got {self.samplers}"
-            refuse(_OP, "samplers", rule, self.samplers, sentence=sentence)
-
     @property
     def greedy(self) -> bool:
         """Whether the row takes the most likely token at every step."""
         return bool(not self.do_sample or self.temperature == 0)
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """thinking_budget_tokens; None for -1."""
+        return None if self.thinking_budget_tokens == -1 else self.thinking_budget_tokens
 
     @property
     def active_samplers(self) -> tuple[str, ...]:
@@ -383,11 +370,6 @@ class SamplingParams:
         """
         names = DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})
-
-
-def languages_of(params: SamplingParams) -> list[str]:
-    """Those of `LANGUAGES` that the params have."""
-    return [name for name in LANGUAGES if getattr(params, name) is not None]
 
 
 DEFAULTS = read_defaults(SamplingParams)

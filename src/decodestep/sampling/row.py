@@ -19,6 +19,7 @@ from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan
 from decodestep.sampling.row_processors import stateful_names
 from decodestep.sampling.text_stream import TextStream
+from decodestep.sampling.thinking_budget import ThinkingBudget
 from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace
 
@@ -45,6 +46,7 @@ class Row:
         ends: the tokens that end the row with "eos".
         started: time.monotonic() when it was added.
         constraint: of the row's text, or None.
+        budget: of its reasoning, or None.
         error: the exception of the reason "error".
         logprobs: of every token so far, if params.logprobs is set.
         prompt_logprobs: filled by the code that runs the prompt, if params.prompt_logprobs is set.
@@ -69,6 +71,7 @@ class Row:
     cached_tokens: int = 0
     drafted: dict[str, int] = field(default_factory=dict)
     accepted: dict[int, str] = field(default_factory=dict)
+    budget: ThinkingBudget | None = None
 
     @property
     def seed(self) -> int | None:
@@ -148,7 +151,7 @@ class Row:
     def can_go_back(self) -> bool:
         """Whether `truncate` may be called: nothing that the row keeps, but for its history, depends on its tokens."""
         stateful = stateful_names([processor for _, processor in self.plan.unfused])
-        return not (self.text or self.constraint or stateful or self.params.logprobs is not None)
+        return not (self.text or self.constraint or self.budget or stateful or self.params.logprobs is not None)
 
     def truncate(self, length: int) -> None:
         """Takes back all but the first `length` tokens, the prompt at least; if the row has ended, it runs again.

@@ -10,13 +10,15 @@ from typing import Any, Protocol
 from decodestep._base.checks import is_int, refuse, require, require_id_set, require_ids
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step.rows import new_row
+from decodestep.sampling.contradictions import languages_of
 from decodestep.sampling.param_steps import as_several, build_stages
-from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import build_plan
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
 from decodestep.sampling.rules import SEQUENCE_FIELDS, TOKEN_FIELDS
 from decodestep.sampling.text_stream import TextStream
+from decodestep.sampling.thinking_budget import ReasoningMarks, ThinkingBudget
 from decodestep.sampling.token_history import TokenHistory
 
 _OP = "Sampler"  # the class by which users know rows
@@ -74,6 +76,7 @@ class RowFactory:
         for name, function in functions.items():
             require(function is None or callable(function), _OP, name, "a function or None", function)
         self._token_bytes, self._spelled_bytes, self._encode = token_bytes, spelled_bytes, encode
+        self._marks: ReasoningMarks | None = None
         self._made = 0
 
     @classmethod
@@ -93,10 +96,11 @@ class RowFactory:
             encode=texts.encode_within,
         )
 
-    def showing(self, texts: Texts) -> RowFactory:
-        """A factory of rows with these texts, for which the processors are the same."""
+    def showing(self, texts: Texts, marks: ReasoningMarks | None = None) -> RowFactory:
+        """A factory of rows with these texts, for which the processors are the same. marks: those of reasoning, which rows with
+        a thinking budget need."""
         made = copy(self)
-        made._token_bytes, made._encode = texts.token_bytes, texts.encode_within
+        made._token_bytes, made._encode, made._marks = texts.token_bytes, texts.encode_within, marks
         return made
 
     @property
@@ -124,7 +128,9 @@ class RowFactory:
         (params,) = within_length(params, len(prompt)).samples()
         ends = self._ends if params.eos_token_id is None else frozenset(as_several(params.eos_token_id))
         constraint = self._constraint(params, len(prompt), ends)
-        own = [*self._processors.for_row(number, num_beams), *([] if constraint is None else [constraint])]
+        budget = self._budget(params, len(prompt))
+        kept = [each for each in (constraint, budget) if each is not None]
+        own = [*self._processors.for_row(number, num_beams), *kept]
         sizes = {"prompt_length": len(prompt), "vocab_size": self.vocab_size, "num_beams": num_beams}
         plan = build_plan(build_stages(params, eos_token_ids=ends, own=own, **sizes), self.vocab_size)
         history = TokenHistory(prompt)
@@ -143,7 +149,7 @@ class RowFactory:
         text = self._text(params)
         self._made += 1
         self._processors.served = True
-        return Row(params, history, plan, native, text, ends, time.monotonic(), constraint)
+        return Row(params, history, plan, native, text, ends, time.monotonic(), constraint, budget=budget)
 
     def _check(self, params: SamplingParams) -> None:
         require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams", params)
@@ -173,11 +179,25 @@ class RowFactory:
             language,
             getattr(params, language),
             prompt_length,
+            closed=params.disable_additional_properties,
+            order=params.json_property_order,
             token_bytes=self._token_bytes,
             encode=self._encode,
             vocab_size=self.vocab_size,
             ends=ends,
         )
+
+    def _budget(self, params: SamplingParams, prompt_length: int) -> ThinkingBudget | None:
+        """The thinking budget of params that have been checked."""
+        tokens, marks, name = params.thinking_budget, self._marks, "thinking_budget_tokens"
+        if tokens is None:
+            return None
+        if marks is None or self._spelled_bytes is None or self._encode is None:
+            refuse(_OP, name, "None for a prompt that is no conversation, as nothing says what marks reasoning", tokens)
+        message, closing = (self._encode(text) if text else [] for text in (params.thinking_budget_message, marks.closing))
+        if not closing:
+            refuse(_OP, name, f"None for a vocabulary without tokens of {marks.closing}", tokens)
+        return ThinkingBudget(tokens, marks, [*message, *closing], prompt_length, self._spelled_bytes)
 
     def _text(self, params: SamplingParams) -> TextStream | None:
         """The text of a row; None without token_bytes."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from decodestep._base.checks import UINT64, Phrase, describe, is_finite, is_int, is_real, is_uint64, refuse, require
+from decodestep.constraints.grammar import ORDERS
 from decodestep.sampling.frozen_mapping import FrozenMapping
 
 # The temperature and the filters in their default order: transformers 5.23's, each of ours after what it resembles.
@@ -137,6 +138,8 @@ def _is_unicode(value: object) -> bool:
 
 
 def _as_json(value: object) -> Any:
+    if isinstance(value, type) and hasattr(value, "model_json_schema"):  # a Pydantic class
+        value = value.model_json_schema()
     if not isinstance(value, Mapping):
         return value
     try:
@@ -162,9 +165,11 @@ ID_OR_IDS = Rule("a token id or several", lambda v: _is_id(v) or (_are_ids(v) an
 SEQUENCES = Rule("non-empty lists of ids", _are_sequences, _as_tuples)
 TEXT = Rule("a non-empty string", lambda v: isinstance(v, str) and bool(v))
 UNICODE = Rule("a string of valid Unicode", _is_unicode)
-SCHEMA = Rule("a mapping, a non-empty string", TEXT.legal, _as_json)
+SCHEMA = Rule("a mapping, a non-empty string, a Pydantic class", TEXT.legal, _as_json)
+SOME_STRINGS = Rule("at least one non-empty string", lambda v: _are_strings(v) and v != (), _as_tuples)
 STRINGS = Rule("non-empty strings", _are_strings, _as_strings)
 TOP_K = Rule("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31, lambda v: 0 if is_int(v) and v == -1 else v)
+BUDGET = Rule("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31)
 ID_BIASES = Rule("a mapping of ids to numbers below inf", lambda v: _are_biases(v, _is_id), _frozen)
 SEQUENCE_BIASES = Rule(
     "a mapping of tuples of ids to numbers below inf",
@@ -232,6 +237,11 @@ RULES = {
     "json_schema": or_none(SCHEMA),
     "regex": or_none(TEXT),
     "grammar": or_none(TEXT),
+    "choice": or_none(SOME_STRINGS),
+    "json_property_order": Rule("'schema' or 'any'", lambda v: isinstance(v, str) and v in ORDERS),
+    "disable_additional_properties": BOOL,
+    "thinking_budget_tokens": or_none(BUDGET),
+    "thinking_budget_message": or_none(UNICODE),
     "prediction": or_none(UNICODE),
     "draft": BOOL,
 }

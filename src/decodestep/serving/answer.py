@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
-from decodestep.sampling.params import languages_of
+from decodestep.sampling.contradictions import languages_of
 from decodestep.serving.choices import usage_object
 from decodestep.serving.errors import HttpError, http_error, refusal, too_long
 
@@ -62,7 +62,9 @@ class Answer:
                 if i and constrained and time.thread_time() - began > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
-                request = engine.submit(prompt, job.params, listener=listener, spelled=job.spelled, only_scored=job.only_scored)
+                request = engine.submit(
+                    prompt, job.params, listener=listener, spelled=job.spelled, marks=job.marks, only_scored=job.only_scored
+                )
                 self._requests.append(request)
                 self._require_few_logprobs()
         except RequestError as error:

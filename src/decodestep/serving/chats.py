@@ -10,7 +10,8 @@ from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.errors import ModelError, RequestError
 from decodestep.generation.prompts import RESERVED
-from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
+from decodestep.sampling.contradictions import LANGUAGES
+from decodestep.sampling.params import DEFAULTS, SamplingParams
 from decodestep.serving.errors import http_error, refusal
 from decodestep.serving.jobs import BuildWriter, Job, read_sampling
 from decodestep.serving.request_fields import object_field, require_short, texts
@@ -84,8 +85,11 @@ def chat_job(
     defaults: SamplingParams,
     build_writer: Callable[[AnswerFormat], BuildWriter],
 ) -> Job:
-    """The job of an answer to a conversation. most_characters: as for `chat_prompt`, and of the prediction. defaults: of the
-    sampling fields that the request leaves out. build_writer: of how the answer is read, makes what a `Job` has."""
+    """The job of an answer to a conversation.
+
+    most_characters: as for `chat_prompt`, and of the prediction. defaults: of the sampling fields that the request leaves out,
+    and of its thinking budget. build_writer: of how the answer is read, makes what a `Job` has.
+    """
     require_short([*texts(chat.sampling.get("prediction"))], most_characters, "prediction")
     ids, format_ = chat_prompt(model, chat, most_characters)
     required = format_.tools is not None and format_.tools.required
@@ -103,7 +107,17 @@ def chat_job(
     if format_.tools is None:
         names["tools"] = names.get("response_format", "response_format")  # from which a grammar comes then
     sampling = read_sampling(chat.sampling, defaults, constraint=constraint, names=names)
-    return Job([ids], sampling.params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
+    if bound and sampling.params.thinking_budget is not None:
+        budget = chat.names.get("thinking_budget_tokens", "thinking_budget_tokens")
+        raise refusal(budget, f"omitted beside {', '.join(LANGUAGES[:-1])} and {LANGUAGES[-1]}, which bind the reasoning too")
+    params = sampling.params if bound else _with_budget(sampling.params, defaults)
+    return Job([ids], params, build_writer(format_), chat.stream, sampling.field_of, answer=format_)
+
+
+def _with_budget(params: SamplingParams, defaults: SamplingParams) -> SamplingParams:
+    """The params with the thinking budget and its message of `defaults`, as far as the request has none."""
+    names = ("thinking_budget_tokens", "thinking_budget_message")
+    return params.replace(**{name: getattr(defaults, name) for name in names if getattr(params, name) is None})
 
 
 def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,8 +121,10 @@ class Server:
             raise
 
         async def close() -> None:
-            await answer.close()
-            use.release()
+            try:
+                await answer.close()
+            finally:
+                use.release()
 
         if answer.stream:
             return EventStream(answer.events(), close)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from decodestep._base.checks import Phrase, require
 from decodestep.errors import RequestError
 from decodestep.models.sampling_defaults import with_defaults
+from decodestep.sampling.contradictions import languages_of
 from decodestep.sampling.field_aliases import ALIASES
-from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.request_formats import OPENAI_NAMES
+from decodestep.sampling.thinking_budget import ReasoningMarks
 from decodestep.serving.answer_writer import AnswerWriter
 from decodestep.serving.errors import HttpError, http_error, refusal
 
@@ -56,6 +58,11 @@ class Job:
     def spelled(self) -> Collection[str]:
         """The names of control tokens that appear in the text."""
         return () if self.answer is None else self.answer.spelled
+
+    @property
+    def marks(self) -> ReasoningMarks | None:
+        """Those of the reasoning in the answer; None of a completion."""
+        return None if self.answer is None else self.answer.marks
 
     def refusal(self, error: RequestError) -> HttpError:
         """The response to an error of the engine, in the words of the request."""

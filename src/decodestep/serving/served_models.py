@@ -114,6 +114,7 @@ class ServedModels:
         sources: at least one.
         max_rows, max_waiting, draft: as for `Engine`, of each model.
         default_params: of what requests leave out; None for each model's own.
+        thinking: the thinking budget of requests that have none, and its message: these two fields of SamplingParams.
         most_loaded: how many models may be loaded together; None for as many as memory has room for.
         unload_after: seconds without a use, after which a model is unloaded; None for never.
     """
@@ -126,12 +127,14 @@ class ServedModels:
         max_waiting: int = 256,
         draft: Draft = "auto",
         default_params: SamplingParams | None = None,
+        thinking: SamplingParams | None = None,
         most_loaded: int | None = None,
         unload_after: float | None = None,
     ) -> None:
         self._entries = {name: _Entry(name, source) for name, source in sources.items()}
         self._max_rows, self._max_waiting, self._draft = max_rows, max_waiting, draft
         self._default_params, self._most_loaded, self._unload_after = default_params, most_loaded, unload_after
+        self._thinking = thinking or SamplingParams()
         self._changed = threading.Condition()
         self._loading = threading.Lock()  # held while a model is loaded or unloaded, and until there is room for it
         self._closing = self._starting = False
@@ -258,9 +261,11 @@ class ServedModels:
             size = entry.source.fetch()
             with self._loading:
                 self._make_room(size + _BESIDE)
-                found: ServedModel | Exception = self._new_served(entry)
+                self._end_load(entry, self._new_served(entry))
         except Exception as error:
-            found = self._failure(entry.name, error)
+            self._end_load(entry, self._failure(entry.name, error))
+
+    def _end_load(self, entry: _Entry, found: ServedModel | Exception) -> None:
         with self._changed:
             closing, entry.moving = self._closing, False
             if isinstance(found, Exception):
@@ -274,7 +279,10 @@ class ServedModels:
 
     def _new_served(self, entry: _Entry) -> ServedModel:
         model = entry.source.load(lambda done, layers: self._require_open())
-        default_params = model.default_params if self._default_params is None else self._default_params
+        default_params = (model.default_params if self._default_params is None else self._default_params).replace(
+            thinking_budget_tokens=self._thinking.thinking_budget_tokens,
+            thinking_budget_message=self._thinking.thinking_budget_message,
+        )
         engine = Engine(model, max_rows=self._max_rows, max_waiting=self._max_waiting, draft=self._draft, deliver=self._deliver)
         return ServedModel(entry.name, engine, default_params)
 

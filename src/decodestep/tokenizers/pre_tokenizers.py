@@ -71,12 +71,12 @@ PRE_TOKENIZERS = {
 _LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")  # besides llama-bpe, whose rules they share
 # Other names of the same patterns, as in llama.cpp. Granite 3 has refact, Granite 4 dbrx.
 _SAME = {
-    "smollm": ("refact", "starcoder", "minerva-7b"),
-    "gpt-2": ("gigachat", "mellum", "trillion", "a.x-4.0"),
+    "smollm": ("refact", "starcoder", "minerva-7b", "command-r"),
+    "gpt-2": ("gigachat", "mellum", "trillion", "a.x-4.0", "exaone4", "olmo"),
     "llama-bpe": (*_LLAMA3_NAMES, "glm4", "chatglm-bpe", "smaug-bpe", "dbrx"),
-    "qwen2": ("deepseek-r1-qwen", "megrez"),
-    "deepseek-v3": ("joyai-llm",),
-    "gpt-4o": ("kanana2",),
+    "qwen2": ("deepseek-r1-qwen", "megrez", "hunyuan"),
+    "deepseek-v3": ("joyai-llm", "hunyuan-dense"),
+    "gpt-4o": ("kanana2", "minimax-m2"),
 }
 PRE_TOKENIZERS |= {name: PRE_TOKENIZERS[usual] for usual, names in _SAME.items() for name in names}
 # Those whose models have read text in Unicode's normal form C alone; the file does not say so.

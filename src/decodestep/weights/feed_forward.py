@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from decodestep._base.checks import Phrase, is_int, refuse, require, shape_text
+from decodestep._base.checks import Phrase, is_int, refuse, require, require_choice, shape_text
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import PANEL, LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _CLASS = "FeedForward"
+GATES = ("silu", "gelu", "clamped_silu")  # activations of a gate; their places are the numbers of the core
 
 Weight: TypeAlias = PackedWeight | LinearPanels | DeviceRows
 
@@ -24,8 +25,9 @@ Weight: TypeAlias = PackedWeight | LinearPanels | DeviceRows
 class FeedForward:
     """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
 
-    With gate = None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's activation is the tanh form of GELU instead of SiLU;
-    it needs a gate. Biases are added to each product. A weight is a `PackedWeight`, as GGUF files store experts, a
+    With gate = None, y = max(x @ up, 0)^2 @ down. In swiglu the `activation` may be another than SiLU, if there is a gate: the
+    tanh form of GELU; or clamped SiLU, with which g = min(gate, 7) and swiglu is g / (1 + exp(-1.702 g)) * (up + 1) of up
+    brought into [-7, 7]. Biases are added to each product. A weight is a `PackedWeight`, as GGUF files store experts, a
     `LinearPanels` packed from one, or a `DeviceRows`, for kernels on a device. In panels F and He must be multiples of 32 if
     count is more than 1, so that no panel belongs to two blocks.
 
@@ -34,7 +36,7 @@ class FeedForward:
         up: likewise.
         down: (F, count * He); block e has the outputs from e * He on.
         count: 1 or more.
-        gelu: whether GELU takes the place of SiLU.
+        activation: of the gate: "silu", "gelu" or "clamped_silu".
         gate_bias: float32, one value for each output, added to the outputs of gate; or None.
         up_bias: likewise, of up.
         down_bias: likewise, of down.
@@ -47,15 +49,14 @@ class FeedForward:
     up: Weight
     down: Weight
     count: int = 1
-    gelu: bool = False
+    activation: str = "silu"
     gate_bias: np.ndarray | None = None
     up_bias: np.ndarray | None = None
     down_bias: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         require(is_int(self.count) and self.count > 0, _CLASS, "count", "an integer > 0", self.count)
-        ok = self.gelu is False or (self.gelu is True and self.gate is not None)
-        require(ok, _CLASS, "gelu", "a bool" if self.gate is not None else "False without a gate", self.gelu)
+        require_choice(_CLASS, "activation", self.activation, GATES if self.gate is not None else GATES[:1])
         for name in ("gate", "up", "down"):
             weight = getattr(self, name)
             if weight is None and name == "gate":
@@ -126,7 +127,7 @@ class FeedForward:
             None if bias is None else bias.reshape(self.count, -1)[number]
             for bias in (self.gate_bias, self.up_bias, self.down_bias)
         )
-        return FeedForward(gate[0] if gate else None, up, down, 1, self.gelu, *biases)
+        return FeedForward(gate[0] if gate else None, up, down, 1, self.activation, *biases)
 
 
 def on_host(weight: Weight) -> PackedWeight | LinearPanels:

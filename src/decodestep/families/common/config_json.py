@@ -12,15 +12,24 @@ from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WID
 from decodestep.files import metadata as md
 from decodestep.files.model_folder import ModelFolder
 
+FIXED = "fixed"  # a rope type whose base is stretched by alpha, whatever the length of a text
+
 
 class Keys:
     """config.json combined with the defaults of its family; a key is read as `files.metadata` reads it.
 
-    aliases: keys that count as another one, which they replace.
+    aliases: keys that count as another one, which they replace. rope_types: likewise of types of rope.
     """
 
-    def __init__(self, folder: ModelFolder, model_type: str, defaults: Mapping[str, Any], aliases: Mapping[str, str]) -> None:
-        self.path, self.model_type = folder.path, model_type
+    def __init__(
+        self,
+        folder: ModelFolder,
+        model_type: str,
+        defaults: Mapping[str, Any],
+        aliases: Mapping[str, str],
+        rope_types: Mapping[str, str],
+    ) -> None:
+        self.path, self.model_type, self.rope_types = folder.path, model_type, rope_types
         found = {key: folder.config.get(name) for name, key in aliases.items()}
         data = {**defaults, **folder.config, **{key: value for key, value in found.items() if value is not None}}
         self._data = {f"config.json: {key}": value for key, value in data.items()}
@@ -72,9 +81,12 @@ class RopeParameters:
             found |= own if slides else own | scaling
         self._prefix = f"config.json: {place}."
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
-        self.rope_type = md.text(self._data, f"{self._prefix}rope_type", found.get("type", "default"))
-        if any(where.get("partial_rotary_factor") not in (None, 1.0) for where in (found, keys)):
-            raise keys.refusal("partial_rotary_factor is not supported")
+        named = md.text(self._data, f"{self._prefix}rope_type", found.get("type", "default"))
+        self.rope_type = keys.rope_types.get(named, named)
+        part = found.get("partial_rotary_factor", keys.get("partial_rotary_factor"))  # of a head's columns, with rope
+        self.part = (
+            None if part is None else md.number({"partial_rotary_factor": part}, "partial_rotary_factor", least=0.0, most=1.0)
+        )
         theta = keys.get("rope_local_base_freq" if slides else "rope_theta")
         key = f"{self._prefix}truncate"
         self.truncate = md.flag({key: outer.get("truncate", True) or False}, key, True)  # of YaRN; null is false
@@ -85,6 +97,12 @@ class RopeParameters:
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self._data, self._prefix + key, default, least=least, most=most)
+
+    def base(self, width: int) -> float:
+        """theta, or what a fixed factor makes of it for a rope of this width."""
+        if self.rope_type != FIXED:
+            return self.theta
+        return self.theta * self.number("alpha", least=LEAST_FACTOR, most=MOST_FACTOR) ** (width / (width - 2))
 
     def divisors(self, key: str, count: int) -> np.ndarray:
         """`count` numbers by which frequencies are divided."""

@@ -31,7 +31,10 @@ def no_rope(keys: GgufKeys, width: int) -> Rope:
 
 
 class FileAttention(Protocol):
-    """Attention in a GGUF file: `GroupedFile` or `LatentFile`."""
+    """Attention in a GGUF file: `GroupedFile` or `LatentFile`. parts: those of a layer that all of its kind have."""
+
+    @property
+    def parts(self) -> frozenset[str]: ...
 
     def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         """The fields of attention. common: those that all models have."""
@@ -41,7 +44,10 @@ class FileAttention(Protocol):
 
 
 class FolderAttention(Protocol):
-    """Attention in config.json: `GroupedKeys` or `LatentKeys`."""
+    """Attention in config.json: `GroupedKeys` or `LatentKeys`. parts: those of a layer that all of its kind have."""
+
+    @property
+    def parts(self) -> frozenset[str]: ...
 
     def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
         """The fields of attention. common: those that all models have."""
@@ -53,7 +59,9 @@ class Layers:
 
     query_key_norm: QueryKeyNorm | None = None
     block_norms: BlockNorms = "before"
+    centred_norms: bool = False
     activation: str = "swiglu"
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,13 +69,14 @@ class Architecture:
     """A family as a GGUF file of llama.cpp's.
 
     name: that general.architecture. layers: what all its layers have. rope_half_split: as in `Config`.
+    tensors: the names of the parts of a layer that differ from those of `names.GGUF`.
     experts: the mixture of experts of a file; None: files with experts are refused.
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
     rope_flag: the key that says whether there is a rope; None: there is. second_rope: rope 1 of `GroupedConfig`,
         for heads of a width.
     yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
-        does not read that key.
+        does not read that key. yarn_truncates: whether the ends of YaRN's ramp are rounded, for which a file has no key.
 
     Of what is written:
     feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of
@@ -81,12 +90,14 @@ class Architecture:
     attention: FileAttention
     layers: Layers = Layers()
     rope_half_split: bool = False
+    tensors: Mapping[str, str] = field(default_factory=dict)
     experts: Callable[[GgufKeys, Fields], Experts | None] | None = None
     more: Callable[[GgufKeys, Fields], Fields] = nothing
     check: Callable[[GgufKeys, Fields], None] = no_objection
     rope_flag: str | None = None
     second_rope: Callable[[GgufKeys, int], Rope] = no_rope
     yarn_multiplier: float | None = None
+    yarn_truncates: bool = True
     feed_forward_biases: bool = False
     output_bias: bool = True
     rope_divisors: bool = False
@@ -94,6 +105,10 @@ class Architecture:
     written: Callable[[Config], Fields] = nothing
     refused: Callable[[Config, Mapping[str, np.ndarray]], str | None] = no_objection
     scaled_scores: Callable[[Fields], str | None] = no_objection
+
+    @property
+    def tensor_names(self) -> dict[str, str]:
+        return names.changed(names.GGUF, names.of_gguf_layers(self.tensors))
 
     def yarn_strength(self, keys: GgufKeys) -> float:
         """transformers' mscale_all_dim; 0 if the file has none."""
@@ -117,11 +132,14 @@ class ModelType:
     name: that model_type. written_as: the architecture of a GGUF file of it. layers: what all its layers have.
     defaults: of transformers' class, for missing keys. aliases: keys that the class reads as another one, which they replace.
     taken_for: keys with which transformers takes the folder for another model_type.
-    activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: whether the class reads
-        that key.
+    activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: the key
+        that says whether the products of dense blocks have biases; None: they have none.
     experts: the mixture of experts; None: it has none. next_token_layers: whether layers for next-token prediction
         may follow the last one.
     more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
+    sizes_by_layer: whether per_layer_config may have sizes of single layers, which `attention` reads.
+    rope_types: of rope types, those that the class takes for another one. query_growth: the rope's key of how queries grow with
+        their position; None: they do not.
     has_rope: whether there is a rope. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
         one for "sliding_attention"; otherwise a layer whose rope is another one has none.
     tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. norm_shift: as in `Config`.
@@ -138,11 +156,14 @@ class ModelType:
     taken_for: Mapping[str, ModelType] = field(default_factory=dict)
     activation: Activation = Activation()
     feed_forward: str = "intermediate_size"
-    mlp_bias: bool = False
+    mlp_bias: str | None = None
     experts: Callable[[Keys, int], Experts | None] | None = None
     next_token_layers: bool = False
     more: Callable[[Keys, Fields], Fields] = nothing
     check: Callable[[Keys, Fields], None] = no_objection
+    sizes_by_layer: bool = False
+    rope_types: Mapping[str, str] = field(default_factory=dict)
+    query_growth: str | None = None
     has_rope: Callable[[Keys], bool] = lambda keys: True
     ropes_by_layer_type: bool = False
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -152,14 +173,32 @@ class ModelType:
 
     @property
     def tensor_names(self) -> dict[str, str]:
-        """The tensor names of its parts; one that its family gives to another part is no longer that of the usual one."""
-        own = names.layer_names(self.tensors)
-        return {part: name for part, name in names.FOLDER.items() if name not in own.values()} | own
+        return names.changed(names.FOLDER, names.layer_names(self.tensors))
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A folder with a text model beside others, of images or sounds, which are left out.
+
+    name: its model_type. unsaid: that of a text_config without one. prefixes: what the names of the text model's tensors begin
+    with, and what takes its place.
+    """
+
+    name: str
+    unsaid: str
+    prefixes: Mapping[str, str] = field(
+        default_factory=lambda: {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."}
+    )
 
 
 @dataclass(frozen=True)
 class Family:
-    """`FAMILY` of the family's file. types: as folders. gguf: as a GGUF file; None: it is written as another family's."""
+    """`FAMILY` of the family's file.
+
+    types: as folders. gguf: as a GGUF file; None: it is written as another family's. wrappers: folders that have one beside
+    other models.
+    """
 
     types: tuple[ModelType, ...] = ()
     gguf: Architecture | None = None
+    wrappers: tuple[Wrapper, ...] = ()

@@ -27,7 +27,7 @@ class ExpertKeys:
     """The mixture of experts of a folder.
 
     sparse: which of so many layers have experts. rule: how they are selected. count, shared: the keys of their number, and of
-    the shared ones; None: there are none. corrected: as in `Experts`.
+    the shared ones; None: there are none. corrected, biases: as in `Experts`. width: the key of that of an expert.
     """
 
     sparse: Callable[[Keys, int], tuple[bool, ...]]
@@ -35,15 +35,17 @@ class ExpertKeys:
     count: str
     shared: str | None
     corrected: bool
+    width: str = "moe_intermediate_size"
+    biases: bool = False
 
     def __call__(self, keys: Keys, layers: int) -> Experts | None:
         sparse = self.sparse(keys, layers)
         if not any(sparse):
             return None
-        count, width = keys.size(self.count, most=MAX_EXPERTS), keys.size("moe_intermediate_size")
+        count, width = keys.size(self.count, most=MAX_EXPERTS), keys.size(self.width)
         shared = 0 if self.shared is None else width * keys.size(self.shared, least=0, most=MAX_EXPERTS)
         rule = _checked(self.rule(keys), count, f"{keys.path}: config.json", _FOLDER_RULE)
-        return Experts(count, width, shared, rule, self.corrected, sparse)
+        return Experts(count, width, shared, rule, self.corrected, sparse, self.biases)
 
 
 class Gating(NamedTuple):
@@ -63,14 +65,18 @@ def stored_gating(keys: GgufKeys, unsaid: str = "softmax") -> Gating:
     return Gating(_SCORES[function], keys.flag("expert_weights_norm"), scale)
 
 
-def file_experts(gating: Callable[[GgufKeys, Fields], Gating]) -> Callable[[GgufKeys, Fields], Experts | None]:
-    """Reads the mixture of experts of a GGUF file."""
+def file_experts(
+    gating: Callable[[GgufKeys, Fields], Gating], *, biases: bool = False
+) -> Callable[[GgufKeys, Fields], Experts | None]:
+    """Reads the mixture of experts of a GGUF file. biases: as in `Experts`."""
 
     def read(keys: GgufKeys, common: Fields) -> Experts | None:
         count, layers = keys.size("expert_count", 0, least=0, most=MAX_EXPERTS), common["layers"]
         dense = keys.size("leading_dense_block_count", 0, least=0, most=MAX_LAYERS)
         if not count or dense >= layers:
             return None
+        step = keys.size("interleave_moe_layer_step", 1, most=MAX_LAYERS)
+        sparse = tuple(i >= dense and (i + 1) % step == 0 for i in range(layers))
         own, width = gating(keys, common), keys.size_of_layers("expert_feed_forward_length")
         groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
         rule = RouterRule(
@@ -88,8 +94,9 @@ def file_experts(gating: Callable[[GgufKeys, Fields], Gating]) -> Callable[[Gguf
             width,
             shared=width * keys.size("expert_shared_count", 0, least=0, most=MAX_EXPERTS),
             rule=_checked(rule, count, str(keys.file.path), said),
-            corrected=any(names.GGUF["correction"].format(i=i) in keys.file.tensors for i in range(dense, layers)),
-            layers=tuple(i >= dense for i in range(layers)),
+            corrected=any(names.GGUF["correction"].format(i=i) in keys.file.tensors for i in range(layers)),
+            layers=sparse,
+            biases=biases,
         )
 
     return read

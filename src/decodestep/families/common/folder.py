@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count, takewhile
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from decodestep.decoding import rope
 from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
-from decodestep.families.common import names
+from decodestep.families.common import config_json, names
 from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Fields, ModelType
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MOST_FACTOR
@@ -22,16 +23,16 @@ _STRETCH = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
 def read_keys(folder: ModelFolder) -> tuple[ModelType, Keys]:
     """Raises ModelError for a model_type that is not supported."""
     found = read_model_type(folder)
-    return found, Keys(folder, found.name, found.defaults, found.aliases)
+    return found, Keys(folder, found.name, found.defaults, found.aliases, found.rope_types)
 
 
 def read_config(folder: ModelFolder) -> Config:
     """A model's sizes from config.json. Raises ModelError for an unsupported architecture or size."""
     model_type, keys = read_keys(folder)
-    _check_quantization(keys)
+    _check_quantization(keys, model_type)
     if "is_causal" in folder.config and folder.config["is_causal"] is not True:
         raise keys.refusal("is_causal false, bidirectional attention, is not supported")
-    if keys.get("per_layer_config"):
+    if keys.get("per_layer_config") and not model_type.sizes_by_layer:
         raise keys.refusal("per_layer_config, sizes of single layers, is not supported")
     activation, layers = model_type.activation, keys.size("num_hidden_layers", most=MAX_LAYERS)
     if keys.get(activation.key) not in activation.names:
@@ -46,20 +47,19 @@ def read_config(folder: ModelFolder) -> Config:
         "heads": keys.size("num_attention_heads", most=MAX_HEADS),
         "feed_forward": keys.size(model_type.feed_forward),
         "context": keys.size("max_position_embeddings", most=MAX_CONTEXT),
-        "norm_eps": keys.number("rms_norm_eps", least=1e-30, most=1.0),
+        "norm_eps": keys.number(f"{'layer' if model_type.layers.centred_norms else 'rms'}_norm_eps", least=1e-30, most=1.0),
         # A head of its own counts, as in transformers, which ties nothing where the two differ.
         "tied": keys.flag("tie_word_embeddings") and names.FOLDER["output"] not in folder.tensors,
-        "biases": keys.flag("mlp_bias") and model_type.mlp_bias,
+        "biases": model_type.mlp_bias is not None and keys.flag(model_type.mlp_bias),
         "activation": model_type.layers.activation,
         "block_norms": model_type.layers.block_norms,
+        "centred_norms": model_type.layers.centred_norms,
         "norm_shift": model_type.norm_shift,
     }
     attention = model_type.attention.read(keys, common, model_type)
     model_type.check(keys, common)
     config = Config(
-        **common,
-        **attention,
-        **model_type.more(keys, common),
+        **(common | attention | model_type.more(keys, common)),
         experts=None if model_type.experts is None else model_type.experts(keys, layers),
     )
     return _with_next_token_layers(config, folder, model_type.tensor_names) if model_type.next_token_layers else config
@@ -72,16 +72,19 @@ def _with_next_token_layers(config: Config, folder: ModelFolder, table: dict[str
     return names.with_next_token_layers(config, table, has, sum(1 for _ in found))
 
 
-def _check_quantization(keys: Keys) -> None:
-    """Refuses quantised weights, except float8 with a scale for each 128 x 128."""
+def _check_quantization(keys: Keys, model_type: ModelType) -> None:
+    """Refuses quantised weights, except float8 with a scale for each 128 x 128 or each weight, and experts in MXFP4."""
     found = keys.get("quantization_config")
     if found is None:
         return
     if not isinstance(found, dict):
         raise keys.refusal("quantization_config must be an object")
+    if "experts_gate_up_in_turn_blocks" in model_type.tensors and found.get("quant_method") == "mxfp4":
+        return
     for name, supported in {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}.items():
         value = found.get(name, "e4m3" if name == "fmt" else None)
-        if value != supported:
+        per_tensor = name == "weight_block_size" and name in found and value is None
+        if value != supported and not per_tensor:
             raise keys.refusal(f"quantization_config of {name} {value!r} is not supported ({supported!r} is)")
 
 
@@ -91,20 +94,33 @@ def read_ropes(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     if not model_type.has_rope(keys):
         return (rope.none(config.head_dim),)
     if model_type.ropes_by_layer_type:
-        full, sliding = (_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
+        full, sliding = (
+            _rope(keys, config, RopeParameters(keys, f"{kind}_attention"), config.rope_width(index))
+            for index, kind in enumerate(("full", "sliding"))
+        )
         if sliding.long_frequencies is not None:
             raise keys.refusal("rope_type 'longrope' of sliding_attention is not supported")
         first, second = full, sliding
     else:
-        first, second = _rope(keys, config, RopeParameters(keys)), rope.none(config.head_dim)
+        first, second = _rope(keys, config, RopeParameters(keys), config.rotated), rope.none(config.rotated)
+        if model_type.query_growth is not None:
+            first = _growing(first, RopeParameters(keys), model_type.query_growth, config.context)
     return (first, second) if any(config.grouped.ropes) else (first,)
 
 
-def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
-    width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
+def _growing(first: Rope, p: RopeParameters, key: str, context: int) -> Rope:
+    """The rope of queries that grow, from the context before it was extended on."""
+    return replace(first, query_growth=p.number(key, least=0.0, most=1e3), query_interval=p.original(context))
+
+
+def _rope(keys: Keys, config: Config, p: RopeParameters, width: int) -> Rope:
+    if p.rope_type == "proportional":
+        return Rope(rope.proportional(p.theta, width, p.part or 1.0) / np.float32(p.number("factor", 1.0, **_STRETCH)))
+    if p.part not in (None, 1.0) and config.grouped.rope_dim is None:
+        raise keys.refusal("partial_rotary_factor is not supported")
     match p.rope_type:
-        case "default":
-            return Rope(rope.plain(p.theta, width))
+        case "default" | config_json.FIXED:
+            return Rope(rope.plain(p.base(width), width))
         case "linear":
             return Rope(rope.plain(p.theta, width) / np.float32(p.number("factor", **_STRETCH)))
         case "llama3":

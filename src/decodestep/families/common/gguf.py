@@ -13,6 +13,7 @@ from decodestep.families.common import names
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.gguf_rope import first_rope
 from decodestep.families.common.registry import ARCHITECTURES
+from decodestep.families.common.unknown import describe
 
 
 def read_config(file: Described) -> Config:
@@ -23,28 +24,30 @@ def read_config(file: Described) -> Config:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         supported = ", ".join(map(repr, ARCHITECTURES))
-        raise ModelError(f"{file.path}: architecture {name!r} is not supported ({supported} are)")
+        told = describe(file.tensors, ARCHITECTURES)
+        raise ModelError(f"{file.path}: architecture {name!r} is not supported ({supported} are){told}")
     architecture, keys = ARCHITECTURES[name], GgufKeys(file, name)
-    common = keys.common()
+    common = keys.common(architecture.layers.centred_norms)
     architecture.check(keys, common)
     attention = architecture.attention.read(keys, common, architecture)
     if architecture.experts is None and keys.size("expert_count", 0, least=0):
         raise keys.refusal("experts are not supported")
     experts = None if architecture.experts is None else architecture.experts(keys, common)
     dense_width = None if experts is None or not all(experts.layers) else experts.width  # which no layer has
+    table = architecture.tensor_names
     biased = architecture.feed_forward_biases and any(names.has_bias(file.tensors, part) for part in names.FEED_FORWARD)
+    own = {"feed_forward": 0} | architecture.more(keys, common)
+    own["feed_forward"] = own["feed_forward"] or keys.size_of_layers("feed_forward_length", dense_width)
     config = Config(
-        **common,
-        **attention,
-        **architecture.more(keys, common),
-        feed_forward=keys.size_of_layers("feed_forward_length", dense_width),
+        **(common | attention | own),
         rope_half_split=architecture.rope_half_split,
         experts=experts,
         biases=biased,
         activation=architecture.layers.activation,
         block_norms=architecture.layers.block_norms,
+        centred_norms=architecture.layers.centred_norms,
     )
-    return names.with_next_token_layers(config, names.GGUF, file.tensors.__contains__, keys.next_token_layers())
+    return names.with_next_token_layers(config, table, file.tensors.__contains__, keys.next_token_layers())
 
 
 def read_ropes(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
@@ -52,4 +55,4 @@ def read_ropes(file: Described, config: Config, vector: Callable[[str, int], np.
     name and length."""
     keys, architecture = GgufKeys(file, config.architecture), ARCHITECTURES[config.architecture]
     first = first_rope(keys, architecture, config, vector)
-    return (first, architecture.second_rope(keys, config.head_dim)) if any(config.grouped.ropes) else (first,)
+    return (first, architecture.second_rope(keys, config.rope_width(1))) if any(config.grouped.ropes) else (first,)

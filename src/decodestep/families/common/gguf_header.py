@@ -18,6 +18,7 @@ from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.experts import written_experts
 from decodestep.families.common.folder import read_keys
+from decodestep.families.common.gguf_keys import NORM_EPS
 from decodestep.families.common.names import NamedTensor
 from decodestep.files.model_folder import ModelFolder
 
@@ -85,7 +86,7 @@ def _tensors(architecture: Architecture, keys: Keys, config: Config) -> list[tup
         return ("attn_kv_b" in name and not architecture.split_up_projections) or ".nextn." in name
 
     try:
-        tensors = list(names.list_tensors(config, names.GGUF, has))
+        tensors = list(names.list_tensors(config, architecture.tensor_names, has))
     except KeyError as error:
         raise keys.refusal(f"a GGUF file has no name for {error}") from error
     empty = next((tensor.name for _, tensor in tensors if 0 in tensor.shape), None)
@@ -122,7 +123,7 @@ def _size_keys(architecture: Architecture, config: Config) -> Fields:
         "vocab_size": config.vocab_size,
         "attention.head_count": config.heads,
         "attention.head_count_kv": config.kv_heads,
-        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        f"attention.{NORM_EPS[config.centred_norms]}": config.norm_eps,
     }
     if config.next_token_layers:
         made["nextn_predict_layers"] = config.next_token_layers
@@ -144,7 +145,9 @@ def _rope_keys(
     if architecture.rope_flag is not None and not ropes[0].inverse_frequencies.any():
         return {architecture.rope_flag: False}, {}
     p = RopeParameters(keys, "full_attention" if model_type.ropes_by_layer_type else None)
-    made: Fields = {"rope.freq_base": p.theta}
+    made: Fields = {"rope.freq_base": p.base(config.rotated)}
+    if ropes[0].query_growth:
+        made["attention.temperature_scale"] = ropes[0].query_growth
     if model_type.ropes_by_layer_type:
         made["rope.freq_base_swa"] = RopeParameters(keys, "sliding_attention").theta
     if p.rope_type in ("linear", "yarn"):
@@ -154,7 +157,11 @@ def _rope_keys(
     if p.rope_type == "yarn":
         made |= _yarn_keys(p, architecture, config, original, ropes[0].factor / rope.yarn_growth(stretch))
     if p.rope_type == "llama3" and architecture.rope_divisors:
-        return made, {names.ROPE_DIVISORS: rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
+        return made, {names.ROPE_DIVISORS: rope.plain(p.theta, config.rotated) / ropes[0].inverse_frequencies}
+    if p.rope_type == "proportional":
+        turned, every = ropes[0].inverse_frequencies, rope.plain(p.theta, config.rope_width(0))
+        divisors = np.divide(every, turned, out=np.full_like(every, 1e30), where=turned > 0)
+        return made, {names.ROPE_DIVISORS: divisors}
     if p.rope_type == "longrope":
         made |= {"rope.scaling.type": p.rope_type, "rope.scaling.original_context_length": p.original(config.context)}
         made |= {"rope.scaling.attn_factor": ropes[0].factor}
@@ -212,4 +219,5 @@ def _same_rope(a: Rope, b: Rope) -> bool:
     if a.long_frequencies is not None and b.long_frequencies is not None:
         pairs += [(a.long_frequencies, b.long_frequencies)]
     same_place = a.long_frequencies is None or a.original == b.original
-    return same_place and all(np.allclose(mine, theirs, rtol=1e-6, atol=0) for mine, theirs in pairs)
+    grow_alike = _same(a.query_growth, b.query_growth) and (not a.query_growth or a.query_interval == b.query_interval)
+    return same_place and grow_alike and all(np.allclose(mine, theirs, rtol=1e-6, atol=0) for mine, theirs in pairs)

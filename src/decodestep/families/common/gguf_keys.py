@@ -14,6 +14,8 @@ from decodestep.families.common import names
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, MOST_FACTOR
 from decodestep.files import metadata as md
 
+NORM_EPS = {False: "layer_norm_rms_epsilon", True: "layer_norm_epsilon"}  # by whether norms are centred
+
 
 class Described(Protocol):
     """The part of a GGUF file, or of one that is not written yet, that describes the model."""
@@ -45,13 +47,19 @@ class GgufKeys:
 
     def size_of_layers(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> int:
         """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
-        if not isinstance(self.file.metadata.get(self.key(key)), np.ndarray):
-            return self.size(key, default, most=most)
-        sizes = md.numbers(self.file.metadata, self.key(key), self.size("block_count", most=MAX_LAYERS), integers=True)
-        assert sizes is not None
-        if (sizes != sizes[0]).any():
-            raise self.refusal(f"{self.key(key)} {sizes.min()} to {sizes.max()}, sizes of single layers, is not supported")
-        return md.integer({self.key(key): sizes[0]}, self.key(key), most=most)
+        sizes = self.sizes(key, default, most=most)
+        if min(sizes) != max(sizes):
+            raise self.refusal(f"{self.key(key)} {min(sizes)} to {max(sizes)}, sizes of single layers, is not supported")
+        return sizes[0]
+
+    def sizes(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> tuple[int, ...]:
+        """The size of each layer, for which a file may have one for all."""
+        count, given = self.size("block_count", most=MAX_LAYERS), self.file.metadata.get(self.key(key))
+        if not isinstance(given, (np.ndarray, list)):  # a list is of a file that is not written yet
+            return (self.size(key, default, most=most),) * count
+        found = md.numbers({self.key(key): np.array(given)}, self.key(key), count, integers=True)
+        assert found is not None
+        return tuple(md.integer({self.key(key): size}, self.key(key), most=most) for size in found)
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self.file.metadata, self.key(key), default, least=least, most=most)
@@ -62,8 +70,8 @@ class GgufKeys:
     def flag(self, key: str, default: bool = False) -> bool:
         return md.flag(self.file.metadata, self.key(key), default)
 
-    def common(self) -> dict[str, Any]:
-        """The sizes that all architectures have."""
+    def common(self, centred_norms: bool) -> dict[str, Any]:
+        """The sizes that all architectures have. centred_norms: as in `Config`."""
         data = self.file.metadata
         if not self.flag("attention.causal", True):
             raise self.refusal(f"{self.key('attention.causal')} false, bidirectional attention, is not supported")
@@ -78,13 +86,16 @@ class GgufKeys:
             "layers": layers,
             "heads": self.size_of_layers("attention.head_count", most=MAX_HEADS),
             "context": self.size("context_length", most=MAX_CONTEXT),
-            "norm_eps": self.number("attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
+            "norm_eps": self.number(f"attention.{NORM_EPS[centred_norms]}", least=1e-30, most=1.0),
             "tied": names.GGUF["output"] not in self.file.tensors,
         }
 
     def next_token_layers(self) -> int:
-        """How many of the blocks, the last ones, are for next-token prediction."""
-        return self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
+        """How many of the blocks, the last ones, are for next-token prediction. A file without the key has one if the last
+        block has its tensors."""
+        last = self.size("block_count", most=MAX_LAYERS) - 1
+        there = int(names.GGUF["next_join"].format(i=last) in self.file.tensors)
+        return self.size("nextn_predict_layers", there, least=0, most=MAX_LAYERS)
 
     def rope_factor(self) -> float:
         """By how much positions are stretched. The second name is that of files from before August 2023."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,13 +16,28 @@ from decodestep.families.common.description import Architecture
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 
+NO_ROPE = 1e20  # a divisor from here on leaves its pair as it is
+
 
 def first_rope(keys: GgufKeys, architecture: Architecture, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
     """The rope of all layers without one of their own. vector: reads a tensor of the file by its name and length."""
-    width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
+    width = config.rope_width(0)
     if architecture.rope_flag is not None and not keys.flag(architecture.rope_flag, True):
         return rope.none(width)
+    made = _first_rope(keys, architecture, config, vector, width)
+    growth = 0.0 if config.latent_attention else keys.number("attention.temperature_scale", 0.0, least=0.0, most=1e3)
+    if not growth:
+        return made
+    interval = keys.size("rope.scaling.original_context_length", config.context, most=MAX_CONTEXT)
+    return replace(made, query_growth=growth, query_interval=interval)
+
+
+def _first_rope(
+    keys: GgufKeys, architecture: Architecture, config: Config, vector: Callable[[str, int], np.ndarray], width: int
+) -> Rope:
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
+    if (alpha := keys.number("rope.scaling.alpha", 0.0, least=0.0, most=MOST_FACTOR)) and width > 2:
+        theta *= alpha ** (width / (width - 2))
     scaling = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
     by_length = any(name in keys.file.tensors for name in names.ROPE_FACTORS.values())
@@ -36,7 +52,8 @@ def first_rope(keys: GgufKeys, architecture: Architecture, config: Config, vecto
         raise keys.refusal("rope scaling 'longrope' without the tensors {long} and {short}".format(**names.ROPE_FACTORS))
     frequencies = rope.plain(theta, width)
     if names.ROPE_DIVISORS in keys.file.tensors:
-        frequencies = frequencies / _factors(keys.file, names.ROPE_DIVISORS, width, vector)
+        divisors = _factors(keys.file, names.ROPE_DIVISORS, width, vector)
+        frequencies = np.where(divisors < NO_ROPE, frequencies / divisors, 0).astype(np.float32)
     return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
 
 
@@ -51,7 +68,9 @@ def _yarn(keys: GgufKeys, architecture: Architecture, theta: float, width: int, 
     beside = next((name for name in (names.ROPE_DIVISORS, *names.ROPE_FACTORS.values()) if name in keys.file.tensors), None)
     if beside is not None:
         raise keys.refusal(f"rope scaling 'yarn' beside the tensor {beside} is not supported")
-    frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast, slow=slow)
+    frequencies = rope.yarn(
+        theta, width, factor=factor, original=original, fast=fast, slow=slow, truncate=architecture.yarn_truncates
+    )
     # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
     strength = architecture.yarn_strength(keys)
     usual = rope.yarn_factor(factor, strength, strength)
@@ -74,6 +93,6 @@ def _longrope(
 
 def _factors(file: Described, name: str, width: int, vector: Callable[[str, int], np.ndarray]) -> np.ndarray:
     divisors = vector(name, width // 2)
-    if not ((divisors >= LEAST_FACTOR) & (divisors <= MOST_FACTOR)).all():
+    if not ((divisors >= LEAST_FACTOR) & ((divisors <= MOST_FACTOR) | (divisors >= NO_ROPE))).all():
         raise ModelError(f"{file.path}: tensor {name} must hold {width // 2} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")
     return divisors

@@ -13,6 +13,8 @@ from decodestep.families.common.description import Architecture, Fields, ModelTy
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MOST_FACTOR
 
+PARTS = frozenset(("query_down", "query_norm", "query_up", "latent_rope", "latent_norm", "keys_values_up"))
+
 
 @dataclass(frozen=True)
 class LatentFile:
@@ -24,6 +26,7 @@ class LatentFile:
 
     widths: Callable[[GgufKeys, Fields], tuple[int, int]]
     compressed: bool = True
+    parts = PARTS
 
     def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         (head, value), rope_dim = self.widths(keys, common), keys.size("rope.dimension_count")
@@ -63,6 +66,7 @@ class LatentKeys:
     """In config.json. half_split: whether the columns of a rope pair are half a head apart."""
 
     half_split: Callable[[Keys], bool] = half_split_by_key
+    parts = PARTS
 
     def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
         heads, hidden = common["heads"], common["hidden"]

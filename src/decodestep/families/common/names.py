@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from decodestep.decoding.config import Config, LatentConfig
+from decodestep.decoding.config import Config, Experts, LatentConfig
 
 Shape = tuple[int, ...]
 FEED_FORWARD = ("gate", "up", "down")
@@ -21,6 +21,8 @@ _GGUF_LAYER = {
     "query": "attn_q.weight",
     "key": "attn_k.weight",
     "value": "attn_v.weight",
+    "qkv": "attn_qkv.weight",
+    "sinks": "attn_sinks.weight",
     "query_down": "attn_q_a.weight",
     "query_norm": "attn_q_a_norm.weight",
     "query_up": "attn_q_b.weight",
@@ -31,6 +33,7 @@ _GGUF_LAYER = {
     "values_up": "attn_v_b.weight",
     "attention_output": "attn_output.weight",
     **{f"{part}_bias": f"attn_{name}.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
+    "qkv_bias": "attn_qkv.bias",
     "attention_output_bias": "attn_output.bias",
     "queries_norm": "attn_q_norm.weight",
     "keys_norm": "attn_k_norm.weight",
@@ -42,14 +45,20 @@ _GGUF_LAYER = {
     "down": "ffn_down.weight",
     **{f"{part}_bias": f"ffn_{part}.bias" for part in FEED_FORWARD},
     "router": "ffn_gate_inp.weight",
+    "router_bias": "ffn_gate_inp.bias",
     "correction": "exp_probs_b.bias",
     "experts_gate": "ffn_gate_exps.weight",
     "experts_up": "ffn_up_exps.weight",
     "experts_gate_up": "ffn_gate_up_exps.weight",
     "experts_down": "ffn_down_exps.weight",
+    **{f"experts_{part}_bias": f"ffn_{part}_exps.bias" for part in FEED_FORWARD},
     "shared_gate": "ffn_gate_shexp.weight",
     "shared_up": "ffn_up_shexp.weight",
     "shared_down": "ffn_down_shexp.weight",
+    "input_gate": "inp_gate.weight",
+    "input_output": "proj.weight",
+    "input_norm": "post_norm.weight",
+    "layer_scale": "layer_output_scale.weight",
     "next_embedding_norm": "nextn.enorm.weight",
     "next_hidden_norm": "nextn.hnorm.weight",
     "next_join": "nextn.eh_proj.weight",
@@ -61,13 +70,27 @@ GGUF = {
     "embedding": "token_embd.weight",
     "norm": "output_norm.weight",
     "output": "output.weight",
+    "inputs_embedding": "per_layer_token_embd.weight",
+    "inputs_projection": "per_layer_model_proj.weight",
+    "inputs_norm": "per_layer_proj_norm.weight",
     **{part: f"blk.{{i}}.{name}" for part, name in _GGUF_LAYER.items()},
-}
+}  # of most architectures
 
 
 def has_bias(tensors: Container[str], part: str) -> bool:
-    """Whether a GGUF file has a bias of the part, in its first layer."""
-    return GGUF[f"{part}_bias"].format(i=0) in tensors
+    """Whether a GGUF file has a bias of the part, in its first layer: its own, or one for all of queries, keys and values."""
+    of_all = part in ("query", "key", "value") and GGUF["qkv_bias"].format(i=0) in tensors
+    return of_all or GGUF[f"{part}_bias"].format(i=0) in tensors
+
+
+def changed(table: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """A table with other names of some parts; a name that then stands for another part is no longer that of the usual one."""
+    return {part: name for part, name in table.items() if name not in own.values()} | dict(own)
+
+
+def of_gguf_layers(names: Mapping[str, str]) -> dict[str, str]:
+    """The names of a GGUF file's tensors, by part, of the names within a layer."""
+    return {part: f"blk.{{i}}.{name}" for part, name in names.items()}
 
 
 # GGUF's tensors that divide the frequencies of the rope: of all texts; of those up to the original context and longer ones.
@@ -78,6 +101,7 @@ _FOLDER_LAYER = {
     "query": "self_attn.q_proj.weight",
     "key": "self_attn.k_proj.weight",
     "value": "self_attn.v_proj.weight",
+    "sinks": "self_attn.sinks",
     "query_down": "self_attn.q_a_proj.weight",
     "query_down_bias": "self_attn.q_a_proj.bias",
     "query_norm": "self_attn.q_a_layernorm.weight",
@@ -99,6 +123,10 @@ _FOLDER_LAYER = {
     **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in FEED_FORWARD},
+    "input_gate": "per_layer_input_gate.weight",
+    "input_output": "per_layer_projection.weight",
+    "input_norm": "post_per_layer_input_norm.weight",
+    "layer_scale": "layer_scalar",
     "next_embedding_norm": "enorm.weight",
     "next_hidden_norm": "hnorm.weight",
     "next_join": "eh_proj.weight",
@@ -117,6 +145,9 @@ FOLDER = {
     "embedding": "model.embed_tokens.weight",
     "norm": "model.norm.weight",
     "output": "lm_head.weight",
+    "inputs_embedding": "model.embed_tokens_per_layer.weight",
+    "inputs_projection": "model.per_layer_model_projection.weight",
+    "inputs_norm": "model.per_layer_projection_norm.weight",
     **layer_names(_FOLDER_LAYER),
 }
 
@@ -137,6 +168,11 @@ def list_tensors(config: Config, table: dict[str, str], has: Callable[[str], boo
     yield -1, NamedTensor("norm", table["norm"], (config.hidden,))
     if not config.tied:
         yield -1, NamedTensor("output", table["output"], vocabulary)
+    if width := config.layer_inputs:
+        all_layers = config.layers * width
+        yield -1, NamedTensor("inputs_embedding", table["inputs_embedding"], (config.vocab_size, all_layers))
+        yield -1, NamedTensor("inputs_projection", table["inputs_projection"], (all_layers, config.hidden))
+        yield -1, NamedTensor("inputs_norm", table["inputs_norm"], (width,))
     for i in range(config.layers + config.next_token_layers):
         for tensor in _layer_tensors(config, table, has, i):
             yield i, tensor
@@ -149,19 +185,25 @@ def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[
     def is_whole(i: int) -> bool:
         return all(has(tensor.name) for tensor in _layer_tensors(config, table, has, i))
 
-    whole = sum(1 for _ in takewhile(is_whole, range(config.layers, config.layers + count)))
+    can_draft = config.latent_attention is not None
+    whole = sum(1 for _ in takewhile(is_whole, range(config.layers, config.layers + count))) if can_draft else 0
     return replace(config, next_token_layers=whole, skipped_layers=count - whole)
 
 
 def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[NamedTensor]:
     latent = config.latent_attention
-    norms = (() if config.block_norms == "after" else _NORMS) + (() if config.block_norms == "before" else _POST_NORMS)
-    shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
-    shapes |= _grouped_shapes(config) if latent is None else _latent_shapes(config, latent, table, has, i)
+    norms = {"before": _NORMS, "after": _POST_NORMS, "both": _NORMS + _POST_NORMS, "parallel": _NORMS[:1]}
+    shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms[config.block_norms]}
+    shapes |= _grouped_shapes(config, table, has, i) if latent is None else _latent_shapes(config, latent, table, has, i)
     if config.has_experts(i):
         shapes |= _expert_shapes(config, table, has, i)
     else:
-        shapes |= _dense_shapes(config, table, config.feed_forward)
+        shapes |= _dense_shapes(config, table, config.feed_forward_of(i) if i < config.layers else config.feed_forward)
+    if config.layer_inputs:
+        shapes |= {"input_gate": (config.layer_inputs, config.hidden), "input_output": (config.hidden, config.layer_inputs)}
+        shapes |= {"input_norm": (config.hidden,)}
+    if config.layer_scales:
+        shapes |= {"layer_scale": (1,)}
     if i >= config.layers:
         shapes |= _next_token_shapes(config, table, has, i)
     for part, shape in shapes.items():
@@ -184,19 +226,24 @@ def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str
     return shapes | ({"next_norm": (hidden,)} if has(table["next_norm"].format(i=i)) else {})
 
 
-def _grouped_shapes(config: Config) -> dict[str, Shape]:
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: dict[str, Shape] = {
-        "query": (queries, config.hidden),
-        "key": (keys, config.hidden),
-        "value": (keys, config.hidden),
-        "attention_output": (config.hidden, queries),
-    }
-    shapes |= {f"{part}_bias": shapes[part][:1] for part in config.grouped.biases}
+def _grouped_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
+    head_dim, options = config.head_dim_of(i), config.grouped
+    queries, keys = config.heads * head_dim, config.kv_heads_of(i) * head_dim
+    sizes = {"query": queries}
+    if options.source(i) == i:
+        sizes |= {"key": keys} | ({"value": keys} if options.has_value_weight(i) else {})
+    if "qkv" in table and ("query" not in table or has(table["qkv"].format(i=i))):
+        sizes = {"qkv": queries + 2 * keys}
+    shapes: dict[str, Shape] = {part: (size, config.hidden) for part, size in sizes.items()}
+    shapes["attention_output"] = (config.hidden, queries)
+    biased = ["qkv" if "qkv" in shapes and part in ("query", "key", "value") else part for part in config.grouped.biases]
+    shapes |= {f"{part}_bias": shapes[part][:1] for part in biased if part in shapes}
+    if config.grouped.sinks:
+        shapes["sinks"] = (config.heads,)
     if config.grouped.query_key_norm is not None:
         as_rows = config.grouped.query_key_norm == "row"
-        shapes |= {"queries_norm": (queries if as_rows else config.head_dim,)}
-        shapes |= {"keys_norm": (keys if as_rows else config.head_dim,)}
+        shapes |= {"queries_norm": (queries if as_rows else head_dim,)}
+        shapes |= {"keys_norm": (keys if as_rows else head_dim,)} if options.source(i) == i else {}
     return shapes
 
 
@@ -231,12 +278,35 @@ def _dense_shapes(config: Config, table: dict[str, str], width: int, prefix: str
     return {prefix + part: shape for part, shape in shapes.items()}
 
 
+def _experts_in_turn(config: Config, e: Experts, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
+    """Of experts whose outputs of gate and up take turns: with the axis of inputs before that of outputs, or as blocks of MXFP4
+    and their scales."""
+    shapes: dict[str, Shape] = {
+        "router_bias": (e.count,),
+        "experts_gate_up_in_turn_bias": (e.count, 2 * e.width),
+        "experts_down_bias": (e.count, config.hidden),
+    }
+    products = {"experts_gate_up_in_turn": (config.hidden, 2 * e.width), "experts_down_by_inputs": (e.width, config.hidden)}
+    for part, (inputs, outputs) in products.items():
+        if has(table[f"{part}_blocks"].format(i=i)):
+            shapes[f"{part}_blocks"] = (e.count, outputs, inputs // 32, 16)
+            shapes[f"{part}_scales"] = (e.count, outputs, inputs // 32)
+        else:
+            shapes[part] = (e.count, inputs, outputs)
+    return shapes
+
+
 def _expert_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
     e, hidden = config.experts, config.hidden
     assert e is not None
     shapes: dict[str, Shape] = {"router": (e.count, hidden)}
     if e.corrected:
         shapes["correction"] = (e.count,)
+    if "experts_gate_up_in_turn" in table:
+        return shapes | _experts_in_turn(config, e, table, has, i)
+    if e.biases:
+        shapes |= {"router_bias": (e.count,), "experts_down_bias": (e.count, hidden)}
+        shapes |= {f"experts_{part}_bias": (e.count, e.width) for part in ("gate", "up")}
     if "experts_gate_up" in table and has(table["experts_gate_up"].format(i=i)):
         shapes["experts_gate_up"] = (e.count, 2 * e.width, hidden)
     else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
 from importlib import import_module
 from pkgutil import iter_modules
 
 from decodestep import families
 from decodestep.errors import ModelError
-from decodestep.families.common.description import Architecture, Family, ModelType
+from decodestep.families.common.description import Architecture, Family, ModelType, Wrapper
+from decodestep.families.common.unknown import describe
 from decodestep.files.model_folder import ModelFolder
 
 FAMILIES: dict[str, Family] = {
@@ -17,8 +19,32 @@ FAMILIES: dict[str, Family] = {
 }
 ARCHITECTURES: dict[str, Architecture] = {family.gguf.name: family.gguf for family in FAMILIES.values() if family.gguf}
 MODEL_TYPES: dict[str, ModelType] = {each.name: each for family in FAMILIES.values() for each in family.types}
+WRAPPERS: dict[str, Wrapper] = {each.name: each for family in FAMILIES.values() for each in family.wrappers}
 # The names of the rules by which tiktoken.model cuts texts, of the model types whose folders may have it.
 TIKTOKEN_RULES = {name: each.tiktoken for name, each in MODEL_TYPES.items() if each.tiktoken is not None}
+
+
+# Keys of a folder with several models that count for all of them.
+_OF_ALL = ("tie_word_embeddings", "quantization_config", "_name_or_path")
+
+
+def text_model(folder: ModelFolder) -> ModelFolder:
+    """The text model of a folder that has others beside it; another folder as it is."""
+    wrapper = WRAPPERS.get(str(folder.config.get("model_type")))
+    if wrapper is None:
+        return folder
+    config = folder.config.get("text_config")
+    if not isinstance(config, dict):
+        raise ModelError(f"{folder.path}: config.json: text_config must be an object")
+    made = copy(folder)
+    outer = {"tie_word_embeddings": True} | {key: value for key, value in folder.config.items() if key in _OF_ALL}
+    made.config = {"model_type": wrapper.unsaid} | config | outer
+    made.tensors = {}
+    for name, tensor in folder.tensors.items():
+        prefix = next((prefix for prefix in wrapper.prefixes if name.startswith(prefix)), None)
+        if prefix is not None:
+            made.tensors[wrapper.prefixes[prefix] + name.removeprefix(prefix)] = tensor
+    return made
 
 
 def read_model_type(folder: ModelFolder) -> ModelType:
@@ -26,6 +52,7 @@ def read_model_type(folder: ModelFolder) -> ModelType:
     name = folder.config.get("model_type")
     if not isinstance(name, str) or name not in MODEL_TYPES:
         supported = ", ".join(map(repr, MODEL_TYPES))
-        raise ModelError(f"{folder.path}: config.json: model_type {name!r} is not supported ({supported} are)")
+        told = describe(folder.tensors, MODEL_TYPES)
+        raise ModelError(f"{folder.path}: config.json: model_type {name!r} is not supported ({supported} are){told}")
     found = MODEL_TYPES[name]
     return next((other for key, other in found.taken_for.items() if key in folder.config), found)

@@ -21,22 +21,23 @@ class CoupledRow:
     token with a probability of at least (1 - TV) / (1 + TV) (Daliri, Musco and Suresh, arXiv:2408.07978): always where the
     logits are equal, at every temperature. Independent draws would agree with sum p q, hardly ever where much is likely.
 
-    It has those processors of the row that run fused, without its constraint: those of a caller's own see the row's tokens
-    alone. It has no text, no log-probabilities and no limit, and goes on after its draws have been refused.
+    It has those processors of the row that run fused, without its constraint and its thinking budget: those of a caller's own
+    see the row's tokens alone. It has no text, no log-probabilities and no limit, and goes on after its draws have been
+    refused.
     """
 
     def __init__(self, row: Row) -> None:
         self._history = TokenHistory(row.history.tokens[: row.history.prompt_length])
         self._followed = len(self._history)  # tokens that are the row's; those after them are draws
         self._ends = row.ends.union(row.params.stop_token_ids)
-        constrained = row.constraint is not None
+        kept = [each for each in (row.constraint, row.budget) if each is not None]  # which have read the row's tokens
         self._native = new_row(
             row.plan.vocab_size,
             self._history,
             [
                 stage.part
                 for stage in row.plan.stages
-                if stage.part is not None and not (constrained and stage.processor is row.constraint)
+                if stage.part is not None and not (kept and any(stage.processor is each for each in kept))
             ],
             greedy=row.params.greedy,
             seed=row.seed or 0,

@@ -44,8 +44,8 @@ class Drafting:
         self._errors: dict[int, Exception] = {}  # of rows whose drafters have raised
 
     def add(self, key: int, row: Row, drafters: Sequence[Drafter]) -> None:
-        """Adds a row with its drafters. Where its constraint leaves no choice, it drafts the text that must follow."""
-        forced = [] if row.constraint is None else [ForcedDrafter(row.constraint)]
+        """Adds a row with its drafters. Where its constraint or its budget leaves no choice, it drafts what must follow."""
+        forced = [ForcedDrafter(source) for source in (row.budget, row.constraint) if source is not None]
         self._drafters[key] = [*forced, *drafters]
 
     def attach(self, key: int, sequence: CachedSequence) -> None:
@@ -167,7 +167,7 @@ class Drafting:
 
 
 def new_drafters(factories: Sequence[DrafterFactory], row: Row) -> list[Drafter]:
-    """The drafters of a row, without those of its constraint; none with `params.draft` False."""
+    """The drafters of a row, without those of what must follow; none with `params.draft` False."""
     return [factory(row) for factory in factories] if row.params.draft else []
 
 

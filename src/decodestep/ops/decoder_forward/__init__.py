@@ -10,6 +10,7 @@ from decodestep.ops.decoder_forward import cpu, reference
 from decodestep.ops.decoder_forward.arguments import OP, bind
 from decodestep.ops.decoder_forward.layers import GroupedAttention as GroupedAttention
 from decodestep.ops.decoder_forward.layers import LatentAttention as LatentAttention
+from decodestep.ops.decoder_forward.layers import LayerInput as LayerInput
 from decodestep.ops.decoder_forward.layers import LayerWeights as LayerWeights
 from decodestep.ops.decoder_forward.layers import Mixture as Mixture
 from decodestep.ops.decoder_forward.weights import DecoderWeights as DecoderWeights
@@ -29,6 +30,7 @@ def decoder_forward(
     wanted: Integers,
     *,
     hidden: Array | None = None,
+    layer_inputs: Array | None = None,
     backend: str = "auto",
 ) -> ArrayT:
     """Runs T tokens of any sequences through all layers and writes their keys and values to the cache, in place.
@@ -38,16 +40,25 @@ def decoder_forward(
                 x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output)
                 h = rms_norm(x, ffn_norm)
                 x += residual_scale * post(the `FeedForward` of h, or mixture_of_experts(h))
+                x += residual_scale * rms_norm((GELU(x @ gate) * layer_inputs[t, layer]) @ output, norm)    if it has an input
+                x *= the layer's scale
             hidden[t] = rms_norm(x, norm)
-        logits[i] = logits_scale * hidden[wanted[i]] @ logits weight
+        logits[i] = logits_scale * hidden[wanted[i]] @ logits weight, soft-capped by logits_cap
 
         grouped-query attention of h:
             q, v, k = h @ query, h @ values_keys (or v = h @ values_keys, k = h @ keys), and their biases
-            every head of q and k normalised, or with norms_of_rows q and k as one row each, where there are norms
-            q, k with the rope of positions[t], as sin[rope] and cos[rope] say;  k, v rounded to the cache's type
+            every head of q and k normalised, or with norms_of_rows q and k as one row each, where there are norms; and with
+            value_norm every head of v divided by its root mean square
+            q, k with the rope of positions[t], as sin[rope] and cos[rope] say, q as those of query_rope where it has one
+            the two steps before in the other order with norms_after_rope;  k, v rounded to the cache's type
             cache[sequence[t], positions[t]] = k, v
-            attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions
+            attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions: of scores that
+                are soft-capped by score_cap, and with a sink divided by the sum of weights and e^(sink - maximum)
+            with keys_of there are no v and k: it reads the cache of that layer
+        soft-capped by c: c * tanh(y / c), or y where c is 0
         rms_norm(x, attention_norm) and rms_norm(x, ffn_norm) are x where the layer has no such norm
+        in a parallel layer h = rms_norm(x, ffn_norm) is that of x before attention, and both outputs are added
+        with centred_norms rms_norm(x, norm) is rms_norm(x - mean(x), norm), except of heads and rows of q and k
         post(y) = y, or rms_norm(y, post norm) where the layer has one; the bias of output is added before it
 
         latent attention of h:
@@ -58,7 +69,7 @@ def decoder_forward(
                 @ value_up_n
 
         a mixture of experts of h:
-            mixture_of_experts(h, *expert_router(h @ router, rule, bias), routed, shared)
+            mixture_of_experts(h, *expert_router(h @ router + router_bias, rule, bias), routed, shared)
 
     Causality: a token attends only to positions 0 to its own of its own sequence. The contents of other positions of a page,
     NaN included, have no effect on it, and a call writes only at its tokens' positions. So pages may be recycled without
@@ -99,8 +110,9 @@ def decoder_forward(
             to a place that another reads is read as written, so that a prefix may be run once, in the call that continues it.
         wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
         hidden: (T, He), of the dtype of sin, C order, apart from the others in memory; written if it is given.
+        layer_inputs: (T, L, P), of the dtype of sin; given where layers have inputs.
         backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16;
-            He, Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
+            He, P, Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
 
     Returns:
         Logits (R, V), float32, or float64 with float64 sin; of the kind of `keys`.
@@ -112,7 +124,7 @@ def decoder_forward(
         Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
         DeepSeek-V2 and V3, 2024.
     """
-    call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted, hidden)
+    call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted, hidden, layer_inputs)
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})
     logits: ArrayT = arrays.like(keys, run(OP, backend, (cpu if backend == "cpu" else reference).forward, call))
     return logits

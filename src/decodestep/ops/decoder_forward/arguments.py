@@ -32,6 +32,7 @@ class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is m
     page_table: np.ndarray
     wanted: np.ndarray
     hidden: np.ndarray | None = None
+    layer_inputs: np.ndarray | None = None
 
 
 def bind(
@@ -46,6 +47,7 @@ def bind(
     page_table: IntegerTable,
     wanted: Integers,
     hidden: Array | None = None,
+    layer_inputs: Array | None = None,
 ) -> Call:
     """Checks every rule of the contract, before anything is written."""
     require(isinstance(weights, DecoderWeights), OP, "weights", "a DecoderWeights", weights)
@@ -61,6 +63,7 @@ def bind(
         arrays.integers(OP, "page_table", page_table, rank=2),
         arrays.integers(OP, "wanted", wanted, rank=1),
         arrays.optional_view(OP, "hidden", hidden),
+        arrays.optional_view(OP, "layer_inputs", layer_inputs),
     )
     tokens = call.token_ids.shape
     require_shape(OP, "sequence", call.sequence, tokens)
@@ -76,6 +79,7 @@ def bind(
     _require_distinct_places(call)
     if call.hidden is not None:
         _check_hidden(call, call.hidden)
+    _check_inputs(call)
     return call
 
 
@@ -141,6 +145,14 @@ def _check_hidden(call: Call, hidden: np.ndarray) -> None:
     require_shape(OP, "hidden", hidden, (*call.token_ids.shape, call.weights.hidden))
     _require_writeable("hidden", hidden)
     require_apart(OP, {"hidden": hidden}, {name: getattr(call, name) for name in ("keys", "values", "sin", "cos")})
+
+
+def _check_inputs(call: Call) -> None:
+    width, given = call.weights.input_width, call.layer_inputs
+    require((given is not None) == (width > 0), OP, "layer_inputs", "given where layers have inputs, and only there", given)
+    if given is not None:
+        require_dtype(OP, "layer_inputs", given, (call.sin.dtype,))
+        require_shape(OP, "layer_inputs", given, (*call.token_ids.shape, len(call.weights.layers), width))
 
 
 def _require_writeable(name: str, array: np.ndarray) -> None:

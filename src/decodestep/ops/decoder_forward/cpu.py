@@ -14,7 +14,7 @@ from decodestep._base.arrays import contiguous
 from decodestep._base.profiling import add_part, is_timed
 from decodestep._base.threads import threads
 from decodestep.ops.decoder_forward.arguments import Call
-from decodestep.ops.decoder_forward.layers import LatentAttention, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentSizes
 from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
@@ -62,8 +62,11 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
         return None
     if (why := block_obstacle(w.hidden, (block.width for block in w.feed_forwards))) is not None:
         return why
+    if w.input_width % 32:
+        return f"width of a layer's input {w.input_width} is not a multiple of 32"
     if w.latent is None:
-        return grouped_obstacle(w.head_dim)
+        dims = [w.sizes(layer.attention)[1] for layer in w.layers if isinstance(layer.attention, GroupedAttention)]
+        return next((why for why in map(grouped_obstacle, dims) if why is not None), None)
     downs = [layer.attention.query_down for layer in w.layers if isinstance(layer.attention, LatentAttention)]
     obstacles = (latent_obstacle(w.latent, compressed=None if down is None else down.outputs) for down in downs)
     return next((why for why in obstacles if why is not None), None)
@@ -88,6 +91,7 @@ def forward(call: Call) -> np.ndarray:
         threads=threads(),
         costs=costs,
         hidden=call.hidden,
+        layer_inputs=None if call.layer_inputs is None else contiguous(call.layer_inputs),
     )
     if costs is not None:
         for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):
@@ -115,7 +119,9 @@ def _decoder(weights: DecoderWeights) -> Any:
             embedding_scale=weights.embedding_scale,
             residual_scale=weights.residual_scale,
             logits_scale=weights.logits_scale,
-            layers=[_layer(layer) for layer in weights.layers],
+            logits_cap=weights.logits_cap,
+            centred_norms=weights.centred_norms,
+            layers=[_layer(layer, weights) for layer in weights.layers],
             norm=contiguous(weights.norm),
             logits=panel_argument(weights.logits),
             embedding=_embedding(weights.embedding),
@@ -127,7 +133,7 @@ def _embedding(w: PackedWeight | LinearPanels) -> tuple[Any, ...]:
     return panel_argument(w) if isinstance(w, LinearPanels) else (w.rows, int(w.format))
 
 
-def _layer(w: LayerWeights) -> dict[str, Any]:
+def _layer(w: LayerWeights, weights: DecoderWeights) -> dict[str, Any]:
     """As csrc/bindings/decoder_forward.cpp reads it."""
     block = w.feed_forward
     return {
@@ -135,13 +141,24 @@ def _layer(w: LayerWeights) -> dict[str, Any]:
         "ffn_norm": _native_form(w.ffn_norm),
         "attention_post_norm": _native_form(w.attention_post_norm),
         "ffn_post_norm": _native_form(w.ffn_post_norm),
-        "attention": {field.name: _native_form(getattr(w.attention, field.name)) for field in fields(w.attention)},
+        "parallel": w.parallel,
+        "scale": w.scale,
+        "input": w.input and {field.name: _native_form(getattr(w.input, field.name)) for field in fields(w.input)},
+        "attention": _attention(w.attention, weights),
         "mixture": _mixture(block) if isinstance(block, Mixture) else None,
         **({} if isinstance(block, Mixture) else {"feed_forward": native_panels(block)}),
     }
 
 
-def _native_form(value: np.ndarray | LinearPanels | int | None) -> Any:
+def _attention(a: GroupedAttention | LatentAttention, weights: DecoderWeights) -> dict[str, Any]:
+    made = {field.name: _native_form(getattr(a, field.name)) for field in fields(a)}
+    if isinstance(a, GroupedAttention):
+        made |= zip(("kv_heads", "head_dim", "head_values"), weights.sizes(a), strict=True)
+        made["query_rope"] = a.rope if a.query_rope is None else a.query_rope
+    return made
+
+
+def _native_form(value: np.ndarray | LinearPanels | float | None) -> Any:
     if isinstance(value, LinearPanels):
         return panel_argument(value)
     return contiguous(value) if isinstance(value, np.ndarray) else value
@@ -152,6 +169,7 @@ def _mixture(m: Mixture) -> dict[str, Any]:
         "router": panel_argument(m.router),
         "rule": native_rule(m.rule),
         "bias": _native_form(m.bias),
+        "router_bias": _native_form(m.router_bias),
         "routed": native_panels(m.routed),
         "shared": native_panels(m.shared),
     }

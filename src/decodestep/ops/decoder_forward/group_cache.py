@@ -5,7 +5,10 @@ Arrays of one layer: keys and values (slabs, G, pages of a slab, *a page); csrc/
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from decodestep._base.arrays import BFLOAT16
 
@@ -23,6 +26,19 @@ def page_shapes(dtype: np.dtype, width: int) -> tuple[tuple[int, ...], tuple[int
         return (width // 2, PAGE, 2), (PAGE // 2, width, 2)
     block = (width // _COLUMNS, PAGE + (_SCALES if dtype == INT8 else 0), _COLUMNS)
     return block, block
+
+
+def of_layer(keys: np.ndarray, values: np.ndarray, heads: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Views of a layer's keys and values (slabs, G, pages, *a page) for `heads` of G heads of a smaller width, which lie at the
+    beginning of a page's memory."""
+    return tuple(
+        as_strided(cache, (len(cache), heads, cache.shape[2], *page), (*cache.strides[:3], *_strides(page, cache.itemsize)))
+        for cache, page in zip((keys, values), page_shapes(keys.dtype, width), strict=True)
+    )  # type: ignore[return-value]
+
+
+def _strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    return tuple(item * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def store(

@@ -13,15 +13,16 @@ from decodestep.weights.linear_panels import LinearPanels
 
 @dataclass(frozen=True, eq=False)
 class GroupedAttention:
-    """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs)."""
+    """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs). N, G, D, Dv: of the decoder, or of the
+    layer (`kv_heads`, `head_dim`, `head_values`), which has no more of each."""
 
     query: LinearPanels  # (He, N * D), the two columns of a rope pair side by side
     # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries; or (He, G * D), the values
-    # alone, if the keys have a weight of their own, in another format
-    values_keys: LinearPanels
+    # alone, if the keys have a weight of their own, in another format; None with keys_of
+    values_keys: LinearPanels | None
     output: LinearPanels  # (N * Dv, He)
     # float32, or None without: biases of the outputs of these products; norms of every head of queries and of keys, (Dv,), or
-    # with norms_of_rows of all heads of a token as one row, (N * Dv,) and (G * Dv,)
+    # with norms_of_rows of all heads of a token as one row, (N * Dv,) and (G * Dv,), before their rope or norms_after_rope
     query_bias: np.ndarray | None = None
     values_keys_bias: np.ndarray | None = None
     output_bias: np.ndarray | None = None
@@ -31,10 +32,19 @@ class GroupedAttention:
     rope: int = 0  # the index of its rope, if sin and cos hold several
     keys: LinearPanels | None = None  # (He, G * D)
     norms_of_rows: bool = False
+    norms_after_rope: bool = False
+    query_rope: int | None = None  # the index of the queries' rope, if it is another one
+    score_cap: float = 0.0  # c of scores that become c * tanh(score / c); 0: none
+    value_norm: bool = False  # whether every head of values is divided by its root mean square
+    keys_of: int | None = None  # the layer before this one, of the same sizes, whose keys and values it reads; None: its own
+    kv_heads: int | None = None  # its own sizes; None: those of the decoder
+    head_dim: int | None = None
+    head_values: int | None = None
+    sinks: np.ndarray | None = None  # float32 (N,): of every head a score without a value, which takes a part of the softmax
 
     def products(self) -> tuple[LinearPanels, ...]:
-        keys = () if self.keys is None else (self.keys,)
-        return (self.query, self.values_keys, *keys, self.output)
+        given = (weight for weight in (self.values_keys, self.keys) if weight is not None)
+        return (self.query, *given, self.output)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +83,16 @@ class Mixture:
     bias: np.ndarray | None  # float32 (E,)
     routed: FeedForward  # of E blocks, `LinearPanels`
     shared: FeedForward | None  # of one block, `LinearPanels`
+    router_bias: np.ndarray | None = None  # float32 (E,), added to the router's logits
+
+
+@dataclass(frozen=True, eq=False)
+class LayerInput:
+    """What a layer adds of an input of its own, (P,), after its blocks: rms_norm((GELU(x @ gate) * input) @ output, norm)."""
+
+    gate: LinearPanels  # (He, P)
+    output: LinearPanels  # (P, He)
+    norm: np.ndarray  # float32 (He,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +104,9 @@ class LayerWeights:
         ffn_norm: what the feed-forward block reads, likewise.
         attention_post_norm: of the output of attention; None if there is none.
         ffn_post_norm: of the output of the feed-forward block, likewise; a mixture has none.
+        parallel: whether the feed-forward block reads the residual stream as it was before attention; without post norms.
+        input: what is added of an input of the layer; None: it has none.
+        scale: a factor of the residual stream after the layer, of one with a norm after the feed-forward block or an input.
     """
 
     attention_norm: np.ndarray | None
@@ -92,3 +115,6 @@ class LayerWeights:
     feed_forward: FeedForward | Mixture
     attention_post_norm: np.ndarray | None = None
     ffn_post_norm: np.ndarray | None = None
+    parallel: bool = False
+    input: LayerInput | None = None
+    scale: float = 1.0

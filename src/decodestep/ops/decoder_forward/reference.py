@@ -11,6 +11,7 @@ from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttent
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear, with_bias
+from decodestep.ops.mixture_of_experts.blocks import gelu_gated
 from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture
 from decodestep.ops.rms_norm.reference import rms_norm
 from decodestep.weights.feed_forward import FeedForward
@@ -24,17 +25,31 @@ def forward(call: Call) -> np.ndarray:
     w, dtype = call.weights, call.sin.dtype
     x = _rows(w.embedding, call.token_ids).values().astype(dtype)
     x, scale = x * dtype.type(w.embedding_scale), dtype.type(w.residual_scale)
+
+    def normalise(rows: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
+        centred = rows - rows.mean(axis=-1, keepdims=True) if w.centred_norms and norm is not None else rows
+        return _normalise(centred, norm, w.norm_eps)
+
     for number, layer in enumerate(w.layers):
-        h = _normalise(x, layer.attention_norm, w.norm_eps)
-        added = _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number])
-        x = x + _normalise(added, layer.attention_post_norm, w.norm_eps) * scale
-        h = _normalise(x, layer.ffn_norm, w.norm_eps)
-        x = x + _normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
-    hidden = rms_norm(x, w.norm.astype(dtype), w.norm_eps)
+        h, before = normalise(x, layer.attention_norm), x
+        source = getattr(layer.attention, "keys_of", None)
+        cache = number if source is None else source
+        added = _attention(call, layer.attention, h, call.keys[:, cache], call.values[:, cache])
+        x = x + normalise(added, layer.attention_post_norm) * scale
+        h = normalise(before if layer.parallel else x, layer.ffn_norm)
+        x = x + normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm) * scale
+        if layer.input is not None and call.layer_inputs is not None:
+            gated = gelu_gated(linear(x, layer.input.gate), call.layer_inputs[:, number])
+            x = x + normalise(linear(gated, layer.input.output), layer.input.norm) * scale
+        x = x * dtype.type(layer.scale)
+    hidden = normalise(x, w.norm)
     if call.hidden is not None:
         call.hidden[:] = hidden
-    logits = linear(hidden[call.wanted], w.logits)
-    return logits * dtype.type(w.logits_scale)
+    return _soft_capped(linear(hidden[call.wanted], w.logits) * dtype.type(w.logits_scale), w.logits_cap)
+
+
+def _soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
+    return x if cap == 0 else x.dtype.type(cap) * np.tanh(x / x.dtype.type(cap))
 
 
 def _rows(embedding: PackedWeight | LinearPanels, ids: np.ndarray) -> PackedWeight:
@@ -49,8 +64,10 @@ def _attention(
     """The attention's output; writes the tokens' entries to the layer's cache."""
     if isinstance(layer, LatentAttention):
         return _latent_attention(call, layer, h, keys, values)
+    kv_heads, head_dim, _ = call.weights.sizes(layer)
+    keys, values = group_cache.of_layer(keys, values, kv_heads, head_dim)
     queries = _project(call, layer, h, keys, values)
-    return with_bias(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
+    return with_bias(linear(_attend(call, queries, keys, values, layer), layer.output), layer.output_bias)
 
 
 def _normalise(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
@@ -58,18 +75,19 @@ def _normalise(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray
     return x if norm is None else rms_norm(x, norm.astype(x.dtype), eps)
 
 
-def _normalise_heads(w: DecoderWeights, heads: np.ndarray, norm: np.ndarray | None, as_rows: bool) -> np.ndarray:
-    """Every head of (T, heads, D) normalised, or all heads of a token as one row, without the zeros that pad heads."""
-    values, made = heads[..., : w.value_dim], np.zeros_like(heads)
+def _normalise_heads(w: DecoderWeights, heads: np.ndarray, norm: np.ndarray | None, as_rows: bool, width: int) -> np.ndarray:
+    """Every head of (T, heads, D) normalised, or all heads of a token as one row, without the zeros that pad heads from `width`
+    on."""
+    values, made = heads[..., :width], np.zeros_like(heads)
     rows = values.reshape(len(heads), -1) if as_rows else np.ascontiguousarray(values)
-    made[..., : w.value_dim] = _normalise(rows, norm, w.norm_eps).reshape(values.shape)
+    made[..., :width] = _normalise(rows, norm, w.norm_eps).reshape(values.shape)
     return made
 
 
 def _feed_forward(h: np.ndarray, block: FeedForward | Mixture) -> np.ndarray:
     if isinstance(block, FeedForward):
         return feed_forward(h, block)
-    experts, weights = route(linear(h, block.router), block.rule, block.bias)
+    experts, weights = route(with_bias(linear(h, block.router), block.router_bias), block.rule, block.bias)
     return mixture(h, experts, weights, block.routed, block.shared)
 
 
@@ -156,34 +174,56 @@ def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
 def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The queries (T, N, D), in bfloat16 if the cache is; writes keys and values to the layer's cache."""
     w, tokens = call.weights, len(h)
-    queries = with_bias(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
-    queries = _apply_rope(call, _normalise_heads(w, queries, layer.query_norm, layer.norms_of_rows), layer.rope)
+    kv_heads, head_dim, width = w.sizes(layer)
+    queries = with_bias(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, head_dim)
+    query_rope = layer.rope if layer.query_rope is None else layer.query_rope
+    queries = _normalise_and_rotate(call, queries, layer.query_norm, layer, query_rope)
+    queries = queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
+    if layer.keys_of is not None:
+        return queries
     both = np.concatenate([linear(h, part) for part in (layer.values_keys, layer.keys) if part is not None], axis=1)
-    both = with_bias(both, layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
+    both = with_bias(both, layer.values_keys_bias).reshape(tokens, 2, kv_heads, head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
-    roped = _apply_rope(call, _normalise_heads(w, both[:, 1], layer.key_norm, layer.norms_of_rows), layer.rope)
-    group_cache.store(keys, values, (slab, page, call.positions % PAGE), roped, both[:, 0])
-    return queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
+    rotated = _normalise_and_rotate(call, both[:, 1], layer.key_norm, layer, layer.rope)
+    own = both[:, 0]
+    if layer.value_norm:
+        own = _normalise_heads(w, own, np.ones(width, np.float32), False, width)
+    group_cache.store(keys, values, (slab, page, call.positions % PAGE), rotated, own)
+    return queries
+
+
+def _normalise_and_rotate(
+    call: Call, heads: np.ndarray, norm: np.ndarray | None, layer: GroupedAttention, rope: int
+) -> np.ndarray:
+    w, as_rows = call.weights, layer.norms_of_rows
+    width = w.sizes(layer)[2]
+    if layer.norms_after_rope:
+        return _normalise_heads(w, _apply_rope(call, heads, rope), norm, as_rows, width)
+    return _apply_rope(call, _normalise_heads(w, heads, norm, as_rows, width), rope)
 
 
 def _apply_rope(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
     """(T, heads, D) after their rope: each pair of columns turned by the angle of its token's position."""
-    sin, cos = (table[rope, call.positions, None] for table in (call.sin, call.cos))
+    sin, cos = (table[rope, call.positions, None, : heads.shape[-1] // 2] for table in (call.sin, call.cos))
     even, odd = heads[..., ::2], heads[..., 1::2]
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)
 
 
-def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
+def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, layer: GroupedAttention) -> np.ndarray:
     """The attention of every token over positions 0 to its own, or the last `window` of them, (T, N * Dv)."""
-    w, dtype = call.weights, call.sin.dtype
-    out = np.empty((len(queries), w.kv_heads, w.heads // w.kv_heads, w.head_dim), dtype)
+    w, dtype, window = call.weights, call.sin.dtype, layer.window
+    kv_heads, head_dim, width = w.sizes(layer)
+    sinks = None if layer.sinks is None else layer.sinks.astype(dtype).reshape(kv_heads, -1, 1)
+    out = np.empty((len(queries), kv_heads, w.heads // kv_heads, head_dim), dtype)
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[2])
         first = max(0, position + 1 - window) if window else 0
         k, v = (a[:, first : position + 1].astype(dtype) for a in group_cache.load(keys, values, slab, page))
-        q = queries[t].reshape(w.kv_heads, -1, w.head_dim).astype(dtype)
-        score = q @ k.swapaxes(1, 2) * dtype.type(w.scale)
-        weight = np.exp(score - score.max(axis=-1, keepdims=True))
+        q = queries[t].reshape(kv_heads, -1, head_dim).astype(dtype)
+        score = _soft_capped(q @ k.swapaxes(1, 2) * dtype.type(w.scale), layer.score_cap)
+        highest = score.max(axis=-1, keepdims=True)
+        weight = np.exp(score - highest)
         rounded = weight.astype(BFLOAT16).astype(dtype) if keys.dtype == BFLOAT16 else weight
-        out[t] = rounded @ v / weight.sum(axis=-1, keepdims=True)
-    return out[..., : w.value_dim].reshape(len(queries), -1)
+        total = weight.sum(axis=-1, keepdims=True) + (0 if sinks is None else np.exp(sinks - highest))
+        out[t] = rounded @ v / total
+    return out[..., :width].reshape(len(queries), -1)

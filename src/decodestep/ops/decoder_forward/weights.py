@@ -56,6 +56,8 @@ class DecoderWeights:
         logits_scale: finite, the factor of the logits.
         head_values: Dv, the number of values of a head that `output` reads; the rest are zeros that pad heads to a size that
             the kernel supports. None: D.
+        logits_cap: c of logits that become c * tanh(logit / c); 0: none.
+        centred_norms: whether norms of the residual stream, and of what is added to it, subtract the mean first: LayerNorm.
     """
 
     embedding: PackedWeight | LinearPanels
@@ -72,6 +74,8 @@ class DecoderWeights:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     head_values: int | None = None
+    logits_cap: float = 0.0
+    centred_norms: bool = False
 
     def __post_init__(self) -> None:
         ok = isinstance(self.layers, Sequence) and all(isinstance(layer, LayerWeights) for layer in self.layers)
@@ -87,6 +91,8 @@ class DecoderWeights:
         require(is_finite(self.norm_eps) and self.norm_eps >= 0, _CLASS, "norm_eps", "a finite number >= 0", self.norm_eps)
         for name in ("scale", "embedding_scale", "residual_scale", "logits_scale"):
             require(is_finite(getattr(self, name)), _CLASS, name, "a finite number", getattr(self, name))
+        _require_cap("logits_cap", self.logits_cap)
+        require(isinstance(self.centred_norms, bool), _CLASS, "centred_norms", "True or False", self.centred_norms)
         if self.latent is not None:
             _check_latent_sizes(self.latent, self.kv_heads, self.head_dim)
         ok = isinstance(self.embedding, (PackedWeight, LinearPanels))
@@ -95,13 +101,18 @@ class DecoderWeights:
         _require_panels("logits", self.logits, (self.hidden, self.vocab_size))
         require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", Phrase("none"))
         for number, layer in enumerate(self.layers):
-            self._check_layer(f"layers[{number}]", layer)
+            self._check_layer(f"layers[{number}]", layer, number)
 
-    def _check_layer(self, name: str, layer: LayerWeights) -> None:
+    def _check_layer(self, name: str, layer: LayerWeights, number: int) -> None:
         for norm in ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm"):
             if getattr(layer, norm) is not None:
                 _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
+        alone = not layer.parallel or (layer.attention_post_norm is None and layer.ffn_post_norm is None)
+        require(alone, _CLASS, f"{name}.parallel", "False with norms after blocks", layer.parallel)
         self._check_attention(f"{name}.attention", layer.attention)
+        if isinstance(layer.attention, GroupedAttention):
+            self._check_keys_of(f"{name}.attention", layer.attention, number)
+        self._check_input(name, layer)
         block = layer.feed_forward
         if isinstance(block, Mixture):
             require(layer.ffn_post_norm is None, _CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
@@ -111,6 +122,26 @@ class DecoderWeights:
             require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Phrase(type(block).__name__))
             _check_block(f"{name}.feed_forward", block, self.hidden)
             require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
+
+    def _check_keys_of(self, name: str, a: GroupedAttention, number: int) -> None:
+        sizes = self.sizes(a)
+        ok = all(is_int(size) and size > 0 for size in sizes) and self.heads % sizes[0] == 0 and sizes[1] % 2 == 0
+        within = sizes[0] <= self.kv_heads and sizes[2] <= sizes[1] <= self.head_dim and sizes[2] <= self.value_dim
+        require(ok and within, _CLASS, f"{name}.kv_heads, head_dim and head_values", "those of the decoder or less", sizes)
+        if a.keys_of is None:
+            return
+        other = self.layers[a.keys_of].attention if is_int(a.keys_of) and 0 <= a.keys_of < number else None
+        ok = isinstance(other, GroupedAttention) and other.keys_of is None and self.sizes(other) == sizes
+        require(ok, _CLASS, f"{name}.keys_of", "an earlier layer with keys of the same sizes", a.keys_of)
+
+    def _check_input(self, name: str, layer: LayerWeights) -> None:
+        scaled = layer.scale == 1 or layer.ffn_post_norm is not None or layer.input is not None
+        require(is_finite(layer.scale) and scaled, _CLASS, f"{name}.scale", "1 where no norm is after the layer", layer.scale)
+        if layer.input is not None:
+            width = self.input_width
+            _require_panels(f"{name}.input.gate", layer.input.gate, (self.hidden, width))
+            _require_panels(f"{name}.input.output", layer.input.output, (width, self.hidden))
+            _require_vector(f"{name}.input.norm", layer.input.norm, self.hidden)
 
     def _check_attention(self, name: str, attention: GroupedAttention | LatentAttention) -> None:
         kind = GroupedAttention if self.latent is None else LatentAttention
@@ -131,26 +162,37 @@ class DecoderWeights:
                 _require_bias(f"{name}.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
 
     def _check_options(self, name: str, a: GroupedAttention) -> None:
-        both = 2 * self.kv_heads * self.head_dim
+        kv_heads, head_dim, values = self.sizes(a)
+        both = 2 * kv_heads * head_dim
         require(isinstance(a.norms_of_rows, bool), _CLASS, f"{name}.norms_of_rows", "True or False", a.norms_of_rows)
-        queries, keys = (self.heads, self.kv_heads) if a.norms_of_rows else (1, 1)
+        queries, keys = (self.heads, kv_heads) if a.norms_of_rows else (1, 1)
         lengths = {"query_bias": a.query.outputs, "values_keys_bias": both, "output_bias": self.hidden}
-        lengths |= {"query_norm": queries * self.value_dim, "key_norm": keys * self.value_dim}
+        lengths |= {"query_norm": queries * values, "key_norm": keys * values}
         for vector, length in lengths.items():
             if getattr(a, vector) is not None:
                 _require_vector(f"{name}.{vector}", getattr(a, vector), length)
-        alike = (a.query_norm is None) == (a.key_norm is None)
+        alike = a.key_norm is None if a.keys_of is not None else (a.query_norm is None) == (a.key_norm is None)
         require(alike, _CLASS, f"{name}.key_norm", "given where query_norm is, and only there", a.key_norm)
-        for size in ("window", "rope"):
-            ok = is_int(getattr(a, size)) and 0 <= getattr(a, size) < 1 << 24
-            require(ok, _CLASS, f"{name}.{size}", "an integer in [0, 2^24)", getattr(a, size))
+        ok = a.value_norm is False or (a.value_norm is True and a.query_norm is not None)
+        require(ok, _CLASS, f"{name}.value_norm", "False, or True where queries have norms", a.value_norm)
+        require(isinstance(a.norms_after_rope, bool), _CLASS, f"{name}.norms_after_rope", "True or False", a.norms_after_rope)
+        sizes = {"window": a.window, "rope": a.rope} | ({} if a.query_rope is None else {"query_rope": a.query_rope})
+        for size, value in sizes.items():
+            require(is_int(value) and 0 <= value < 1 << 24, _CLASS, f"{name}.{size}", "an integer in [0, 2^24)", value)
+        _require_cap(f"{name}.score_cap", a.score_cap)
+        if a.sinks is not None:
+            _require_vector(f"{name}.sinks", a.sinks, self.heads)
 
     def _attention_shapes(self, attention: GroupedAttention | LatentAttention) -> dict[str, tuple[int, int]]:
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        queries = self.heads * self.head_dim
         if isinstance(attention, GroupedAttention):
-            apart = {} if attention.keys is None else {"values_keys": (self.hidden, keys), "keys": (self.hidden, keys)}
-            output = (self.heads * self.value_dim, self.hidden)
-            return {"query": (self.hidden, queries), "values_keys": (self.hidden, 2 * keys), "output": output} | apart
+            kv_heads, head_dim, values = self.sizes(attention)
+            keys, given = kv_heads * head_dim, {"query": (self.hidden, self.heads * head_dim)}
+            if attention.keys_of is None:
+                given["values_keys"] = (self.hidden, keys if attention.keys is not None else 2 * keys)
+            if attention.keys is not None:
+                given["keys"] = (self.hidden, keys)
+            return given | {"output": (self.heads * values, self.hidden)}
         s, down = self.latent, attention.query_down
         assert s is not None
         read, shapes = self.hidden, {}
@@ -174,10 +216,22 @@ class DecoderWeights:
         """Dv, the number of values of a head that the output reads."""
         return self.head_dim if self.head_values is None else self.head_values
 
+    def sizes(self, a: GroupedAttention) -> tuple[int, int, int]:
+        """G, D and Dv of a layer."""
+        head_dim = self.head_dim if a.head_dim is None else a.head_dim
+        values = min(self.value_dim, head_dim) if a.head_values is None else a.head_values
+        return self.kv_heads if a.kv_heads is None else a.kv_heads, head_dim, values
+
+    @property
+    def input_width(self) -> int:
+        """P, the width of a layer's input; 0 if no layer has one."""
+        return max((layer.input.gate.outputs for layer in self.layers if layer.input is not None), default=0)
+
     @property
     def rope_count(self) -> int:
         """The number of ropes that the layers refer to."""
-        return 1 + max(layer.attention.rope if isinstance(layer.attention, GroupedAttention) else 0 for layer in self.layers)
+        grouped = [layer.attention for layer in self.layers if isinstance(layer.attention, GroupedAttention)]
+        return 1 + max((rope for a in grouped for rope in (a.rope, a.query_rope or 0)), default=0)
 
     @property
     def rope_dim(self) -> int:
@@ -205,6 +259,7 @@ class DecoderWeights:
         """Bytes of the panels: everything but the embedding and the norms. A step of many tokens reads all of them once."""
         routers = [layer.feed_forward.router for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
         products = [panels for layer in self.layers for panels in layer.attention.products()]
+        products += [panels for layer in self.layers if layer.input for panels in (layer.input.gate, layer.input.output)]
         blocks = sum(block.nbytes for block in self.feed_forwards)
         return blocks + sum(w.nbytes for w in (self.logits, *products, *routers))
 
@@ -225,6 +280,8 @@ def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
     _require_panels(f"{name}.router", mixture.router, (hidden, experts))
     require(isinstance(mixture.rule, RouterRule), _CLASS, f"{name}.rule", "a RouterRule", mixture.rule)
     mixture.rule.check(experts, f"{_CLASS}: {name}.rule")
+    if mixture.router_bias is not None:
+        _require_vector(f"{name}.router_bias", mixture.router_bias, experts)
     if mixture.bias is not None:
         _require_vector(f"{name}.bias", mixture.bias, experts)
         require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", Phrase("a number that is not"))
@@ -238,6 +295,10 @@ def _check_block(name: str, block: FeedForward, hidden: int) -> None:
     ok = all(isinstance(weight, LinearPanels) for weight in block.weights)
     require(ok, _CLASS, name, "of LinearPanels", Phrase(type(block.up).__name__))
     require(block.hidden == hidden, _CLASS, name, f"of {hidden} inputs", block.hidden)
+
+
+def _require_cap(name: str, cap: float) -> None:
+    require(is_finite(cap) and cap >= 0, _CLASS, name, "a finite number >= 0", cap)
 
 
 def _require_vector(name: str, vector: np.ndarray | None, length: int) -> None:

@@ -35,8 +35,8 @@ def mixture_of_experts(
                 e = experts[t, j]
                 y[t] += weights[t, j] * swiglu(x[t] @ gate_e, x[t] @ up_e) @ down_e
             y[t] += swiglu(x[t] @ shared.gate, x[t] @ shared.up) @ shared.down
-        and max(x[t] @ up, 0)^2 in place of swiglu for a block without a gate, the tanh form of GELU in place of SiLU for one
-        with `gelu`; a block's biases are added to its products
+        and max(x[t] @ up, 0)^2 in place of swiglu for a block without a gate, or what a block's `activation` says; its biases
+        are added to its products
 
     Args:
         x: (T, He), float32 or float64, any strides.
@@ -46,9 +46,9 @@ def mixture_of_experts(
         shared: a `FeedForward` of one block for every token, or None. Products with panels quantise x and swiglu(...) if the
             weight's format requires it, as in `linear`.
         backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are
-            `DeviceRows` there, without biases; the others take none of these. "cpu" serves float32. With `LinearPanels` of F
-            and He that are multiples of 32 it is one call of the core, which reads the panels of each expert that is used once,
-            whatever the number of tokens; with other weights it multiplies expert by expert.
+            `DeviceRows` there, without biases and clamped SiLU; the others take none of these. "cpu" serves float32. With
+            `LinearPanels` of F and He that are multiples of 32 it is one call of the core, which reads the panels of each
+            expert that is used once, whatever the number of tokens; with other weights it multiplies expert by expert.
 
     Returns:
         y, a new array (T, He) of x's dtype and kind.
@@ -96,8 +96,10 @@ def _check(tokens: np.ndarray, experts: object, routed: FeedForward, shared: Fee
 
 
 def _on_device(x: Any, experts: Any, weights: Any, routed: FeedForward, shared: FeedForward | None, backend: str) -> Any:
-    biased = any(isinstance(block, FeedForward) and block.has_biases for block in (routed, shared))
-    obstacle = "has no biases" if biased else None
+    given = [block for block in (routed, shared) if isinstance(block, FeedForward)]
+    obstacle = "has no biases" if any(block.has_biases for block in given) else None
+    if any(block.activation == "clamped_silu" for block in given):
+        obstacle = "has no clamped SiLU"
     if arrays.is_torch(x) and str(x.dtype) == "torch.float64":
         obstacle = "has no float64"
     devices.choose_triton(OP, backend, x, obstacle)

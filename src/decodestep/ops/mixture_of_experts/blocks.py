@@ -25,13 +25,20 @@ def feed_forward(
         if block.gate is None:
             return with_bias(linear(squared_relu(up), down), block.down_bias)
         gate = with_bias(linear(x, on_host(block.gate)), block.gate_bias)
-        return with_bias(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
+        gated = {"silu": swiglu, "gelu": gelu_gated, "clamped_silu": clamped_swiglu}[block.activation]
+        return with_bias(linear(gated(gate, up), down), block.down_bias)
 
 
 def gelu_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     """GELU in its form with tanh, times up: gate / (1 + exp(-2 z)) * up with z = sqrt(2 / pi) * (gate + 0.044715 * gate^3)."""
     root = gate.dtype.type(math.sqrt(2 / math.pi))
     return 0.5 * gate * (1 + np.tanh(root * (gate + gate.dtype.type(0.044715) * gate * gate * gate))) * up
+
+
+def clamped_swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7) and u = up brought into [-7, 7]; NaN stays."""
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return gate / (1 + np.exp(gate.dtype.type(-1.702) * gate)) * (up + 1)
 
 
 def squared_relu(x: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from decodestep._base.threads import threads
 from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import blocks
 from decodestep.ops.swiglu.cpu import swiglu
-from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.feed_forward import GATES, FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 
 
@@ -42,9 +42,9 @@ def in_whole_panels(block: FeedForward) -> bool:
     return panels and block.width % 32 == 0 and block.hidden % 32 == 0
 
 
-def native_panels(block: FeedForward | None) -> tuple[list[tuple[np.ndarray, int, int]], bool, list[np.ndarray | None]]:
-    """gate, if there is one, up and down, whether it has GELU, and the three biases, as the core takes them."""
+def native_panels(block: FeedForward | None) -> tuple[list[tuple[np.ndarray, int, int]], int, list[np.ndarray | None]]:
+    """gate, if there is one, up and down, the number of its activation, and the three biases, as the core takes them."""
     if block is None:
-        return [], False, [None] * 3
+        return [], 0, [None] * 3
     biases = [None if b is None else arrays.contiguous(b) for b in (block.gate_bias, block.up_bias, block.down_bias)]
-    return [panel_argument(w) for w in block.weights if isinstance(w, LinearPanels)], block.gelu, biases
+    return [panel_argument(w) for w in block.weights if isinstance(w, LinearPanels)], GATES.index(block.activation), biases

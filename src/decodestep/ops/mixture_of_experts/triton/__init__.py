@@ -74,7 +74,7 @@ def _through(x: torch.Tensor, entries: Entries, block: FeedForward, between: tor
     size |= {"num_warps": _WARPS, "num_stages": _STAGES if narrow else _STAGES - 1}
     tiles = len(entries.tiles)
     if tiles and block.width:
-        kind = SQUARED_RELU if block.gate is None else GELU if block.gelu else SILU
+        kind = SQUARED_RELU if block.gate is None else GELU if block.activation == "gelu" else SILU
         gate_up[(tiles, -(-block.width // _COLUMNS))](
             x, entries.tokens, entries.tiles, of_gate, of_up, between, block.hidden, block.width, *x.stride(),
             *of_gate.stride(), *of_up.stride(), KIND=kind.value, **size,

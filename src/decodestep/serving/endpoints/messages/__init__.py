@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API.
 
-`request`: requests as conversations; `answer`: answers and errors; `partial_json`: the input of a call that was cut.
+`request`: requests as conversations; `answer`: answers and errors.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
-from decodestep.chat.text_feed import UnreadableError
-from decodestep.chat.tool_json import parse
 from decodestep.serving.answer_writer import COMPLETE, AnswerWriter, Sample
-from decodestep.serving.endpoints.messages.partial_json import complete_part
+from decodestep.serving.blocks import Block, add_part
+from decodestep.serving.endpoints.messages.request import NO_THREADS
+from decodestep.serving.partial_json import complete_part
 from decodestep.serving.wire import JsonResponse, event, json_bytes
 
 if TYPE_CHECKING:
@@ -35,40 +35,7 @@ _DELTAS = {
     "content": ("text_delta", "text"),
     "call": ("input_json_delta", "partial_json"),
 }
-
-
-class _Block:
-    """A block of an answer, while it is generated: parts of one kind that follow each other, or those of one call."""
-
-    def __init__(self, index: int, part: Part) -> None:
-        self.index, self.kind, self.call = index, part.kind, part.index
-        self._pieces: list[str] = []
-        self._empty: dict[str, Any] = {"type": "text", "text": ""}
-        if part.kind == "reasoning":
-            self._empty = {"type": "thinking", "thinking": "", "signature": ""}
-        elif part.kind == "call":
-            self._empty = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
-
-    def add(self, text: str) -> bytes:
-        self._pieces.append(text)
-        kind, field = _DELTAS[self.kind]
-        return self._delta({"type": kind, field: text})
-
-    def start(self) -> bytes:
-        return _event({"type": "content_block_start", "index": self.index, "content_block": self._empty})
-
-    def stop(self) -> bytes:
-        signature = self._delta({"type": "signature_delta", "signature": ""}) if self.kind == "reasoning" else b""
-        return signature + _event({"type": "content_block_stop", "index": self.index})
-
-    def whole(self) -> dict[str, Any]:
-        text = "".join(self._pieces)
-        if self.kind == "call":
-            return {**self._empty, "input": _input(text)}
-        return {**self._empty, _DELTAS[self.kind][1]: text}
-
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _event({"type": "content_block_delta", "index": self.index, "delta": delta})
+_SIGNATURE = ""  # of thinking: this server believes what comes back
 
 
 class MessageWriter(AnswerWriter):
@@ -86,29 +53,30 @@ class MessageWriter(AnswerWriter):
         self._sample = Sample(requests[0].rows[0], format_.reader())
         super().__init__(f"msg_{secrets.token_hex(12)}", requests, [self._sample])
         self._model, self._max_tokens = model, max_tokens
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
         self._started = False
 
     def take(self, index: int, delta: Delta) -> None:
         for part in self.samples[index].take(delta):
-            self._add(part)
+            add_part(self._blocks, part)
 
     def whole(self) -> bytes:
-        content = [block.whole() for block in self._blocks]
+        content = [_whole(block) for block in self._blocks]
         return json_bytes({**self._message(), "content": content, **self._end(), "usage": self._used()}, allow_nan=False)
 
     def opening(self) -> bytes:
-        """None: how many tokens of the prompt are cached is known with the first delta."""
+        """None: how many tokens of the prompt were in the cache is known with the first delta."""
         return b""
 
     def events(self, index: int, delta: Delta) -> bytes:
         parts = self.samples[index].take(delta)
-        found = [] if self._started else [_event({"type": "message_start", "message": self._message()})]
+        found = [] if self._started else [{"type": "message_start", "message": self._message()}]
         self._started = True
-        found += [self._add(part) for part in parts]
+        for part in parts:
+            found += self._add(part)
         if delta.reason and self._blocks:
-            found.append(self._blocks[-1].stop())
-        return b"".join(found)
+            found += _stop(self._blocks[-1])
+        return b"".join(map(_event, found))
 
     def closing(self) -> bytes:
         return _event({"type": "message_delta", "delta": self._end(), "usage": self._used()}) + _event({"type": "message_stop"})
@@ -116,40 +84,41 @@ class MessageWriter(AnswerWriter):
     def failure(self, error: HttpError) -> bytes:
         return _event(_error_body(error, _request_id()))
 
-    def _add(self, part: Part) -> bytes:
+    def _add(self, part: Part) -> list[dict[str, Any]]:
         """Adds a part; the events that tell of it."""
-        last, text, before = self._blocks[-1] if self._blocks else None, part.text, b""
-        if last is None or (part.kind, part.index) != (last.kind, last.call):
-            if any(block.kind == part.kind for block in self._blocks) and part.kind != "call":
-                text = text.removeprefix("\n")  # with which the reader joins it to the text of an earlier block
-            block = _Block(len(self._blocks), part)
-            before = (last.stop() if last is not None else b"") + block.start()
-            self._blocks.append(block)
-            last = block
-        return before + (last.add(text) if text else b"")
+        before = self._blocks[-1] if self._blocks else None
+        text = add_part(self._blocks, part)
+        block, found = self._blocks[-1], []
+        if block is not before:
+            found += [] if before is None else _stop(before)
+            found.append({"type": "content_block_start", "index": block.index, "content_block": _empty(block)})
+        if text:
+            kind, field = _DELTAS[block.kind]
+            found.append(_delta(block, {"type": kind, field: text}))
+        return found
 
     def _message(self) -> dict[str, Any]:
-        """A message without content so far."""
+        """The message, without content and end so far."""
         fields = {"id": self.id, "type": "message", "role": "assistant", "model": self._model, "content": []}
         return {**fields, "stop_reason": None, "stop_sequence": None, "usage": self._used()}
 
     def _end(self) -> dict[str, Any]:
         sample = self._sample
-        stop = sample.stop if sample.ended_by == "stop" else ""
         if sample.ended_by not in COMPLETE:
             full = sample.ended_by == "length" and sample.tokens != self._max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
         elif any(block.kind == "call" for block in self._blocks):
             reason = "tool_use"
         else:
-            reason = "stop_sequence" if stop else "end_turn"
-        return {"stop_reason": reason, "stop_sequence": stop if reason == "stop_sequence" else None}
+            reason = "stop_sequence" if sample.stop else "end_turn"
+        return {"stop_reason": reason, "stop_sequence": sample.stop if reason == "stop_sequence" else None}
 
     def _used(self) -> dict[str, Any]:
         """The tokens so far. Those of the prompt that were in the cache are not among the input's."""
         used = self.usage
         cache = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": used.cached}
-        return {"input_tokens": used.prompt - used.cached, **cache, "output_tokens": used.completion}
+        details = {"output_tokens_details": {"thinking_tokens": used.reasoning}}
+        return {"input_tokens": used.prompt - used.cached, **cache, "output_tokens": used.completion, **details}
 
 
 def error_response(error: HttpError) -> Response:
@@ -159,19 +128,38 @@ def error_response(error: HttpError) -> Response:
 
 def _error_body(error: HttpError, request_id: str) -> dict[str, Any]:
     kind = _ERRORS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+    details = {"details": {"error_code": error.code, "unsupported": ["thread"]}} if error.code == NO_THREADS else {}
+    return {"type": "error", "error": {"type": kind, "message": str(error), **details}, "request_id": request_id}
 
 
 def _request_id() -> str:
     return f"req_{secrets.token_hex(12)}"
 
 
-def _input(arguments: str) -> Any:
-    """The arguments of a call as an object; of one that was cut, what of it is complete."""
-    try:
-        return parse(arguments)
-    except UnreadableError:
-        return complete_part(arguments)
+def _whole(block: Block) -> dict[str, Any]:
+    if block.kind == "call":
+        return {**_empty(block), "input": complete_part(block.text)}
+    return {**_empty(block), _DELTAS[block.kind][1]: block.text}
+
+
+def _empty(block: Block) -> dict[str, Any]:
+    """A block as it begins."""
+    if block.kind == "call":
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+    return (
+        {"type": "thinking", "thinking": "", "signature": _SIGNATURE}
+        if block.kind == "reasoning"
+        else {"type": "text", "text": ""}
+    )
+
+
+def _stop(block: Block) -> list[dict[str, Any]]:
+    signature = [_delta(block, {"type": "signature_delta", "signature": _SIGNATURE})] if block.kind == "reasoning" else []
+    return [*signature, {"type": "content_block_stop", "index": block.index}]
+
+
+def _delta(block: Block, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
 def _event(data: dict[str, Any]) -> bytes:

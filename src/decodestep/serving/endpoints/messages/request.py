@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from decodestep.serving.chats import Chat, joined, library_fields, template_variables
-from decodestep.serving.errors import refusal
+from decodestep.serving.errors import HttpError, refusal
 from decodestep.serving.request_fields import bool_field, list_field, object_field
 
 # What the request calls fields of chat completions and of SamplingParams.
@@ -15,6 +15,7 @@ _NAMES = {
     "stop_strings": "stop_sequences",
     "strings": "stop_sequences",
     "response_format": "output_config.format",
+    "thinking_budget_tokens": "thinking.budget_tokens",
 }
 # ctx and msg have been sent by Claude Code.
 _ROLES = {"user": "user", "ctx": "user", "msg": "user", "assistant": "assistant", "system": "system"}
@@ -24,12 +25,18 @@ _BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
+# The code by which Anthropic's client knows that it is to send all messages with every request.
+NO_THREADS = "thread_unsupported_request"
+
+
 def read_chat(body: Mapping[str, Any]) -> Chat:
+    if body.get("thread") is not None:  # of its messages, only the last ones would come
+        raise HttpError(400, "thread must be omitted: no conversation is stored here", param="thread", code=NO_THREADS)
     messages = _system(body.get("system")) + _conversation(body)
     continues = messages[-1]["role"] == "assistant"
     if continues and messages[-1].get("tool_calls"):
         raise refusal("messages", "such that a tool_use at their end is followed by its tool_result")
-    sampling = {**library_fields(body), "max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")}
+    sampling = {**library_fields(body), **_budget(body)}
     return Chat(
         messages,
         tools=_tools(body),
@@ -37,7 +44,7 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
         opens=not continues,
         continues=continues,
         schema=_schema(body),
-        sampling=sampling,
+        sampling={**sampling, "max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")},
         stream=bool(bool_field(body, "stream")),
         names=_NAMES,
     )
@@ -166,12 +173,18 @@ def _thinking(body: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(effort, str | None):
         raise refusal("output_config.effort", "a string")
     found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if given and given.get("type") not in ("enabled", "disabled", "adaptive"):
-        raise refusal("thinking.type", "enabled, disabled or adaptive")
+    if given and given.get("type") not in ("enabled", "disabled", "adaptive", "between_tools"):
+        raise refusal("thinking.type", "enabled, disabled, adaptive or between_tools")
     if given.get("type") in ("enabled", "disabled"):
         thinks = given["type"] == "enabled"
         found |= {"enable_thinking": thinks, "thinking": thinks}
     return found
+
+
+def _budget(body: Mapping[str, Any]) -> dict[str, Any]:
+    given = object_field(body, "thinking")
+    budget = given.get("budget_tokens") if given.get("type") == "enabled" else None
+    return {} if budget is None else {"thinking_budget_tokens": budget}
 
 
 def _schema(body: Mapping[str, Any]) -> Mapping[str, Any] | None:

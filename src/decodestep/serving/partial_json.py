@@ -1,4 +1,4 @@
-"""JSON that has been cut."""
+"""The arguments of a call that may have been cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def complete_part(text: str) -> dict[str, Any]:
-    """The members of an object that has been cut, as far as they are complete; {} if there are none, or it is no object.
+    """The object that a JSON text is, or as much of one as is complete in a text that was cut; {} if that is nothing.
 
     A list that was cut has its complete items. A number or a word at the end is not complete: it may go on.
     """

@@ -1,0 +1,29 @@
+"""causal_conv1d as its formula."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep._base.state_rows import StateRows
+
+
+def convolve(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, silu: bool, state: np.ndarray, rows: StateRows
+) -> np.ndarray:
+    """y; writes to `state`."""
+    y = np.empty(x.shape, x.dtype)
+    kept = state.shape[1]
+    with np.errstate(all="ignore"):
+        for tokens, read, written in rows:
+            u = np.concatenate([state[read], x[tokens]])
+            count = len(u) - kept
+            total = np.zeros(x.shape[1:], x.dtype) if bias is None else bias
+            for j in range(kept + 1):
+                total = total + weight[:, j] * u[j : j + count]
+            y[tokens] = _silu(total) if silu else total
+            state[written] = u[count:]
+    return y
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isneginf(x), x.dtype.type(0), x / (1 + np.exp(-x)))  # at -inf the limit

@@ -1,0 +1,37 @@
+"""selective_state_update as its loop."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep._base.state_rows import StateRows
+
+
+def update(
+    x: np.ndarray,
+    dt: np.ndarray,
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    d: np.ndarray | None,
+    dt_bias: np.ndarray | None,
+    state: np.ndarray,
+    rows: StateRows,
+) -> np.ndarray:
+    """The results; writes to `state`."""
+    y = np.empty(x.shape, x.dtype)
+    heads = x.shape[1]
+    group = np.arange(heads) // max(heads // b.shape[1], 1)
+    with np.errstate(all="ignore"):
+        raw = dt if dt_bias is None else dt + dt_bias
+        step = np.where(raw > 20, raw, np.logaddexp(x.dtype.type(0), raw))
+        decay, inputs = np.exp(step * a), step[:, :, None] * x
+        for tokens, read, written in rows:
+            s = state[read]
+            for t in range(tokens.start, tokens.stop):
+                s = decay[t][:, None, None] * s + b[t, group][:, :, None] * inputs[t][:, None, :]
+                y[t] = np.einsum("hn,hnp->hp", c[t, group], s)
+                if d is not None:
+                    y[t] += d[:, None] * x[t]
+            state[written] = s
+    return y

@@ -1,0 +1,233 @@
+"""JSON schemas: which texts they allow, and that what may be begun can be ended."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import numpy as np
+import pydantic
+import pytest
+
+import decodestep as ds
+from decodestep.constraints.processor import ConstraintLogitsProcessor
+from support.constrained_rows import END, run
+
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+NULL = {"type": "null"}
+
+
+def matcher(schema, *, order="schema", closed=True):
+    """A function that tells whether texts are of a schema."""
+    options = {
+        "token_bytes": lambda token: bytes([token]) if token < END else b"",
+        "vocab_size": END + 1,
+        "ends": frozenset({END}),
+    }
+    text = ds.SamplingParams(json_schema=schema).json_schema
+    scores = np.zeros((1, END + 1), np.float32)
+
+    def takes(*pieces):
+        processor = ConstraintLogitsProcessor("json_schema", text, 0, order=order, closed=closed, **options)
+        tokens = [token for piece in pieces for token in (piece.encode() if isinstance(piece, str) else [piece])]
+        return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
+
+    return takes
+
+
+def check(schema, inside, outside, **options):
+    takes = matcher(schema, **options)
+    assert [text for text in inside if not takes(text, END)] == []
+    assert [text for text in outside if takes(text, END)] == []
+
+
+def named(names, **others):
+    """Objects of nulls with these optional names and no others."""
+    return {"type": "object", "properties": dict.fromkeys(names, NULL), "additionalProperties": False, **others}
+
+
+def nulls(names):
+    return json.dumps(dict.fromkeys(names), ensure_ascii=False)
+
+
+def test_properties_have_the_order_of_the_schema_and_none_is_begun_that_cannot_be_written():
+    for closed in (True, False):
+        check(OPEN, ['{"a": 1, "b": 2}', '{"b": 2}', "{}"], ['{"b": 1, "a": 2}'], closed=closed)
+        assert not matcher(OPEN, closed=closed)('{"b": 1, "a') or not matcher(OPEN, closed=closed)('{"b": 1, "a_')
+    assert not matcher(OPEN)('{"b": 1, "')
+
+
+def test_properties_in_any_order():
+    for closed in (True, False):
+        check(OPEN, ['{"a": 1, "b": 2}', '{"b": 1, "a": 2}', "{}"], ['{"b": 1, "b": 2}'], order="any", closed=closed)
+    names = "abcdefgh"
+    eight = named(names, required=["d", "a"])
+    check(
+        eight,
+        [nulls("hgfedcba"), nulls("da"), nulls("cad")],
+        [nulls("hgfecba"), nulls(""), nulls("ad")[:-1] + ', "a": null}'],
+        order="any",
+    )
+    many = [f"name{i}" for i in range(33)]  # the schema's order again
+    check(named(many), [nulls(many)], [nulls(many[::-1])], order="any")
+
+
+def test_objects_with_properties_are_closed_unless_the_schema_says_otherwise():
+    check(OPEN, ['{"a": 1}'], ['{"c": 1}'])
+    check(OPEN, ['{"a": 1}', '{"c": 1}'], [], closed=False)
+    check({**OPEN, "additionalProperties": True}, ['{"a": 1, "c": "x"}'], [])
+    check({"allOf": [OPEN, {"properties": {"c": {"type": "integer"}}}]}, ['{"a": 1, "c": 1}'], ['{"d": 1}'])
+    check({"type": "object"}, ['{"c": 1}', "{}"], [])
+    check({"type": "object", "required": ["a"]}, ['{"a": 1, "c": 1}'], ["{}"])
+
+
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        (named("abc", minProperties=2), ["ab", "ac", "bc", "abc"], ["", "a", "c"]),
+        (named("abc", maxProperties=2), ["", "a", "ab", "ac", "bc"], ["abc"]),
+        (named("abc", minProperties=2, maxProperties=2, required=["b"]), ["ab", "bc"], ["b", "ac", "abc"]),
+        (named("abc", maxProperties=1, required=["b"]), ["b"], ["ab", "bc", "a"]),
+        (named("", maxProperties=0), [""], ["a"]),
+        ({"type": "object", "additionalProperties": NULL, "maxProperties": 2}, ["", "a", "ab"], ["abc"]),
+        ({"type": "object", "additionalProperties": NULL, "minProperties": 1}, ["a", "abc"], [""]),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": NULL}, ["", "ab", "ba"], ["c", "abc"]),
+        ({"type": "object", "propertyNames": {"maxLength": 1}, "additionalProperties": NULL}, ["", "ab", "é"], ['aa']),
+        ({**named("abc"), "dependentRequired": {"a": ["b"]}}, ["", "b", "c", "ab", "bc", "abc"], ["a", "ac"]),
+        ({**named("abc"), "dependencies": {"a": {"required": ["c"]}}}, ["", "ac", "abc"], ["a", "ab"]),
+        ({**named("ab"), "not": {"required": ["a"]}}, ["", "b"], ["a", "ab"]),
+        ({**named("a"), "patternProperties": {"^x": NULL}}, ["", "a", "ax"], ["b"]),
+    ],
+)  # fmt: skip
+def test_objects(schema, inside, outside, order):
+    check(schema, map(nulls, inside), map(nulls, [*outside] if outside != ["aa"] else [["aa"]]), order=order)
+
+
+@pytest.mark.parametrize(
+    ("schema", "inside", "outside"),
+    [
+        (True, ["1", '{"a": [null, "x", -2.5e-3]}'], ["", "nul"]),
+        ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True}, ['["a", 1]', "[]", '[1, "b", "a"]'], ['["a", "a"]']),
+        ({"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 3}, "uniqueItems": True, "minItems": 2},
+         ["[1, 3]", "[3, 2, 1]"], ["[1]", "[2, 2]", "[1, 2, 3, 1]"]),
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": 1}, ["[]", '["a"]'], ['["a", "b"]']),
+        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}}, ["[1]", "[2, 1, 2]", "[1, 1]"], ["[]", "[2, 2]"]),
+        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}, "minContains": 2, "maxItems": 3},
+         ["[1, 1]", "[1, 2, 1]", "[2, 1, 1]"], ["[1]", "[1, 2]", "[1, 2, 2]", "[1, 1, 2, 2]"]),
+        ({"prefixItems": [{"const": 1}, False], "type": "array"}, ["[]", "[1]"], ["[1, 1]", "[2]"]),
+        ({"not": {"enum": ["a", 5]}}, ['"b"', '"ab"', '""', "6", "5.5", "null"], ['"a"', "5"]),
+        ({"type": "string", "pattern": "^[ab]+$", "not": {"const": "ab"}}, ['"a"', '"aba"'], ['"ab"', '"c"']),
+        ({"not": {"type": ["string", "object"]}}, ["1", "[]", "null"], ['"a"', "{}"]),
+        ({"type": "integer", "minimum": 0, "maximum": 9, "not": {"minimum": 3, "maximum": 6}}, ["0", "2", "7"], ["3", "6", "10"]),
+        ({"oneOf": [{"maximum": 6, "type": "number"}, {"minimum": 5, "type": "number"}]}, ["4", "6.5"], ["5.5"]),
+        ({"oneOf": [{"properties": {"k": {"const": "a"}, "x": NULL}, "required": ["k", "x"], "type": "object"},
+                    {"properties": {"k": {"const": "b"}}, "required": ["k"], "type": "object"}]},
+         ['{"k": "a", "x": null}', '{"k": "b"}'], ['{"k": "a"}', '{"k": "b", "x": null}']),
+        ({"type": "object", "properties": {"k": {"enum": ["a", "b"]}, "x": NULL}, "required": ["k"],
+          "if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["x"]}, "else": {"properties": {"x": False}}},
+         ['{"k": "a", "x": null}', '{"k": "b"}'], ['{"k": "a"}', '{"k": "b", "x": null}']),
+        ({"const": {"a": [1, "\x01"], "b": 2**60}}, ['{"a": [1, "\\u0001"], "b": 1152921504606846976}'], ['{"a": [1]}']),
+        ({"anyOf": [{"const": [1, 2]}, {"type": "array", "items": {"type": "integer"}}]}, ["[1, 2]", "[1, 2, 3]", "[1]"], ["[1.5]"]),
+        ({"anyOf": [{"enum": [1, True]}, {"type": "integer"}]}, ["1", "12", "true"], ["false"]),
+        ({"type": "string", "format": "json-pointer"}, ['""', '"/a~0b/~1"'], ['"a"', '"/~2"', '"/~"']),
+        ({"type": "string", "format": "uri-reference"}, ['""', '"a/b?c#d"', '"//h:80/"', '"x:y"', '"/a"'], ['" "', '"//h:x/"', '"%zz"']),
+        ({"type": "string", "format": "ipv6"}, ['"::"', '"1::8"', '"::ffff:1.2.3.4"', '"1:2:3:4:5:6:7:8"'], ['"1:2"', '"1::2::3"', '":::"']),
+        ({"$id": "urn:x", "$ref": "#a", "$defs": {"one": {"$anchor": "a", "const": 1}}}, ["1"], ["2"]),
+    ],
+)  # fmt: skip
+def test_values(schema, inside, outside):
+    check(json.dumps(schema), inside, outside)
+
+
+def test_numbers_are_those_that_readers_take():
+    for schema in ({"type": "number"}, {"type": "integer"}, {"type": "number", "minimum": 0}, {}):
+        assert not matcher(schema)("1e999") and not matcher(schema)("1" * 400)
+    assert matcher({"type": "number"})("1e-07", END) and matcher({"type": "number"})("-1.5E+3", END)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        named("", properties={"a": {"$ref": "#"}, "b": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "c": NULL}, required=["c"]),
+        {**named("a"), "properties": {"a": {"$ref": "#"}}, "required": ["a"], "anyOf": [{}]},
+    ],
+)  # fmt: skip
+def test_what_has_no_finite_text_is_not_begun(schema, rng):
+    schema = {**schema, "additionalProperties": False}
+    endless = {"type": "object", "properties": {"e": {"$ref": "#/$defs/e"}}, "required": ["e"]}
+    holder = {"type": "object", "properties": {"a": {"$ref": "#/$defs/e"}, "b": NULL}, "$defs": {"e": endless}}
+    check(holder, ["{}", '{"b": null}'], [])
+    assert not matcher(holder)('{"a')
+    listed = {"type": "array", "items": {"$ref": "#/$defs/e"}, "$defs": {"e": endless}}
+    check(listed, ["[]"], [])
+    assert not matcher(listed)("[{")
+    if "anyOf" in schema:
+        with pytest.raises(ValueError, match="got one in which # is not possible to satisfy"):
+            matcher(schema)("")
+
+
+def test_many_optional_properties():
+    names = [f"name{i}" for i in range(500)]
+    takes = matcher(named(names))
+    assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
+
+
+def test_many_items_are_not_quadratic():
+    for least in (10, 1000):
+        takes = matcher({"type": "array", "items": {"type": "integer"}, "minItems": least})
+        assert takes(json.dumps([1] * least), END) and not takes(json.dumps([1] * (least - 1)), END)
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}, "#/properties/a/uniqueItems is not false"),
+        ({"items": {"not": {"pattern": "a"}}}, "#/items/not/pattern is not outside of what is negated"),
+        ({"$defs": {"a/b": {"unevaluatedItems": False, "anyOf": [{}]}}, "$ref": "#/$defs/a~1b"}, "#/$defs/a~1b is not without unevaluatedItems"),
+        ({"items": {"$ref": "https://example.com/a"}}, "#/items/$ref is not a reference within the schema"),
+        ({"properties": {"a": {"format": "iri", "type": "string"}}}, "#/properties/a/format is not supported: iri"),
+        ({"properties": {"a": {"contains": True, "maxContains": 2}}}, "#/properties/a/maxContains is not absent"),
+        ({"properties": {"a": {"type": "int"}}}, "#/properties/a/type is not one or several of JSON Schema's types"),
+        ({"$ref": "#"}, "# is not free of references that lead back to it"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "# is not possible to satisfy"),
+        ({"items": {"minLength": -1}}, "#/items/minLength is not a whole number"),
+    ],
+)  # fmt: skip
+def test_errors_name_the_place(schema, place):
+    with pytest.raises(ValueError, match="json_schema must be one that can be compiled; got one in which ") as raised:
+        matcher(schema)("")
+    assert place in str(raised.value)
+
+
+def test_a_pydantic_class(rng):
+    class Person(pydantic.BaseModel):
+        name: Literal["Ada", "Alan"]
+        tags: set[Literal["x", "y"]]
+        sizes: dict[Literal["s", "m"], int]
+
+    assert ds.SamplingParams(json_schema=Person) == ds.SamplingParams(json_schema=Person.model_json_schema())
+    ended = 0
+    for seed in range(5):
+        row = run(ds.SamplingParams(json_schema=Person, seed=seed, max_new_tokens=None), rng)
+        if row.reason == "eos":
+            ended += 1
+            assert len(Person.model_validate_json(row.text.text).tags) == row.text.text.split("sizes")[0].count(
+                '"x"'
+            ) + row.text.text.split("sizes")[0].count('"y"')
+    assert ended
+
+
+def test_a_choice(rng):
+    for seed in range(4):
+        row = run(ds.SamplingParams(choice=["yes", "yes and no", 'a "q"\n'], seed=seed), rng)
+        assert row.reason == "eos" and row.text.text in ("yes", "yes and no", 'a "q"\n')
+
+
+def test_schemas_of_a_grammar_are_read_as_those_beside_it(rng):
+    grammar = f'start: "%json {{}}" A? x // %json {{"const": 1}}\nA: /%json/\nx: %json {json.dumps(OPEN)} | %json 1'
+    grammar = grammar.replace(" | %json 1", ' | %json {"const": 5}')
+    texts = {run(ds.SamplingParams(grammar=grammar, seed=seed, max_new_tokens=None), rng).text.text for seed in range(8)}
+    for text in texts:
+        left = text.removeprefix("%json {}").removeprefix("%json")
+        assert left == "5" or list(json.loads(left)) in ([], ["a"], ["b"], ["a", "b"])
