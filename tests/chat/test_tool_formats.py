@@ -15,7 +15,9 @@ from call_texts import ARGUMENTS, CASES, FUNCTIONS, SEP, STAY
 import decodestep as ds
 from decodestep.chat import tool_formats as formats
 from decodestep.chat.answer_format import AnswerFormat
+from decodestep.chat.reasoning import THINK, find_reasoning
 from decodestep.chat.template import ChatTemplate
+from decodestep.chat.tool_call_format import NoCalls
 from decodestep.chat.tool_grammar import Thought, one_call
 from decodestep.chat.tool_messages import in_turns
 from decodestep.chat.tools import ToolFormat
@@ -388,6 +390,59 @@ def test_a_mark_in_reasoning_begins_no_constrained_call(kind):
             assert accepted_prefix(grammar, begin + thought) == (begin + thought, True)
             text = f"{begin}{thought}</think>\n\n{wrong}"
             assert accepted_prefix(grammar, text) == (text[: text.rindex("two")], False)
+
+
+ANSWER = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralNamed, formats.Harmony])
+def test_a_required_call_comes_after_the_reasoning(kind):
+    """It may be left out, unless the prompt has begun it; the text cannot end within it, nor have anything else after it."""
+    reasoning = find_reasoning("<|channel|>analysis") if kind is formats.Harmony else THINK
+    joint = "<|start|>assistant" if kind is formats.Harmony else "\n\n"
+    required, one = ToolFormat(kind(FUNCTIONS), True, True, ()), "".join(fill_in(kind))
+    for begin, begun in ((reasoning.opening, False), ("", True)):
+        grammar = required.grammar(TOKENIZER, None, Thought(reasoning, begun, off=False))
+        thought = f"{begin}Maybe {one} or not"
+        assert accepted_prefix(grammar, thought) == (thought, False)
+        text = f"{thought}{reasoning.closing}{joint}"
+        assert accepted_prefix(grammar, text + one) == (text + one, True)
+        assert accepted_prefix(grammar, f"{text}Well.")[1] is False
+        assert accepted_prefix(grammar, one) == (one, not begun)
+    off = required.grammar(TOKENIZER, None, Thought(reasoning, off=True))
+    assert accepted_prefix(off, one) == (one, True) and accepted_prefix(off, thought) == ("", False)
+
+
+FORMS = [
+    "</think>",
+    "</think><response>",
+    "<|START_THINKING|>",
+    "<|begin|><|think|>",
+    "<|open|><|sep|>think",
+    "<|channel|>analysis",
+]
+
+
+@pytest.mark.parametrize("template", FORMS)
+def test_an_answer_of_a_schema_comes_after_the_reasoning(template):
+    """Between the marks that its answers have."""
+    reasoning = find_reasoning(template)
+    plain = formats.Harmony({}) if reasoning.in_messages else NoCalls({})
+    joint = ("<|start|>assistant" if reasoning.in_messages else "") + "".join(reasoning.answer) + plain.answer_begin
+    for begun in (False, True):
+        format_ = AnswerFormat(reasoning, begun=begun, plain=plain)
+        grammar = format_.grammar(TOKENIZER, ANSWER)
+        thought = ("" if begun else reasoning.opening) + 'Is it {"a": 3}?'
+        text = f'{thought}{reasoning.closing}{joint}{{"a": 3}}'
+        assert accepted_prefix(grammar, text)[0] == text and accepted_prefix(grammar, thought) == (thought, False)
+        assert accepted_prefix(grammar, text.replace("3}", "x}"))[1] is False
+        reader = format_.reader()
+        reader.add(text + "".join(reasoning.answer_ends))
+        reader.end()
+        assert (reader.reasoning, reader.content) == ('Is it {"a": 3}?', '{"a": 3}')
+    assert AnswerFormat(None).grammar(TOKENIZER, ANSWER) is None  # the schema alone says what may be written
+    assert AnswerFormat(THINK, ended=True).grammar(TOKENIZER, ANSWER) is None
+    assert AnswerFormat(THINK).grammar(TOKENIZER, ANSWER, continues=True) is None
 
 
 UNIQUE = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}, "required": ["tags"]}

@@ -1,0 +1,137 @@
+"""Calls come back as they were sent: what a template writes of them is read; what it would not write is told in its format."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from call_texts import ARGUMENTS, CASES, FUNCTIONS
+
+from decodestep.chat.answer_format import AnswerFormat
+from decodestep.chat.reasoning import THINK, find_reasoning
+from decodestep.chat.template import ChatTemplate
+from decodestep.chat.tool_formats import find_call_format
+from decodestep.chat.tool_messages import with_calls
+from decodestep.chat.tools import ToolFormat
+from support.servers import tool
+from test_chat import SPECIAL, call, published, say  # noqa: F401 - a fixture
+from test_message_form import END, LOOP, NONE_ASKED, STRINGS, prompt
+from test_tool_formats import read_calls
+
+KINDS = dict.fromkeys(case[0] for case in CASES)
+
+
+class Templated:
+    """A model that has a template alone."""
+
+    def __init__(self, source):
+        self.template = ChatTemplate({}, source)
+
+    def chat_prompt(self, messages, *, tools=None):
+        form = self.template.form(SPECIAL, tools=True)
+        return str(self.template.render(messages, tools, None, {"add_generation_prompt": True}, SPECIAL, form))
+
+
+def called(name="stay", arguments=ARGUMENTS, content=None):
+    return say("assistant", content, tool_calls=[{"id": "1", "function": {"name": name, "arguments": arguments}}])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_that_a_template_does_not_write_are_told_in_its_format(kind):
+    [message] = with_calls(Templated(STRINGS), [called(content="So:")], kind({}))
+    assert "tool_calls" not in message and message["content"].startswith("So:\n")
+    assert read_calls(kind(FUNCTIONS), message["content"].removeprefix("So:\n")) == ("", [("stay", ARGUMENTS)])
+    for arguments in ({}, "{}", None, '{"ci'):  # also of a call that was cut
+        [message] = with_calls(Templated(STRINGS), [called("time", arguments)], kind({}))
+        assert read_calls(kind(FUNCTIONS), message["content"]) == ("", [("time", {})])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_that_a_template_writes_stay(kind):
+    written = (
+        LOOP + "{{ m.role + (m.content or '') }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}" + END
+    )
+    conversation = [called(content="So:"), called(), say("user", "a")]
+    assert with_calls(Templated(written), conversation, kind({})) == conversation
+
+
+@pytest.mark.parametrize("content", ["", None, "So:"])
+def test_a_content_beside_calls_is_a_message_of_its_own_where_a_template_would_drop_the_calls(content):
+    kind = next(iter(KINDS))
+    told = [say("assistant", content)] if content else []
+    assert with_calls(Templated(NONE_ASKED), [called(content=content)], kind({})) == [*told, called()]
+
+
+def test_tools_are_given_to_a_system_message_where_a_template_reads_them_there(tiny_file):
+    """As that of Phi-4-mini."""
+    path = tiny_file(kind="Q8_0", context=400)
+    template = (
+        LOOP
+        + "[{{ m.role + ':' + m.content }}{% set message = m %}{% if 'tools' in message and message['tools'] is not none %}"
+        + "<|tool|>{{ message['tools'] }}<|/tool|>{% endif %}]"
+        + END
+        + "{# <|tool_call|><|/tool_call|> #}"
+    )
+    for first in ([], [say("system", "S")]):
+        text = prompt(path, template, [*first, say("user", "u")], tools=[tool("look")])
+        begun = "[system:" + "S" * len(first) + '<|tool|>[{"name":"look",'
+        assert text.startswith(begun) and text.endswith("]<|/tool|>][user:u]>")
+
+
+FLAGS = {"type": "array", "items": {"type": "boolean"}, "description": "f"}
+CITY, DAYS = {"type": "string", "description": "c"}, {"type": "integer", "description": "d"}
+STAY = {"type": "object", "properties": {"city": CITY, "days": DAYS, "flags": FLAGS}, "required": ["city", "days"]}
+ZONE = {"type": "object", "properties": {"zone": {"type": "string", "description": "z"}}, "required": ["zone"]}
+SCHEMAS = {"stay": STAY, "time": ZONE}
+TOOLS = [tool(name, description="Does it.", parameters=schema) for name, schema in SCHEMAS.items()]
+GIVEN = (("stay", {"city": "Bo \"nn' <b>\nLine é", "days": 2, "flags": [True, False]}), ("time", {"zone": "x y"}))
+IDS = ("abcdefg12", "abcdefg34")
+# The format of calls that each published template has, and how many calls of a message it writes.
+PUBLISHED = {
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("CohereActions", 2),
+    "GLM-4.7-Flash": ("TaggedArguments", 2),
+    "GigaChat3-10B-A1.8B": ("GigaChatMessage", 1),
+    "GigaChat3.1-10B-A1.8B": ("GigaChatMessage", 1),
+    "Mistral-Small-3.2-24B-Instruct-2506": ("MistralNamed", 2),
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": ("TaggedJson", 2),
+    "Qwen-QwQ-32B": ("TaggedJson", 2),
+    "Qwen-Qwen2.5-7B-Instruct": ("TaggedJson", 2),
+    "Qwen-Qwen3-0.6B": ("TaggedJson", 2),
+    "Qwen3-Coder": ("TaggedFunctions", 2),
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": ("DeepSeekFenced", 2),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": ("DeepSeekFenced", 2),
+    "deepseek-ai-DeepSeek-V3.1": ("DeepSeek", 2),
+    "deepseek-ai-DeepSeek-V3.2": ("DsmlInvokes", 2),
+    "google-gemma-4-31B-it": ("GemmaCalls", 2),
+    "ibm-granite-granite-4.0": ("TaggedJson", 2),
+    "meta-llama-Llama-3.1-8B-Instruct": ("BareJson", 1),
+    "meta-llama-Llama-3.2-3B-Instruct": ("BareJson", 1),
+    "meta-llama-Llama-3.3-70B-Instruct": ("BareJson", 1),
+    "mistralai-Mistral-Nemo-Instruct-2407": ("MistralList", 2),
+    "moonshotai-Kimi-K2": ("KimiSection", 2),
+    "openai-gpt-oss-120b": ("Harmony", 1),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_calls_of_published_templates_are_read_back_as_they_were_sent(name, published):  # noqa: F811
+    model = Templated((published / f"{name}.jinja").read_text())
+    source = model.template.text()
+    kind, reasoning = find_call_format(source), find_reasoning(source) or THINK
+    format_name, most = PUBLISHED[name]
+    assert kind.__name__ == format_name
+    for count in range(1, most + 1):
+        calls = [call(n, a, id=i, type="function") for (n, a), i in zip(GIVEN[:count], IDS, strict=False)]
+        results = [say("tool", "RESULT", name=c["function"]["name"], tool_call_id=c["id"]) for c in calls]
+        hello = say("user", "Hello")
+        asked = model.chat_prompt([hello], tools=TOOLS)
+        answered = model.chat_prompt([hello, say("assistant", None, tool_calls=calls), *results], tools=TOOLS)
+        same = asked[: next((i for i, (a, b) in enumerate(zip(asked, answered, strict=False)) if a != b), len(asked))]
+        if same != asked and len(same) - same.rfind("<") < 24:  # the prompt's end begins reasoning, which the answer has not
+            same = same[: same.rfind("<")]
+        begun = same == asked and reasoning.begun_by(asked)
+        format_ = AnswerFormat(reasoning, begun, False, ToolFormat(kind(SCHEMAS), False, True, ()))
+        reader = format_.reader()
+        reader.add(answered[len(same) :].partition("RESULT")[0])
+        reader.end()
+        assert [(found.name, json.loads(found.arguments)) for found in reader.calls] == list(GIVEN[:count])
