@@ -270,8 +270,14 @@ def nested(patterns):
         ({"json_schema": nested(PATTERNS)}, "costs too much"),
         ({"grammar": "start: T\nT: " + " & ".join(f"/{each}/" for each in PATTERNS)}, "costs too much"),
         ({"json_schema": {"type": "object", "minProperties": 2}}, "minProperties is not at most the number of required names"),
-        ({"json_schema": {"type": "object", "minProperties": 3, "required": ["a", "b", "a"]}}, "minProperties is not at most the number of required names"),
-        ({"json_schema": {"anyOf": [{"properties": {"default": {"minProperties": 2}}}]}}, "#/anyOf/0/properties/default/minProp"),
+        (
+            {"json_schema": {"type": "object", "minProperties": 3, "required": ["a", "b", "a"]}},
+            "minProperties is not at most the number of required names",
+        ),
+        (
+            {"json_schema": {"anyOf": [{"properties": {"default": {"minProperties": 2}}}]}},
+            "#/anyOf/0/properties/default/minProp",
+        ),
         ({"json_schema": {"minProperties": 2, "patternProperties": {"^x": {}}, "additionalProperties": False}}, "minP"),
         *(({"json_schema": {"pattern": one}}, "of patterns without") for one in ("\x1b", r"\x1b", r"\x{1B}", r"\u001b", r"\v")),
         *(({"json_schema": text}, "json_schema must be an object or a bool; got") for text in ("[1]", "1", "null")),
@@ -284,7 +290,10 @@ def nested(patterns):
         ),
         ({"json_schema": {"items": {"type": "number", "multipleOf": -0.01}}}, "#/items/multipleOf is not a number above 0"),
         ({"json_schema": {"multipleOf": 0}}, "#/multipleOf is not a number above 0"),
-        ({"json_schema": {"properties": {"a": {"type": "null", "required": True}}}}, "#/properties/a/required is not a list of names"),
+        (
+            {"json_schema": {"properties": {"a": {"type": "null", "required": True}}}},
+            "#/properties/a/required is not a list of names",
+        ),
         ({"json_schema": {"type": "integer", "minimum": 2**53 + 1}}, "#/minimum is not a number of 53 bits"),
         ({"json_schema": {"type": "integer", "exclusiveMinimum": 10**30}}, "#/exclusiveMinimum is not a number of 53 bits"),
         ({"json_schema": {"type": "integer", "maximum": -(2**53) - 1}}, "#/maximum is not a number of 53 bits"),
