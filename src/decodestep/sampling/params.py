@@ -29,8 +29,8 @@ class SamplingParams:
     `SamplingParams()` samples from the whole distribution. A field of several items accepts any iterable except strings and
     mappings, and holds a tuple; stop_strings may also be one string, and None is an empty tuple where that is the default.
     Mappings are copied. Objects are immutable (`replace` makes another) and hashable, equal if their fields are, and shown
-    with those that differ from their defaults. Of the constraints, json_schema, regex, grammar and choice, at most one is given; the
-    text is valid where the row ends with "eos", else it is cut.
+    with those that differ from their defaults. Of the constraints, json_schema, regex, grammar and choice, at most one is
+    given; the text is valid where the row ends with "eos", else it is cut.
 
     Args:
         max_new_tokens: an integer in [1, 2^31) or None. Ends the row after this many tokens; None: when the context
@@ -64,6 +64,7 @@ class SamplingParams:
         logit_bias: a mapping of ids to numbers below inf or None. Added to the scores of tokens; -inf forbids a
             token; None is off.
         bad_words_ids: non-empty lists of ids. Sequences of tokens that must not occur.
+        bad_words: non-empty strings. Not drawn in the tokens of these texts, alone or after a blank.
         suppress_tokens: token ids. Tokens that are never drawn.
         begin_suppress_tokens: token ids. Tokens that are not drawn first, or first after a forced_bos_token_id that
             applies.
@@ -164,6 +165,7 @@ class SamplingParams:
     sequence_bias: Mapping[tuple[int, ...], float] | None
     logit_bias: Mapping[int, float] | None
     bad_words_ids: tuple[tuple[int, ...], ...]
+    bad_words: tuple[str, ...]
     suppress_tokens: tuple[int, ...]
     begin_suppress_tokens: tuple[int, ...]
     allowed_token_ids: tuple[int, ...] | None
@@ -237,6 +239,7 @@ class SamplingParams:
         sequence_bias: Mapping[tuple[int, ...], float] | None = None,
         logit_bias: Mapping[int, float] | None = None,
         bad_words_ids: Iterable[Iterable[int]] | None = (),
+        bad_words: str | Iterable[str] | None = (),
         suppress_tokens: Iterable[int] | None = (),
         begin_suppress_tokens: Iterable[int] | None = (),
         allowed_token_ids: Iterable[int] | None = None,

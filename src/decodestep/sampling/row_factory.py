@@ -132,7 +132,7 @@ class RowFactory:
         kept = [each for each in (constraint, budget) if each is not None]
         own = [*self._processors.for_row(number, num_beams), *kept]
         sizes = {"prompt_length": len(prompt), "vocab_size": self.vocab_size, "num_beams": num_beams}
-        plan = build_plan(build_stages(params, eos_token_ids=ends, own=own, **sizes), self.vocab_size)
+        plan = build_plan(build_stages(self._with_ids(params), eos_token_ids=ends, own=own, **sizes), self.vocab_size)
         history = TokenHistory(prompt)
         ends = frozenset() if params.ignore_eos else ends
         native = new_row(
@@ -164,6 +164,17 @@ class RowFactory:
         for name in SEQUENCE_FIELDS:
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
+
+    def _with_ids(self, params: SamplingParams) -> SamplingParams:
+        """The params with bad_words as bad_words_ids: in the tokens of each alone, and after a blank, as within a text."""
+        if not params.bad_words:
+            return params
+        encode = self._encode
+        if encode is None:
+            refuse(_OP, "encode", "given where a row has bad_words", None)
+        texts = [text for word in params.bad_words for text in (word, f" {word}")]
+        words = dict.fromkeys(tuple(self._ids("bad_words", encode(text))) for text in texts)
+        return params.replace(bad_words=(), bad_words_ids=(*params.bad_words_ids, *filter(None, words)))
 
     def _ids(self, name: str, ids: Any) -> list[int]:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""

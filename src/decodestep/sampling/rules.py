@@ -203,6 +203,7 @@ RULES = {
     "sequence_bias": or_none(SEQUENCE_BIASES),
     "logit_bias": or_none(ID_BIASES),
     "bad_words_ids": SEQUENCES,
+    "bad_words": STRINGS,
     "suppress_tokens": IDS,
     "begin_suppress_tokens": IDS,
     "allowed_token_ids": or_none(SOME_IDS),
