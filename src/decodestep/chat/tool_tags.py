@@ -107,6 +107,7 @@ class TaggedCalls(CallFormat):
                     yield None
                 else:
                     value.add(piece)
+                    yield CallArguments("")  # what has been read need not be kept
             yield CallArguments(begin + value.end())
             return
         yield CallArguments(f'{begin}"')

@@ -114,6 +114,7 @@ class TaggedValue:
         try:
             for piece in self._read or ():
                 if piece is None:
+                    self._feed.begin()
                     return
                 self._json.write(piece)
         except UnreadableError:
