@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from typing import NamedTuple
 
 from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought, without_ends
@@ -43,14 +44,14 @@ class _Text:
 
     def __init__(self) -> None:
         self.begun = False
-        self._pieces: list[str] = []
+        self._text = StringIO()
         self._space: list[str] = []
 
     def __str__(self) -> str:
-        return "".join(self._pieces)
+        return self._text.getvalue()
 
     def __bool__(self) -> bool:
-        return bool(self._pieces)
+        return self._text.tell() > 0
 
     @property
     def waits(self) -> bool:
@@ -59,12 +60,12 @@ class _Text:
     def add(self, text: str) -> str:
         """What is certain now."""
         kept = text.rstrip()
+        found = "".join((*self._space, kept)) if kept else ""
         if kept:
-            self._pieces.append("".join((*self._space, kept)))
             self._space, self.begun = [], True
         if len(kept) < len(text):
             self._space.append(text[len(kept) :])
-        return self._pieces[-1] if kept else ""
+        return self.write(found)
 
     def strip(self, characters: str) -> None:
         """Leaves out these at the end of the white space that waits."""
@@ -77,8 +78,7 @@ class _Text:
 
     def write(self, text: str) -> str:
         """Adds what is certain."""
-        if text:
-            self._pieces.append(text)
+        self._text.write(text)
         return text
 
 
@@ -112,7 +112,7 @@ class AnswerReader:
         self._feed = TextFeed()
         self._parts: list[tuple[Part, list[str]]] = []  # since they were last returned, each with the pieces of its text
         self._content, self._reasoning = _Text(), _Text()
-        self._calls: list[tuple[str, str, list[str]]] = []  # the id, the name and the pieces of the arguments of each
+        self._calls: list[tuple[str, str, StringIO]] = []  # the id, the name and the arguments of each
         self._in_call = False
         self._left_out = False  # whether the call that comes is one too many
         self._after_mark = ended and separate  # whether no text has followed a mark
@@ -130,7 +130,7 @@ class AnswerReader:
 
     @property
     def calls(self) -> list[Call]:
-        return [Call(id_, name, "".join(pieces)) for id_, name, pieces in self._calls]
+        return [Call(id_, name, arguments.getvalue()) for id_, name, arguments in self._calls]
 
     def add(self, text: str) -> list[Part]:
         """The parts that are certain now that this text has come."""
@@ -208,12 +208,12 @@ class AnswerReader:
         self._left_out = index > 0 and not self._several
         if not self._left_out:
             new_id = self._call_ids.setdefault(index, self._format.new_id(name, self._earlier + index))
-            self._calls.append((new_id, name, []))
+            self._calls.append((new_id, name, StringIO()))
             self._parts.append((Part(_CALL, "", index, new_id, name), []))
 
     def _add_arguments(self, text: str) -> None:
         if not self._left_out:
-            self._calls[-1][2].append(text)
+            self._calls[-1][2].write(text)
             self._add(_CALL, text, len(self._calls) - 1)
 
     def _mark(self, mark: Mark) -> None:

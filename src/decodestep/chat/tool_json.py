@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 from decodestep.chat.text_feed import EndedError, Reading, TextFeed, UnreadableError
@@ -73,7 +74,13 @@ class _Json(Notation):
             yield (yield from feed.form(_ESCAPE, _ESCAPE_BEGUN))
 
 
-JSON = _Json()
+class _CompactJson(_Json):
+    """JSON without the white space between its tokens."""
+
+    verbatim = False
+
+
+JSON, COMPACT_JSON = _Json(), _CompactJson()
 
 
 def call_arguments(feed: TextFeed) -> Iterator[Event]:
@@ -114,7 +121,8 @@ def call_object(feed: TextFeed, *, strict: bool = False) -> Iterator[Event]:
             name = yield from read_string(feed)
             yield CallBegin(name)
             if early is not None:
-                yield from early
+                yield CallArguments(early)
+                yield CallEnd(True)
                 ended = True
         elif key in _ARGUMENTS and not ended and early is None:
             if name is not None:
@@ -191,15 +199,15 @@ def _any_arguments(feed: TextFeed) -> Iterator[Event]:
         yield from call_arguments(feed)
 
 
-def _read_arguments(feed: TextFeed) -> Reading[list[Event]]:
+def _read_arguments(feed: TextFeed) -> Reading[str]:
     """The arguments as a whole."""
-    found: list[Event] = []
+    found = StringIO()
     for event in _any_arguments(feed):
-        if event is None:
+        if isinstance(event, CallArguments):
+            found.write(event.text)
+        elif event is None:
             yield
-        else:
-            found.append(event)
-    return found
+    return found.getvalue()
 
 
 def read_string(feed: TextFeed) -> Reading[str]:

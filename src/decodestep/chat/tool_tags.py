@@ -9,7 +9,7 @@ from typing import Any
 from decodestep.chat.text_feed import EndedError, Reading, TextFeed, UnreadableError
 from decodestep.chat.tool_call_format import ANY_TEXT, CallArguments, CallBegin, CallEnd, CallFormat, Event, Pieces, Reads
 from decodestep.chat.tool_notation import as_json, escaped
-from decodestep.chat.tool_values import constrained_arguments, is_string, properties, tagged_form, tagged_value
+from decodestep.chat.tool_values import TaggedValue, constrained_arguments, is_string, properties, tagged_form
 
 _TAG_NAME = re.compile(r"[^<>\"]*")
 
@@ -101,8 +101,14 @@ class TaggedCalls(CallFormat):
     ) -> Iterator[CallArguments | None]:
         """A value as JSON, with what stands before it. kind: its schema, which is a part of the other one."""
         if not is_string(kind, schema):
-            value = tagged_value((yield from _joined(pieces)), kind, schema)
-            yield CallArguments(begin + as_json(value))
+            value = TaggedValue(kind, schema)
+            for piece in pieces:
+                if piece is None:
+                    yield None
+                else:
+                    value.add(piece)
+                    yield CallArguments("")  # what has been read need not be kept
+            yield CallArguments(begin + value.end())
             return
         yield CallArguments(f'{begin}"')
         for piece in pieces:
@@ -231,13 +237,3 @@ class MiniCpmFunctions(TaggedCalls):
     def _closing(self, feed: TextFeed, key: str) -> Reading[str]:
         begin, end = self._VERBATIM
         return (end if (yield from feed.optional(begin)) else "") + self._VALUE[1]
-
-
-def _joined(pieces: Iterator[str | None]) -> Reading[str]:
-    found = []
-    for piece in pieces:
-        if piece is None:
-            yield
-        else:
-            found.append(piece)
-    return "".join(found)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from io import StringIO
 from typing import Any
 
-from decodestep.chat.text_feed import UnreadableError
-from decodestep.chat.tool_json import parse
+from decodestep.chat.text_feed import TextFeed, UnreadableError
+from decodestep.chat.tool_json import COMPACT_JSON, parse
+from decodestep.chat.tool_notation import as_json, escaped
 from decodestep.constraints.json_schema import named
 
 # The types of JSON Schema that a value of Python's has, the narrowest first.
@@ -72,6 +74,62 @@ def tagged_value(text: str, schema: object, whole: Mapping[str, Any]) -> Any:
         value = _python_value(text.strip())
         return text if types.isdisjoint(_TYPES[type(value)]) else value
     return text if "string" in types and types.isdisjoint(_TYPES[type(value)]) else value
+
+
+class TaggedValue:
+    """A value between tags that comes in pieces. It becomes JSON meanwhile, so that the end of a long one takes no time.
+
+    schema, whole: as for `tagged_value`.
+    """
+
+    def __init__(self, schema: object, whole: Mapping[str, Any]) -> None:
+        self._schema, self._whole = schema, whole
+        self._text, self._escaped, self._json = StringIO(), StringIO(), StringIO()
+        self._feed = TextFeed()
+        self._read: Iterator[str | None] | None = _whole_json(self._feed)  # None once it is no list and no object of JSON
+
+    def add(self, text: str) -> None:
+        self._text.write(text)
+        self._escaped.write(escaped(text))
+        self._feed.add(text)
+        self._advance()
+
+    def end(self) -> str:
+        """The value as JSON."""
+        self._feed.ended = True
+        self._advance()
+        if self._read is not None:
+            found = self._json.getvalue()
+            types = _types(self._schema, self._whole)
+            if "string" not in types or _TYPES[list if found[0] == "[" else dict][0] in types:
+                return found
+        else:
+            text = self._text.getvalue()
+            value = tagged_value(text, self._schema, self._whole)
+            if value is not text:
+                return as_json(value)
+        return f'"{self._escaped.getvalue()}"'
+
+    def _advance(self) -> None:
+        try:
+            for piece in self._read or ():
+                if piece is None:
+                    self._feed.begin()
+                    return
+                self._json.write(piece)
+        except UnreadableError:
+            self._read = None
+
+
+def _whole_json(feed: TextFeed) -> Iterator[str | None]:
+    """A list or an object of JSON, which is all of a text."""
+    yield from feed.space()
+    if not (yield from feed.comes("[", "{")):
+        raise UnreadableError
+    yield from COMPACT_JSON.value(feed)
+    yield from feed.space()
+    if not (yield from feed.done()):
+        raise UnreadableError
 
 
 def _python_value(text: str) -> Any:
