@@ -105,7 +105,6 @@ def test_a_text_is_one_block(shared_server):
     [
         ({"regex": "abc[xy]{9}", "stop_sequences": ["zz", "c"]}, "stop_sequence", "c"),
         ({"max_tokens": 3, "ignore_eos": True}, "max_tokens", None),
-        ({"max_tokens": None, "ignore_eos": True}, "model_context_window_exceeded", None),
         ({"regex": "ab", "stop_sequences": ["a"]}, "stop_sequence", "a"),
     ],
 )
@@ -114,6 +113,11 @@ def test_reasons_to_stop(shared_server, asked, reason, stop):
     assert (found["stop_reason"], found["stop_sequence"]) == (reason, stop)
     if stop == "a":
         assert found["content"] == []  # which has no empty block
+
+
+def test_a_full_context_is_another_reason_to_stop(server):
+    for asked in ({"max_tokens": None}, {"max_tokens": 10**6}):
+        assert same(server, ignore_eos=True, **asked)["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_calls_are_blocks_of_their_own(shared_server):
@@ -447,6 +451,13 @@ def test_a_call_that_is_cut_has_what_is_complete(shared_server):
 )
 def test_what_is_complete_of_json(text, expected):
     assert complete_part(text) == expected
+
+
+def test_many_neighbours_and_deep_arguments_take_no_long_time():
+    """As large as a body or an answer may be; what grows with the square of that would take minutes, and time out."""
+    [message] = read_chat({"messages": [{"role": "user", "content": "x"}] * 100_000}).messages
+    assert len(message["content"]) == 199_999
+    assert complete_part('{"a": ' + "[" * 500_000) == {} and len(complete_part('{"a": [' + "1, " * 300_000)["a"]) == 300_000
 
 
 def test_errors_of_a_request_alone():

@@ -7,7 +7,7 @@ from typing import Any
 
 from decodestep.chat.text_feed import UnreadableError
 from decodestep.chat.tool_json import read_arguments
-from decodestep.serving.chats import Chat, joined, library_fields, template_variables
+from decodestep.serving.chats import Chat, join_neighbours, library_fields, template_variables
 from decodestep.serving.errors import refusal
 from decodestep.serving.request_fields import bool_field, list_field, object_field
 
@@ -80,10 +80,8 @@ def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         if message["role"] == "assistant" and thought:
             message["reasoning_content"] = "\n".join(thought)
         thought = []
-        if found and found[-1]["role"] == message["role"] == "assistant":
-            message = joined(found.pop(), message)
         found.append(message)
-    return found
+    return join_neighbours(found, ("assistant",))
 
 
 def _message(place: str, item: Mapping[str, Any], _: dict[str, str]) -> dict[str, Any]:
