@@ -1,286 +1,14 @@
 #include "decoder/decoder_forward.h"
 
-#include <nanobind/stl/array.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/variant.h>
-#include <nanobind/stl/vector.h>
-
-#include "bindings/keywords.h"
-#include "bindings/mixture_of_experts.h"
+#include "bindings/decoder_reader.h"
 #include "bindings/table_copy.h"
 
 namespace decodestep {
 namespace {
 
-using OptionalVector = std::optional<Vector>;
-using RowArgument = std::tuple<Bytes, int>;  // rows, format
-
-// A decoder and the arrays that it points into.
-struct HeldDecoder {
-    Decoder decoder{};
-    std::vector<nb::ndarray<nb::ro>> arrays;
-    size_t ropes = 1, input_width = 0;
-};
-
-constexpr const char* kOp = "Decoder";
-
-// Checks the weights of a decoder and keeps their arrays alive. Groups of arguments have the names of the classes'
-// fields in src/decodestep/ops/decoder_forward: layers.py, weights.py.
-class DecoderReader {
-  public:
-    explicit DecoderReader(HeldDecoder& held) : held_(held), d_(held.decoder) {}
-
-    void read(Keywords given) {
-        const auto norm = given.array<Vector>("norm");
-        d_.hidden = norm.shape(0);
-        d_.heads = given.number<size_t>("heads"), d_.kv_heads = given.number<size_t>("kv_heads");
-        d_.head_dim = given.number<size_t>("head_dim"), d_.head_values = given.number<size_t>("head_values");
-        require(d_.hidden > 0 && d_.hidden < kMaxAxis && d_.hidden % 32 == 0,
-                "the inputs of weights must be multiples of 32");
-        require(d_.heads > 0 && d_.heads < kMaxAxis && d_.kv_heads > 0 && d_.heads % d_.kv_heads == 0,
-                "heads must be a multiple of kv_heads");
-        require(d_.head_dim > 0 && d_.head_dim < kMaxAxis && d_.head_dim % 16 == 0,
-                "head_dim must be a multiple of 16");
-        require(d_.head_values > 0 && d_.head_values <= d_.head_dim, "head_values is out of range");
-        d_.eps = given.number<float>("norm_eps"), d_.scale = given.number<float>("scale");
-        d_.embedding_scale = given.number<float>("embedding_scale");
-        d_.residual_scale = given.number<float>("residual_scale");
-        d_.logits_scale = given.number<float>("logits_scale");
-        d_.logits_cap = cap(given, "logits_cap");
-        d_.centred_norms = given.number<bool>("centred_norms");
-        if (const auto latent = given.array<std::optional<nb::dict>>("latent"))
-            d_.latent = latent_sizes({kOp, *latent});
-        for (const nb::handle item : given.array<nb::tuple>("layers")) {
-            require(nb::isinstance<nb::dict>(item), "a layer is a dict");
-            d_.layers.push_back(layer({kOp, nb::borrow<nb::dict>(item)}));
-        }
-        require(!d_.layers.empty(), "a decoder needs a layer");
-        d_.norm = keep(norm, d_.hidden);
-        const auto logits = given.array<PanelArgument>("logits");
-        d_.logits = weight(logits, d_.hidden);
-        require(d_.logits.out > 0, "the vocabulary is empty");
-        const auto embedding = given.array<std::variant<RowArgument, PanelArgument>>("embedding");
-        std::visit([&](const auto& argument) { d_.embedding = weight(argument, d_.hidden); }, embedding);
-        given.require_all_read();
-    }
-
-  private:
-    LatentSizes latent_sizes(Keywords given) {
-        const LatentSizes s{.nope = given.number<size_t>("nope"),
-                            .rope = given.number<size_t>("rope"),
-                            .latent = given.number<size_t>("latent"),
-                            .value = given.number<size_t>("value"),
-                            .eps = given.number<float>("eps")};
-        given.require_all_read();
-        const auto in_blocks = [](size_t size, size_t block) {
-            return size > 0 && size < kMaxAxis && size % block == 0;
-        };
-        require(in_blocks(s.nope, 32) && in_blocks(s.latent, 32) && in_blocks(s.value, 32),
-                "the widths of latent attention must be multiples of 32");
-        require(in_blocks(s.rope, 16), "rope must be a multiple of 16");
-        require(d_.kv_heads == 1 && d_.head_dim == s.nope + s.rope && d_.head_values == d_.head_dim,
-                "latent attention has one key of nope + rope");
-        return s;
-    }
-
-    DecoderLayer layer(Keywords given) {
-        DecoderLayer w{};
-        w.attention_norm = vector(given, "attention_norm", d_.hidden);
-        w.ffn_norm = vector(given, "ffn_norm", d_.hidden);
-        w.attention_post_norm = vector(given, "attention_post_norm", d_.hidden);
-        w.ffn_post_norm = vector(given, "ffn_post_norm", d_.hidden);
-        w.parallel = given.number<bool>("parallel");
-        w.scale = given.number<float>("scale");
-        if (const auto input = given.array<std::optional<nb::dict>>("input")) w.input = layer_input({kOp, *input});
-        require(w.scale == 1.0f || w.ffn_post_norm || w.input.is_given(), "nothing is added with a scale");
-        require(!w.parallel || (!w.attention_post_norm && !w.ffn_post_norm), "parallel blocks have no norms after them");
-        if (d_.latent.is_given())
-            w.latent = latent(given.group("attention"));
-        else
-            w.grouped = grouped(given.group("attention"));
-        const auto mixture_argument = given.array<std::optional<nb::dict>>("mixture");
-        if (mixture_argument) {
-            require(!w.ffn_post_norm, "a mixture has no norm after it");
-            w.mixture = mixture({kOp, *mixture_argument});
-        } else {
-            w.feed_forward = feed_forward(given, "feed_forward", 1);
-            require(w.feed_forward.is_given(), "a layer has a dense block or a mixture");
-        }
-        given.require_all_read();
-        return w;
-    }
-
-    GroupedAttention grouped(Keywords given) {
-        const size_t kv_heads = given.number<size_t>("kv_heads"), head_dim = given.number<size_t>("head_dim"),
-                     head_values = given.number<size_t>("head_values");
-        require(kv_heads > 0 && kv_heads <= d_.kv_heads && d_.heads % kv_heads == 0, "kv_heads of a layer is out of range");
-        require(head_dim > 0 && head_dim <= d_.head_dim && head_dim % 16 == 0 && head_values > 0 && head_values <= head_dim &&
-                    head_values <= d_.head_values,
-                "head_dim of a layer is out of range");
-        const size_t queries = d_.heads * head_dim, keys = kv_heads * head_dim, number = d_.layers.size();
-        const auto shared = given.array<std::optional<size_t>>("keys_of");
-        require(!shared || (*shared < number && has_cache(*shared, kv_heads, head_dim)), "keys_of is no such layer");
-        const auto values_keys = given.array<std::optional<PanelArgument>>("values_keys");
-        require(shared.has_value() != values_keys.has_value(), "a layer has keys and values, or those of another");
-        const auto apart = given.array<std::optional<PanelArgument>>("keys");
-        const bool rows = given.number<bool>("norms_of_rows");
-        require(!shared || !apart, "a layer has keys and values, or those of another");
-        const GroupedAttention w{.kv_heads = kv_heads,
-                                 .head_dim = head_dim,
-                                 .head_values = head_values,
-                                 .query = panels(given, "query", d_.hidden, queries),
-                                 .values_keys = shared ? LinearPanelWeight{}
-                                                       : panels(*values_keys, d_.hidden, apart ? keys : 2 * keys),
-                                 .keys = apart ? panels(*apart, d_.hidden, keys) : LinearPanelWeight{},
-                                 .output = panels(given, "output", d_.heads * head_values, d_.hidden),
-                                 .query_bias = vector(given, "query_bias", queries),
-                                 .values_keys_bias = vector(given, "values_keys_bias", 2 * keys),
-                                 .output_bias = vector(given, "output_bias", d_.hidden),
-                                 .query_norm = vector(given, "query_norm", head_values * (rows ? d_.heads : 1)),
-                                 .key_norm = vector(given, "key_norm", head_values * (rows ? kv_heads : 1)),
-                                 .sinks = vector(given, "sinks", d_.heads),
-                                 .norms_of_rows = rows,
-                                 .norms_after_rope = given.number<bool>("norms_after_rope"),
-                                 .window = given.number<size_t>("window"),
-                                 .rope = given.number<size_t>("rope"),
-                                 .query_rope = given.number<size_t>("query_rope"),
-                                 .score_cap = cap(given, "score_cap"),
-                                 .cache_layer = shared.value_or(number),
-                                 .value_norm = given.number<bool>("value_norm")};
-        given.require_all_read();
-        require(shared ? !w.key_norm : (w.query_norm == nullptr) == (w.key_norm == nullptr),
-                "queries and keys have norms, or neither has");
-        require(!w.value_norm || w.query_norm, "values have norms where queries have");
-        require(w.rope < kMaxAxis && w.query_rope < kMaxAxis, "a size is out of range");
-        held_.ropes = std::max({held_.ropes, w.rope + 1, w.query_rope + 1});
-        return w;
-    }
-
-    bool has_cache(size_t layer, size_t kv_heads, size_t head_dim) const {
-        const GroupedAttention& w = d_.layers[layer].grouped;
-        return w.has_keys() && w.kv_heads == kv_heads && w.head_dim == head_dim;
-    }
-
-    LayerInput layer_input(Keywords given) {
-        const auto gate = given.array<PanelArgument>("gate");
-        const size_t width = std::get<2>(gate);
-        require(width > 0 && width < kMaxAxis && width % 32 == 0, "the width of a layer's input must be a multiple of 32");
-        require(held_.input_width == 0 || held_.input_width == width, "inputs of layers have one width");
-        held_.input_width = width;
-        const LayerInput w{.gate = panels(gate, d_.hidden, width),
-                           .output = panels(given, "output", width, d_.hidden),
-                           .norm = keep(given.array<Vector>("norm"), d_.hidden)};
-        given.require_all_read();
-        return w;
-    }
-
-    LatentAttention latent(Keywords given) {
-        const LatentSizes& s = d_.latent;
-        LatentAttention w{};
-        size_t read = d_.hidden;  // inputs of `query`
-        const auto down = given.array<std::optional<PanelArgument>>("query_down");
-        if (down) {
-            read = std::get<2>(*down);
-            require(read > 0 && read < kMaxAxis && read % 32 == 0, "the compressed query must be a multiple of 32");
-            w.query_down = panels(*down, d_.hidden, read);
-        }
-        w.query_norm = vector(given, "query_norm", read);
-        w.query_down_bias = vector(given, "query_down_bias", read);
-        require(down ? w.query_norm != nullptr : !w.query_norm && !w.query_down_bias,
-                "a compressed query has a norm, another one neither norm nor bias");
-        w.query = panels(given, "query", read, d_.heads * d_.head_dim);
-        w.latent = panels(given, "latent", d_.hidden, s.latent + s.rope);
-        w.latent_norm = keep(given.array<Vector>("latent_norm"), s.latent);
-        w.latent_bias = vector(given, "latent_bias", s.latent + s.rope);
-        w.key_up = panels(given, "key_up", s.nope, d_.heads * s.latent);
-        w.value_up = panels(given, "value_up", s.latent, d_.heads * s.value);
-        w.output = panels(given, "output", d_.heads * s.value, d_.hidden);
-        w.output_bias = vector(given, "output_bias", d_.hidden);
-        given.require_all_read();
-        return w;
-    }
-
-    Mixture mixture(Keywords given) {
-        const auto router = given.array<PanelArgument>("router");
-        const size_t experts = std::get<2>(router);
-        Keywords rule = given.group("rule");
-        const auto bias = given.array<OptionalVector>("bias");
-        Mixture m{};
-        m.rule = router_rule_of(experts, rule.number<size_t>("used"), rule.number<int>("scores"),
-                                rule.number<size_t>("groups"), rule.number<size_t>("kept_groups"),
-                                rule.number<int>("group_score"), rule.number<bool>("normalise"),
-                                rule.number<float>("scale"), bias);
-        rule.require_all_read();
-        if (bias) held_.arrays.emplace_back(*bias);
-        m.router = panels(router, d_.hidden, experts);
-        require(m.router.data != nullptr, "a router has no weights");
-        m.router_bias = vector(given, "router_bias", experts);
-        m.routed = feed_forward(given, "routed", experts);
-        require(m.routed.is_given(), "a mixture has experts");
-        m.shared = feed_forward(given, "shared", 1);
-        given.require_all_read();
-        return m;
-    }
-
-    const float* keep(const Vector& v, size_t length) {
-        require_aligned(v);
-        require(v.shape(0) == length, "a norm or bias has the wrong length");
-        held_.arrays.emplace_back(v);
-        return v.data();
-    }
-
-    static float cap(Keywords& given, const char* name) {
-        const auto cap = given.number<float>(name);
-        require(cap >= 0 && cap <= 3e38f, "a cap is out of range");
-        return cap;
-    }
-
-    // Null for None.
-    const float* vector(Keywords& given, const char* name, size_t length) {
-        const auto v = given.array<OptionalVector>(name);
-        return v ? keep(*v, length) : nullptr;
-    }
-
-    LinearPanelWeight panels(Keywords& given, const char* name, size_t in, size_t out) {
-        return panels(given.array<PanelArgument>(name), in, out);
-    }
-
-    LinearPanelWeight panels(const PanelArgument& argument, size_t in, size_t out) {
-        require(std::get<2>(argument) == out, "a weight has the wrong number of outputs");
-        return weight(argument, in);
-    }
-
-    LinearPanelWeight weight(const PanelArgument& argument, size_t in) {
-        const auto& [bytes, format, outputs] = argument;
-        held_.arrays.emplace_back(bytes);
-        return panel_weight_of(bytes, format, in, outputs);
-    }
-
-    RowWeight weight(const RowArgument& argument, size_t in) {
-        const auto& [rows, format] = argument;
-        held_.arrays.emplace_back(rows);
-        return row_weight_of(rows, format, in);
-    }
-
-    // A block that is not given has no weights.
-    FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count) {
-        const auto argument = given.array<FeedForwardArgument>(name);
-        const auto& [weights, activation, biases] = argument;
-        if (weights.empty()) return {};
-        for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
-        for (const OptionalVector& bias : biases)
-            if (bias) held_.arrays.emplace_back(*bias);
-        return feed_forward_of(argument, count, d_.hidden);
-    }
-
-    HeldDecoder& held_;
-    Decoder& d_;
-};
-
 void make_decoder(HeldDecoder* self, const nb::kwargs& given) {
     HeldDecoder held;
-    DecoderReader(held).read({kOp, given});
+    DecoderReader(held).read({kDecoderOp, given});
     new (self) HeldDecoder(std::move(held));
 }
 
@@ -335,8 +63,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                           Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys_array,
                           const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,
                           Ids wanted_array, Packed<float, 2> logits, int threads,
-                          const std::optional<Packed<double, 2>>& costs,
-                          const std::optional<Packed<float, 2>>& hidden,
+                          const std::optional<Packed<double, 2>>& costs, const std::optional<Packed<float, 2>>& hidden,
                           const std::optional<Packed<const float, 3>>& layer_inputs) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
@@ -414,8 +141,7 @@ void bind_decoder(nb::module_& m) {
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("half"),
           nb::arg("page_table").noconvert(), nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(),
           nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none(),
-          nb::arg("hidden").noconvert().none() = nb::none(),
-          nb::arg("layer_inputs").noconvert().none() = nb::none());
+          nb::arg("hidden").noconvert().none() = nb::none(), nb::arg("layer_inputs").noconvert().none() = nb::none());
     nb::list parts;
     for (const char* part : kStepParts) parts.append(part);
     m.attr("STEP_PARTS") = nb::tuple(parts);

@@ -9,8 +9,8 @@ void bind_gated_delta_rule(nb::module_& m) {
     m.def(
         "gated_delta_rule",
         [](Heads query, Heads key, Heads value, const std::optional<Heads>& decay, const std::optional<Heads>& beta,
-           States state, Ids starts, Ids read, Ids written, bool tiled, bool l2_norm, float scale,
-           Packed<float, 3> out, int threads) {
+           States state, Ids starts, Ids read, Ids written, bool tiled, bool l2_norm, float scale, Packed<float, 3> out,
+           int threads) {
             const size_t tokens = value.shape(0), heads = value.shape(1), width = value.shape(2);
             const size_t key_heads = key.shape(1), key_width = key.shape(2);
             require(key_heads > 0 && heads % key_heads == 0, "the key heads must divide the heads");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstring>
 #include <limits>
 
 #include "bindings/made_once.h"
@@ -15,6 +17,7 @@ constexpr auto kStepClasses = std::to_array<StepClass>({
     {"Add", 2},
     {"Lift", 2},
     {"Ban", 1},
+    {"AllowBits", 1},
     {"Allow", 1},
     {"Force", 1},
     {"Temperature", 1},
@@ -52,6 +55,29 @@ void read_ids(Step& step, PyObject* object, size_t vocab, StepArrays& arrays) {
     bool inside = true;
     for (size_t i = 0; i < step.count; ++i) inside &= static_cast<uint64_t>(step.ids[i]) < vocab;
     require(inside, "a step's ids must be in [0, vocab)");
+}
+
+// Masks that leave so few of the tokens are read as a list of them: a pass over the row costs more.
+constexpr size_t kTokensForEachListed = 256;
+
+void read_bits(Step& step, PyObject* object, size_t vocab, StepArrays& arrays) {
+    const NumpyArray bits = packed_vector(object);
+    require(bits.holds('i', sizeof(uint32_t)), "a step's bits must be int32");
+    step.count = bits.length(0);
+    require(step.count == (vocab + 31) / 32, "a step must have one bit for each token of the vocabulary");
+    uint32_t* const copy = arrays.words(step.count);
+    std::memcpy(copy, bits.data(), step.count * sizeof(uint32_t));
+    step.bits = copy;
+    if (vocab % 32 != 0) copy[step.count - 1] &= (1u << (vocab % 32)) - 1;
+    size_t allowed = 0;
+    for (size_t i = 0; i < step.count; ++i) allowed += static_cast<size_t>(std::popcount(copy[i]));
+    if (allowed > vocab / kTokensForEachListed) return;
+    int64_t* const ids = arrays.ids(allowed);
+    size_t n = 0;
+    for (size_t i = 0; i < step.count; ++i)
+        for (uint32_t word = copy[i]; word != 0; word &= word - 1)
+            ids[n++] = static_cast<int64_t>(32 * i) + std::countr_zero(word);
+    step = {.kind = StepKind::allow, .ids = ids, .count = allowed};
 }
 
 void read_values(Step& step, PyObject* object, StepArrays& arrays) {
@@ -122,6 +148,9 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
         case StepKind::allow:
         case StepKind::force:
             read_ids(step, field(0), vocab, arrays);
+            break;
+        case StepKind::allow_bits:
+            read_bits(step, field(0), vocab, arrays);
             break;
         case StepKind::temperature:
             step.amount = number_of(field(0), least, most);

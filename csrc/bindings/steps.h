@@ -25,14 +25,21 @@ class StepArrays {
         return numbers_.back().get();
     }
 
+    uint32_t* words(size_t count) {
+        words_.push_back(std::make_unique_for_overwrite<uint32_t[]>(count));
+        return words_.back().get();
+    }
+
     void clear() {
         ids_.clear();
         numbers_.clear();
+        words_.clear();
     }
 
   private:
     std::vector<std::unique_ptr<int64_t[]>> ids_;
     std::vector<std::unique_ptr<float[]>> numbers_;
+    std::vector<std::unique_ptr<uint32_t[]>> words_;
 };
 
 // A class of steps.py: a named tuple with this many fields.

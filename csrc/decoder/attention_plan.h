@@ -48,7 +48,8 @@ struct AttentionTask {
     size_t first, end, cost;
 };
 
-// window: the number of positions that a token attends to, its own included; 0: all up to its own. kv_heads: of the layers.
+// window: the number of positions that a token attends to, its own included; 0: all up to its own. kv_heads: of the
+// layers.
 class AttentionPlan {
   public:
     AttentionPlan(const DecoderForward& step, size_t window, size_t kv_heads)

@@ -65,7 +65,8 @@ class StagePart : public StageMember {
             case StageKind::gated_rows:
                 return share_rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width()));
             case StageKind::add_down:
-                return add_product(layer().feed_forward.down, layer().feed_forward.down_bias, layer().ffn_post_norm != nullptr,
+                return add_product(layer().feed_forward.down, layer().feed_forward.down_bias,
+                                   layer().ffn_post_norm != nullptr,
                                    rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width())));
             case StageKind::add_gated:
                 return add_branch(layer().ffn_post_norm, layer().input.is_given() ? 1.0f : layer().scale);

@@ -28,14 +28,14 @@ struct GroupedAttention {
     LinearPanelWeight output;
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
-    const float* sinks;        // [heads]: of each a score without a value, which takes a part of the softmax; or null
-    bool norms_of_rows;        // a norm is of all heads of a token as one row: [heads or kv_heads, head_values]
-    bool norms_after_rope;     // else they are before it
-    size_t window;             // the number of positions that a token attends to, its own included; 0: all up to its own
-    size_t rope, query_rope;   // indices of the rotations of keys and of queries in sin and cos
-    float score_cap;           // c of scores that become c tanh(score / c); 0: none
-    // The layer whose keys and values it attends to: its own; or an earlier one of the same sizes, and it has no weights
-    // of keys and values.
+    const float* sinks;       // [heads]: of each a score without a value, which takes a part of the softmax; or null
+    bool norms_of_rows;       // a norm is of all heads of a token as one row: [heads or kv_heads, head_values]
+    bool norms_after_rope;    // else they are before it
+    size_t window;            // the number of positions that a token attends to, its own included; 0: all up to its own
+    size_t rope, query_rope;  // indices of the rotations of keys and of queries in sin and cos
+    float score_cap;          // c of scores that become c tanh(score / c); 0: none
+    // The layer whose keys and values it attends to: its own; or an earlier one of the same sizes, and it has no
+    // weights of keys and values.
     size_t cache_layer;
     bool value_norm;  // every head of values is divided by its root mean square
 
@@ -95,7 +95,7 @@ struct DecoderLayer {
     Mixture mixture;
     bool parallel;     // the feed-forward block reads x as it was before attention; without post norms
     LayerInput input;  // optional
-    float scale;       // a factor of x after the layer; 1 without a norm after the feed-forward block and without an input
+    float scale;  // a factor of x after the layer; 1 without a norm after the feed-forward block and without an input
 };
 
 // heads is a multiple of kv_heads, head_dim of 16; hidden and the widths of feed-forward blocks are multiples of 32.
@@ -129,7 +129,8 @@ struct Decoder {
 //   every head of q and of k normalised, or q and k as one row each, where there are norms; or after the next line
 //   q and k rotated by the position;  k and v rounded to the cache's type, q to bfloat16 where that is the cache's
 //   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
-//   last `window` of them, with capped scores and a sink where there are;  output_bias is added to its product with W_output
+//   last `window` of them, with capped scores and a sink where there are;  output_bias is added to its product with
+//   W_output
 // Latent attention:
 //   q = h W_query, or rms_norm(h W_query_down, query_norm) W_query;  c, r = h W_latent;  c = rms_norm(c, latent_norm)
 //   biases are added to the products by W_query_down, W_latent and W_output
@@ -174,7 +175,7 @@ struct DecoderForward {
     size_t rows;
     const float* layer_inputs;  // [tokens, layers, width], if layers have inputs
     float* logits;              // [rows, vocabulary]
-    float* hidden;  // [tokens, hidden], or null
+    float* hidden;              // [tokens, hidden], or null
     int threads;
     StepCost* costs;  // one for each StepPart, or null
 };

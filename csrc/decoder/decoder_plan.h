@@ -128,12 +128,12 @@ class DecoderPlan {
     mutable Routing routing;  // if the members share it
     mutable std::vector<MemberMemory> members;
 
-    float* x = nullptr;              // [tokens, hidden]
-    void* q = nullptr;               // [tokens, query_width], in the type of the cache's factors
-    float* attended = nullptr;       // [tokens, attended_width of the layer]
-    float* heads = nullptr;          // [tokens, query_width + 2 * kv_heads * head_dim]: queries, keys and values before norms
-    float* branch = nullptr;         // [tokens, hidden]: a block's output before its post norm
-    float* gated = nullptr;          // [tokens, width] of a dense block, [tokens * used, width] of experts
+    float* x = nullptr;         // [tokens, hidden]
+    void* q = nullptr;          // [tokens, query_width], in the type of the cache's factors
+    float* attended = nullptr;  // [tokens, attended_width of the layer]
+    float* heads = nullptr;   // [tokens, query_width + 2 * kv_heads * head_dim]: queries, keys and values before norms
+    float* branch = nullptr;  // [tokens, hidden]: a block's output before its post norm
+    float* gated = nullptr;   // [tokens, width] of a dense block, [tokens * used, width] of experts
     float* shared_gated = nullptr;   // [tokens, width]
     float* router_logits = nullptr;  // [tokens, experts]
     // Of latent attention:

@@ -25,7 +25,8 @@ class GroupedAttentionPart : public GroupedPartials {
     // Normalises, rotates and stores the share's queries, keys and values, every head or all heads of a token as one
     // row; `project` stores those that have no norms.
     void norm_heads() const {
-        const size_t queries = decoder_.heads, keys = w_.has_keys() ? w_.kv_heads : 0, values = w_.value_norm ? keys : 0;
+        const size_t queries = decoder_.heads, keys = w_.has_keys() ? w_.kv_heads : 0,
+                     values = w_.value_norm ? keys : 0;
         const size_t rows_of_keys = w_.norms_of_rows ? std::min<size_t>(keys, 1) : keys;
         const size_t rows_of_queries = w_.norms_of_rows ? 1 : queries;
         const size_t rows = rows_of_queries + rows_of_keys + values;  // of a token
@@ -45,7 +46,8 @@ class GroupedAttentionPart : public GroupedPartials {
             if (!task.band.divided) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
                 each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
-                    attend_split(queries_of(unit), pages(unit), score_rule(), split, plan_.partials(unit, split, w_.head_dim));
+                    attend_split(queries_of(unit), pages(unit), score_rule(), split,
+                                 plan_.partials(unit, split, w_.head_dim));
                 });
         });
     }
@@ -196,14 +198,11 @@ class GroupedAttentionPart : public GroupedPartials {
         const size_t size = PartialSoftmaxes::floats(kMaxQueries, w_.head_dim);
         const ThreadScratch scratch((task.band.units + 1) * size);
         const PartialSoftmaxes next{scratch.data(), w_.head_dim};
-        const auto merged = [&](size_t i) {
-            return PartialSoftmaxes{scratch.data() + (i + 1) * size, w_.head_dim};
-        };
+        const auto merged = [&](size_t i) { return PartialSoftmaxes{scratch.data() + (i + 1) * size, w_.head_dim}; };
         for (size_t split = task.first; split < task.end; ++split)
             each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
                 const Queries<Cache> q = queries_of(unit);
-                if (split == unit.first_split)
-                    return attend_split(q, pages(unit), score_rule(), split, merged(number));
+                if (split == unit.first_split) return attend_split(q, pages(unit), score_rule(), split, merged(number));
                 attend_split(q, pages(unit), score_rule(), split, next);
                 for (size_t i = 0; i < q.count; ++i) {
                     const size_t t = unit.token_of(i);

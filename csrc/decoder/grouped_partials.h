@@ -15,8 +15,7 @@ class GroupedPartials : public StageMember {
     template <class Body>
     void with_attended(Body&& body) const {
         const auto& divided_units = groups_.divided_units();
-        if (divided_units.empty() || plan_.merges_apart(groups_))
-            return body(copied(plan_.attended, attended_width()));
+        if (divided_units.empty() || plan_.merges_apart(groups_)) return body(copied(plan_.attended, attended_width()));
         const size_t values = step_.tokens * attended_width();
         const ThreadScratch scratch(values + PartialSoftmax::floats(w_.head_dim));
         float* const own = scratch.data();

@@ -24,8 +24,8 @@ inline float root_mean_square(const float* x, size_t width, float eps) {
     return root_mean_square(x, width, eps, width);
 }
 
-// What a norm subtracts from the values of a row, and what it divides them by: 0 and the root mean square, or where it is
-// centred, the mean and the standard deviation.
+// What a norm subtracts from the values of a row, and what it divides them by: 0 and the root mean square, or where it
+// is centred, the mean and the standard deviation.
 struct RowNorm {
     f32x16 mean, root;
 

@@ -15,7 +15,8 @@ enum class Gate : int { silu = 0, gelu = 1, clamped_silu = 2 };
 // `count` blocks y = swiglu(x gate, x up) down of one shape, side by side in three weights: block e has the outputs
 // from e * width on of gate and up, and those from e * inputs on of down. Both sizes are multiples of 32, so a panel
 // belongs to one block. The gate is optional: without it y = max(x up, 0)^2 down. In place of swiglu there may be
-// the same with the tanh form of GELU, or clamped_swiglu of elementwise/silu.h. Biases are added to the outputs of these weights and have as many values; or null.
+// the same with the tanh form of GELU, or clamped_swiglu of elementwise/silu.h. Biases are added to the outputs of
+// these weights and have as many values; or null.
 struct FeedForwardPanels {
     LinearPanelWeight gate, up, down;
     size_t count = 1;

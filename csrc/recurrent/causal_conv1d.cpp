@@ -61,8 +61,8 @@ class RowChannels {
         for (; c + kLanes <= end_; c += kLanes)
             store(y + c, sum([c](const float* p) DECODESTEP_INLINE_LAMBDA { return load(p + c); }));
         if (const size_t rest = end_ - c; rest > 0)
-            store_partial(y + c, sum([=](const float* p) DECODESTEP_INLINE_LAMBDA { return load_partial(p + c, rest); }),
-                          rest);
+            store_partial(
+                y + c, sum([=](const float* p) DECODESTEP_INLINE_LAMBDA { return load_partial(p + c, rest); }), rest);
     }
 
     // In ascending order, so that inputs that only move up in a state are read before they are overwritten.
@@ -83,8 +83,8 @@ class RowChannels {
 
 void causal_conv1d(const CausalConv1d& a) {
     if (a.rows.count == 0) return;
-    // As few blocks of a row as keep the threads busy: a token's channels are read in long stretches, or every token costs
-    // a miss of the page table.
+    // As few blocks of a row as keep the threads busy: a token's channels are read in long stretches, or every token
+    // costs a miss of the page table.
     const size_t of_row = std::max<size_t>(a.tokens / a.rows.count, 1);
     const size_t share = ceil_div(a.channels, ceil_div(2 * static_cast<size_t>(a.threads), a.rows.count));
     const size_t channels = round_up(std::max({kLeastChannels, kTaskValues / of_row, share}), kLanes);

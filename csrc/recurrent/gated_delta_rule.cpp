@@ -77,12 +77,14 @@ class HeadTokens {
     DECODESTEP_INLINE void each_vector(F&& f) const {
         size_t i = 0;
         for (; i + kLanes <= a_.state.rows; i += kLanes) f(i, [](const float* p) { return load(p); });
-        if (const size_t rest = a_.state.rows - i; rest > 0) f(i, [rest](const float* p) { return load_partial(p, rest); });
+        if (const size_t rest = a_.state.rows - i; rest > 0)
+            f(i, [rest](const float* p) { return load_partial(p, rest); });
     }
 
     void prepare(const float* from, float scale, float* to) const {
         const f32x16 factor = broadcast(scale);
-        if (!a_.l2_norm) return each_vector([&](size_t i, auto&& load_from) { store(to + i, load_from(from + i) * factor); });
+        if (!a_.l2_norm)
+            return each_vector([&](size_t i, auto&& load_from) { store(to + i, load_from(from + i) * factor); });
         // The mean over one value is the sum.
         const f32x16 norm = broadcast(root_mean_square(from, a_.state.rows, kNormEpsilon, 1));
         each_vector([&](size_t i, auto&& load_from) { store(to + i, load_from(from + i) / norm * factor); });

@@ -8,8 +8,8 @@
 namespace decodestep {
 
 struct SelectiveStateUpdate {
-    TokenHeads x;   // [tokens, heads, state.columns]
-    TokenHeads dt;  // [tokens, heads, 1]
+    TokenHeads x;     // [tokens, heads, state.columns]
+    TokenHeads dt;    // [tokens, heads, 1]
     TokenHeads b, c;  // [tokens, groups, state.rows]; neighbouring heads share a group
     size_t groups;
     const float *a, *d, *dt_bias;  // [heads]; the last two may be null

@@ -6,8 +6,8 @@
 //
 // By a delta rule `change` follows from what the decayed state recalls for the key: recalled[v] = sum over i of
 // (decay[i] key[i]) S[i, v]. Every sum is one chain of fused multiply-adds, i ascending from zero, so that its bits are
-// the same whatever the columns beside it and the width of a register. A sweep gathers the next token's `recalled` while
-// it updates, so that a token reads and writes each number of the state once.
+// the same whatever the columns beside it and the width of a register. A sweep gathers the next token's `recalled`
+// while it updates, so that a token reads and writes each number of the state once.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,8 @@ struct Vectors {
         Vectors r;
 #pragma GCC unroll 4
         for (size_t n = 0; n < N; ++n)
-            r.v[n] = (n + 1) * kLanes <= count ? load(p + n * kLanes) : load_partial(p + n * kLanes, count - n * kLanes);
+            r.v[n] =
+                (n + 1) * kLanes <= count ? load(p + n * kLanes) : load_partial(p + n * kLanes, count - n * kLanes);
         return r;
     }
     DECODESTEP_INLINE static Vectors zeros() {
@@ -116,7 +117,8 @@ struct HeadColumns {
     size_t first_token, tokens, head, column, columns;
 };
 
-// held: room for `rows` rows of N vectors. The state stays there, in the nearest cache, from the first token to the last.
+// held: room for `rows` rows of N vectors. The state stays there, in the nearest cache, from the first token to the
+// last.
 template <int N, class Tokens>
 void run_columns(Tokens& of, const HeadColumns& at, Columns from, Columns to, size_t rows, float* held) {
     const Columns kept{held, N * kLanes};
@@ -153,9 +155,9 @@ void run_columns(Tokens& of, const HeadColumns& at, Columns from, Columns to, si
 //
 //     recalls                          whether `added` needs what the state recalls
 //     Tokens(args, at, memory)         memory: Tokens::floats(args) floats
-//     change(t)                        the RowChange of token t; asked for in ascending order, valid until that of t + 2 is
-//     decayed_key(t)                   likewise
-//     added(t, recalled), put(t, out)  what the key is multiplied by, and what the query has read
+//     change(t)                        the RowChange of token t; asked for in ascending order, valid until that of t +
+//     2 is decayed_key(t)                   likewise added(t, recalled), put(t, out)  what the key is multiplied by,
+//     and what the query has read
 template <class Tokens, class Args>
 void run_heads(const Args& args) {
     const StateHeads& state = args.state;

@@ -8,7 +8,7 @@ namespace decodestep {
 
 struct StateRows {
     size_t count;
-    const int64_t* starts;  // [count + 1]: row b has the tokens from starts[b] to starts[b + 1] - 1
+    const int64_t* starts;          // [count + 1]: row b has the tokens from starts[b] to starts[b + 1] - 1
     const int64_t *read, *written;  // [count]: the numbers of the states; no row writes what another reads or writes
 
     size_t first(size_t row) const { return static_cast<size_t>(starts[row]); }

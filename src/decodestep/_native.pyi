@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Panels = tuple[NDArray[np.uint8], int, int]  # data, format, outputs
-_FeedForward = tuple[Sequence[_Panels], bool, Sequence[NDArray[np.float32] | None]]  # gate if any, up, down; GELU; biases
+_FeedForward = tuple[Sequence[_Panels], int, Sequence[NDArray[np.float32] | None]]  # gate if any, up, down; activation; biases
 
 def isa() -> str:
     """The name of the tier in use."""
@@ -206,6 +206,7 @@ def decoder_forward(
     threads: int,
     costs: NDArray[np.float64] | None = None,
     hidden: NDArray[np.float32] | None = None,
+    layer_inputs: NDArray[np.float32] | None = None,
 ) -> None: ...
 
 # Sampling.

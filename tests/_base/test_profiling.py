@@ -81,7 +81,12 @@ def small_calls():
         "mla_prolog_v3": lambda **how: ds.mla_prolog_v3(**prolog, **how),
         "rms_norm": lambda **how: ds.rms_norm(X, GAMMA, **how),
         "selective_state_update": lambda **how: ds.selective_state_update(
-            cache[:, 0], cache[:, 0, :, 0], np.ones(1, np.float32), *[cache[:, 0]] * 2, np.zeros((1, 1, 8, 8), np.float32), **how
+            cache[:, 0],
+            cache[:, 0, :, 0],
+            np.ones(1, np.float32),
+            *[cache[:, 0]] * 2,
+            np.zeros((1, 1, 8, 8), np.float32),
+            **how,
         ),
         "swiglu": lambda **how: ds.swiglu(X, X, **how),
         "tensor_scatter": lambda **how: ds.tensor_scatter(cache, cache[:, :1], axis=1, **how),

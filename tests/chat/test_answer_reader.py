@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from call_texts import ARGUMENTS, CASES, FUNCTIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +14,7 @@ from decodestep.chat import tool_formats as formats
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.reasoning import find_reasoning
 from decodestep.chat.tools import ToolFormat
-from test_tool_formats import ARGUMENTS, CASES, FUNCTIONS, fill_in, value
+from test_tool_formats import fill_in, value
 
 KINDS = list(dict.fromkeys(case[0] for case in CASES))
 MARKED = [kind for kind in KINDS if kind.always_marked]

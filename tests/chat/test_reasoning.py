@@ -9,7 +9,7 @@ import time
 import pytest
 
 from decodestep.chat.answer_format import AnswerFormat
-from decodestep.chat.reasoning import THINK, find_reasoning
+from decodestep.chat.reasoning import THINK, find_reasoning, reasoning_of_tokens
 from decodestep.chat.template import ChatTemplate
 from decodestep.chat.tool_formats import Harmony, TaggedJson
 from decodestep.chat.tools import ToolFormat
@@ -234,8 +234,8 @@ def test_a_prompt_may_begin_a_note_in_reasoning():
 def test_marks_are_found_in_the_vocabulary_where_the_template_has_none():
     for name, kind in MARKS.items():
         if kind.control_tokens[:2] == (kind.opening, kind.closing) and name not in ("granite", "solar"):
-            assert find_reasoning("{{ messages }}", {"</s>", *kind.control_tokens}) is kind
-    assert find_reasoning("{{ messages }}", {"</s>"}) is None
+            assert reasoning_of_tokens({"</s>", *kind.control_tokens}) is kind
+    assert reasoning_of_tokens({"</s>", "<think>"}) is None is find_reasoning("{{ messages }}")
 
 
 @pytest.mark.parametrize("name", WITHOUT)

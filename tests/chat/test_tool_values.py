@@ -6,9 +6,10 @@ import json
 import re
 
 import pytest
+from call_texts import ARGUMENTS, FUNCTIONS
 
 from decodestep.chat import tool_formats as formats
-from test_tool_formats import ARGUMENTS, FUNCTIONS, fill_in, read_calls
+from test_tool_formats import fill_in, read_calls
 
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}  # as pydantic writes it
 NAMED = {"$ref": "#/$defs/name"}

@@ -41,7 +41,8 @@ def test_generate_prints_the_answer():
 def test_json_is_one_object_with_everything(model):
     ended = call("generate", "Hi", "--json", "--seed", 3, "--max-new-tokens", 5, model=model)
     result = json.loads(ended.stdout)
-    assert set(result) == {"text", "token_ids", "prompt_token_ids", "finish_reason", "logprobs", "seed", "stats"}
+    read = {"text", "reasoning", "content"}
+    assert set(result) == {*read, "token_ids", "prompt_token_ids", "finish_reason", "logprobs", "seed", "stats"}
     assert result["seed"] == 3
     assert len(result["token_ids"]) == 5
     names = {row["operator"] for row in result["stats"]["operators"]}

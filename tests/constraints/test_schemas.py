@@ -19,7 +19,11 @@ NULL = {"type": "null"}
 
 def matcher(schema, *, order="schema", closed=True):
     """A function that tells whether texts are of a schema."""
-    options = {"token_bytes": lambda token: bytes([token]) if token < END else b"", "vocab_size": END + 1, "ends": frozenset({END})}
+    options = {
+        "token_bytes": lambda token: bytes([token]) if token < END else b"",
+        "vocab_size": END + 1,
+        "ends": frozenset({END}),
+    }
     text = ds.SamplingParams(json_schema=schema).json_schema
     scores = np.zeros((1, END + 1), np.float32)
 
@@ -49,7 +53,7 @@ def nulls(names):
 def test_properties_have_the_order_of_the_schema_and_none_is_begun_that_cannot_be_written():
     for closed in (True, False):
         check(OPEN, ['{"a": 1, "b": 2}', '{"b": 2}', "{}"], ['{"b": 1, "a": 2}'], closed=closed)
-        assert not matcher(OPEN, closed=closed)('{"b": 1, "a')  or not matcher(OPEN, closed=closed)('{"b": 1, "a_')
+        assert not matcher(OPEN, closed=closed)('{"b": 1, "a') or not matcher(OPEN, closed=closed)('{"b": 1, "a_')
     assert not matcher(OPEN)('{"b": 1, "')
 
 
@@ -58,7 +62,12 @@ def test_properties_in_any_order():
         check(OPEN, ['{"a": 1, "b": 2}', '{"b": 1, "a": 2}', "{}"], ['{"b": 1, "b": 2}'], order="any", closed=closed)
     names = "abcdefgh"
     eight = named(names, required=["d", "a"])
-    check(eight, [nulls("hgfedcba"), nulls("da"), nulls("cad")], [nulls("hgfecba"), nulls(""), nulls("ad")[:-1] + ', "a": null}'], order="any")
+    check(
+        eight,
+        [nulls("hgfedcba"), nulls("da"), nulls("cad")],
+        [nulls("hgfecba"), nulls(""), nulls("ad")[:-1] + ', "a": null}'],
+        order="any",
+    )
     many = [f"name{i}" for i in range(33)]  # the schema's order again
     check(named(many), [nulls(many)], [nulls(many[::-1])], order="any")
 
@@ -203,9 +212,9 @@ def test_a_pydantic_class(rng):
         row = run(ds.SamplingParams(json_schema=Person, seed=seed, max_new_tokens=None), rng)
         if row.reason == "eos":
             ended += 1
-            assert len(Person.model_validate_json(row.text.text).tags) == row.text.text.split("sizes")[0].count('"x"') + row.text.text.split(
-                "sizes"
-            )[0].count('"y"')
+            assert len(Person.model_validate_json(row.text.text).tags) == row.text.text.split("sizes")[0].count(
+                '"x"'
+            ) + row.text.text.split("sizes")[0].count('"y"')
     assert ended
 
 

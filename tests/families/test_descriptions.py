@@ -23,7 +23,7 @@ from support.project import ROOT
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
 POST_NORMS = {"attention_post_norm", "ffn_post_norm"}
-OF_TOKENIZERS = {"llama", *PRE_TOKENIZERS}
+OF_TOKENIZERS = {"llama", "gemma4", *PRE_TOKENIZERS}
 
 
 def test_every_file_is_a_family():
@@ -110,9 +110,18 @@ def test_the_package_has_the_families_of_the_documentation():
 
 
 UNKNOWN = {
-    "ssm": (["attn_norm.weight", "ssm_conv1d.weight", "ssm_a"], "ssm_a (a recurrent state), ssm_conv1d.weight (a recurrent state)"),
-    "a norm": (["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sub_norm.weight"], "attn_sub_norm.weight (other norms)"),
-    "nothing new": (["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sinks.weight"], "only tensors that supported ones"),
+    "ssm": (
+        ["attn_norm.weight", "ssm_conv1d.weight", "ssm_a"],
+        "ssm_a (a recurrent state), ssm_conv1d.weight (a recurrent state)",
+    ),
+    "a norm": (
+        ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sub_norm.weight"],
+        "attn_sub_norm.weight (other norms)",
+    ),
+    "nothing new": (
+        ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sinks.weight"],
+        "only tensors that supported ones",
+    ),
 }
 
 

@@ -123,7 +123,9 @@ def test_a_gemma_2_of_46_layers_scales_its_scores_by_the_share_of_a_head(model, 
 def test_the_last_block_of_a_glm_may_be_for_prediction(model, ids, tmp_path, keys):
     """One published file has it and no key."""
     theirs = model("glm4_moe", 0)
-    extra = {name.replace("layers.2.", "layers.3."): value for name, value in theirs.state_dict().items() if "layers.2." in name}
+    extra = {
+        name.replace("layers.2.", "layers.3."): value for name, value in theirs.state_dict().items() if "layers.2." in name
+    }
     extra |= {f"nextn.{part}": torch.ones(2, 2) for part in ("eh_proj", "enorm", "hnorm")}
     path = write_gguf(theirs, tmp_path / "model.gguf", more=extra, block_count=4, **keys)
     mine = ds.load(path, dtype="float32")
@@ -192,6 +194,23 @@ def test_a_file_keeps_the_bytes_of_mxfp4(in_blocks, tmp_path):
     for of_file, of_folder in zip(written, read, strict=True):
         for one, other in zip(of_file, of_folder, strict=True):
             np.testing.assert_array_equal(one.data, other.data)
+
+
+def test_float8_with_one_scale_for_each_weight(ids, tmp_path):
+    """As Ministral 3 is published, with the scales of activations, which nothing reads."""
+    theirs = family_models.build_model("ministral3", 0)
+    folder, state = family_models.save(theirs, tmp_path), theirs.state_dict()
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    for number, name in enumerate([name for name in tensors if name.endswith("_proj.weight")]):
+        scale = torch.tensor(0.001 * (number + 1))
+        tensors[name] = (tensors[name] / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+        state[name].copy_(tensors[name].float() * scale)
+        tensors[f"{name}_scale_inv"] = scale if number % 2 else scale.reshape(1)
+        tensors[f"{name.removesuffix('weight')}activation_scale"] = torch.tensor(1.0)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    changed(folder, quantization_config={"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"})
+    expected = family_models.model_logits(theirs, ids)
+    assert family_models.relative(ds.load(folder, dtype="float32").logits(ids), expected) < LOGITS
 
 
 @pytest.mark.parametrize("prefix", ["language_model.", "model.language_model."])

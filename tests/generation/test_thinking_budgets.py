@@ -102,19 +102,14 @@ def test_what_ends_before_its_budget_is_as_it_was(model):
 
 @pytest.mark.parametrize("before", ["", " \n"])
 def test_a_model_that_opens_its_reasoning_has_a_budget_from_there(model, before):
-    write = writing([*ids(before), OPENING, *ids("Hm ")])
-    params = replace(FREE, thinking_budget_tokens=3)
-    first = len(before) + 1
-    assert run(model, HELLO, params, processors=write).token_ids[: first + 11] == [
-        *ids(before),
-        OPENING,
-        *ids("Hm "),
-        *ids("</think>"),
-    ]
+    opened = [*ids(before), OPENING]
+    write, params = writing([*opened, *ids("Hm ")]), replace(FREE, thinking_budget_tokens=3)
+    whole = run(model, HELLO, params, processors=write)
+    assert whole.token_ids[: len(opened) + 11] == [*opened, *ids("Hm </think>")] and whole.reasoning == "Hm "
     none = run(model, HELLO, replace(params, thinking_budget_tokens=0), processors=write)
-    assert none.token_ids[: first + 8] == [*ids(before), OPENING, *ids("</think>")] and none.reasoning == ""
+    assert none.token_ids[: len(opened) + 8] == [*opened, *ids("</think>")] and none.reasoning == ""
     twice = run(model, THINKING, params, processors=write)  # a mark after that of the prompt counts
-    assert twice.token_ids[:11] == [*[*ids(before), OPENING, *ids("Hm ")][:3], *ids("</think>")]
+    assert twice.token_ids[:11] == [*[*opened, *ids("Hm ")][:3], *ids("</think>")]
 
 
 def test_a_text_that_does_not_begin_with_the_mark_has_no_reasoning(model):

@@ -22,6 +22,7 @@ import decodestep as ds
 from decodestep.integrations import onnxruntime as ours
 from decodestep.integrations.onnx import REFERENCE_OPS
 from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS
+from decodestep.integrations.onnx_states import causal_conv_with_state, linear_attention
 from decodestep.integrations.torch import ops
 from support.mla_prolog_cases import FUNCTIONS, MODES, SCENARIOS, V1, V2, for_version, legal, make
 
@@ -201,6 +202,23 @@ def test_a_flag_is_0_or_1_and_a_string_is_read_whole(run: Any) -> None:
     arrays = {"past_cache": logits, "update": logits}
     with pytest.raises(Exception, match="tensor_scatter: mode must be one of"):
         run(build_model("TensorScatter", arrays, axis=1, mode="linear\0circular"), arrays)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_operators_with_states_give_our_results_in_every_runtime(dtype: Any) -> None:
+    x, weight = RNG.normal(size=(2, 5, 7)).astype(dtype), RNG.normal(size=(5, 1, 4)).astype(dtype)
+    arrays = {"input": x, "weight": weight, "bias": None, "past_state": RNG.normal(size=(2, 5, 3)).astype(dtype)}
+    assert_everywhere("CausalConvWithState", arrays, list(causal_conv_with_state(**arrays)))
+    q, k, v, decay = (RNG.normal(size=(2, 3, n)).astype(dtype) for n in (24, 12, 10, 2))
+    arrays = {
+        "query": q,
+        "key": k,
+        "value": v,
+        "past_state": RNG.normal(size=(2, 2, 6, 5)).astype(np.float32),
+        "decay": -abs(decay),
+    }
+    rule = {"q_num_heads": 4, "kv_num_heads": 2, "update_rule": "gated", "scale": 0.5}
+    assert_everywhere("LinearAttention", arrays, list(linear_attention(**arrays, **rule)), **rule)
 
 
 HANDED = np.arange(4, dtype=np.float32).reshape(2, 2)

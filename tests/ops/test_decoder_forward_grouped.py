@@ -87,7 +87,9 @@ def made(name, format_, rng, **changes):
         source = more.get("keys_of", (None, None))[number]
         queries, keys = sizes.heads * head_dim, 2 * kv_heads * head_dim
         if "sizes" in more:
-            a = replace(a, query=matrix(sizes.hidden, queries, format_, rng), values_keys=matrix(sizes.hidden, keys, format_, rng))
+            a = replace(
+                a, query=matrix(sizes.hidden, queries, format_, rng), values_keys=matrix(sizes.hidden, keys, format_, rng)
+            )
         values_keys, keys_apart = matrix_of_heads(a.values_keys, values, head_dim, format_), None
         if more.get("keys"):
             both = values_keys.rows().values().T

@@ -97,7 +97,11 @@ def test_against_float64(form, backend, rng):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
-@pytest.mark.parametrize("change", [{"gate": None}, {"activation": "gelu"}, {"activation": "clamped_silu"}], ids=["without a gate", "gelu", "clamped"])
+@pytest.mark.parametrize(
+    "change",
+    [{"gate": None}, {"activation": "gelu"}, {"activation": "clamped_silu"}],
+    ids=["without a gate", "gelu", "clamped"],
+)
 def test_other_activations_equal_float64_and_nan_stays_in_its_row(form, backend, change, rng):
     routed, shared = replace(blocks(rng), **change), replace(blocks(rng, count=1), **change)
     x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)

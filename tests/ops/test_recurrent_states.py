@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 
 import decodestep as ds
-from support.core_builds import FUSED, VECTORS, printed_under
-from support.recurrent_calls import OPERATORS, POISON, normal
+from support.core_builds import VECTORS, printed_under
+from support.recurrent_calls import OPERATORS, POISON
 
 BACKENDS = ["cpu", "reference"]
 each_operator = pytest.mark.parametrize("op", OPERATORS.values(), ids=OPERATORS)
@@ -31,7 +32,7 @@ def test_a_cut_changes_no_bit(op, backend, rng):
     for cuts in (range(1, 23), [11], [1], [22], [3, 3, 4, 9, 17], sorted(rng.integers(0, 24, 6))):
         parts, held = [], call["state"]
         bounds = [0, *cuts, 23]
-        for first, end in zip(bounds, bounds[1:], strict=False):
+        for first, end in pairwise(bounds):
             part, held = op(op.cut(call, slice(first, end)), state=held, backend=backend)
             parts.append(part)
         assert_same(np.concatenate(parts), y)
@@ -45,7 +46,8 @@ def test_a_row_is_alone(op, rng):
     call = op.make(rng, sum(lengths), len(lengths))
     ends = np.cumsum(lengths)
     alone = [
-        op(op.cut(call, slice(end - n, end)), state=call["state"][[b]]) for b, (n, end) in enumerate(zip(lengths, ends, strict=True))
+        op(op.cut(call, slice(end - n, end)), state=call["state"][[b]])
+        for b, (n, end) in enumerate(zip(lengths, ends, strict=True))
     ]
     for threads in (1, 2, 3, 7):
         with ds.use_threads(threads):

@@ -15,6 +15,7 @@ from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step import decode_step
 from decodestep.sampling.fusion_rules import RULES
 from decodestep.sampling.plan import plan
+from decodestep.sampling.thinking_budget import ThinkingBudget
 from decodestep.sampling.token_history import TokenHistory
 from support.tolerances import assert_same_chain
 
@@ -353,7 +354,8 @@ def test_every_class_that_a_row_can_use_has_a_rule():
     }
     audio = {name for name in p.__all__ if name.startswith(("Alternating", "Bark", "Dia", "Whisper"))}
     detectors = {name for name in p.__all__ if "Detector" in name or name.endswith("State")}
-    from_params = {ConstraintLogitsProcessor.__name__}  # needs the tokens' bytes, so `processors` has it not
+    # They need the tokens' bytes, so `processors` has them not.
+    from_params = {ConstraintLogitsProcessor.__name__, ThinkingBudget.__name__}
     assert set(p.__all__) - beams - dense - audio - detectors | from_params == {cls.__name__ for cls in RULES}
 
 

@@ -13,32 +13,14 @@ from decodestep.ops.decode_step import steps as s
 from decodestep.sampling.thinking_budget import ReasoningMarks, ThinkingBudget
 
 # Tokens of one or several bytes: marks as a whole and in pieces, characters as a whole and in pieces.
-TOKENS = [
-    b"<t>",
-    b"</t>",
-    b"<",
-    b"/t>",
-    b"t>",
-    b" ",
-    b"a",
-    "é".encode(),
-    b"\xc3",
-    b"\xa9",
-    b"\xf0\x9f",
-    b"\x98\x80",
-    b"</",
-    b"a<t>b",
-]
+CHARACTERS = ["é".encode(), b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80"]
+TOKENS = [b"<t>", b"</t>", b"<", b"/t>", b"t>", b" ", b"a", *CHARACTERS, b"</", b"a<t>b"]
 FORCED = [20, 21]  # of which the second is the closing mark
 SPELLED = [*TOKENS, *[b""] * 6, b"!", b"</t>"]
 
 
 def begins_character(text):
     for count in range(1, 4):
-        try:
-            (text[-count:] + b"\x80" * 3).decode()  # never raises for what is no beginning of a character
-        except UnicodeDecodeError:
-            pass
         lead = text[-count:][:1]
         if lead >= b"\xc0":
             return count < (2 if lead < b"\xe0" else 3 if lead < b"\xf0" else 4)

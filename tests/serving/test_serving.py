@@ -10,7 +10,7 @@ import openai
 import pytest
 
 import decodestep as ds
-from decodestep.sampling.params import LANGUAGES
+from decodestep.sampling.contradictions import LANGUAGES
 from decodestep.serving.endpoints.chat_completions import chat_completion_job
 from support.servers import HELLO, LocalServer, load, tool
 

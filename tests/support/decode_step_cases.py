@@ -56,6 +56,12 @@ def _ids(rng, vocab, most=40):
     return rng.choice(vocab, size=int(rng.integers(0, min(vocab, most) + 1)), replace=rng.random() < 0.2).astype(np.int64)
 
 
+def _bits(rng, vocab):
+    """A packed mask of some density; the bits after the vocabulary are any."""
+    allowed = rng.random(-(-vocab // 32) * 32) < rng.choice([0.0, 0.01, 0.5, 0.99, 1.0])
+    return np.packbits(allowed, bitorder="little").view(np.int32)
+
+
 def _add(rng, vocab, most):
     ids = _ids(rng, vocab, most)
     return s.Add(ids, (rng.normal(size=len(ids)) * 3).astype(rng.choice([np.float32, np.float64])))
@@ -71,6 +77,7 @@ def step(rng, vocab, kind):
         s.Add: lambda: _add(rng, vocab, most),
         s.Lift: lambda: s.Lift(_ids(rng, vocab), float(rng.choice([0.1, 2.0, -0.5]))),
         s.Ban: lambda: s.Ban(_ids(rng, vocab, most)),
+        s.AllowBits: lambda: s.AllowBits(_bits(rng, vocab)),
         s.Allow: lambda: s.Allow(_ids(rng, vocab)),
         s.Force: lambda: s.Force(_ids(rng, vocab, 3)),
         s.Temperature: lambda: s.Temperature(float(rng.choice([0.8, 0.7, 1.5, 1e-3, 1e-40, 1e30, 5.0]))),
@@ -96,7 +103,7 @@ def chain(rng, vocab):
     """Any steps in any order, or what users send: patches, a temperature, the usual filters."""
     if rng.random() < 0.2:
         return [step(rng, vocab, _KINDS[rng.integers(len(_KINDS))]) for _ in range(rng.integers(0, 6))]
-    head = [step(rng, vocab, _KINDS[rng.integers(4)]) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
+    head = [step(rng, vocab, _KINDS[rng.integers(5)]) for _ in range(rng.choice([0, 0, 1, 2, 3]))]
     head += [step(rng, vocab, s.Temperature)] if rng.random() < 0.7 else []
     return head + [step(rng, vocab, kind) for kind in _TAILS[rng.integers(len(_TAILS))]]
 

@@ -27,8 +27,9 @@ def write_gguf(
     more: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
-    """more: tensors beside the model's, by transformers' names; a name that begins with "nextn." belongs to the last block. kind: of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the
-    file shall say so. changes: of the metadata; None leaves a key out."""
+    """more: tensors beside the model's, by transformers' names; one that begins with "nextn." belongs to the last block. kind:
+    of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the file
+    shall say so. changes: of the metadata; None leaves a key out."""
     config = model.config
     state = {name: value.float().numpy() for name, value in (model.state_dict() | (more or {})).items()}
     architecture = MODEL_TYPES[config.model_type].written_as.name
@@ -79,8 +80,8 @@ def _name(names: Any, their_name: str) -> str:
 
 
 def _expert_parts(their_name: str, value: np.ndarray, *, in_turn: bool) -> dict[str, np.ndarray]:
-    """gate_up_proj or down_proj of all experts of a layer, or their biases. in_turn: whether outputs of gate and up take turns, and
-    are the last axis."""
+    """gate_up_proj or down_proj of all experts of a layer, or their biases. in_turn: whether outputs of gate and up take turns,
+    and are the last axis."""
     layer, kind = their_name.split(".")[2], "bias" if their_name.endswith("bias") else "weight"
     value = value.swapaxes(1, 2) if in_turn and kind == "weight" else value
     if "down_proj" in their_name:
@@ -105,7 +106,7 @@ def _keys(config: Any, architecture: str) -> dict[str, Any]:
         "vocab_size": VOCABULARY,
         "rope.freq_base": float(rope.get("full_attention", rope)["rope_theta"]),
     }
-    if architecture == "cohere2":
+    if architecture in ("cohere2", "command-r"):
         keys |= {"attention.layer_norm_epsilon": float(config.layer_norm_eps), "logit_scale": float(config.logit_scale)}
     else:
         keys["attention.layer_norm_rms_epsilon"] = float(config.rms_norm_eps)
@@ -159,17 +160,22 @@ def _expert_keys(config: Any, architecture: str) -> dict[str, Any]:
         count, used, width = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size
     elif architecture == "ernie4_5-moe":
         count, used, width = config.moe_num_experts, config.moe_k, config.moe_intermediate_size
-    elif architecture in ("minimax-m2", "gpt-oss"):
+    elif architecture == "olmoe":
+        count, used, width = config.num_experts, config.num_experts_per_tok, config.intermediate_size
+    elif architecture in ("minimax-m2", "gpt-oss") or config.model_type == "mixtral":
         count, used, width = config.num_local_experts, config.num_experts_per_tok, config.intermediate_size
-    elif architecture == "glm4moe":
+    elif architecture in ("glm4moe", "dots1"):
         count, used, width = config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size
     else:
         return {}
     keys = {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
     if architecture == "ernie4_5-moe":
-        keys |= {"expert_shared_count": config.moe_num_shared_experts, "leading_dense_block_count": config.moe_layer_start_index}
+        keys |= {
+            "expert_shared_count": config.moe_num_shared_experts,
+            "leading_dense_block_count": config.moe_layer_start_index,
+        }
         keys |= {"interleave_moe_layer_step": config.moe_layer_interval}
-    if architecture == "glm4moe":
+    if architecture in ("glm4moe", "dots1"):
         keys |= {"expert_shared_count": config.n_shared_experts, "leading_dense_block_count": config.first_k_dense_replace}
         keys |= {"expert_weights_scale": float(config.routed_scaling_factor), "expert_weights_norm": config.norm_topk_prob}
         keys |= {"expert_gating_func": 2}

@@ -272,8 +272,8 @@ def gated_delta_rule(s: Source) -> Arguments:
     decays = s.one_of(None, token_heads(s, tokens, heads, 1), token_heads(s, tokens, heads, key_width))
     return {"query": token_heads(s, tokens, key_heads, key_width), "key": token_heads(s, tokens, key_heads, key_width),
             "value": token_heads(s, tokens, heads, width), "decay": decays,
-            "beta": s.one_of(None, token_heads(s, tokens, heads, 1)), "state": states(s, count, heads, key_width, width), **rows,
-            "tiled": s.one_of(False, True), "l2_norm": s.one_of(False, True), "scale": 0.25,
+            "beta": s.one_of(None, token_heads(s, tokens, heads, 1)), "state": states(s, count, heads, key_width, width),
+            **rows, "tiled": s.one_of(False, True), "l2_norm": s.one_of(False, True), "scale": 0.25,
             "out": s.array(tokens, heads, width), "threads": s.threads()}  # fmt: skip
 
 

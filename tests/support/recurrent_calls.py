@@ -29,7 +29,9 @@ class Recurrent(NamedTuple):
 
     def cut(self, arguments: Arrays, tokens: Any) -> Arrays:
         """The arguments for some of the tokens: a slice or an index array."""
-        return {name: value[tokens] if name in self.by_token and value is not None else value for name, value in arguments.items()}
+        return {
+            name: value[tokens] if name in self.by_token and value is not None else value for name, value in arguments.items()
+        }
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -29,7 +29,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assi
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-OF_MODELS = ("max_rows", "max_waiting", "draft", "default_params", "most_loaded", "unload_after")
+OF_MODELS = ("max_rows", "max_waiting", "draft", "default_params", "thinking", "most_loaded", "unload_after")
 
 
 def new_server(models: ds.Model | dict[str, ModelSource], **options: Any) -> Server:

@@ -283,3 +283,23 @@ def test_sentencepiece_is_that_of_plain_python(words, seed, texts):
     for text in texts:
         pieces = [tokenizer.token(i) for i in tokenizer.encode(text)[1:]]
         assert pieces == (spm_pieces("▁" + text.replace(" ", "▁"), known) if text else [])
+
+
+def test_merges_of_texts_that_are_not_cut_at_spaces():
+    """Gemma 4's files: the merges of the file, spaces as a letter of words, bytes for what has no token."""
+    letters = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"ab\u2581\n"]
+    tokens = [*letters, "ab", "\u2581a", "\n\n", "ab\u2581a", "\u2581\u2581"]
+    merges = ["a b", "\u2581 a", "\n \n", "ab \u2581a", "\u2581 \u2581"]
+    metadata = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3, 3, 3, 2, *[6] * 256, *[1] * (len(tokens) - 260)]),
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    tokenizer = GgufTokenizer(metadata)
+    spelled = [tokens[i] for i in tokenizer.encode("ab a  b\n\n\na\u00e9")]
+    assert spelled == ["<bos>", "ab\u2581a", "\u2581\u2581", "b", "\n\n", "\n", "a", "<0xC3>", "<0xA9>"]
+    assert tokenizer.decode(tokenizer.encode("ab a  b\n\n\na\u00e9")) == "ab a  b\n\n\na\u00e9"
+    assert tokenizer.add_bos

@@ -1,6 +1,6 @@
 // A row's life, whose way Route tells in advance:
 //
-//   given      the logits, read only
+//   given      the logits, read only; where masks are among the leading patches, a copy that they have forbidden tokens of
 //     |        look_ahead: what the first filter needs of the logits is read before the patches, whose scattered logits
 //     |        are then in the cache
 //   patched    the leading patches of single tokens are in an overlay beside the logits, a leading temperature is kept
@@ -24,6 +24,7 @@
 #include <span>
 
 #include "sampling/decode_step/gumbel_race.h"
+#include "sampling/decode_step/masked_row.h"
 #include "sampling/decode_step/nucleus.h"
 #include "sampling/decode_step/probability_filter.h"
 #include "sampling/decode_step/swept_row.h"
@@ -111,12 +112,17 @@ template <LogitType type>
 class Sampler {
   public:
     Sampler(Logits<type> logits, const RowRequest& request, bool wants_scores, Workspace& work)
-        : request_(request), route_(request, wants_scores), row_(logits, request.position, work), list_(row_.list) {}
+        : request_(request),
+          route_(request, wants_scores),
+          given_(logits),
+          row_(allowed(logits, route_.patches, work), request.position, work),
+          list_(row_.list) {}
 
     // processed: null unless scores are wanted.
     int64_t sample(float* processed) {
         look_ahead();
-        for (const Step& patch : route_.patches) row_.overlay.apply(patch, row_.logits);
+        for (const Step& patch : route_.patches)
+            if (patch.kind != StepKind::allow_bits) row_.overlay.apply(patch, row_.logits);
         if (route_.temperature) row_.scale_by(route_.temperature->amount);
         const std::optional<int64_t> drawn = draw_without_list();
         if (!drawn) {
@@ -130,6 +136,13 @@ class Sampler {
     }
 
   private:
+    // What a patch drops stays dropped, so that masks may come first.
+    static Logits<type> allowed(Logits<type> logits, Steps patches, Workspace& work) {
+        for (const Step& patch : patches)
+            if (patch.kind == StepKind::allow_bits) logits = masked_row(logits, patch.bits, work);
+        return logits;
+    }
+
     // given -> patched: the pass over the logits that does not depend on the patches.
     void look_ahead() {
         if (route_.draw != Draw::of_list) return;
@@ -256,8 +269,9 @@ class Sampler {
     // patches are overwritten.
     void report(int64_t token) {
         Logprobs& out = *request_.logprobs;
-        route_.keeps_row() ? report_row(out.processed, token) : list_.report(out.processed, out.wanted, token);
-        if (route_.keeps_row() && row_.is_unchanged()) {
+        route_.keeps_row() ? report_row(row_, out.processed, token) : list_.report(out.processed, out.wanted, token);
+        const bool masked = row_.logits.data != given_.data;
+        if (route_.keeps_row() && row_.is_unchanged() && !masked) {
             out.raw.chosen = out.processed.chosen;
             out.raw.count = out.processed.count;
             std::copy_n(out.processed.ids, out.processed.count, out.raw.ids);
@@ -265,21 +279,24 @@ class Sampler {
             return;
         }
         row_.forget_steps();
-        report_row(out.raw, token);
+        if (!masked) return report_row(row_, out.raw, token);
+        PatchedRow<type> given(given_, request_.position, row_.work);
+        report_row(given, out.raw, token);
     }
 
-    // Of the patched and scaled row.
-    void report_row(RowLogprobs& out, int64_t token) {
+    // Of a patched and scaled row.
+    void report_row(PatchedRow<type>& row, RowLogprobs& out, int64_t token) {
         const size_t wanted = request_.logprobs->wanted;
-        SweptRow swept(row_);
+        SweptRow swept(row);
         if (const auto sums = RowSums<type>::of(swept)) return sums->report(out, wanted, token);
         swept.list_from(kMinusInfinity);
-        if (row_.is_scaled()) list_.run({.kind = StepKind::temperature, .amount = row_.temperature()});
-        list_.report(out, wanted, token);
+        if (row.is_scaled()) row.list.run({.kind = StepKind::temperature, .amount = row.temperature()});
+        row.list.report(out, wanted, token);
     }
 
     const RowRequest& request_;
     const Route route_;
+    const Logits<type> given_;
     PatchedRow<type> row_;
     Candidates& list_;
     std::optional<float> guess_;             // the list holds the unpatched logits from here on

@@ -16,6 +16,7 @@ enum class StepKind {
     add,
     lift,
     ban,
+    allow_bits,
     allow,
     force,
     temperature,
@@ -36,6 +37,7 @@ struct Step {
     const int64_t* ids = nullptr;   // of a patch: `count` token ids in [0, vocab)
     const float* values = nullptr;  // of `add`: one for each id
     size_t count = 0;
+    const uint32_t* bits = nullptr;  // of allow_bits: a bit for each token, 1 where it stays, lowest first
     double amount = 0;       // factor, temperature, p, mass, epsilon, share, n or threshold
     double probability = 0;  // of `xtc`
     size_t k = 1;            // of top_k: k; of top_h: top

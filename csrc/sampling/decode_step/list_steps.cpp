@@ -14,6 +14,10 @@ void Candidates::patch(const Step& step) {
     keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
 }
 
+void Candidates::allow_bits(const Step& step) {
+    keep_if([&](size_t i) { return step.bits[ids[i] / 32] >> (ids[i] % 32) & 1; });
+}
+
 void Candidates::allow(const Step& step) {
     unmark_all();
     for (size_t i = 0; i < step.count; ++i) {
@@ -176,6 +180,8 @@ void Candidates::run(const Step& step) {
             return patch<StepKind::lift>(step);
         case StepKind::ban:
             return patch<StepKind::ban>(step);
+        case StepKind::allow_bits:
+            return allow_bits(step);
         case StepKind::allow:
             return allow(step);
         case StepKind::force:

@@ -15,6 +15,7 @@ struct Candidates : CandidateList {
   private:
     template <StepKind kind>
     void patch(const Step& step);
+    void allow_bits(const Step& step);
     void allow(const Step& step);
     void force(const Step& step);
     void temperature(double temperature);

@@ -13,7 +13,7 @@ std::unique_ptr<T[]> room(size_t items) {
 }
 
 // Of a workspace: the sizes of the items below, of which there is one for each token.
-constexpr size_t kTokenBytes = 85;
+constexpr size_t kTokenBytes = 89;
 
 size_t bytes_of(const std::unique_ptr<Workspace>& workspace) { return workspace ? workspace->vocab * kTokenBytes : 0; }
 
@@ -39,6 +39,11 @@ Workspace::Workspace(size_t vocab)
       patched_raw(room<float>(vocab)),
       patched_now(room<float>(vocab)),
       places(room<uint32_t>(vocab)) {}
+
+float* Workspace::masked() {
+    if (!masked_) masked_ = room<float>(vocab);
+    return masked_.get();
+}
 
 Workspaces::Workspaces(size_t count, size_t vocab) {
     taken_.reserve(count);

@@ -40,6 +40,12 @@ struct Workspace {
     std::unique_ptr<int32_t[]> patched_ids;
     std::unique_ptr<float[]> patched_raw, patched_now;
     std::unique_ptr<uint32_t[]> places;  // by token: where it is among the patched ids, if it is marked
+
+    // Of masked_row; made when it is first wanted.
+    float* masked();
+
+  private:
+    std::unique_ptr<float[]> masked_;
 };
 
 // Workspaces of a call, one for each thread. They are kept for later calls at the end.

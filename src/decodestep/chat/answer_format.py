@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from decodestep.chat.answer_reader import AnswerReader
-from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning
+from decodestep.chat.reasoning import THINK, ReasoningFormat, find_reasoning, reasoning_of_tokens
 from decodestep.chat.tool_call_format import CallFormat, NoCalls
 from decodestep.chat.tool_formats import find_call_format
 from decodestep.chat.tool_grammar import Thought, answer_or_calls
@@ -87,8 +87,9 @@ def build_answer_format(model: ChatModel, prompt_ids: Sequence[int], tools: Tool
     """The format of the answers to a conversation. prompt_ids: of its rendered prompt. tools: as `tools.read` returns them."""
     template = model.template.text(tools=tools is not None)
     tokenizer = model.tokenizer
-    names = {tokenizer.token(i) for i in tokenizer.special}
-    reasoning, kind = find_reasoning(template, names), find_call_format(template)
+    reasoning, kind = find_reasoning(template), find_call_format(template)
+    if reasoning is None:
+        reasoning = reasoning_of_tokens({tokenizer.token(i) for i in tokenizer.special})
     tail = tokenizer.spell(prompt_ids[-_TAIL:])
     known = reasoning or THINK
     plain = kind({}) if kind is not None and kind.whole else NoCalls({})

@@ -117,8 +117,8 @@ def without_ends(events: Iterable[T], ends: tuple[str, ...]) -> Iterator[T | str
     yield held
 
 
-def _between(opening: str, closing: str, **more: str | bool) -> ReasoningFormat:
-    return ReasoningFormat(opening, closing, (opening, closing), **more)  # type: ignore[arg-type]
+def _between(opening: str, closing: str) -> ReasoningFormat:
+    return ReasoningFormat(opening, closing, (opening, closing))
 
 
 THINK = _between("<think>", "</think>")
@@ -143,8 +143,8 @@ _COMMAND = ReasoningFormat(
     answer_ends=("<|END_RESPONSE|>",),
 )
 _GEMMA = ReasoningFormat("<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>"), repeats=True)
-_GRANITE = ReasoningFormat(*THINK[:3], answer=("<response>",), answer_ends=("</response>",))
-_SEED = _between("<seed:think>", "</seed:think>", note="<seed:cot_budget_reflect>")
+_GRANITE = THINK._replace(answer=("<response>",), answer_ends=("</response>",))
+_SEED = _between("<seed:think>", "</seed:think>")._replace(note="<seed:cot_budget_reflect>")
 
 # A template has the first format all of whose words it contains.
 _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
@@ -163,11 +163,11 @@ _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
 )
 
 
-def find_reasoning(template: str, names: Collection[str] = ()) -> ReasoningFormat | None:
-    """The reasoning of a chat template, or else that whose marks are control tokens; None if neither knows any.
+def find_reasoning(template: str) -> ReasoningFormat | None:
+    """The reasoning of a chat template; None if it knows none."""
+    return next((kind for words, kind in _FORMATS if all(word in template for word in words)), None)
 
-    names: of the vocabulary's control tokens.
-    """
-    told = (kind for words, kind in _FORMATS if all(word in template for word in words))
-    named = (kind for _, kind in reversed(_FORMATS) if kind.opening in names and kind.closing in names)
-    return next(told, None) or next(named, None)
+
+def reasoning_of_tokens(names: Collection[str]) -> ReasoningFormat | None:
+    """The reasoning whose marks are among the names of control tokens; None if there is none."""
+    return next((kind for _, kind in reversed(_FORMATS) if kind.opening in names and kind.closing in names), None)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 
 _WORD = re.compile(r"[\w-]*")
-_SPACE = re.compile(r"\s*")
+SPACE = re.compile(r"\s*")
 
 
 class UnreadableError(ValueError):
@@ -158,7 +158,7 @@ class TextFeed:
         return found[0]
 
     def space(self) -> Reading[str]:
-        return self.run(_SPACE)
+        return self.run(SPACE)
 
     def name(self) -> Reading[str]:
         """A word, which may be empty. Raises EndedError if the text ends with it: it may be the beginning of another."""

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from decodestep.chat.reasoning import Mark, Thought
-from decodestep.chat.text_feed import EndedError, TextFeed, UnreadableError
+from decodestep.chat.text_feed import SPACE, EndedError, TextFeed, UnreadableError
 
 Functions = Mapping[str, Mapping[str, Any]]  # the JSON schema of each function's arguments
 # The parts of a constrained text: literal text, JSON that matches a schema, or a regular expression with literal text after it,
@@ -178,13 +178,15 @@ class CallFormat(ABC):
         """Reads the ends of a call, if they follow, with brackets before them that close nothing."""
         for end in self.ends:
             place = feed.at
-            yield from feed.run(_CLOSING)
-            try:
-                yield from feed.expect(end)
-            except UnreadableError as error:
-                if feed.cut and isinstance(error, EndedError):
-                    raise
-                feed.at = place
+            for between in (SPACE, _CLOSING):
+                yield from feed.run(between)
+                try:
+                    yield from feed.expect(end)
+                    break
+                except UnreadableError as error:
+                    if feed.cut and isinstance(error, EndedError):
+                        raise
+                    feed.at = place
 
 
 class NoCalls(CallFormat):

@@ -55,6 +55,7 @@ class PhiList(MarkedJson):
     """Phi-4-mini: <|tool_call|>[{"name": ..., "arguments": {...}}, ...]<|/tool_call|>; it often writes functools[...]."""
 
     marks = ("<|tool_call|>", "functools")
+    always_marked = False
     ends = ("<|/tool_call|>",)
     spelled = ("<|tool_call|>", "<|/tool_call|>")
     _AROUND = ("[", "]")

@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from decodestep.chat.text_feed import EndedError, TextFeed, UnreadableError
-from decodestep.chat.tool_call_format import Between, CallArguments, CallBegin, CallEnd, CallFormat, Event, Pieces, Reads
+from decodestep.chat.tool_call_format import (
+    ANY_TEXT,
+    Between,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    CallFormat,
+    Event,
+    Pieces,
+    Reads,
+)
 from decodestep.chat.tool_notation import Notation, as_json, escaped
 from decodestep.chat.tool_values import constrained_arguments
 
@@ -106,6 +116,10 @@ class PythonCalls(CallFormat):
         for i, (key, kind) in enumerate(constrained_arguments(schema)):
             pieces += [f"{', ' if i else ''}{key}=", kind]
         return [*pieces, f"){end}"]
+
+    def any_call(self, name: str) -> Pieces:
+        begin, end = self._AROUND
+        return [f"{begin}{name}(", ANY_TEXT, f"){end}"]
 
     def _call(self, feed: TextFeed) -> Iterator[Event]:
         yield CallBegin((yield from feed.name()))

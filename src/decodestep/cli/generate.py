@@ -139,6 +139,8 @@ def _facts(completion: Completion, model: Model) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "logprobs": _logprobs(completion, model),
         "seed": completion.seed,
+        "reasoning": completion.reasoning,
+        "content": completion.content,
     }
 
 

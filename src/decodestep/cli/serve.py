@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     listening = listen(options.host, options.port)  # before a model is loaded, so that a port in use is reported at once
     host, port = listening.getsockname()[:2]
     shown, with_keys = f"[{host}]" if ":" in host else host, "with an API key" if keys else "without API keys"
-    address = f"listening on http://{shown}:{port} {with_keys}: the chat page at /, OpenAI's interface at /v1"
+    address = f"listening on http://{shown}:{port} {with_keys}: the chat page at /, the APIs of OpenAI and Anthropic at /v1"
     models = ServedModels(
         sources,
         max_rows=options.max_rows,

@@ -74,7 +74,9 @@ class ConstraintLogitsProcessor:
         texts = partial(ConstraintLogitsProcessor, token_bytes=token_bytes, encode=encode)
         self._anew = partial(texts, language, text, prompt_length, closed=closed, order=order, vocab_size=vocab_size, ends=ends)
         self._vocab = vocab_size
-        self._ends = np.array(sorted(ends), np.int64)
+        self._only_ends = np.zeros(-(-vocab_size // 32), np.int32)
+        for end in ends:
+            self._only_ends.view(np.uint32)[end // 32] |= np.uint32(1 << end % 32)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
         self._too_slow = False  # whether the last step was
         began = time.thread_time()
@@ -85,8 +87,8 @@ class ConstraintLogitsProcessor:
         if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", language, "one that can be compiled", Phrase("one that costs too much"))
 
-    def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
-        """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
+    def steps(self, tokens: Sequence[int]) -> tuple[s.AllowBits]:
+        """The mask for the token after these, the whole row, as `AllowBits`."""
         if len(tokens) < self._read:
             raise ConstraintError("a constrained row cannot go back", self.language)
         if len(tokens) > self._read:
@@ -113,10 +115,8 @@ class ConstraintLogitsProcessor:
 
     def __call__(self, input_ids: Array, scores: Array) -> Array:
         result = np.array(scores)
-        for step in self.steps([int(token) for token in input_ids[0]]):
-            others = np.ones(result.shape[-1], np.bool_)
-            others[step.ids] = False  # type: ignore[union-attr]
-            result[:, others if isinstance(step, s.Allow) else ~others] = -np.inf
+        (mask,) = self.steps([int(token) for token in input_ids[0]])
+        result[:, ~s.unpack_bits(mask.bits, result.shape[-1])] = -np.inf
         return result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ConstraintLogitsProcessor:
@@ -128,11 +128,10 @@ class ConstraintLogitsProcessor:
         error = self._matcher.get_error()
         return short(error) if error and _NO_TEXT not in error else no_text
 
-    def _mask(self) -> tuple[s.Step, ...] | None:
+    def _mask(self) -> tuple[s.AllowBits] | None:
         if self._matcher.is_stopped():
-            return (s.Allow(self._ends),)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            return (s.AllowBits(self._only_ends),)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return None  # a rule that has no text was begun: the end tokens that the bits allow would end an incomplete text
-        allowed = np.unpackbits(bits, count=self._vocab, bitorder="little").view(np.bool_)  # whose indices are found fastest
-        return s.restriction(allowed)
+        return (s.AllowBits(bits),)

@@ -41,10 +41,10 @@ class GroupedConfig:
     token attends to, its own included, 0 for all; (): no windows. ropes: for every layer the index of its rope; (): one for
     all. rope_dim: how many columns of a head have a rope, the first ones; None: all. score_cap: c of scores that become
     c * tanh(score / c); 0: none. sinks: whether every query head has a score without a value, which takes a part of the
-    softmax. head_dims, kv_heads: for every layer its own, of which `Config` has the largest; (): those of `Config`. keys_of: for
-    every layer that whose keys and values it reads, itself or an earlier one; (): itself. keys_as_values: for every layer
-    whether its values are its keys, before norm and rope; (): they are not. value_norm: whether every head of values is divided by
-    its root mean square.
+    softmax. head_dims, kv_heads: for every layer its own, of which `Config` has the largest; (): those of `Config`. keys_of:
+    for every layer that whose keys and values it reads, itself or an earlier one; (): itself. keys_as_values: for every layer
+    whether its values are its keys, before norm and rope; (): they are not. value_norm: whether every head of values is
+    divided by its root mean square.
     """
 
     scale: float | None = None
@@ -109,7 +109,8 @@ class Config:
     norm_shift: added to the checkpoint's norm weights.
     rope_half_split: whether the two columns of a rope pair are half a head apart; otherwise they are adjacent.
     embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
-    state is divided by. logits_cap: c of logits that become c * tanh(logit / c); 0: none. tied: whether the embedding is the logits weight.
+    state is divided by. logits_cap: c of logits that become c * tanh(logit / c); 0: none. tied: whether the embedding is the
+    logits weight.
     feed_forwards: for every layer the width of its dense block, of which feed_forward is the largest; (): feed_forward.
     layer_inputs: the width of an input that every layer has of its own, made of each token and its embedding; 0: none.
     layer_scales: whether every layer multiplies the residual stream by a factor.

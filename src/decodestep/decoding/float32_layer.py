@@ -27,8 +27,10 @@ def run_layer(
     attend: Callable[[np.ndarray], np.ndarray],
     given: np.ndarray | None = None,
 ) -> None:
-    """Adds what the layer does to x, the residual stream (T, He). attend: of normalised rows, before the output's weight. given:
-    (T, P), the layer's input."""
+    """Adds what the layer does to x, the residual stream (T, He).
+
+    attend: of normalised rows, before the output's weight. given: (T, P), the layer's input.
+    """
     read = normalise(x, layer.attention_norm, config)
     added = with_bias(linear(attend(read), layer.attention.output), layer.attention.output_bias)
     x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
@@ -41,9 +43,7 @@ def run_layer(
         x *= np.float32(layer.scale)
 
 
-def inputs_of_layers(
-    tokens: np.ndarray, x: np.ndarray, weights: InputsOfLayers, config: Config
-) -> np.ndarray:
+def inputs_of_layers(tokens: np.ndarray, x: np.ndarray, weights: InputsOfLayers, config: Config) -> np.ndarray:
     """The inputs (T, L, P) of tokens with embeddings x."""
     hidden, width = np.float32(config.hidden**-0.5), config.layer_inputs
     projected = (linear(x, weights.projection) * hidden).reshape(-1, width)

@@ -31,10 +31,10 @@ def attend(
 ) -> np.ndarray:
     """The attention output of every token, (T, N * D); writes its keys and values.
 
-    h: float32 (T, He), what the block reads. cache: the layer's part of `LatentPages`, or that of the layer whose keys it reads:
+    h: float32 (T, He), what the block reads. cache: the part of `LatentPages` of the layer, or of that whose keys it reads:
     values, and keys after their rope with the halves of all heads apart, as `mla_attention` reads them; of layers with fewer
-    columns, at the beginning of a row. slots: int64 (T,), the places of the tokens there. ropes:
-    of queries and of keys, each sin and cos, float32 (T, D / 2). layer: its number, for its sizes and its window.
+    columns, at the beginning of a row. slots: int64 (T,), the places of the tokens there. ropes: of queries and of keys, each
+    sin and cos, float32 (T, D / 2). layer: its number, for its sizes and its window.
     """
     _, sequence, positions, page_table, *_ = batch
     tokens, groups, width, window = len(h), config.kv_heads_of(layer), config.head_dim_of(layer), config.grouped.window(layer)

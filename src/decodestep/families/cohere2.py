@@ -19,9 +19,9 @@ from decodestep.families.common.grouped import (
 from decodestep.families.common.limits import MAX_LAYERS
 
 _PERIOD = 4  # of which the last layer sees all positions; a file has no key for it
-_LAYERS = Layers(block_norms="parallel", centred_norms=True)
+LAYERS = Layers(block_norms="parallel", centred_norms=True)
 _FACTOR = {"least": 1e-6, "most": 1e6}
-_DEFAULTS = {key: value for key, value in llama.DEFAULTS.items() if key != "rms_norm_eps"} | {
+DEFAULTS = {key: value for key, value in llama.DEFAULTS.items() if key != "rms_norm_eps"} | {
     "vocab_size": 256000,
     "hidden_size": 8192,
     "intermediate_size": 22528,
@@ -73,8 +73,16 @@ def _refused(config: Config, vectors: object) -> str | None:
     return "biases of attention" if config.grouped.biases else None
 
 
-def _file_scaled(keys: GgufKeys, common: Fields) -> Fields:
+def file_factor(keys: GgufKeys, common: Fields) -> Fields:
     return {"logits_divisor": 1 / keys.number("logit_scale", **_FACTOR)}
+
+
+def folder_factor(keys: Keys, common: Fields) -> Fields:
+    return {"logits_divisor": 1 / keys.number("logit_scale", **_FACTOR)}
+
+
+def written(config: Config) -> Fields:
+    return {"logit_scale": 1 / config.logits_divisor}
 
 
 _GGUF = Architecture(
@@ -83,10 +91,10 @@ _GGUF = Architecture(
         windows=patterned_file_windows(_PERIOD),
         ropes=lambda windows, layers: tuple(int(window == 0) for window in windows),
     ),
-    _LAYERS,
-    more=_file_scaled,
+    LAYERS,
+    more=file_factor,
     output_bias=False,
-    written=lambda config: {"logit_scale": 1 / config.logits_divisor},
+    written=written,
     refused=_refused,
 )
 FAMILY = Family(
@@ -95,9 +103,9 @@ FAMILY = Family(
             "cohere2",
             written_as=_GGUF,
             attention=GroupedKeys(bias_keys=ATTENTION_BIAS, windows=_windows, ropes=_ropes, half_split=False),
-            defaults=_DEFAULTS,
-            layers=_LAYERS,
-            more=lambda keys, common: {"logits_divisor": 1 / keys.number("logit_scale", **_FACTOR)},
+            defaults=DEFAULTS,
+            layers=LAYERS,
+            more=folder_factor,
             check=_check,
             pre_tokenizer="command-r",
         ),

@@ -158,7 +158,12 @@ class _Keys(GroupedKeys):
             return []
         sizes = [dict(usual) for _ in range(layers)]
         for number, own in found.items() if isinstance(found, dict) else ():
-            if not str(number).isdecimal() or int(number) >= layers or not isinstance(own, dict) or not own.keys() <= usual.keys():
+            if (
+                not str(number).isdecimal()
+                or int(number) >= layers
+                or not isinstance(own, dict)
+                or not own.keys() <= usual.keys()
+            ):
                 raise keys.refusal("per_layer_config with other than sizes of heads of layers is not supported")
             sizes[int(number)] |= {key: md.integer(own, key, most=MAX_HEADS) for key in own}
         return sizes

@@ -9,7 +9,7 @@ from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import QKV, GroupedFile, GroupedKeys, partial_rope
 
 _LAYERS = Layers(block_norms="both")
-_DEFAULTS = llama.DEFAULTS | {
+DEFAULTS = llama.DEFAULTS | {
     "vocab_size": 151552,
     "intermediate_size": 13696,
     "num_hidden_layers": 40,
@@ -19,6 +19,9 @@ _DEFAULTS = llama.DEFAULTS | {
     "rms_norm_eps": 1.5625e-7,
     "attention_bias": True,
 }
+
+
+ATTENTION = GroupedKeys(bias_keys=dict.fromkeys(QKV, "attention_bias"), rope_dim=partial_rope(0.5), half_split=False)
 
 
 def check_file(keys: GgufKeys, common: Fields) -> None:
@@ -39,10 +42,8 @@ FAMILY = Family(
         ModelType(
             "glm4",
             written_as=_GGUF,
-            attention=GroupedKeys(
-                bias_keys=dict.fromkeys(QKV, "attention_bias"), rope_dim=partial_rope(0.5), half_split=False
-            ),
-            defaults=_DEFAULTS,
+            attention=ATTENTION,
+            defaults=DEFAULTS,
             layers=_LAYERS,
             tensors={
                 "attention_post_norm": "post_self_attn_layernorm.weight",

@@ -33,7 +33,7 @@ _DEFAULTS = llama.DEFAULTS | {
 }
 
 
-def _written(config: Config) -> Fields:
+def written(config: Config) -> Fields:
     experts = config.experts
     return {"leading_dense_block_count": experts.layers.index(True) if experts else config.layers}
 
@@ -47,7 +47,7 @@ _GGUF = Architecture(
     experts=file_experts(lambda keys, common: stored_gating(keys, unsaid="sigmoid")),
     check=glm4.check_file,
     output_bias=False,
-    written=_written,
+    written=written,
 )
 FAMILY = Family(
     types=(

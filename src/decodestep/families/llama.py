@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decodestep.families.common.description import Architecture, Family, ModelType
+from decodestep.families.common.experts import Gating, file_experts
 from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys
 
 DEFAULTS: dict[str, Any] = {
@@ -20,7 +21,13 @@ DEFAULTS: dict[str, Any] = {
     "attention_bias": False,
     "mlp_bias": False,
 }
-GGUF = Architecture("llama", GroupedFile(long_rope=True), feed_forward_biases=True, rope_divisors=True)
+GGUF = Architecture(
+    "llama",
+    GroupedFile(long_rope=True),
+    experts=file_experts(lambda keys, common: Gating("softmax", normalise=True, scale=1.0)),
+    feed_forward_biases=True,
+    rope_divisors=True,
+)
 FAMILY = Family(
     types=(
         ModelType(

@@ -135,8 +135,8 @@ class Engine:
             spelled: names of control tokens that appear in the text by name, besides those that mark reasoning or calls in the
                 answer to a conversation; other control tokens produce no text, and names that are not in the vocabulary are
                 ignored.
-            marks: of reasoning, for a prompt of token ids that are a conversation's, with a thinking budget; a constraint is then
-                taken to let them pass.
+            marks: of reasoning, for a prompt of token ids that are a conversation's, with a thinking budget; a constraint is
+                then taken to let them pass.
             only_scored: whether the prompt's log-probabilities are all that is wanted: the prompt may then fill the context and
                 the cache, because the row ends with its first token, which does not run.
 

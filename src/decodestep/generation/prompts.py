@@ -12,7 +12,8 @@ from decodestep._base.checks import Phrase, ids_below, is_int, is_mapping, is_se
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.chat.function_schemas import describe_function
-from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.contradictions import languages_of
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.thinking_budget import ReasoningMarks
 
 if TYPE_CHECKING:

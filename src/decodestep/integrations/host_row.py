@@ -7,7 +7,8 @@ from typing import Any, NoReturn
 
 from decodestep._base.arrays import ArrayT
 from decodestep._base.checks import Phrase, is_int, refuse, require
-from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
+from decodestep.sampling.contradictions import LANGUAGES
+from decodestep.sampling.params import DEFAULTS, SamplingParams
 from decodestep.sampling.row import Row
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.checks import require
+from decodestep.integrations.onnx_states import causal_conv_with_state, linear_attention
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
@@ -125,6 +126,7 @@ _SCATTERED = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32"),
     *("float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
 )
+_ACTIVATIONS = ("float32", "float16", "bfloat16")
 _PROLOG_ATTRIBUTES: Attributes = {
     "rmsnorm_epsilon_cq": 1e-5,
     "rmsnorm_epsilon_ckv": 1e-5,
@@ -153,6 +155,20 @@ OPERATORS = {
         {"axis": -2, "mode": "linear"},
         {"present_cache": "past_cache"},
         tuple({"past_cache": dtype} for dtype in _SCATTERED),
+    ),
+    "LinearAttention": Operator(
+        linear_attention,
+        ("query", "key", "value", "past_state?", "decay?", "beta?"),
+        {"q_num_heads": 0, "kv_num_heads": 0, "scale": 0.0, "update_rule": "gated_delta", "chunk_size": 64},
+        {"output": "query", "present_state": "float32"},
+        tuple({"query": dtype} for dtype in _ACTIVATIONS),
+    ),
+    "CausalConvWithState": Operator(
+        causal_conv_with_state,
+        ("input", "weight", "bias?", "past_state?"),
+        {"activation": "none"},
+        {"output": "input", "present_state": "input"},
+        tuple({"input": dtype} for dtype in _ACTIVATIONS),
     ),
     "TopKTopPSample": Operator(
         _sample,

@@ -40,9 +40,9 @@ _OF_KEYS = ("key", "value", "keys_norm")  # which published files have of layers
 _LOG = logging.getLogger(__name__)
 _COMPARED = 8  # rows of a table
 
-# Tensors that no decoder has a use for: frequencies that old checkpoints hold, and of layers for next-token prediction those
-# that lack tensors, and copies of the model's embedding and of its logits weight.
-_FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
+# Tensors that no decoder has a use for: frequencies that old checkpoints hold, scales of activations, and of layers for
+# next-token prediction those that lack tensors, and copies of the model's embedding and of its logits weight.
+_UNUSED = re.compile(r".*\.(rotary_emb\.inv_freq|activation_scale)")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 
 
@@ -108,7 +108,7 @@ class Checkpoint:
     def _is_left_out(self, name: str) -> bool:
         layer, first = _LAYER.fullmatch(name), self.config.layers + self.config.next_token_layers
         skipped = layer and first <= int(layer[1]) < first + self.config.skipped_layers
-        return bool(skipped or _FREQUENCIES.fullmatch(name))
+        return bool(skipped or _UNUSED.fullmatch(name))
 
     def _next_token_copies(self) -> Iterator[str]:
         """The names of tables in layers for next-token prediction: the model's own count. Warns of others."""
@@ -148,7 +148,9 @@ class Checkpoint:
         return tensor
 
     def _check_scale(self, tensor: Tensor | SafeTensor) -> None:
-        scale = self._tensor_of_shape(tensor.name + _SCALE, tuple(-(-size // TILE) for size in tensor.shape))
+        grid, found = _scales_of(tensor), self._tensors.get(tensor.name + _SCALE)
+        one_for_all = found is not None and found.shape in ((), (1,))
+        scale = self._tensor_of_shape(tensor.name + _SCALE, found.shape if found is not None and one_for_all else grid)
         if not np.isfinite(read_float32(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 
@@ -229,6 +231,11 @@ class Checkpoint:
         tensors = (self._tensors[named.name] for named in self._parts[part, i])
         return (self._widened([tensor]).values().reshape(tensor.shape) for tensor in tensors)
 
+    def _scale(self, tensor: Tensor | SafeTensor) -> np.ndarray:
+        """The factors of the squares of a float8 tensor, which may have one for all."""
+        scale = read_float32(self._tensors[tensor.name + _SCALE])
+        return np.full(_scales_of(tensor), scale.reshape(())) if scale.size == 1 else scale
+
     def _rows(self, tensors: Sequence[Tensor | SafeTensor]) -> Stored:
         formats = {_format(tensor) for tensor in tensors}
         format_ = next(iter(formats))
@@ -241,7 +248,7 @@ class Checkpoint:
         def pieces() -> Iterator[np.ndarray]:
             for tensor in tensors:
                 is_float8 = type_name(tensor) == FLOAT8
-                yield from read_pieces(tensor, read_float32(self._tensors[tensor.name + _SCALE]) if is_float8 else None)
+                yield from read_pieces(tensor, self._scale(tensor) if is_float8 else None)
 
         return WidenedWeight(pieces, tensors[0].shape[-1], sum(map(_row_count, tensors)))
 
@@ -250,6 +257,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """The GGUF file or the folder at `path`. Raises ModelError if it cannot be opened, is corrupt or not supported."""
     is_folder = os.path.isdir(path)  # Path.is_dir raises for some paths, such as a name that is too long
     return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path))
+
+
+def _scales_of(tensor: Tensor | SafeTensor) -> tuple[int, ...]:
+    """The shape of the scales of a float8 tensor."""
+    return tuple(-(-size // TILE) for size in tensor.shape)
 
 
 def _is_quantised(tensor: SafeTensor) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from decodestep.decoding import latent_form
-from decodestep.decoding.config import Config, LatentConfig
+from decodestep.decoding.config import LatentConfig
 from decodestep.decoding.layer_weights import (
     ExpertWeights,
     GroupedWeights,
@@ -29,6 +29,7 @@ from decodestep.errors import ModelError
 from decodestep.families.common.names import FEED_FORWARD
 from decodestep.models.checkpoint import Checkpoint, Stored
 from decodestep.models.experts_in_turn import read_experts
+from decodestep.models.row_order import neighbour_order, padded_heads, qkv_rows
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_weight import FileWeight, FileWeightError
 from decodestep.weights.lazy_weight import RowWeight, whole
@@ -219,7 +220,7 @@ def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
     if head_dim == own:
         return stored
     weight = whole(stored.weight)
-    return stored._replace(weight=replace(weight, rows=_padded_heads(weight.rows, heads, head_dim)))
+    return stored._replace(weight=replace(weight, rows=padded_heads(weight.rows, heads, head_dim)))
 
 
 def _of_qkv(layer: _LayerParts, part: str) -> Stored:
@@ -227,13 +228,6 @@ def _of_qkv(layer: _LayerParts, part: str) -> Stored:
     stored = layer.weight("qkv")
     weight = whole(stored.weight)
     return stored._replace(weight=replace(weight, rows=np.ascontiguousarray(weight.rows[qkv_rows(layer.config, part)])))
-
-
-def qkv_rows(config: Config, part: str) -> slice:
-    """Which rows of one weight of queries, keys and values are those of "query", "key" or "value"."""
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    first = {"query": 0, "key": queries, "value": queries + keys}[part]
-    return slice(first, first + (queries if part == "query" else keys))
 
 
 def _paired_vector(layer: _LayerParts, values: np.ndarray, heads: int) -> np.ndarray:
@@ -254,17 +248,7 @@ def _bias(layer: _LayerParts, part: str, head_dim: int) -> np.ndarray:
     else:
         return np.zeros(heads * head_dim, np.float32)
     values = values if part == "value" else _paired_vector(layer, values, heads)
-    return _padded_heads(values[:, None], heads, head_dim)[:, 0]
-
-
-def _padded_heads(rows: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
-    """The rows of every head, and zeros up to head_dim of them: in all formats bytes of zero are zeros."""
-    own = len(rows) // heads
-    if own == head_dim:
-        return rows
-    padded = np.zeros((heads, head_dim, rows.shape[1]), rows.dtype)
-    padded[:, :own] = rows.reshape(heads, own, -1)
-    return padded.reshape(heads * head_dim, -1)
+    return padded_heads(values[:, None], heads, head_dim)[:, 0]
 
 
 def _grouped_as_latent(layer: _LayerParts) -> LatentWeights:
@@ -356,10 +340,11 @@ def _experts(layer: _LayerParts) -> ExpertWeights:
     experts, router = layer.config.experts, whole(layer.weight("router").weight)
     assert experts is not None
     if layer.has("experts_gate_up_in_turn_bias"):
-        *parts, gate_bias, up_bias, down_bias = layer.experts_in_turn()
-        gate, up, down = map(layer.pack, parts)
+        in_turn = layer.experts_in_turn()
+        gate, up, down = map(layer.pack, in_turn[:3])
+        biases: tuple[np.ndarray | None, ...] = in_turn[3:]
     else:
-        gate_bias, up_bias, down_bias = (layer.optional_vector(f"experts_{part}_bias") for part in FEED_FORWARD)
+        biases = tuple(layer.optional_vector(f"experts_{part}_bias") for part in FEED_FORWARD)
         if layer.has("experts_gate_up"):
             gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
         else:
@@ -369,9 +354,7 @@ def _experts(layer: _LayerParts) -> ExpertWeights:
         router=router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense()),
         bias=layer.optional_vector("correction"),
         router_bias=layer.optional_vector("router_bias"),
-        routed=FeedForward(
-            gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), gate_bias, up_bias, down_bias
-        ),
+        routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
         shared=_dense(layer, "shared_") if experts.shared else None,
     )
 
@@ -382,13 +365,6 @@ def _halves(stored: Stored, blocks: int) -> list[Stored]:
     rows = weight.rows.reshape(blocks, 2, -1, weight.rows.shape[1])
     first, second = (np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3]) for k in (0, 1))
     return [stored._replace(weight=replace(weight, rows=half)) for half in (first, second)]
-
-
-def neighbour_order(heads: int, start: int, width: int, after: int = 0) -> np.ndarray:
-    """The rows of heads of start + width + after, the `width` of each with the halves of a pair side by side."""
-    pairs = start + np.arange(width).reshape(2, -1).T.reshape(-1)
-    head = np.concatenate([np.arange(start), pairs, start + width + np.arange(after)])
-    return (np.arange(heads)[:, None] * len(head) + head).reshape(-1)
 
 
 def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool, after: int = 0) -> Stored:

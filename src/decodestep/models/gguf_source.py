@@ -19,8 +19,8 @@ from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import read_float32
 from decodestep.models.checkpoint import Checkpoint
-from decodestep.models.convert import neighbour_order, qkv_rows
 from decodestep.models.experts_in_turn import read_experts
+from decodestep.models.row_order import neighbour_order, qkv_rows
 from decodestep.models.sampling_defaults import FIELDS, default_params
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields

@@ -62,8 +62,9 @@ def load(
             decodestep[hub], where there is no such path: "org/name", the folder of safetensors, else the GGUF file, of several
             that of Q4_K_M; "org/name:file.gguf"; "org/name:Q4_K_M", the one with this in its name. Otherwise the path
             of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that of a folder as saved by transformers,
-            with config.json, safetensors in float32, float16, bfloat16 or float8 with a scale for each 128 x 128, and
-            tokenizer.json or Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in parts, the name of
+            with config.json, safetensors in float32, float16, bfloat16, float8 with a scale for each 128 x 128 or each
+            weight, or gpt-oss's MXFP4, and tokenizer.json or Kimi's tiktoken.model. docs/models.md lists the architectures. For
+            a file in parts, the name of
             the first: NAME-00001-of-00009.gguf.
         dtype: how the weights are multiplied.
             "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4)

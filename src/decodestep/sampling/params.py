@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from decodestep._base.checks import refuse, require
 from decodestep.random import SEED_BITS, sample_seed
 from decodestep.sampling import request_formats, rules
+from decodestep.sampling.contradictions import refuse_contradictions
 from decodestep.sampling.field_aliases import rename_fields
 from decodestep.sampling.keyword_fields import read_defaults, sets_fields, takes_fields, with_defaults
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 _OP = "SamplingParams"
 
 SAMPLERS = rules.SAMPLERS
-LANGUAGES = ("json_schema", "regex", "grammar", "choice")  # the fields with a constraint
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -212,7 +211,7 @@ class SamplingParams:
     prediction: str | None
     draft: bool
 
-    @sets_fields(_OP, lambda params: params._check())
+    @sets_fields(_OP, refuse_contradictions)
     def __init__(
         self,
         *,
@@ -289,47 +288,6 @@ class SamplingParams:
     def __repr__(self) -> str:
         set_ = ((name, getattr(self, name)) for name in DEFAULTS)
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in set_ if value != DEFAULTS[name])})"
-
-    def _check(self) -> None:
-        """Refuses fields that contradict each other."""
-        self._check_beams()
-        self._check_watermark()
-        self._check_constraints()
-        self._check_samplers()
-
-    def _check_beams(self) -> None:
-        beams, groups, grouped = self.num_beams, self.num_beam_groups, self.num_beam_groups > 1
-        require(beams % groups == 0, _OP, "num_beam_groups", f"a divisor of num_beams {beams}", groups)
-        rule = "> 0 with several beam groups" if grouped else "0 without several beam groups"
-        require(grouped == (self.diversity_penalty > 0), _OP, "diversity_penalty", rule, self.diversity_penalty)
-        asked = self.prompt_logprobs
-        require(beams == 1 or asked is None, _OP, "prompt_logprobs", "None beside several beams", asked)
-        require(self.greedy or not grouped, _OP, "do_sample", "False with several beam groups", self.do_sample)
-        budget = self.thinking_budget
-        require(beams == 1 or budget is None, _OP, "thinking_budget_tokens", "None beside several beams", budget)
-        count = self.num_return_sequences
-        require(beams == 1 or count <= beams, _OP, "num_return_sequences", f"at most num_beams {beams}", count)
-
-    def _check_watermark(self) -> None:
-        config = self.watermarking_config or {}
-        rules.check_watermark(_OP, config)
-        rule = "without keys beside several beams: SynthID keeps the state of one row"
-        require(self.num_beams == 1 or "keys" not in config, _OP, "watermarking_config", rule, self.num_beams)
-
-    def _check_constraints(self) -> None:
-        asked = languages_of(self)
-        if asked:
-            require(len(asked) == 1, _OP, asked[-1], f"None beside {asked[0]}", getattr(self, asked[-1]))
-            require(self.num_beams == 1, _OP, asked[0], "None beside several beams", getattr(self, asked[0]))
-            require(not self.ignore_eos, _OP, "ignore_eos", f"False beside {asked[0]}, which ends the row", self.ignore_eos)
-
-    def _check_samplers(self) -> None:
-        missing = [] if self.samplers is None else [name for name in self.active_samplers if name not in self.samplers]
-        if missing:
-            names = ", ".join(missing)
-            rule = f"one that names {names}"
-            sentence = f"samplers must name {names} too, which would change something; got {self.samplers}"
-            refuse(_OP, "samplers", rule, self.samplers, sentence=sentence)
 
     @property
     def greedy(self) -> bool:
@@ -412,11 +370,6 @@ class SamplingParams:
         """
         names = DEFAULTS.keys()
         return cls(**{**request_formats.from_openai(body, names), **rename_fields(changes, names)})
-
-
-def languages_of(params: SamplingParams) -> list[str]:
-    """Those of `LANGUAGES` that the params have."""
-    return [name for name in LANGUAGES if getattr(params, name) is not None]
 
 
 DEFAULTS = read_defaults(SamplingParams)

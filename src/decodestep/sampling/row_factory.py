@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from decodestep._base.checks import is_int, refuse, require, require_id_set, require_ids
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.ops.decode_step.rows import new_row
+from decodestep.sampling.contradictions import languages_of
 from decodestep.sampling.param_steps import as_several, build_stages
-from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import build_plan
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors

@@ -30,8 +30,8 @@ class ThinkingBudget:
         while the text is within reasoning and has `budget` tokens after the opening mark, or more, and no begun character:
             force the tokens of `message` and of the closing mark, one after the other; then the row goes on freely
 
-    budget: how many tokens, >= 0; parts of reasoning that follow each other share it. forced: those tokens. prompt_length: where
-    the generated tokens begin. spelled_bytes: token id -> its bytes, or the name of a control token.
+    budget: how many tokens, >= 0; parts of reasoning that follow each other share it. forced: those tokens. prompt_length:
+    where the generated tokens begin. spelled_bytes: token id -> its bytes, or the name of a control token.
 
     The text has reasoning only where it begins with the opening mark, after white space, or the prompt has that. All generated
     tokens after it count, up to the closing one: also those of a mark that the model writes after the prompt's. An end token

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
-from decodestep.sampling.params import languages_of
+from decodestep.sampling.contradictions import languages_of
 from decodestep.serving.choices import usage_object
 from decodestep.serving.errors import HttpError, http_error, refusal, too_long
 

@@ -11,7 +11,8 @@ from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
 from decodestep.errors import ModelError, RequestError
 from decodestep.generation.prompts import RESERVED
-from decodestep.sampling.params import DEFAULTS, LANGUAGES, SamplingParams
+from decodestep.sampling.contradictions import LANGUAGES
+from decodestep.sampling.params import DEFAULTS, SamplingParams
 from decodestep.serving.errors import http_error, refusal
 from decodestep.serving.jobs import BuildWriter, Job, read_sampling
 from decodestep.serving.request_fields import object_field, require_short, texts

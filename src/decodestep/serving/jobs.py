@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from decodestep._base.checks import Phrase, require
 from decodestep.errors import RequestError
 from decodestep.models.sampling_defaults import with_defaults
+from decodestep.sampling.contradictions import languages_of
 from decodestep.sampling.field_aliases import ALIASES
-from decodestep.sampling.params import SamplingParams, languages_of
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.request_formats import OPENAI_NAMES
 from decodestep.sampling.thinking_budget import ReasoningMarks
 from decodestep.serving.answer_writer import AnswerWriter

@@ -261,9 +261,11 @@ class ServedModels:
             size = entry.source.fetch()
             with self._loading:
                 self._make_room(size + _BESIDE)
-                found: ServedModel | Exception = self._new_served(entry)
+                self._end_load(entry, self._new_served(entry))
         except Exception as error:
-            found = self._failure(entry.name, error)
+            self._end_load(entry, self._failure(entry.name, error))
+
+    def _end_load(self, entry: _Entry, found: ServedModel | Exception) -> None:
         with self._changed:
             closing, entry.moving = self._closing, False
             if isinstance(found, Exception):

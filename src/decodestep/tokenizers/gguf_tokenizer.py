@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
 from tokenizers.normalizers import Prepend, Replace
 from tokenizers.normalizers import Sequence as Rewrites
+from tokenizers.pre_tokenizers import Split
 
 from decodestep._base.byte_alphabet import byte_of
 from decodestep.errors import ModelError
@@ -31,7 +32,8 @@ class GgufTokenizer(Tokenizer):
 
     metadata: the file's. tokenizer.ggml.model "gpt2" is byte-level BPE, with the file's merges and the pre-tokenizer that it
         names; "qwen2" reads a text in Unicode's normal form C, as its models have. "llama" is SentencePiece BPE: the pair whose
-        union has the highest score merges first, and characters without a token become byte tokens.
+        union has the highest score merges first, and characters without a token become byte tokens. "gemma4" is that with the
+        file's merges, of texts cut between newlines and others.
     end_token_ids: the file's eos, eot and eom tokens, and control tokens that by their spelling end a text, as in llama.cpp: an
         instruct model's file names the end of a turn alone. Older files name no eot token; in these it is the control token
         that the file's chat template writes after a message, found by its spelling too.
@@ -47,8 +49,10 @@ class GgufTokenizer(Tokenizer):
         special = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
         verbatim = special | {i for i, kind in enumerate(kinds) if kind == _USER_DEFINED}
         byte_tokens = {i: _byte_of(tokens[i]) for i, kind in enumerate(kinds) if kind == _BYTE}
-        sentencepiece = md.text(metadata, "tokenizer.ggml.model") == "llama"
-        engine = (_sentencepiece if sentencepiece else _byte_level)(metadata, tokens, kinds, ids)
+        kind = md.text(metadata, "tokenizer.ggml.model")
+        sentencepiece = kind in ("llama", "gemma4")
+        build = {"llama": _sentencepiece, "gemma4": _by_merges}.get(kind, _byte_level)
+        engine = build(metadata, tokens, kinds, ids)
         spelled = (i for i in sorted(verbatim) if tokens[i])
         engine.add_tokens([AddedToken(tokens[i], normalized=False, special=i in special) for i in spelled])
         begins = sentencepiece or metadata.get("tokenizer.ggml.pre") in BEGINNING
@@ -92,14 +96,28 @@ def _byte_level(metadata: md.Metadata, tokens: list[str], kinds: list[int], ids:
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise ModelError(
             f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "
-            f"(supported: 'llama', and 'gpt2' with {', '.join(map(repr, PRE_TOKENIZERS))})"
+            f"(supported: 'llama', 'gemma4', and 'gpt2' with {', '.join(map(repr, PRE_TOKENIZERS))})"
         )
+    return byte_level_engine(ids, _merges(metadata, ids), pre, whole_words=pre in WHOLE_WORDS)
+
+
+def _merges(metadata: md.Metadata, ids: dict[str, int]) -> list[tuple[str, str]]:
     merges = [(left, right) for left, _, right in (m.partition(" ") for m in md.texts(metadata, "tokenizer.ggml.merges"))]
     for left, right in merges:
         # The package panics if the result is not a token.
         if not (left in ids and right in ids and left + right in ids):
             raise ModelError(f"the tokenizer's merge of {left!r} and {right!r} does not fit its vocabulary")
-    return byte_level_engine(ids, merges, pre, whole_words=pre in WHOLE_WORDS)
+    return merges
+
+
+def _by_merges(metadata: md.Metadata, tokens: list[str], kinds: list[int], ids: dict[str, int]) -> Engine:
+    engine = Engine(BPE(ids, _merges(metadata, ids), unk_token=_unknown(tokens, kinds), fuse_unk=True, byte_fallback=True))
+    engine.normalizer, engine.pre_tokenizer = Replace(" ", SPACE), Split(Regex(r"\n+"), "isolated")
+    return engine
+
+
+def _unknown(tokens: list[str], kinds: list[int]) -> str | None:
+    return next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN and token), None)
 
 
 def _sentencepiece(metadata: md.Metadata, tokens: list[str], kinds: list[int], ids: dict[str, int]) -> Engine:
@@ -109,8 +127,7 @@ def _sentencepiece(metadata: md.Metadata, tokens: list[str], kinds: list[int], i
     # Merges into tokens of a higher score come first.
     order = np.argsort(-scores.astype(np.float64), kind="stable").tolist()
     merges = list_merges((tokens[i] for i in order if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)), ids)
-    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN and token), None)
-    engine = Engine(BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds))
+    engine = Engine(BPE(ids, merges, unk_token=_unknown(tokens, kinds), fuse_unk=True, byte_fallback=_BYTE in kinds))
     spaces = [Replace(" ", SPACE)]
     prefix = [Prepend(SPACE)] if md.flag(metadata, "tokenizer.ggml.add_space_prefix", True) else []
     engine.normalizer = Rewrites([*prefix, *spaces])

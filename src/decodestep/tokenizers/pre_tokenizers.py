@@ -72,7 +72,7 @@ _LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")  # besi
 # Other names of the same patterns, as in llama.cpp. Granite 3 has refact, Granite 4 dbrx.
 _SAME = {
     "smollm": ("refact", "starcoder", "minerva-7b", "command-r"),
-    "gpt-2": ("gigachat", "mellum", "trillion", "a.x-4.0", "exaone4"),
+    "gpt-2": ("gigachat", "mellum", "trillion", "a.x-4.0", "exaone4", "olmo"),
     "llama-bpe": (*_LLAMA3_NAMES, "glm4", "chatglm-bpe", "smaug-bpe", "dbrx"),
     "qwen2": ("deepseek-r1-qwen", "megrez", "hunyuan"),
     "deepseek-v3": ("joyai-llm", "hunyuan-dense"),

@@ -11,8 +11,14 @@ CASES = {
         [
             {**FOUR_HEADS, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "rope_parameters": _GROWING},
             {**FOUR_HEADS, "head_dim": 10, "sliding_window": 33, "rope_parameters": _GROWING},
-            {**FOUR_HEADS, "head_dim": 24, "hidden_size": 96, "intermediate_size": 64, "rope_parameters": _GROWING,
-             "tie_word_embeddings": True},
+            {
+                **FOUR_HEADS,
+                "head_dim": 24,
+                "hidden_size": 96,
+                "intermediate_size": 64,
+                "rope_parameters": _GROWING,
+                "tie_word_embeddings": True,
+            },
         ],
         native=(0, 2),
         in_gguf=(0, 2),

@@ -51,7 +51,9 @@ def _unique(rules: Rules, name: str, families: Families, shape: Array) -> None:
     """Each value once: the bits of the parameter are those that have been written."""
     values = families.values(families.item(shape, 0))
     if values is None:
-        families.refuse(shape, "uniqueItems", "false, unless the items have at most 64 values, all constants or bounded integers")
+        families.refuse(
+            shape, "uniqueItems", "false, unless the items have at most 64 values, all constants or bounded integers"
+        )
     most = int(min(families.longest(shape), len(values)))
     ends = f'"" %if bit_count_ge(_, {shape.least})'
     items = [(f"{constant(each)} {name}_more::set_bit({i})", f"bit_clear({i})") for i, each in enumerate(values)]

@@ -136,7 +136,9 @@ def _escaped(character: str) -> str:
     return rf"\x{{{ord(character):X}}}" if _SPECIAL.match(character) or not character.isascii() else character
 
 
-def name_terminal(shape: String, inside: Iterable[str], outside: Iterable[str], taken: Iterable[str], begun: Iterable[str]) -> str:
+def name_terminal(
+    shape: String, inside: Iterable[str], outside: Iterable[str], taken: Iterable[str], begun: Iterable[str]
+) -> str:
     """The terminal of names of members, in quotes.
 
     shape: what propertyNames says. inside, outside: patterns that they are of, and not of. taken: names that they are not.
@@ -177,7 +179,9 @@ def _branches(pattern: str) -> list[str]:
         if sign == "|" and depth == 0:
             found.append(pattern[last : piece.start()])
             last = piece.end()
-        elif sign in "^$" and not (depth == 0 and (piece.start() == last or piece.end() == len(pattern) or pattern[piece.end()] == "|")):
+        elif sign in "^$" and not (
+            depth == 0 and (piece.start() == last or piece.end() == len(pattern) or pattern[piece.end()] == "|")
+        ):
             what = Phrase(f"a pattern of names with {sign} within it: {pattern}")
             refuse("SamplingParams", "json_schema", "one that can be compiled", what)
     return [*found, pattern[last:]]

@@ -90,7 +90,11 @@ class Meeting:
             )
             most = _smaller(one.most, other.most)
             least = max(one.least, other.least)
-            return None if most is not None and least > most else String(least, most, patterns, formats, one.without | other.without)
+            return (
+                None
+                if most is not None and least > most
+                else String(least, most, patterns, formats, one.without | other.without)
+            )
         if isinstance(one, Array) and isinstance(other, Array):
             most = _smaller(one.most, other.most)
             least = max(one.least, other.least)
@@ -138,7 +142,12 @@ class Meeting:
     def _is_string_of(self, value: str, shape: String) -> bool:
         fits = shape.least <= len(value) and (shape.most is None or len(value) <= shape.most)
         matched = all(self._patterns.matches(each, value) for each in shape.patterns)
-        return fits and matched and all(self._patterns.of_format(each, value) for each in shape.formats) and value not in shape.without
+        return (
+            fits
+            and matched
+            and all(self._patterns.of_format(each, value) for each in shape.formats)
+            and value not in shape.without
+        )
 
     def _is_array_of(self, value: list[Any], shape: Array) -> bool:
         if not (shape.least <= len(value) and (shape.most is None or len(value) <= shape.most)):
@@ -162,6 +171,11 @@ class Meeting:
 def _is_number_of(value: float, shape: Number) -> bool:
     if shape.whole and value != math.floor(value):
         return False
-    if value < shape.least or value > shape.most or (shape.above and value == shape.least) or (shape.below and value == shape.most):
+    if (
+        value < shape.least
+        or value > shape.most
+        or (shape.above and value == shape.least)
+        or (shape.below and value == shape.most)
+    ):
         return False
     return all((Fraction(repr(value)) / Fraction(repr(step))).denominator == 1 for step in shape.multiples)

@@ -34,11 +34,15 @@ def object_rules(rules: Rules, families: Families, shape: Object, value: Value, 
     written: dict[str, str] = {}
     for each, parts in listed.items():
         written[each] = rules.add(f"{name}_m{len(rules.lines)}", f'{literal(json_text(each))} ": " {value(parts)}')
+    loose = members.loose
+    if counted and others:  # of which any may then be written more than once: only `least` would notice
+        named = [written.pop(each) for each in list(written) if each in loose and each not in required]
+        loose = set()
     if others:
         ways = (f"{rules.terminal(rules.new('NAME').upper(), names.terminal)} \": \" {value(names.value)}" for names in others)
-        rules.add(f"{name}_other", *ways)
-    tail = {each: rule for each, rule in written.items() if not in_order or (counted and members.loose) or each in members.loose}
-    if 0 < len(tail) <= _MOST_BITS and (len(tail) == len(members.loose) or len(tail) <= MOST_IN_ANY_ORDER) and not (counted and others):
+        rules.add(f"{name}_other", *ways, *(named if counted else ()))
+    tail = {each: rule for each, rule in written.items() if not in_order or (counted and loose) or each in loose}
+    if 0 < len(tail) <= _MOST_BITS and (len(tail) == len(loose) or len(tail) <= MOST_IN_ANY_ORDER) and not (counted and others):
         chain = {each: rule for each, rule in written.items() if each not in tail}
         _in_any_order(rules, name, tail, [each for each in tail if each in required], least, most, bool(others))
     else:
@@ -51,7 +55,15 @@ def object_rules(rules: Rules, families: Families, shape: Object, value: Value, 
 
 
 def _in_order(
-    rules: Rules, name: str, written: dict[str, str], required: list[str], least: int, most: int | None, *, others: bool, tail: bool
+    rules: Rules,
+    name: str,
+    written: dict[str, str],
+    required: list[str],
+    least: int,
+    most: int | None,
+    *,
+    others: bool,
+    tail: bool,
 ) -> None:
     """A chain of rules, each of which is what may follow before (first) or after (more) the first member; where the number of
     members is bounded, the parameter counts those that are not required. tail: whether `_in_any_order` has written the end."""
@@ -91,7 +103,9 @@ def _in_any_order(
     ways = []
     for i, each in enumerate(order):
         fits = f"bit_count_lt([{needed}:{count}], {most})" if i >= needed and most is not None else ""
-        ways.append((f"{written[each]} {name}_more::set_bit({i})", f"and(bit_clear({i}), {fits})" if fits else f"bit_clear({i})"))
+        ways.append(
+            (f"{written[each]} {name}_more::set_bit({i})", f"and(bit_clear({i}), {fits})" if fits else f"bit_clear({i})")
+        )
     if others:
         ways.append((f"{name}_other {name}_more::_", "true"))
     enough = [f"is_ones([0:{needed}])"] * (needed > 0) + [f"bit_count_ge([{needed}:{count}], {least})"] * (least > 0)

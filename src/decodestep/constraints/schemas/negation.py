@@ -20,6 +20,8 @@ _SAYING_NOTHING = (
     "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id", "$defs",
     "definitions", "contentMediaType", "contentEncoding", "$anchor", Mark.UNLISTED, "then", "else",
 )  # fmt: skip
+
+
 def negated(document: Document, part: int) -> int:
     """The part of the values that do not satisfy a part. Raises ValueError, with the place, where that is no schema."""
     if part not in document.negations:

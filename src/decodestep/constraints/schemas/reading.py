@@ -183,7 +183,9 @@ def _typed(document: Document, part: int) -> Shapes:
 def _number(document: Document, part: int, *, whole: bool) -> Number:
     schema = document.schemas[part]
     bounds = {key: _bound(document, part, key) for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")}
-    low = [(value, key == "exclusiveMinimum") for key, value in bounds.items() if "Min" in key or "min" in key if value is not None]
+    low = [
+        (value, key == "exclusiveMinimum") for key, value in bounds.items() if "Min" in key or "min" in key if value is not None
+    ]
     high = [(-value, key == "exclusiveMaximum") for key, value in bounds.items() if "ax" in key if value is not None]
     least, above = max(low, default=(-math.inf, False))
     most, below = max(high, default=(-math.inf, False))

@@ -12,7 +12,6 @@ from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WID
 from decodestep.files import metadata as md
 from decodestep.files.model_folder import ModelFolder
 
-
 FIXED = "fixed"  # a rope type whose base is stretched by alpha, whatever the length of a text
 
 
@@ -85,7 +84,9 @@ class RopeParameters:
         named = md.text(self._data, f"{self._prefix}rope_type", found.get("type", "default"))
         self.rope_type = keys.rope_types.get(named, named)
         part = found.get("partial_rotary_factor", keys.get("partial_rotary_factor"))  # of a head's columns, with rope
-        self.part = None if part is None else md.number({"partial_rotary_factor": part}, "partial_rotary_factor", least=0.0, most=1.0)
+        self.part = (
+            None if part is None else md.number({"partial_rotary_factor": part}, "partial_rotary_factor", least=0.0, most=1.0)
+        )
         theta = keys.get("rope_local_base_freq" if slides else "rope_theta")
         key = f"{self._prefix}truncate"
         self.truncate = md.flag({key: outer.get("truncate", True) or False}, key, True)  # of YaRN; null is false

@@ -193,8 +193,11 @@ class Wrapper:
 
 @dataclass(frozen=True)
 class Family:
-    """`FAMILY` of the family's file. types: as folders. gguf: as a GGUF file; None: it is written as another family's. wrappers:
-    folders that have one beside other models."""
+    """`FAMILY` of the family's file.
+
+    types: as folders. gguf: as a GGUF file; None: it is written as another family's. wrappers: folders that have one beside
+    other models.
+    """
 
     types: tuple[ModelType, ...] = ()
     gguf: Architecture | None = None

@@ -73,7 +73,7 @@ def _with_next_token_layers(config: Config, folder: ModelFolder, table: dict[str
 
 
 def _check_quantization(keys: Keys, model_type: ModelType) -> None:
-    """Refuses quantised weights, except float8 with a scale for each 128 x 128, and experts in MXFP4."""
+    """Refuses quantised weights, except float8 with a scale for each 128 x 128 or each weight, and experts in MXFP4."""
     found = keys.get("quantization_config")
     if found is None:
         return
@@ -83,7 +83,8 @@ def _check_quantization(keys: Keys, model_type: ModelType) -> None:
         return
     for name, supported in {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}.items():
         value = found.get(name, "e4m3" if name == "fmt" else None)
-        if value != supported:
+        per_tensor = name == "weight_block_size" and name in found and value is None
+        if value != supported and not per_tensor:
             raise keys.refusal(f"quantization_config of {name} {value!r} is not supported ({supported!r} is)")
 
 

@@ -16,7 +16,6 @@ from decodestep.families.common.description import Architecture
 from decodestep.families.common.gguf_keys import Described, GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MOST_FACTOR
 
-
 NO_ROPE = 1e20  # a divisor from here on leaves its pair as it is
 
 
@@ -69,7 +68,9 @@ def _yarn(keys: GgufKeys, architecture: Architecture, theta: float, width: int, 
     beside = next((name for name in (names.ROPE_DIVISORS, *names.ROPE_FACTORS.values()) if name in keys.file.tensors), None)
     if beside is not None:
         raise keys.refusal(f"rope scaling 'yarn' beside the tensor {beside} is not supported")
-    frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast, slow=slow, truncate=architecture.yarn_truncates)
+    frequencies = rope.yarn(
+        theta, width, factor=factor, original=original, fast=fast, slow=slow, truncate=architecture.yarn_truncates
+    )
     # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
     strength = architecture.yarn_strength(keys)
     usual = rope.yarn_factor(factor, strength, strength)

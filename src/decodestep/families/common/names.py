@@ -278,9 +278,7 @@ def _dense_shapes(config: Config, table: dict[str, str], width: int, prefix: str
     return {prefix + part: shape for part, shape in shapes.items()}
 
 
-def _experts_in_turn(
-    config: Config, e: Experts, table: dict[str, str], has: Callable[[str], bool], i: int
-) -> dict[str, Shape]:
+def _experts_in_turn(config: Config, e: Experts, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
     """Of experts whose outputs of gate and up take turns: with the axis of inputs before that of outputs, or as blocks of MXFP4
     and their scales."""
     shapes: dict[str, Shape] = {

@@ -75,7 +75,9 @@ def _parts(each: Architecture | ModelType) -> set[str]:
     found |= {"queries_norm", "keys_norm"} if layers.query_key_norm else set()
     found |= {"sinks"} if layers.sinks else set()
     found |= each.attention.parts | {"attention_output"}
-    blocks = {"gate_up", "down"} if "gate_up" in each.tensors else {"up", "down"} if layers.activation == "relu_squared" else None
+    blocks = (
+        {"gate_up", "down"} if "gate_up" in each.tensors else {"up", "down"} if layers.activation == "relu_squared" else None
+    )
     found |= set(names.FEED_FORWARD) if blocks is None else blocks
     if "qkv" in each.tensors:
         found = found - {"query", "key", "value"} | {"qkv"}

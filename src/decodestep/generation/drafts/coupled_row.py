@@ -21,8 +21,9 @@ class CoupledRow:
     token with a probability of at least (1 - TV) / (1 + TV) (Daliri, Musco and Suresh, arXiv:2408.07978): always where the
     logits are equal, at every temperature. Independent draws would agree with sum p q, hardly ever where much is likely.
 
-    It has those processors of the row that run fused, without its constraint and thinking budget: those of a caller's own see the row's tokens
-    alone. It has no text, no log-probabilities and no limit, and goes on after its draws have been refused.
+    It has those processors of the row that run fused, without its constraint and its thinking budget: those of a caller's own
+    see the row's tokens alone. It has no text, no log-probabilities and no limit, and goes on after its draws have been
+    refused.
     """
 
     def __init__(self, row: Row) -> None:

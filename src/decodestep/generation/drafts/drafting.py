@@ -44,7 +44,7 @@ class Drafting:
         self._errors: dict[int, Exception] = {}  # of rows whose drafters have raised
 
     def add(self, key: int, row: Row, drafters: Sequence[Drafter]) -> None:
-        """Adds a row with its drafters. Where its constraint or thinking budget leaves no choice, it drafts what must follow."""
+        """Adds a row with its drafters. Where its constraint or its budget leaves no choice, it drafts what must follow."""
         forced = [ForcedDrafter(source) for source in (row.budget, row.constraint) if source is not None]
         self._drafters[key] = [*forced, *drafters]
 

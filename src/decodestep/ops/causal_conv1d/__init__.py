@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from decodestep._base import arrays, devices
@@ -63,7 +65,7 @@ def causal_conv1d(
     Source:
         ONNX CausalConvWithState, since opset 27, with time before channels; the convolutions of Mamba2, Qwen3-Next and LFM2.
     """
-    given = {"x": x, "weight": weight, "state": state, "bias": bias}
+    given: dict[str, Any] = {"x": x, "weight": weight, "state": state, "bias": bias}
     seen = look(_OP, given, ("bias",), backend)
     rows = _check(**seen, activation=activation, lengths=lengths, slots=slots, into=into)
     require_state_apart(_OP, given, seen)
@@ -71,8 +73,8 @@ def causal_conv1d(
     if devices.goes_to_triton(backend, x):
         from decodestep.ops.causal_conv1d import triton
 
-        x, weight, state, bias = (None if tensor is None else tensor.detach() for tensor in given.values())
-        return devices.run_there(_OP, x.device, triton.convolve, x, weight, bias, silu, state, rows)
+        on_device = (None if given[name] is None else given[name].detach() for name in ("x", "weight", "bias"))
+        return devices.run_there(_OP, given["x"].device, triton.convolve, *on_device, silu, given["state"].detach(), rows)
     backend = choose(_OP, backend, {"cpu": None if seen["x"].dtype == np.float32 else "needs float32", "reference": None})
     convolve = (cpu if backend == "cpu" else reference).convolve
     y = run(_OP, backend, convolve, seen["x"], seen["weight"], seen["bias"], silu, seen["state"], rows)

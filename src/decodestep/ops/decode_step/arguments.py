@@ -86,7 +86,7 @@ def _plain_field(value: Any) -> Any:
 def _check_step(step: Step, vocab: int) -> None:
     rules = _RULES.get(type(step))
     require(rules is not None, _OP, "steps", "of the types in decodestep.steps", Phrase(type(step).__name__))
-    if isinstance(step, PATCHES):
+    if isinstance(step, PATCHES) and not isinstance(step, kinds.AllowBits):
         ids = step.ids
         ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
         require(
@@ -99,8 +99,15 @@ def _check_step(step: Step, vocab: int) -> None:
     for name, (rule, check) in (rules or {}).items():
         value = getattr(step, name)
         require(check(value), _OP, f"{type(step).__name__}.{name}", rule, value)
+    if isinstance(step, kinds.AllowBits):
+        words = -(-vocab // 32)
+        require(len(step.bits) == words, _OP, "AllowBits.bits", f"{words} words for {vocab} tokens", step.bits)
     if isinstance(step, kinds.Add):
         require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
+
+
+def _is_bits(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.int32
 
 
 _POSITIVE = ("a finite number > 0", lambda v: is_finite(v) and v > 0)
@@ -113,6 +120,7 @@ _RULES: dict[type, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     kinds.Add: {"values": ("a float array", lambda v: isinstance(v, np.ndarray) and v.dtype.kind == "f")},
     kinds.Lift: {"factor": ("a finite number", is_finite)},
     kinds.Ban: {},
+    kinds.AllowBits: {"bits": ("a vector of int32", _is_bits)},
     kinds.Allow: {},
     kinds.Force: {},
     kinds.Temperature: {"temperature": _POSITIVE},

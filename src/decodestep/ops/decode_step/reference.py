@@ -16,6 +16,7 @@ from decodestep._base import exact_math
 from decodestep.ops.decode_step.steps import (
     Add,
     Allow,
+    AllowBits,
     Ban,
     Epsilon,
     Eta,
@@ -224,6 +225,10 @@ def _ban(row: Candidates, step: Ban) -> Candidates:
     return row.keep(~np.isin(row.ids, step.ids))
 
 
+def _allow_bits(row: Candidates, step: AllowBits) -> Candidates:
+    return row.keep((step.bits[row.ids // 32] >> (row.ids % 32).astype(np.int32) & 1).astype(bool))
+
+
 def _allow(row: Candidates, step: Allow) -> Candidates:
     return row.keep(np.isin(row.ids, step.ids))
 
@@ -362,6 +367,7 @@ _RULES: dict[type, Callable[[Candidates, Any], Candidates]] = {
     Add: _add,
     Lift: _lift,
     Ban: _ban,
+    AllowBits: _allow_bits,
     Allow: _allow,
     Force: _force,
     Temperature: _temperature,

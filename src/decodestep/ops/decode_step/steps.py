@@ -1,6 +1,6 @@
 """The typed steps of a row, from its logits to its draw, as plain values.
 
-A step is a patch, which changes the scores of the tokens that it names; a filter, which drops tokens (their score becomes
+A step is a patch, which changes the scores of the tokens that it names; a mask, which says of each token whether it stays; a filter, which drops tokens (their score becomes
 -inf); or changes all scores (`Temperature`, `Normalise`). No step looks at another row. `decode_step` runs them in the order
 given, and a patch id by id: a token that is named twice is changed twice. Below, s is the row of scores.
 """
@@ -38,6 +38,18 @@ class Ban(NamedTuple):
     """s[i] = -inf for these ids."""
 
     ids: np.ndarray
+
+
+class AllowBits(NamedTuple):
+    """s[i] = -inf where bit i is 0: bits[i // 32] >> (i % 32) & 1.
+
+    The packed mask of llguidance, xgrammar and vLLM.
+
+    Attributes:
+        bits: int32, (ceil(V / 32),); the bits after the vocabulary count for nothing.
+    """
+
+    bits: np.ndarray
 
 
 class Allow(NamedTuple):
@@ -149,6 +161,7 @@ Step = (
     | Add
     | Lift
     | Ban
+    | AllowBits
     | Allow
     | Force
     | Temperature
@@ -165,7 +178,7 @@ Step = (
 )
 Steps = Sequence[Step]
 
-PATCHES = (Penalise, Add, Lift, Ban, Allow, Force)
+PATCHES = (Penalise, Add, Lift, Ban, AllowBits, Allow, Force)
 FILTERS = (Temperature, TopK, TopP, MinP, Typical, Epsilon, Eta, TopH, TopNSigma, Xtc, Normalise)
 
 
@@ -236,6 +249,11 @@ class While(NamedTuple):
 
 
 HistoryPart = PenaliseSeen | AddCounted | BanFollowers | AddEndings | BanEndings | AddContinuations | While
+
+
+def unpack_bits(bits: np.ndarray, vocab: int) -> np.ndarray:
+    """The mask of the vocabulary, bools, of the bits of an `AllowBits`."""
+    return np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), count=vocab, bitorder="little").view(np.bool_)
 
 
 def restriction(allowed: np.ndarray) -> tuple[Step, ...]:

@@ -13,8 +13,8 @@ from decodestep.weights.linear_panels import LinearPanels
 
 @dataclass(frozen=True, eq=False)
 class GroupedAttention:
-    """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs). N, G, D, Dv: of the decoder, or of the layer
-    (`kv_heads`, `head_dim`, `head_values`), which has no more of each."""
+    """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs). N, G, D, Dv: of the decoder, or of the
+    layer (`kv_heads`, `head_dim`, `head_values`), which has no more of each."""
 
     query: LinearPanels  # (He, N * D), the two columns of a rope pair side by side
     # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries; or (He, G * D), the values

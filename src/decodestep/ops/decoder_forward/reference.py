@@ -75,9 +75,7 @@ def _normalise(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray
     return x if norm is None else rms_norm(x, norm.astype(x.dtype), eps)
 
 
-def _normalise_heads(
-    w: DecoderWeights, heads: np.ndarray, norm: np.ndarray | None, as_rows: bool, width: int
-) -> np.ndarray:
+def _normalise_heads(w: DecoderWeights, heads: np.ndarray, norm: np.ndarray | None, as_rows: bool, width: int) -> np.ndarray:
     """Every head of (T, heads, D) normalised, or all heads of a token as one row, without the zeros that pad heads from `width`
     on."""
     values, made = heads[..., :width], np.zeros_like(heads)
@@ -211,9 +209,7 @@ def _apply_rope(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)
 
 
-def _attend(
-    call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, layer: GroupedAttention
-) -> np.ndarray:
+def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, layer: GroupedAttention) -> np.ndarray:
     """The attention of every token over positions 0 to its own, or the last `window` of them, (T, N * Dv)."""
     w, dtype, window = call.weights, call.sin.dtype, layer.window
     kv_heads, head_dim, width = w.sizes(layer)

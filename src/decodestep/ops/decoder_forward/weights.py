@@ -54,10 +54,10 @@ class DecoderWeights:
         embedding_scale: finite, the factor of the embedding's rows.
         residual_scale: finite, the factor of the output of each attention and feed-forward block.
         logits_scale: finite, the factor of the logits.
-        logits_cap: c of logits that become c * tanh(logit / c); 0: none.
-        centred_norms: whether norms of the residual stream, and of what is added to it, subtract the mean first: LayerNorm.
         head_values: Dv, the number of values of a head that `output` reads; the rest are zeros that pad heads to a size that
             the kernel supports. None: D.
+        logits_cap: c of logits that become c * tanh(logit / c); 0: none.
+        centred_norms: whether norms of the residual stream, and of what is added to it, subtract the mean first: LayerNorm.
     """
 
     embedding: PackedWeight | LinearPanels
@@ -125,7 +125,7 @@ class DecoderWeights:
 
     def _check_keys_of(self, name: str, a: GroupedAttention, number: int) -> None:
         sizes = self.sizes(a)
-        ok = all(is_int(size) and 0 < size for size in sizes) and self.heads % sizes[0] == 0 and sizes[1] % 2 == 0
+        ok = all(is_int(size) and size > 0 for size in sizes) and self.heads % sizes[0] == 0 and sizes[1] % 2 == 0
         within = sizes[0] <= self.kv_heads and sizes[2] <= sizes[1] <= self.head_dim and sizes[2] <= self.value_dim
         require(ok and within, _CLASS, f"{name}.kv_heads, head_dim and head_values", "those of the decoder or less", sizes)
         if a.keys_of is None:

@@ -82,7 +82,7 @@ def gated_delta_rule(
         Yang, Kautz and Hatamizadeh, Gated Delta Networks, 2024; ONNX LinearAttention, since opset 27; CANN's
         recurrent_gated_delta_rule, whose state is transposed; transformers 5.23's torch_recurrent_gated_delta_rule.
     """
-    given = {"query": query, "key": key, "value": value, "state": state, "decay": decay, "beta": beta}
+    given: dict[str, Any] = {"query": query, "key": key, "value": value, "state": state, "decay": decay, "beta": beta}
     seen = look(OP, given, ("decay", "beta"), backend)
     held = seen.pop("state")
     check_arrays(**seen)
@@ -95,8 +95,8 @@ def gated_delta_rule(
     if devices.goes_to_triton(backend, query):
         from decodestep.ops.gated_delta_rule import triton
 
-        tensors = [None if given[name] is None else given[name].detach() for name in seen]
-        return devices.run_there(OP, query.device, triton.attend, *_with_widths(*tensors), rule, state.detach(), rows)
+        tensors = _with_widths(*(None if given[name] is None else given[name].detach() for name in seen))
+        return devices.run_there(OP, given["query"].device, triton.attend, *tensors, rule, given["state"].detach(), rows)
     backend = choose(OP, backend, {"cpu": None if held.dtype == np.float32 else "needs float32", "reference": None})
     attend = (cpu if backend == "cpu" else reference).attend
     result: ArrayT = arrays.like(query, run(OP, backend, attend, *_with_widths(*seen.values()), rule, held, rows))

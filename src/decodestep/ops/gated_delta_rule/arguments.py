@@ -58,4 +58,3 @@ def check_arrays(
         refuse(OP, "decay", f"of shape ({heads}) or ({heads}, {width})", decay)
     if beta is not None:
         require_shape(OP, "beta", beta, of_heads)
-

@@ -46,9 +46,9 @@ def mixture_of_experts(
         shared: a `FeedForward` of one block for every token, or None. Products with panels quantise x and swiglu(...) if the
             weight's format requires it, as in `linear`.
         backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are
-            `DeviceRows` there, without biases and clamped SiLU; the others take none of these. "cpu" serves float32. With `LinearPanels` of F
-            and He that are multiples of 32 it is one call of the core, which reads the panels of each expert that is used once,
-            whatever the number of tokens; with other weights it multiplies expert by expert.
+            `DeviceRows` there, without biases and clamped SiLU; the others take none of these. "cpu" serves float32. With
+            `LinearPanels` of F and He that are multiples of 32 it is one call of the core, which reads the panels of each
+            expert that is used once, whatever the number of tokens; with other weights it multiplies expert by expert.
 
     Returns:
         y, a new array (T, He) of x's dtype and kind.

@@ -73,7 +73,7 @@ def selective_state_update(
         Dao and Gu, Transformers are SSMs, 2024; selective_state_update of mamba_ssm with a step for each head, whose state is
         (P, N); the single step of transformers 5.23's Mamba2Mixer, in float32.
     """
-    given = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "dt_bias": dt_bias, "state": state}
+    given: dict[str, Any] = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "dt_bias": dt_bias, "state": state}
     seen = look(_OP, given, ("d", "dt_bias"), backend)
     held = seen.pop("state")
     _check(**seen)
@@ -83,8 +83,8 @@ def selective_state_update(
     if devices.goes_to_triton(backend, x):
         from decodestep.ops.selective_state_update import triton
 
-        tensors: list[Any] = [None if tensor is None else tensor.detach() for tensor in given.values()]
-        return devices.run_there(_OP, x.device, triton.update, *tensors, rows)
+        tensors = [None if tensor is None else tensor.detach() for tensor in given.values()]
+        return devices.run_there(_OP, given["x"].device, triton.update, *tensors, rows)
     backend = choose(_OP, backend, {"cpu": None if held.dtype == np.float32 else "needs float32", "reference": None})
     update = (cpu if backend == "cpu" else reference).update
     result: ArrayT = arrays.like(x, run(_OP, backend, update, *seen.values(), held, rows))

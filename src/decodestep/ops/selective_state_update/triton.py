@@ -1,4 +1,4 @@
-"""selective_state_update on a GPU: a program for some columns of a head's state, which stay in registers from token to token."""
+"""selective_state_update on a GPU: a program for some columns of a head's state, which stay in registers between tokens."""
 
 from __future__ import annotations
 

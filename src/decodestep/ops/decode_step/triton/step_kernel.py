@@ -18,7 +18,7 @@ def _constants(*types: type) -> list[tl.constexpr]:
     return [tl.constexpr(KINDS[each]) for each in types]
 
 
-_PENALISE, _ADD, _LIFT, _BAN, _ALLOW, _FORCE = _constants(*steps.PATCHES)
+_PENALISE, _ADD, _LIFT, _BAN, _, _ALLOW, _FORCE = _constants(*steps.PATCHES)
 _TEMPERATURE, _TOP_K, _TOP_P, _MIN_P = _constants(steps.Temperature, steps.TopK, steps.TopP, steps.MinP)
 _TYPICAL, _EPSILON, _ETA, _TOP_H = _constants(steps.Typical, steps.Epsilon, steps.Eta, steps.TopH)
 _TOP_N_SIGMA, _XTC, _NORMALISE = _constants(steps.TopNSigma, steps.Xtc, steps.Normalise)

@@ -15,6 +15,7 @@ from decodestep.ops.decode_step.steps import Step
 KINDS: dict[type, int] = {
     kind: 1 << number for number, kind in enumerate((*kinds.PATCHES, *kinds.FILTERS))
 }  # a step's kind in a table is a bit
+KINDS[kinds.AllowBits] = KINDS[kinds.Allow]  # a table has masks for both
 PATCHING = sum(KINDS[kind] for kind in kinds.PATCHES)
 _AMOUNTS = ("temperature", "p", "mass", "epsilon", "share", "n", "threshold")
 # How a row's token may be found: by its steps one after the other, or the quick ways (see quick.py).
@@ -124,7 +125,9 @@ def _find_way(types: tuple[type, ...], filters: tuple[Any, ...], vocab: int) -> 
 
 def _parts(step: Any, vocab: int) -> Iterator[tuple[bool, int, np.ndarray, np.ndarray]]:
     """(is a mask, length, ids or mask, values): a patch of ids that come more than once is as many patches of distinct ones."""
-    if isinstance(step, kinds.Allow | kinds.Force):
+    if isinstance(step, kinds.AllowBits):
+        yield True, len(step.bits), step.bits.astype("<i4", copy=False), np.zeros(0, np.float32)
+    elif isinstance(step, kinds.Allow | kinds.Force):
         kept = np.zeros(-(-vocab // 32) * 32, bool)
         kept[step.ids] = True
         yield True, len(kept) // 32, np.packbits(kept, bitorder="little").view("<i4"), np.zeros(0, np.float32)
