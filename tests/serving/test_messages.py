@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from decodestep.serving import answer
 from decodestep.serving.endpoints.messages import message_job
 from decodestep.serving.endpoints.messages.request import read_chat
 from decodestep.serving.errors import HttpError
@@ -409,6 +410,14 @@ def test_a_stream_that_fails_ends_with_an_error(server, monkeypatch):
     events = stream(server)
     assert [event["type"] for event in events] == ["message_start", "error"]
     assert events[-1]["error"]["type"] == "api_error"
+
+
+def test_a_client_that_waits_for_the_first_token_is_told_to(server, monkeypatch, hold_passes):
+    monkeypatch.setattr(answer, "PING_SECONDS", 0.05)
+    hold_passes(server.model, 0.3)
+    kinds = [event["type"] for event in stream(server, max_tokens=1)]
+    begins = kinds.index("message_start")
+    assert begins > 0 and set(kinds[:begins]) == {"ping"} and "ping" not in kinds[begins:]
 
 
 def test_counted_tokens_are_those_of_the_message(shared_server):
