@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -11,7 +12,7 @@ from decodestep.serving.endpoints.messages import message_job
 from decodestep.serving.endpoints.messages.request import read_chat
 from decodestep.serving.errors import HttpError
 from decodestep.serving.partial_json import complete_part
-from support.servers import HELLO, LocalServer, load
+from support.servers import HELLO, LocalServer, load, with_each_value_replaced
 
 SCHEMA = {
     "type": "object",
@@ -472,3 +473,39 @@ def test_many_neighbours_and_deep_arguments_take_no_long_time():
 def test_errors_of_a_request_alone():
     with pytest.raises(HttpError, match=r"messages\[0\]\.content must be a string or a list of blocks"):
         read_chat({"messages": [{"role": "user", "content": None}]})
+
+
+EVERY_FIELD = {
+    "system": [{"type": "text", "text": "S"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "b", "signature": ""},
+                {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Rome"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "d"}]}]},
+    ],
+    "tools": [{**WEATHER, "strict": True}, {"type": "web_search", "name": "web"}],
+    "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 5},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+    "chat_template_kwargs": {"enable_thinking": True},
+    "stop_sequences": ["x"],
+    "stream": True,
+    "thread": None,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, True, 5, -0.5, "x", [], {}, [[]], [{}], {"type": []}, {"type": {}}, ["x", None]], ids=repr
+)
+def test_whatever_a_field_is_the_request_is_read_or_refused(tiny_file, wrong):
+    """Never an error of the server's own."""
+    model = load(tiny_file(kind="Q8_0", context=2000))
+    assert message_job(model, EVERY_FIELD, 10**6)
+    for body in with_each_value_replaced(EVERY_FIELD, wrong):
+        with suppress(HttpError):
+            read_chat(body)

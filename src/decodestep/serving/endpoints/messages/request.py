@@ -136,7 +136,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
     elsewhere = set()
     for i, tool in enumerate(given or ()):
         if tool.get("type") not in (None, "custom"):
-            elsewhere.add(tool.get("name"))
+            elsewhere.add(str(tool.get("name")))
             continue
         function = {"name": _string(f"tools[{i}].name", tool.get("name")), "strict": bool_field(tool, "strict")}
         description, schema = tool.get("description"), tool.get("input_schema")
@@ -151,7 +151,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
         found["parallel_tool_calls"] = False
     if not choice:
         return found
-    kind, name = choice.get("type"), choice.get("name")
+    kind, name = str(choice.get("type")), str(choice.get("name"))
     if kind == "tool":
         if name in elsewhere:
             _refuse_kind("tool_choice.name", name, "a tool that the client runs")
