@@ -37,7 +37,10 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
     for name, rule in _REFUSED.items():
         if body.get(name) not in (None, False):
             raise refusal(name, rule)
-    if "message.output_text.logprobs" in (body.get("include") or ()):
+    included = body.get("include")
+    if not isinstance(included, list | None):
+        raise refusal("include", "a list")
+    if "message.output_text.logprobs" in (included or ()):
         raise refusal("include", "without message.output_text.logprobs: an answer of this API has no log-probabilities here")
     return Chat(
         _conversation(body),
