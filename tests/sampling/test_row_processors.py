@@ -184,3 +184,18 @@ def test_bad_words_are_their_tokens_alone_and_after_a_blank():
     assert [sampler.step(each).tokens[0] for each in (logits, after, after)] == [0, 2, 3]
     with pytest.raises(ValueError, match="encode must be given where a row has bad_words"):
         Sampler(SamplingParams(bad_words="a"), vocab_size=6)
+
+
+def test_breakers_of_dry_are_tokens_or_texts_that_tokens_have():
+    texts = ["a", "b\n", "c", ": x"]
+    options = {"vocab_size": 4, "prompt_ids": [[0, 1, 2, 0, 1]]}
+    logits = np.array([[0.0, 0, 1, 0.5]], np.float32)
+    dry = {"dry_multiplier": 9.0, "dry_allowed_length": 1, "do_sample": False}
+    plain = Sampler(SamplingParams(**dry), **options).processed(logits)
+    assert plain[0, 2] < 0.5
+    by_text = {"token_bytes": lambda i: texts[i].encode()}
+    for breakers in ("\n", ["\n", ":"], [1], [3, "\n"]):
+        sampler = Sampler(SamplingParams(dry_sequence_breakers=breakers, **dry), **options, **by_text)
+        np.testing.assert_array_equal(sampler.processed(logits), logits)
+    with pytest.raises(ValueError, match="token_bytes must be given where dry_sequence_breakers has strings"):
+        Sampler(SamplingParams(dry_sequence_breakers="\n", **dry), **options)

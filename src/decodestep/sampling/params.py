@@ -58,7 +58,8 @@ class SamplingParams:
         dry_base: a finite number >= 1. DRY: the factor of the penalty for each further token of the repetition.
         dry_allowed_length: an integer in [1, 2^31). DRY: the length from which a repetition is penalised.
         dry_range: an integer in [0, 2^31). DRY: how many of the last tokens are searched for repetitions; 0 for all.
-        dry_sequence_breakers: token ids. DRY: tokens that end a repetition.
+        dry_sequence_breakers: token ids or non-empty strings. DRY: tokens that end a repetition, or whose text has one of
+            these; llama.cpp's usual ones are a line end, a colon, a double quote and an asterisk.
         sequence_bias: a mapping of tuples of ids to numbers below inf or None. Added to the score of the last of
             these tokens where the row ends with those before it; -inf forbids it; None is off.
         logit_bias: a mapping of ids to numbers below inf or None. Added to the scores of tokens; -inf forbids a
@@ -161,7 +162,7 @@ class SamplingParams:
     dry_base: float
     dry_allowed_length: int
     dry_range: int
-    dry_sequence_breakers: tuple[int, ...]
+    dry_sequence_breakers: tuple[int | str, ...]
     sequence_bias: Mapping[tuple[int, ...], float] | None
     logit_bias: Mapping[int, float] | None
     bad_words_ids: tuple[tuple[int, ...], ...]
@@ -235,7 +236,7 @@ class SamplingParams:
         dry_base: float = 1.75,
         dry_allowed_length: int = 2,
         dry_range: int = 0,
-        dry_sequence_breakers: Iterable[int] | None = (),
+        dry_sequence_breakers: str | Iterable[int | str] | None = (),
         sequence_bias: Mapping[tuple[int, ...], float] | None = None,
         logit_bias: Mapping[int, float] | None = None,
         bad_words_ids: Iterable[Iterable[int]] | None = (),
