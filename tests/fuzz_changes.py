@@ -56,6 +56,13 @@ def tensor_scatter(s: Source) -> Arguments:
     return {"cache": cache, "update": cache[:, :, :5].copy(), "start": s.ids(2000, end=7)}
 
 
+def causal_conv1d(s: Source) -> Arguments:
+    rows, channels = 3000, 64
+    return {"x": s.array(rows, channels), "taps": s.array(4, channels), "bias": None, "silu": True,
+            "state": s.array(rows, 3, channels), "starts": np.arange(rows + 1), "read": s.ids(rows, end=rows),
+            "written": s.rng.permutation(rows), "y": s.array(rows, channels), "threads": 2}  # fmt: skip
+
+
 def steps(s: Source, vocab: int) -> tuple[Any, ...]:
     from decodestep.ops.decode_step import steps as types
 
@@ -115,6 +122,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "gather_rows": gather_rows,
     "gather_panels": gather_panels,
     "tensor_scatter": tensor_scatter,
+    "causal_conv1d": causal_conv1d,
     "decode_step": decode_step,
     "step_rows": step_rows,
     "top_k_top_p_sample": top_k_top_p_sample,

@@ -206,6 +206,16 @@ def test_a_constraint_follows_one_row_and_its_copy_another():
         constraint.ConstraintLogitsProcessor("regex", "a", 0, **options | {"ends": frozenset()})
 
 
+@pytest.mark.parametrize("vocab", [258, 287, 288, 289, 320])
+def test_masks_fit_any_vocabulary(vocab, rng):
+    """llguidance's have a word more where the vocabulary fills its words."""
+    options = {"eos_token_id": END, "token_bytes": lambda token: bytes([token]) if token < END else b""}
+    sampler = Sampler(ds.SamplingParams(regex="[ab]{2}c", seed=1), vocab_size=vocab, **options)
+    while not sampler.rows[0].reason:
+        sampler.step(rng.normal(size=(1, vocab)).astype(np.float32))
+    assert sampler.rows[0].reason == "eos" and re.fullmatch("[ab]{2}c", sampler.rows[0].text.text)
+
+
 def test_a_row_ends_with_nothing_after_the_text(rng):
     """The text of a token is that of its row, also where the token ends it."""
     with pytest.raises(ValueError, match=r"eos_token_id must be of tokens without text beside regex; got \[46\]"):

@@ -53,8 +53,8 @@ def nulls(names):
 def test_properties_have_the_order_of_the_schema_and_none_is_begun_that_cannot_be_written():
     for closed in (True, False):
         check(OPEN, ['{"a": 1, "b": 2}', '{"b": 2}', "{}"], ['{"b": 1, "a": 2}'], closed=closed)
-        assert not matcher(OPEN, closed=closed)('{"b": 1, "a') or not matcher(OPEN, closed=closed)('{"b": 1, "a_')
-    assert not matcher(OPEN)('{"b": 1, "')
+        assert not matcher(OPEN, closed=closed)('{"b": 1, "a')
+    assert not matcher(OPEN)('{"b": 1, ')
 
 
 def test_properties_in_any_order():
@@ -92,7 +92,8 @@ def test_objects_with_properties_are_closed_unless_the_schema_says_otherwise():
         (named("", maxProperties=0), [""], ["a"]),
         ({"type": "object", "additionalProperties": NULL, "maxProperties": 2}, ["", "a", "ab"], ["abc"]),
         ({"type": "object", "additionalProperties": NULL, "minProperties": 1}, ["a", "abc"], [""]),
-        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": NULL}, ["", "ab", "ba"], ["c", "abc"]),
+        ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": NULL}, ["", "ab", "ba"],
+         ["c", "abc"]),
         ({"type": "object", "propertyNames": {"maxLength": 1}, "additionalProperties": NULL}, ["", "ab", "é"], ['aa']),
         ({**named("abc"), "dependentRequired": {"a": ["b"]}}, ["", "b", "c", "ab", "bc", "abc"], ["a", "ac"]),
         ({**named("abc"), "dependencies": {"a": {"required": ["c"]}}}, ["", "ac", "abc"], ["a", "ab"]),
@@ -108,18 +109,21 @@ def test_objects(schema, inside, outside, order):
     ("schema", "inside", "outside"),
     [
         (True, ["1", '{"a": [null, "x", -2.5e-3]}'], ["", "nul"]),
-        ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True}, ['["a", 1]', "[]", '[1, "b", "a"]'], ['["a", "a"]']),
+        ({"type": "array", "items": {"enum": ["a", "b", 1]}, "uniqueItems": True}, ['["a", 1]', "[]", '[1, "b", "a"]'],
+         ['["a", "a"]']),
         ({"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 3}, "uniqueItems": True, "minItems": 2},
          ["[1, 3]", "[3, 2, 1]"], ["[1]", "[2, 2]", "[1, 2, 3, 1]"]),
         ({"type": "array", "items": {"type": "string"}, "uniqueItems": True, "maxItems": 1}, ["[]", '["a"]'], ['["a", "b"]']),
-        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}}, ["[1]", "[2, 1, 2]", "[1, 1]"], ["[]", "[2, 2]"]),
+        ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}}, ["[1]", "[2, 1, 2]", "[1, 1]"],
+         ["[]", "[2, 2]"]),
         ({"type": "array", "items": {"enum": [1, 2]}, "contains": {"const": 1}, "minContains": 2, "maxItems": 3},
          ["[1, 1]", "[1, 2, 1]", "[2, 1, 1]"], ["[1]", "[1, 2]", "[1, 2, 2]", "[1, 1, 2, 2]"]),
         ({"prefixItems": [{"const": 1}, False], "type": "array"}, ["[]", "[1]"], ["[1, 1]", "[2]"]),
         ({"not": {"enum": ["a", 5]}}, ['"b"', '"ab"', '""', "6", "5.5", "null"], ['"a"', "5"]),
         ({"type": "string", "pattern": "^[ab]+$", "not": {"const": "ab"}}, ['"a"', '"aba"'], ['"ab"', '"c"']),
         ({"not": {"type": ["string", "object"]}}, ["1", "[]", "null"], ['"a"', "{}"]),
-        ({"type": "integer", "minimum": 0, "maximum": 9, "not": {"minimum": 3, "maximum": 6}}, ["0", "2", "7"], ["3", "6", "10"]),
+        ({"type": "integer", "minimum": 0, "maximum": 9, "not": {"minimum": 3, "maximum": 6}}, ["0", "2", "7"],
+         ["3", "6", "10"]),
         ({"oneOf": [{"maximum": 6, "type": "number"}, {"minimum": 5, "type": "number"}]}, ["4", "6.5"], ["5.5"]),
         ({"oneOf": [{"properties": {"k": {"const": "a"}, "x": NULL}, "required": ["k", "x"], "type": "object"},
                     {"properties": {"k": {"const": "b"}}, "required": ["k"], "type": "object"}]},
@@ -128,11 +132,14 @@ def test_objects(schema, inside, outside, order):
           "if": {"properties": {"k": {"const": "a"}}}, "then": {"required": ["x"]}, "else": {"properties": {"x": False}}},
          ['{"k": "a", "x": null}', '{"k": "b"}'], ['{"k": "a"}', '{"k": "b", "x": null}']),
         ({"const": {"a": [1, "\x01"], "b": 2**60}}, ['{"a": [1, "\\u0001"], "b": 1152921504606846976}'], ['{"a": [1]}']),
-        ({"anyOf": [{"const": [1, 2]}, {"type": "array", "items": {"type": "integer"}}]}, ["[1, 2]", "[1, 2, 3]", "[1]"], ["[1.5]"]),
+        ({"anyOf": [{"const": [1, 2]}, {"type": "array", "items": {"type": "integer"}}]}, ["[1, 2]", "[1, 2, 3]", "[1]"],
+         ["[1.5]"]),
         ({"anyOf": [{"enum": [1, True]}, {"type": "integer"}]}, ["1", "12", "true"], ["false"]),
         ({"type": "string", "format": "json-pointer"}, ['""', '"/a~0b/~1"'], ['"a"', '"/~2"', '"/~"']),
-        ({"type": "string", "format": "uri-reference"}, ['""', '"a/b?c#d"', '"//h:80/"', '"x:y"', '"/a"'], ['" "', '"//h:x/"', '"%zz"']),
-        ({"type": "string", "format": "ipv6"}, ['"::"', '"1::8"', '"::ffff:1.2.3.4"', '"1:2:3:4:5:6:7:8"'], ['"1:2"', '"1::2::3"', '":::"']),
+        ({"type": "string", "format": "uri-reference"},
+         ['""', '"a/b?c#d"', '"//h:80/"', '"x:y"', '"/a"'], ['" "', '"//h:x/"', '"%zz"']),
+        ({"type": "string", "format": "ipv6"},
+         ['"::"', '"1::8"', '"::ffff:1.2.3.4"', '"1:2:3:4:5:6:7:8"'], ['"1:2"', '"1::2::3"', '":::"']),
         ({"$id": "urn:x", "$ref": "#a", "$defs": {"one": {"$anchor": "a", "const": 1}}}, ["1"], ["2"]),
     ],
 )  # fmt: skip
@@ -146,25 +153,17 @@ def test_numbers_are_those_that_readers_take():
     assert matcher({"type": "number"})("1e-07", END) and matcher({"type": "number"})("-1.5E+3", END)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        named("", properties={"a": {"$ref": "#"}, "b": {"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "c": NULL}, required=["c"]),
-        {**named("a"), "properties": {"a": {"$ref": "#"}}, "required": ["a"], "anyOf": [{}]},
-    ],
-)  # fmt: skip
-def test_what_has_no_finite_text_is_not_begun(schema, rng):
-    schema = {**schema, "additionalProperties": False}
-    endless = {"type": "object", "properties": {"e": {"$ref": "#/$defs/e"}}, "required": ["e"]}
-    holder = {"type": "object", "properties": {"a": {"$ref": "#/$defs/e"}, "b": NULL}, "$defs": {"e": endless}}
+def test_what_has_no_finite_text_is_not_begun():
+    endless = {"e": {"type": "object", "properties": {"e": {"$ref": "#/$defs/e"}}, "required": ["e"]}}
+    holder = {"type": "object", "properties": {"a": {"$ref": "#/$defs/e"}, "b": NULL}, "$defs": endless}
     check(holder, ["{}", '{"b": null}'], [])
     assert not matcher(holder)('{"a')
-    listed = {"type": "array", "items": {"$ref": "#/$defs/e"}, "$defs": {"e": endless}}
+    listed = {"type": "array", "items": {"$ref": "#/$defs/e"}, "$defs": endless}
     check(listed, ["[]"], [])
     assert not matcher(listed)("[{")
-    if "anyOf" in schema:
+    for none in ({"$ref": "#/$defs/e"}, {**holder, "required": ["a"]}, {**listed, "minItems": 1}):
         with pytest.raises(ValueError, match="got one in which # is not possible to satisfy"):
-            matcher(schema)("")
+            matcher({**none, "$defs": endless})("")
 
 
 def test_many_optional_properties():
@@ -182,9 +181,11 @@ def test_many_items_are_not_quadratic():
 @pytest.mark.parametrize(
     ("schema", "place"),
     [
-        ({"properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}, "#/properties/a/uniqueItems is not false"),
+        ({"properties": {"a": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}},
+         "#/properties/a/uniqueItems is not false"),
         ({"items": {"not": {"pattern": "a"}}}, "#/items/not/pattern is not outside of what is negated"),
-        ({"$defs": {"a/b": {"unevaluatedItems": False, "anyOf": [{}]}}, "$ref": "#/$defs/a~1b"}, "#/$defs/a~1b is not without unevaluatedItems"),
+        ({"$defs": {"a/b": {"unevaluatedItems": False, "anyOf": [{}]}}, "$ref": "#/$defs/a~1b"},
+         "#/$defs/a~1b is not without unevaluatedItems"),
         ({"items": {"$ref": "https://example.com/a"}}, "#/items/$ref is not a reference within the schema"),
         ({"properties": {"a": {"format": "iri", "type": "string"}}}, "#/properties/a/format is not supported: iri"),
         ({"properties": {"a": {"contains": True, "maxContains": 2}}}, "#/properties/a/maxContains is not absent"),

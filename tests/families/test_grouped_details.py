@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from functools import cache
 
@@ -11,11 +13,13 @@ import safetensors.torch
 import torch
 
 import decodestep as ds
+from decodestep import _native
 from decodestep.families.common import gguf
 from decodestep.families.common.registry import MODEL_TYPES
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models import ModelError
 from support import family_models, family_sizes
+from support.core_builds import TIERS, printed_under
 from support.families import CASES
 from support.grouped_gguf_files import write_gguf
 from support.tolerances import LOGITS
@@ -353,3 +357,28 @@ def test_caches_of_layers_of_two_sizes(model, ids, tmp_path, cache_dtype):
     mine, exact = ds.load(folder, cache_dtype=cache_dtype), family_models.model_logits(model("gemma4_text", 1), ids)
     apart = np.abs(mine.logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
     assert np.median(apart) < (0.002 if cache_dtype == "float16" else 0.03)
+
+
+HASHES = """
+import hashlib, sys
+import numpy as np
+import decodestep as ds
+ids = np.random.default_rng(1).integers(0, 297, 90)
+for kind in ({}, {"cache_dtype": "float16"}, {"cache_dtype": "int8"}):
+    for path in PATHS:
+        print(hashlib.sha256(ds.load(path, **kind).logits(ids).tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.tiers
+def test_every_instruction_set_has_the_same_bits(model, tmp_path):
+    """Of those with a fused multiply-add."""
+    paths = [str(family_models.save(model(name, CASES[name].native[0]), tmp_path / name)) for name in FAMILIES]
+    code, own = HASHES.replace("PATHS", repr(paths)), io.StringIO()
+    with contextlib.redirect_stdout(own):
+        exec(code, {})
+    hashes = own.getvalue().strip()
+    assert len(hashes.split()) == 3 * len(paths)
+    for isa in TIERS:
+        if isa not in ("baseline", _native.isa()):
+            assert printed_under(isa, code) == hashes

@@ -247,6 +247,10 @@ REFUSED = {
     "a negative cap": ({"score_cap": -1.0}, "score_cap must be a finite number >= 0; got -1.0"),
     "a negative rope of queries": ({"query_rope": -1}, r"query_rope must be an integer in \[0, 2\^24\)"),
     "another flag that is none": ({"norms_after_rope": None}, "norms_after_rope must be True or False; got None"),
+    "more key heads than the decoder": ({"kv_heads": 4}, "kv_heads, head_dim and head_values must be those of the decoder"),
+    "wider heads than the decoder": ({"head_dim": 48}, "kv_heads, head_dim and head_values must be those of the decoder"),
+    "keys of no earlier layer": ({"keys_of": 0, "values_keys": None}, "keys_of must be an earlier layer with keys of the same"),
+    "norms of values alone": ({"value_norm": True}, "value_norm must be False, or True where queries have norms"),
     "a negative window": ({"window": -1}, r"window must be an integer in \[0, 2\^24\)"),
 }
 
@@ -287,3 +291,20 @@ def test_parallel_blocks_have_no_norms_after_them(after, rng):
     w = weights(Sizes(layers=1), Format.F32, rng)
     with pytest.raises(ValueError, match="parallel must be False with norms after blocks"):
         replace(w, layers=(replace(w.layers[0], parallel=True, **{after: norm(64, rng)}),))
+
+
+def test_refuses_a_scale_that_nothing_precedes(rng):
+    w = weights(Sizes(layers=1), Format.F32, rng)
+    with pytest.raises(ValueError, match="scale must be 1 where no norm is after the layer; got 2.0"):
+        replace(w, layers=(replace(w.layers[0], scale=2.0),))
+
+
+@pytest.mark.parametrize("given", [None, (3, 2, 31), (2, 2, 32)], ids=str)
+def test_refuses_inputs_of_another_shape(given, rng):
+    call = build_call(made("inputs and scales of layers", Format.F32, rng), [3], rng)
+    inputs = None if given is None else np.zeros(given, np.float32)
+    with pytest.raises(ValueError, match="layer_inputs must be "):
+        ds.decoder_forward(**copied(call, layer_inputs=inputs))
+    plain = build_call(made("biases", Format.F32, rng), [3], rng)
+    with pytest.raises(ValueError, match="layer_inputs must be given where layers have inputs, and only there"):
+        ds.decoder_forward(**copied(plain, layer_inputs=call["layer_inputs"]))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import decodestep as ds
-from support.core_builds import VECTORS, printed_under
+from support.core_builds import VECTORS, needs_fused, printed_under
 from support.recurrent_calls import OPERATORS, POISON
 
 BACKENDS = ["cpu", "reference"]
@@ -209,6 +209,7 @@ def digest(name: str) -> str:
     return found.hexdigest()
 
 
+@needs_fused
 @pytest.mark.tiers
 @each_operator
 @pytest.mark.parametrize("isa", VECTORS)

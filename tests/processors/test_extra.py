@@ -28,6 +28,11 @@ def test_by_hand(kind):
     assert result(counts, [2, 0, 0, 9], [1.0, 1.0, 1.0], kind) == [-3.5, 1.0, 1.0]
     assert result(ds.LogitBiasLogitsProcessor({0: 2.5, 2: -INF}), [0], [1.0, 1.0, 1.0], kind) == [3.5, 1.0, -INF]
     assert result(ds.AllowedTokenIdsLogitsProcessor([2, 0]), [0], [1.0, 1.0, 1.0], kind) == [1.0, -INF, 1.0]
+    bits = ds.AllowedBitsLogitsProcessor(lambda tokens: np.array([1 << tokens[-1]], np.int32) if tokens[-1] < 3 else None)
+    assert result(bits, [7, 1], [1.0, 2.0, 3.0], kind) == [-INF, 2.0, -INF] and result(bits, [3], [1.0, 2.0], kind) == [
+        1.0,
+        2.0,
+    ]
     assert result(ds.TopNSigmaLogitsWarper(1.0), [0], [0.0, 4.0, 2.0, -INF], kind) == [-INF, 4.0, -INF, -INF]  # sigma = 1.63
     assert result(ds.TopNSigmaLogitsWarper(1.3), [0], [0.0, 4.0, 2.0, -INF], kind) == [-INF, 4.0, 2.0, -INF]
     assert result(ds.TopNSigmaLogitsWarper(0), [0], [1.0, 4.0, 4.0], kind) == [-INF, 4.0, 4.0]
@@ -123,6 +128,7 @@ def test_rows_without_a_distribution_stay():
         ("AllowedTokenIdsLogitsProcessor", ([],)),
         ("AllowedTokenIdsLogitsProcessor", ([1.5],)),
         ("AllowedTokenIdsLogitsProcessor", ([-1],)),
+        ("AllowedBitsLogitsProcessor", ([1],)),
         ("TopNSigmaLogitsWarper", (-0.1,)),
         ("TopNSigmaLogitsWarper", (INF,)),
         ("TopNSigmaLogitsWarper", (10**400,)),

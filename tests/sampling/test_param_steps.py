@@ -150,7 +150,7 @@ def test_every_kind_of_step_runs_in_every_kernel(rng):
         s.Lift: s.Lift(np.array([1]), 0.5), s.Ban: s.Ban(np.array([1])), s.Allow: s.Allow(np.array([1, 2])),
         s.Force: s.Force(np.array([1, 3])), s.Temperature: s.Temperature(0.7), s.TopK: s.TopK(4), s.TopP: s.TopP(0.8),
         s.MinP: s.MinP(0.1), s.Typical: s.Typical(0.8), s.Epsilon: s.Epsilon(0.05), s.Eta: s.Eta(0.05), s.TopH: s.TopH(0.5),
-        s.TopNSigma: s.TopNSigma(1.0),
+        s.TopNSigma: s.TopNSigma(1.0), s.AllowBits: s.AllowBits(np.array([0b111011], np.int32)),
         s.Xtc: s.Xtc(0.05, 1.0, 7), s.Normalise: s.Normalise(),
     }  # fmt: skip
     assert made.keys() == set(KINDS)

@@ -153,3 +153,49 @@ def test_encoder_rows_of_several_are_refused():
     with pytest.raises(ValueError, match="^plan: encoder_input_ids must be one row"):
         build_sampler(shared(2))
     assert build_sampler(shared(1)).rows[0].reason == ""
+
+
+def test_packed_masks_of_a_caller_are_steps_of_the_core(rng):
+    """In any integration, since each takes processors: the same tokens as with the list of what they allow."""
+    vocab = 1000
+    masks = [rng.random(vocab) < share for share in (0.5, 0.001, 0.9, 1.0, 0.2)]
+    words = [np.packbits(np.append(mask, np.ones(24, bool)), bitorder="little").view(np.int32) for mask in masks]
+    packed = processors.AllowedBitsLogitsProcessor(lambda tokens: words[len(tokens)] if len(tokens) != 3 else None)
+    params = SamplingParams(seed=3, top_p=0.9)
+    sampler = Sampler(params, vocab_size=vocab, processors=[packed])
+    plan = sampler.rows[0].plan
+    assert not plan.unfused
+    for place, mask in enumerate(masks):
+        logits = rng.normal(size=(1, vocab)).astype(np.float32)
+        listed = Sampler(params, vocab_size=vocab, prompt_ids=[sampler.rows[0].history.tokens],
+                         processors=[processors.AllowedTokenIdsLogitsProcessor(np.flatnonzero(mask))])  # fmt: skip
+        assert sampler.step(logits).tokens[0] == listed.step(logits).tokens[0], place
+
+
+def test_bad_words_are_their_tokens_alone_and_after_a_blank():
+    texts = ["a", " a", "b", " b", "a b", " "]
+    encode = {"a": [0], " a": [1], "a b": [0, 3], " a b": [1, 3]}.__getitem__
+    options = {"vocab_size": 6, "encode": encode, "token_bytes": lambda i: texts[i].encode()}
+    logits = np.array([[9.0, 8, 2, 1, 0, 0]], np.float32)
+    sampler = Sampler(SamplingParams(bad_words="a", do_sample=False), **options)
+    assert sampler.step(logits).tokens[0] == 2
+    sampler = Sampler(SamplingParams(bad_words=["a b"], do_sample=False), **options)
+    after = np.array([[0.0, 0, 2, 3, 0, 0]], np.float32)
+    assert [sampler.step(each).tokens[0] for each in (logits, after, after)] == [0, 2, 3]
+    with pytest.raises(ValueError, match="encode must be given where a row has bad_words"):
+        Sampler(SamplingParams(bad_words="a"), vocab_size=6)
+
+
+def test_breakers_of_dry_are_tokens_or_texts_that_tokens_have():
+    texts = ["a", "b\n", "c", ": x"]
+    options = {"vocab_size": 4, "prompt_ids": [[0, 1, 2, 0, 1]]}
+    logits = np.array([[0.0, 0, 1, 0.5]], np.float32)
+    dry = {"dry_multiplier": 9.0, "dry_allowed_length": 1, "do_sample": False}
+    plain = Sampler(SamplingParams(**dry), **options).processed(logits)
+    assert plain[0, 2] < 0.5
+    by_text = {"token_bytes": lambda i: texts[i].encode()}
+    for breakers in ("\n", ["\n", ":"], [1], [3, "\n"]):
+        sampler = Sampler(SamplingParams(dry_sequence_breakers=breakers, **dry), **options, **by_text)
+        np.testing.assert_array_equal(sampler.processed(logits), logits)
+    with pytest.raises(ValueError, match="token_bytes must be given where dry_sequence_breakers has strings"):
+        Sampler(SamplingParams(dry_sequence_breakers="\n", **dry), **options)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 
+from decodestep.serving import answer
 from decodestep.serving.endpoints.messages import message_job
 from decodestep.serving.endpoints.messages.request import read_chat
 from decodestep.serving.errors import HttpError
 from decodestep.serving.partial_json import complete_part
-from support.servers import HELLO, LocalServer, load
+from support.servers import HELLO, LocalServer, load, with_each_value_replaced
 
 SCHEMA = {
     "type": "object",
@@ -105,7 +107,6 @@ def test_a_text_is_one_block(shared_server):
     [
         ({"regex": "abc[xy]{9}", "stop_sequences": ["zz", "c"]}, "stop_sequence", "c"),
         ({"max_tokens": 3, "ignore_eos": True}, "max_tokens", None),
-        ({"max_tokens": None, "ignore_eos": True}, "model_context_window_exceeded", None),
         ({"regex": "ab", "stop_sequences": ["a"]}, "stop_sequence", "a"),
     ],
 )
@@ -114,6 +115,11 @@ def test_reasons_to_stop(shared_server, asked, reason, stop):
     assert (found["stop_reason"], found["stop_sequence"]) == (reason, stop)
     if stop == "a":
         assert found["content"] == []  # which has no empty block
+
+
+def test_a_full_context_is_another_reason_to_stop(server):
+    for asked in ({"max_tokens": None}, {"max_tokens": 10**6}):
+        assert same(server, ignore_eos=True, **asked)["stop_reason"] == "model_context_window_exceeded"
 
 
 def test_calls_are_blocks_of_their_own(shared_server):
@@ -407,6 +413,14 @@ def test_a_stream_that_fails_ends_with_an_error(server, monkeypatch):
     assert events[-1]["error"]["type"] == "api_error"
 
 
+def test_a_client_that_waits_for_the_first_token_is_told_to(server, monkeypatch, hold_passes):
+    monkeypatch.setattr(answer, "PING_SECONDS", 0.05)
+    hold_passes(server.model, 0.3)
+    kinds = [event["type"] for event in stream(server, max_tokens=1)]
+    begins = kinds.index("message_start")
+    assert begins > 0 and set(kinds[:begins]) == {"ping"} and "ping" not in kinds[begins:]
+
+
 def test_counted_tokens_are_those_of_the_message(shared_server):
     more = {"system": "Be brief.", "tools": [WEATHER], "thinking": {"type": "enabled", "budget_tokens": 1024}}
     counted = shared_server.send_json("/v1/messages/count_tokens?beta=true", {"model": "x", "messages": HELLO, **more})
@@ -417,8 +431,12 @@ def test_counted_tokens_are_those_of_the_message(shared_server):
 def test_a_call_that_is_cut_has_what_is_complete(shared_server):
     tool = {"name": "f", "input_schema": {"type": "object"}}
     call = r'<tool_call>\{"name": "f", "arguments": \{"a": 12, "b": \[1, "x'
-    found = ask(shared_server, tools=[tool], regex=rf"{call}[xy]{{200}}", max_tokens=80)
-    assert found["stop_reason"] == "max_tokens"
+    asked = {"tools": [tool], "regex": rf"So[.]{call}[xy]{{200}}", "max_tokens": 80, "seed": 1}
+    whole = ask(shared_server, **asked)
+    said, use = whole["content"]
+    assert (said["text"], use["input"], whole["stop_reason"]) == ("So.", {"a": 12, "b": [1]}, "max_tokens")
+    pieces = [event["delta"].get("partial_json", "") for event in stream(shared_server, **asked) if "delta" in event]
+    assert complete_part("".join(pieces)) == use["input"]
 
 
 @pytest.mark.parametrize(
@@ -445,6 +463,49 @@ def test_what_is_complete_of_json(text, expected):
     assert complete_part(text) == expected
 
 
+def test_many_neighbours_and_deep_arguments_take_no_long_time():
+    """As large as a body or an answer may be; what grows with the square of that would take minutes, and time out."""
+    [message] = read_chat({"messages": [{"role": "user", "content": "x"}] * 100_000}).messages
+    assert len(message["content"]) == 199_999
+    assert complete_part('{"a": ' + "[" * 500_000) == {} and len(complete_part('{"a": [' + "1, " * 300_000)["a"]) == 300_000
+
+
 def test_errors_of_a_request_alone():
     with pytest.raises(HttpError, match=r"messages\[0\]\.content must be a string or a list of blocks"):
         read_chat({"messages": [{"role": "user", "content": None}]})
+
+
+EVERY_FIELD = {
+    "system": [{"type": "text", "text": "S"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "b", "signature": ""},
+                {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Rome"}},
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "d"}]}]},
+    ],
+    "tools": [{**WEATHER, "strict": True}, {"type": "web_search", "name": "web"}],
+    "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": True},
+    "thinking": {"type": "enabled", "budget_tokens": 5},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
+    "chat_template_kwargs": {"enable_thinking": True},
+    "stop_sequences": ["x"],
+    "stream": True,
+    "thread": None,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, True, 5, -0.5, "x", [], {}, [[]], [{}], {"type": []}, {"type": {}}, ["x", None]], ids=repr
+)
+def test_whatever_a_field_is_the_request_is_read_or_refused(tiny_file, wrong):
+    """Never an error of the server's own."""
+    model = load(tiny_file(kind="Q8_0", context=2000))
+    assert message_job(model, EVERY_FIELD, 10**6)
+    for body in with_each_value_replaced(EVERY_FIELD, wrong):
+        with suppress(HttpError):
+            read_chat(body)

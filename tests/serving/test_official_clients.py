@@ -25,6 +25,9 @@ SCHEMA = {
 THOUGHT = "<think>\nThe user asks[.]\n</think>\n\nIt rains[.]"
 
 
+pytestmark = pytest.mark.slow
+
+
 class Weather(BaseModel):
     sunny: bool
     degrees: int

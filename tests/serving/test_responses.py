@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -10,7 +11,8 @@ from pydantic import TypeAdapter
 
 from decodestep.serving.endpoints.responses import response_job
 from decodestep.serving.endpoints.responses.request import read_chat
-from support.servers import load
+from decodestep.serving.errors import HttpError
+from support.servers import load, with_each_value_replaced
 
 SCHEMA = {
     "type": "object",
@@ -360,3 +362,36 @@ def test_a_stream_that_fails_ends_with_a_failed_response(server, monkeypatch):
     events = stream(server)
     assert [event["type"] for event in events] == ["response.created", "response.in_progress", "response.failed"]
     assert events[-1]["response"]["error"]["code"] == "server_error" and events[-1]["response"]["status"] == "failed"
+
+
+EVERY_FIELD = {
+    "instructions": "S",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "b"}]},
+        {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": "e"},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "f"}]},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "g"},
+    ],
+    "tools": [{**WEATHER, "strict": True}, {**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": ""}}],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
+    "include": ["reasoning.encrypted_content"],
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "low", "summary": "auto"},
+    "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}, "verbosity": "low"},
+    "previous_response_id": None,
+    "stream": True,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong", [None, True, 5, -0.5, "x", [], {}, [[]], [{}], {"type": []}, {"type": {}}, ["x", None]], ids=repr
+)
+def test_whatever_a_field_is_the_request_is_read_or_refused(tiny_file, wrong):
+    """Never an error of the server's own."""
+    model = load(tiny_file(kind="Q8_0", context=2000))
+    assert response_job(model, EVERY_FIELD, 10**6)
+    for body in with_each_value_replaced(EVERY_FIELD, wrong):
+        with suppress(HttpError):
+            read_chat(body)

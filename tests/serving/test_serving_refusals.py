@@ -22,7 +22,7 @@ from support.servers import HELLO, LocalServer, allowed_tools, load, post, tool,
 CHAT = {"messages": HELLO, "max_tokens": 2}
 CALL = {**CHAT, "tools": [tool("f")]}
 LENIENT = {"type": "object", "x-guidance": {"lenient": True}}
-UNKEPT = {"properties": {"a": {"not": {}}}, "required": ["a"]}
+UNKEPT = {"properties": {"a": {"not": {"pattern": "a"}}}, "required": ["a"]}
 FORM = {"response_format": {"type": "json_schema", "json_schema": {"schema": UNKEPT}}}
 FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 1}}
 

@@ -122,6 +122,15 @@ def allowed_tools(mode: str, *names: str) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [tool(name) for name in names]}}
 
 
+def with_each_value_replaced(body: Any, wrong: object) -> Iterator[Any]:
+    """A body, with one of its values after the other replaced by another."""
+    for key in body if isinstance(body, dict) else range(len(body)) if isinstance(body, list) else ():
+        for value in (wrong, *with_each_value_replaced(body[key], wrong)):
+            changed = body.copy()
+            changed[key] = value
+            yield changed
+
+
 def request(data: bytes, **headers: object) -> bytes:
     """The bytes of a request for a completion."""
     given = {"host": "x", "content_type": "application/json", "content_length": len(data), **headers}

@@ -1,6 +1,7 @@
 // A row's life, whose way Route tells in advance:
 //
-//   given      the logits, read only; where masks are among the leading patches, a copy that they have forbidden tokens of
+//   given      the logits, read only; where masks are among the leading patches, a copy that they have forbidden tokens
+//   of
 //     |        look_ahead: what the first filter needs of the logits is read before the patches, whose scattered logits
 //     |        are then in the cache
 //   patched    the leading patches of single tokens are in an overlay beside the logits, a leading temperature is kept

@@ -1,5 +1,5 @@
-// A copy of a row in which the logits that a mask forbids are -inf: all passes over the row then find what the steps before
-// the first filter leave, without a look at the mask.
+// A copy of a row in which the logits that a mask forbids are -inf: all passes over the row then find what the steps
+// before the first filter leave, without a look at the mask.
 #pragma once
 
 #include <limits>

@@ -117,8 +117,8 @@ def without_ends(events: Iterable[T], ends: tuple[str, ...]) -> Iterator[T | str
     yield held
 
 
-def _between(opening: str, closing: str, **more: str | bool) -> ReasoningFormat:
-    return ReasoningFormat(opening, closing, (opening, closing), **more)  # type: ignore[arg-type]
+def _between(opening: str, closing: str) -> ReasoningFormat:
+    return ReasoningFormat(opening, closing, (opening, closing))
 
 
 THINK = _between("<think>", "</think>")
@@ -143,8 +143,8 @@ _COMMAND = ReasoningFormat(
     answer_ends=("<|END_RESPONSE|>",),
 )
 _GEMMA = ReasoningFormat("<|channel>thought\n", "<channel|>", ("<|channel>", "<channel|>"), repeats=True)
-_GRANITE = ReasoningFormat(*THINK[:3], answer=("<response>",), answer_ends=("</response>",))
-_SEED = _between("<seed:think>", "</seed:think>", note="<seed:cot_budget_reflect>")
+_GRANITE = THINK._replace(answer=("<response>",), answer_ends=("</response>",))
+_SEED = _between("<seed:think>", "</seed:think>")._replace(note="<seed:cot_budget_reflect>")
 
 # A template has the first format all of whose words it contains.
 _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (

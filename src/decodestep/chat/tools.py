@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from decodestep.tokenizers.tokenizer import Tokenizer
 
 _OP = "chat"
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _NAMED = '{"type": "function", "function": {"name": one of the tools}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _DESCRIPTION = """\
@@ -196,7 +196,7 @@ def _names(definitions: object) -> list[str]:
         refuse(_OP, "tools", rule, definitions)
     for name in names:
         if not _NAME.fullmatch(name):
-            refuse(_OP, "tools", "named with 1 to 64 letters, digits, _ and -", name)
+            refuse(_OP, "tools", "named with 1 to 128 letters, digits, _ and -", name)
     for field, kind in (("description", str), ("parameters", dict), ("strict", bool)):
         if not all(isinstance(function.get(field), kind | None) for function in functions):
             refuse(_OP, "tools", rule, definitions)

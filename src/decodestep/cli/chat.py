@@ -230,14 +230,18 @@ class _Chat:
             parts.extend(piece.parts)
             shown.write(piece.parts)
 
-        with Cancelled() as cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C ends the answer too
-            prompt = self._prompt(conversation)
-            # Where the prompt alone is more than the cache holds, `generate` says so.
-            room = self.model.capacity(self.params.num_beams) - len(prompt_ids(self.model, prompt))
-            params = within_room(self.params, max(1, room))
-            [completion, *_] = generate(
-                self.model, prompt, params, stream=stream, cancelled=cancelled.requested, draft=self._draft
-            )
+        try:
+            with Cancelled() as cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C ends the answer too
+                prompt = self._prompt(conversation)
+                # Where the prompt alone is more than the cache holds, `generate` says so.
+                room = self.model.capacity(self.params.num_beams) - len(prompt_ids(self.model, prompt))
+                params = within_room(self.params, max(1, room))
+                [completion, *_] = generate(
+                    self.model, prompt, params, stream=stream, cancelled=cancelled.requested, draft=self._draft
+                )
+        except BaseException:
+            shown.end(called=True)  # else the terminal would stay dim
+            raise
         cut = completion is None or completion.finish_reason not in ("eos", "stop")
         calls = [] if completion is None or cut else list(completion.tool_calls)  # a call that was cut is none
         shown.end(called=bool(calls))

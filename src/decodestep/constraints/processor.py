@@ -131,7 +131,7 @@ class ConstraintLogitsProcessor:
     def _mask(self) -> tuple[s.AllowBits] | None:
         if self._matcher.is_stopped():
             return (s.AllowBits(self._only_ends),)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.int32)[: len(self._only_ends)]  # which may have more words
         if self._matcher.is_stopped() and not self._matcher.is_accepting():
             return None  # a rule that has no text was begun: the end tokens that the bits allow would end an incomplete text
         return (s.AllowBits(bits),)

@@ -155,6 +155,9 @@ DESCRIPTIONS = {
     "AllowedTokenIdsLogitsProcessor": Description(
         "allowed tokens", "Forbids all but given tokens. It acts at every position.", "s ← −∞ for all others", _EXTRA
     ),
+    "AllowedBitsLogitsProcessor": Description(
+        "packed mask", "Forbids the tokens whose bit is 0 in a mask that a function gives.", "s ← −∞ where the bit is 0", _EXTRA
+    ),
     "ConstraintLogitsProcessor": Description(
         "constraint",
         "Forbids tokens after which the text could no longer match its schema, expression or grammar. End tokens are allowed "

@@ -1,4 +1,4 @@
-"""OLMoE: norms of the rows of queries and keys, and a mixture of experts in every layer, whose weights may add up to less than 1."""
+"""OLMoE: norms of the rows of queries and keys, and experts in every layer, whose weights may add up to less than 1."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Piece(str):
     end elsewhere: a part is told when it is certain that it is no mark, and marks are parts of nothing.
 
     Attributes:
-        parts: a `Part` for each run of reasoning, content or one call's arguments. None for a prompt that is no conversation.
+        parts: a `Part` for each run of reasoning, content or one call's arguments. Empty for a prompt that is no conversation.
     """
 
     __slots__ = ("parts",)

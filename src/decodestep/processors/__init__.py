@@ -16,6 +16,7 @@ from decodestep.processors.audio import (
 from decodestep.processors.base import LogitsProcessor, LogitsProcessorList
 from decodestep.processors.entropy import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
 from decodestep.processors.extra import (
+    AllowedBitsLogitsProcessor,
     AllowedTokenIdsLogitsProcessor,
     DRYLogitsProcessor,
     LogitBiasLogitsProcessor,
@@ -62,6 +63,7 @@ from decodestep.processors.synthid import (
 from decodestep.processors.watermark import WatermarkDetector, WatermarkDetectorOutput, WatermarkLogitsProcessor
 
 __all__ = [
+    "AllowedBitsLogitsProcessor",
     "AllowedTokenIdsLogitsProcessor",
     "AlternatingCodebooksLogitsProcessor",
     "BarkEosPrioritizerLogitsProcessor",

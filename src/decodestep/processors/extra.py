@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 from array_api_compat import device
@@ -124,6 +124,41 @@ class AllowedTokenIdsLogitsProcessor(LogitsProcessor):
         result = full(xp, scores, NEGATIVE_INFINITY)
         result[:, self.allowed_token_ids] = scores[:, self.allowed_token_ids]
         return result
+
+
+class AllowedBitsLogitsProcessor(LogitsProcessor):
+    """Forbids the tokens whose bit is 0 in a packed mask, as grammar engines compute it: llguidance, xgrammar and vLLM.
+
+        s[t] = -inf where bits[t // 32] >> (t % 32) & 1 is 0
+
+    Args:
+        next_bits: a function of the row's tokens, prompt included, that returns the mask of the next one: int32, ceil(V / 32)
+            words, lowest bit first; or None where all tokens are allowed.
+
+    Raises:
+        ValueError: at the call for another mask.
+
+    Source:
+        xgrammar's bitmask.
+    """
+
+    def __init__(self, next_bits: Callable[[Sequence[int]], np.ndarray | None]) -> None:
+        require(callable(next_bits), "AllowedBitsLogitsProcessor", "next_bits", "a function of the row's tokens", next_bits)
+        self.next_bits = next_bits
+
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
+        xp, vocab = namespace(scores), scores.shape[-1]
+        rows = [self.next_bits([int(token) for token in row]) for row in input_ids]
+        allowed = [np.ones(vocab, np.bool_) if bits is None else _unpacked(bits, vocab) for bits in rows]
+        mask = xp.asarray(np.stack(allowed), device=device(scores))
+        return xp.where(mask, scores, full(xp, scores, NEGATIVE_INFINITY))
+
+
+def _unpacked(bits: np.ndarray, vocab: int) -> np.ndarray:
+    words = -(-vocab // 32)
+    ok = isinstance(bits, np.ndarray) and bits.dtype == np.int32 and bits.shape == (words,)
+    require(ok, "AllowedBitsLogitsProcessor", "next_bits", f"a function that returns {words} words of int32", bits)
+    return np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), count=vocab, bitorder="little").astype(np.bool_)
 
 
 class TopNSigmaLogitsWarper(LogitsProcessor):

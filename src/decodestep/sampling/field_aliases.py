@@ -36,7 +36,6 @@ _NEAR = {
     "logits_processors": "processors of generate",
     "stopping_criteria": "stop_strings, stop_token_ids or max_time",
     "streamer": "stream of generate, or decodestep.stream",
-    "bad_words": "bad_words_ids, with token ids",
     "temp": "temperature",
     "typical": "typical_p",
     "stop_sequences": "stop_strings",

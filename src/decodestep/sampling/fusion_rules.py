@@ -154,6 +154,15 @@ def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -
     return parts.allow(type(processor).__name__, processor.allowed_token_ids, vocab)
 
 
+@rule(p.AllowedBitsLogitsProcessor, "mask")
+def allowed_bits(processor: p.AllowedBitsLogitsProcessor, vocab: int) -> Part:
+    def steps(history: Any) -> tuple[s.Step, ...]:
+        bits = processor.next_bits(history.tokens)
+        return () if bits is None else (s.AllowBits(bits),)
+
+    return steps
+
+
 @rule(ConstraintLogitsProcessor, "mask")
 def constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
     return lambda history: processor.steps(history.tokens)

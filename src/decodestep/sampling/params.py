@@ -29,8 +29,8 @@ class SamplingParams:
     `SamplingParams()` samples from the whole distribution. A field of several items accepts any iterable except strings and
     mappings, and holds a tuple; stop_strings may also be one string, and None is an empty tuple where that is the default.
     Mappings are copied. Objects are immutable (`replace` makes another) and hashable, equal if their fields are, and shown
-    with those that differ from their defaults. Of the constraints, json_schema, regex, grammar and choice, at most one is given; the
-    text is valid where the row ends with "eos", else it is cut.
+    with those that differ from their defaults. Of the constraints, json_schema, regex, grammar and choice, at most one is
+    given; the text is valid where the row ends with "eos", else it is cut.
 
     Args:
         max_new_tokens: an integer in [1, 2^31) or None. Ends the row after this many tokens; None: when the context
@@ -58,12 +58,14 @@ class SamplingParams:
         dry_base: a finite number >= 1. DRY: the factor of the penalty for each further token of the repetition.
         dry_allowed_length: an integer in [1, 2^31). DRY: the length from which a repetition is penalised.
         dry_range: an integer in [0, 2^31). DRY: how many of the last tokens are searched for repetitions; 0 for all.
-        dry_sequence_breakers: token ids. DRY: tokens that end a repetition.
+        dry_sequence_breakers: token ids or non-empty strings. DRY: tokens that end a repetition, or whose text has one of
+            these; llama.cpp's usual ones are a line end, a colon, a double quote and an asterisk.
         sequence_bias: a mapping of tuples of ids to numbers below inf or None. Added to the score of the last of
             these tokens where the row ends with those before it; -inf forbids it; None is off.
         logit_bias: a mapping of ids to numbers below inf or None. Added to the scores of tokens; -inf forbids a
             token; None is off.
         bad_words_ids: non-empty lists of ids. Sequences of tokens that must not occur.
+        bad_words: non-empty strings. Not drawn in the tokens of these texts, alone or after a blank.
         suppress_tokens: token ids. Tokens that are never drawn.
         begin_suppress_tokens: token ids. Tokens that are not drawn first, or first after a forced_bos_token_id that
             applies.
@@ -160,10 +162,11 @@ class SamplingParams:
     dry_base: float
     dry_allowed_length: int
     dry_range: int
-    dry_sequence_breakers: tuple[int, ...]
+    dry_sequence_breakers: tuple[int | str, ...]
     sequence_bias: Mapping[tuple[int, ...], float] | None
     logit_bias: Mapping[int, float] | None
     bad_words_ids: tuple[tuple[int, ...], ...]
+    bad_words: tuple[str, ...]
     suppress_tokens: tuple[int, ...]
     begin_suppress_tokens: tuple[int, ...]
     allowed_token_ids: tuple[int, ...] | None
@@ -233,10 +236,11 @@ class SamplingParams:
         dry_base: float = 1.75,
         dry_allowed_length: int = 2,
         dry_range: int = 0,
-        dry_sequence_breakers: Iterable[int] | None = (),
+        dry_sequence_breakers: str | Iterable[int | str] | None = (),
         sequence_bias: Mapping[tuple[int, ...], float] | None = None,
         logit_bias: Mapping[int, float] | None = None,
         bad_words_ids: Iterable[Iterable[int]] | None = (),
+        bad_words: str | Iterable[str] | None = (),
         suppress_tokens: Iterable[int] | None = (),
         begin_suppress_tokens: Iterable[int] | None = (),
         allowed_token_ids: Iterable[int] | None = None,

@@ -77,6 +77,7 @@ class RowFactory:
             require(function is None or callable(function), _OP, name, "a function or None", function)
         self._token_bytes, self._spelled_bytes, self._encode = token_bytes, spelled_bytes, encode
         self._marks: ReasoningMarks | None = None
+        self._found: dict[tuple[str, ...], tuple[int, ...]] = {}  # by texts, the tokens that have one of them
         self._made = 0
 
     @classmethod
@@ -132,7 +133,7 @@ class RowFactory:
         kept = [each for each in (constraint, budget) if each is not None]
         own = [*self._processors.for_row(number, num_beams), *kept]
         sizes = {"prompt_length": len(prompt), "vocab_size": self.vocab_size, "num_beams": num_beams}
-        plan = build_plan(build_stages(params, eos_token_ids=ends, own=own, **sizes), self.vocab_size)
+        plan = build_plan(build_stages(self._with_ids(params), eos_token_ids=ends, own=own, **sizes), self.vocab_size)
         history = TokenHistory(prompt)
         ends = frozenset() if params.ignore_eos else ends
         native = new_row(
@@ -161,9 +162,36 @@ class RowFactory:
             refuse(_OP, "token_bytes", f"given where a row has {asked[0]}", None)
         for name in TOKEN_FIELDS:
             self._ids(name, as_several(getattr(params, name)))
+        self._ids("dry_sequence_breakers", [each for each in params.dry_sequence_breakers if not isinstance(each, str)])
         for name in SEQUENCE_FIELDS:
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
+
+    def _with_ids(self, params: SamplingParams) -> SamplingParams:
+        """The params with ids in place of texts: DRY's breakers, and bad_words as bad_words_ids, in the tokens of each alone,
+        and after a blank, as within a text."""
+        breakers = params.dry_sequence_breakers
+        if texts_of := tuple(each for each in breakers if isinstance(each, str)):
+            ids = [each for each in breakers if not isinstance(each, str)]
+            params = params.replace(dry_sequence_breakers=(*ids, *self._tokens_with(texts_of)))
+        if not params.bad_words:
+            return params
+        encode = self._encode
+        if encode is None:
+            refuse(_OP, "encode", "given where a row has bad_words", None)
+        texts = [text for word in params.bad_words for text in (word, f" {word}")]
+        words = dict.fromkeys(tuple(self._ids("bad_words", encode(text))) for text in texts)
+        return params.replace(bad_words=(), bad_words_ids=(*params.bad_words_ids, *filter(None, words)))
+
+    def _tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        """The tokens whose text has one of these; found once."""
+        token_bytes = self._token_bytes
+        if token_bytes is None:
+            refuse(_OP, "token_bytes", "given where dry_sequence_breakers has strings", None)
+        if texts not in self._found:
+            wanted = [text.encode() for text in texts]
+            self._found[texts] = tuple(i for i in range(self.vocab_size) if any(each in token_bytes(i) for each in wanted))
+        return self._found[texts]
 
     def _ids(self, name: str, ids: Any) -> list[int]:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""

@@ -35,7 +35,6 @@ TOKEN_FIELDS = (
     "logit_bias",
     "forced_bos_token_id",
     "forced_eos_token_id",
-    "dry_sequence_breakers",
 )
 SEQUENCE_FIELDS = ("bad_words_ids", "sequence_bias")
 
@@ -162,6 +161,11 @@ ID = Rule("a token id", _is_id)
 IDS = Rule("token ids", _are_ids, _as_tuples)
 SOME_IDS = Rule("at least one token id", lambda v: _are_ids(v) and v != (), _as_tuples)
 ID_OR_IDS = Rule("a token id or several", lambda v: _is_id(v) or (_are_ids(v) and v != ()), _as_tuples)
+IDS_OR_STRINGS = Rule(
+    "token ids or non-empty strings",
+    lambda v: isinstance(v, tuple) and all(_is_id(each) or (isinstance(each, str) and each != "") for each in v),
+    lambda v: _as_strings(v),
+)
 SEQUENCES = Rule("non-empty lists of ids", _are_sequences, _as_tuples)
 TEXT = Rule("a non-empty string", lambda v: isinstance(v, str) and bool(v))
 UNICODE = Rule("a string of valid Unicode", _is_unicode)
@@ -199,10 +203,11 @@ RULES = {
     "dry_base": AT_LEAST_1,
     "dry_allowed_length": integer(1),
     "dry_range": integer(0),
-    "dry_sequence_breakers": IDS,
+    "dry_sequence_breakers": IDS_OR_STRINGS,
     "sequence_bias": or_none(SEQUENCE_BIASES),
     "logit_bias": or_none(ID_BIASES),
     "bad_words_ids": SEQUENCES,
+    "bad_words": STRINGS,
     "suppress_tokens": IDS,
     "begin_suppress_tokens": IDS,
     "allowed_token_ids": or_none(SOME_IDS),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from decodestep.serving.served_models import ServedModel
 
 _LOG = logging.getLogger("decodestep.serving.requests")
+PING_SECONDS = 10.0  # without an event before the first token of a stream
 # Log-probabilities of an answer, which is held whole: of its prompts, about 300 MB of them; of its tokens, which come one by
 # one, as many as a context of 131072 tokens has with OpenAI's largest top_logprobs, 20, and some more.
 _MAX_PROMPT_LOGPROBS, _MAX_TOKEN_LOGPROBS = 2**20, 2**22
@@ -44,6 +45,7 @@ class Answer:
         self._engine, self._name = served.engine, served.name
         self._job, self._metrics, self._route, self._texts = job, metrics, route, texts
         self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        self._begun = asyncio.Event()  # once there has been a delta
         self._started = time.monotonic()
         self._first_token_s: float | None = None  # from the start; None before it
         self._requests: list[EngineRequest] = []
@@ -61,7 +63,7 @@ class Answer:
             for i, prompt in enumerate(job.prompts):
                 if i and constrained and time.thread_time() - began > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
-                listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
+                listener = partial(_enqueue, self._deltas, self._begun, i * count)  # a method would make a reference cycle
                 request = engine.submit(
                     prompt, job.params, listener=listener, spelled=job.spelled, marks=job.marks, only_scored=job.only_scored
                 )
@@ -122,6 +124,9 @@ class Answer:
         """The server-sent events; deltas that are already queued are sent together."""
         if opening := self._writer.opening():
             yield opening
+        while not await self._has_begun():
+            if ping := self._writer.ping():
+                yield ping
         while self._running:
             deltas = [await self._next()]
             while not self._deltas.empty():
@@ -140,6 +145,12 @@ class Answer:
             yield self._writer.failure(error)
             return
         yield self._writer.closing()
+
+    async def _has_begun(self) -> bool:
+        """Waits for the first delta, as long as a client may wait for a sign of life."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._begun.wait(), PING_SECONDS)
+        return self._begun.is_set()
 
     async def _take_all(self) -> None:
         """Takes what comes until all rows have ended."""
@@ -197,5 +208,6 @@ class Answer:
         _LOG.info(json.dumps(entry, ensure_ascii=False))
 
 
-def _enqueue(deltas: asyncio.Queue[tuple[int, Delta]], first: int, delta: Delta) -> None:
+def _enqueue(deltas: asyncio.Queue[tuple[int, Delta]], begun: asyncio.Event, first: int, delta: Delta) -> None:
     deltas.put_nowait((first + delta.sample, delta))
+    begun.set()

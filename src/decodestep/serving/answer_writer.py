@@ -94,6 +94,10 @@ class AnswerWriter(ABC):
     def opening(self) -> bytes:
         """The events before those of the first delta."""
 
+    def ping(self) -> bytes:
+        """The event for a client that waits long for the first delta, in APIs that have such a one."""
+        return b""
+
     @abstractmethod
     def events(self, index: int, delta: Delta) -> bytes:
         """The events of a delta of a sample, which this adds."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from decodestep.chat import tools
@@ -131,15 +132,25 @@ def template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def joined(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two neighbouring messages of one role as one: their contents a line each, and so their reasoning, and all calls."""
-    found = {**first, **second}
-    for name in ("content", "reasoning_content"):
-        said = [text for text in (first.get(name), second.get(name)) if text]
-        if said:
-            found[name] = "\n".join(said)
-    if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
-        found["tool_calls"] = calls
+def join_neighbours(messages: Sequence[dict[str, Any]], roles: Collection[str]) -> list[dict[str, Any]]:
+    """The messages, of which those of these roles that follow each other are one: their contents a line each, and so their
+    reasoning, and the calls of all."""
+    found: list[dict[str, Any]] = []
+    for role, group in groupby(messages, lambda message: message["role"]):
+        alike = list(group)
+        if role not in roles or len(alike) == 1:
+            found += alike
+            continue
+        joined: dict[str, Any] = {"role": role, "content": None}
+        for name in ("content", "reasoning_content"):
+            said = [message[name] for message in alike if message.get(name)]
+            if said:
+                joined[name] = "\n".join(said)
+        if calls := [call for message in alike for call in message.get("tool_calls", ())]:
+            joined["tool_calls"] = calls
+        elif joined["content"] is None:
+            joined["content"] = ""
+        found.append(joined)
     return found
 
 

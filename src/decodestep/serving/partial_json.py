@@ -17,28 +17,26 @@ def complete_part(text: str) -> dict[str, Any]:
 
     A list that was cut has its complete items. A number or a word at the end is not complete: it may go on.
     """
-    found, unclosed = "", ""  # the text up to the last complete value; what closes it
-    closing: list[str] = []
+    end = 0  # of the last complete value
+    closing: list[str] = []  # what closes the text there
     is_key = False
     for token in _TOKEN.finditer(text):
         mark = token[0]
         if mark in _CLOSING:
             closing.append(_CLOSING[mark])
             is_key = mark == "{"
-        elif mark == ",":
-            is_key = closing[-1:] == ["}"]
-            continue
-        elif mark == ":":
-            is_key = False
+        elif mark in (",", ":"):
+            is_key = mark == "," and closing[-1:] == ["}"]
             continue
         elif mark in ("}", "]"):
-            if not closing or closing.pop() != mark:
+            if closing[-1:] != [mark]:
                 break
+            closing.pop()
         elif is_key or (not token[1] and token.end() == len(text)):
             continue
-        found, unclosed = text[: token.end()], "".join(reversed(closing))
+        end = token.end()
     try:
-        value = parse(found + unclosed)
+        value = parse(text[:end] + "".join(reversed(closing)))
     except UnreadableError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""The values of a schema by the parts that they satisfy at once: what members and items they may have, and whether there are any."""
+"""The values of a schema by the parts that they satisfy at once: their members and items, and whether there are any."""
 
 from __future__ import annotations
 

@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from decodestep.constraints.schemas.document import Document
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, type_of, united
 
+Item = TypeVar("Item")
 _NAMES = {Number: "number", String: "string", Array: "array", Object: "object"}
 
 
@@ -79,40 +80,12 @@ class Meeting:
         if isinstance(one, Constant):
             return one if self.is_of(one.value, other) else None
         if isinstance(one, Number) and isinstance(other, Number):
-            least, above = max((one.least, one.above), (other.least, other.above))
-            most, below = min((one.most, not one.below), (other.most, not other.below))
-            multiples = tuple(dict.fromkeys(one.multiples + other.multiples))
-            found = Number(one.whole or other.whole, least, above, most, not below, multiples)
-            return None if found.empty else found
+            return _both_numbers(one, other)
         if isinstance(one, String) and isinstance(other, String):
-            patterns, formats = (
-                tuple(dict.fromkeys(mine + its)) for mine, its in ((one.patterns, other.patterns), (one.formats, other.formats))
-            )
-            most = _smaller(one.most, other.most)
-            least = max(one.least, other.least)
-            return (
-                None
-                if most is not None and least > most
-                else String(least, most, patterns, formats, one.without | other.without)
-            )
+            return _both_strings(one, other)
         if isinstance(one, Array) and isinstance(other, Array):
-            most = _smaller(one.most, other.most)
-            least = max(one.least, other.least)
-            if most is not None and least > most:
-                return None
-            parts = tuple(dict.fromkeys(one.parts + other.parts))
-            contains = tuple(dict.fromkeys(one.contains + other.contains))
-            return Array(parts, least, most, one.unique or other.unique, contains, one.without | other.without)
-        if isinstance(one, Object) and isinstance(other, Object):
-            most = _smaller(one.most, other.most)
-            required = tuple(dict.fromkeys(one.required + other.required))
-            least = max(one.least, other.least, 0)
-            if most is not None and max(least, len(required)) > most:
-                return None
-            parts = tuple(dict.fromkeys(one.parts + other.parts))
-            names = tuple(dict.fromkeys(one.names + other.names))
-            return Object(parts, required, least, most, names, one.without | other.without)
-        return None
+            return _both_arrays(one, other)
+        return _both_objects(one, other) if isinstance(one, Object) and isinstance(other, Object) else None
 
     def _never(self, shape: Shape) -> bool:
         """Whether a shape has no value because two of its required members, or first items, cannot be had: what tells the sides
@@ -166,6 +139,43 @@ class Meeting:
         if not set(shape.required) <= value.keys() or not all(self.holds(name, shape.names) for name in value):
             return False
         return all(self.holds(each, self.value_parts(shape, name)) for name, each in value.items())
+
+
+def _both_numbers(one: Number, other: Number) -> Number | None:
+    least, above = max((one.least, one.above), (other.least, other.above))
+    most, with_most = min((one.most, not one.below), (other.most, not other.below))
+    found = Number(one.whole or other.whole, least, above, most, not with_most, _joined(one.multiples, other.multiples))
+    return None if found.empty else found
+
+
+def _both_strings(one: String, other: String) -> String | None:
+    least, most = max(one.least, other.least), _smaller(one.most, other.most)
+    if most is not None and least > most:
+        return None
+    patterns, formats = _joined(one.patterns, other.patterns), _joined(one.formats, other.formats)
+    return String(least, most, patterns, formats, one.without | other.without)
+
+
+def _both_arrays(one: Array, other: Array) -> Array | None:
+    least, most = max(one.least, other.least), _smaller(one.most, other.most)
+    if most is not None and least > most:
+        return None
+    parts, contains = _joined(one.parts, other.parts), _joined(one.contains, other.contains)
+    return Array(parts, least, most, one.unique or other.unique, contains, one.without | other.without)
+
+
+def _both_objects(one: Object, other: Object) -> Object | None:
+    least, most = max(one.least, other.least), _smaller(one.most, other.most)
+    required = _joined(one.required, other.required)
+    if most is not None and max(least, len(required)) > most:
+        return None
+    parts, names = _joined(one.parts, other.parts), _joined(one.names, other.names)
+    return Object(parts, required, least, most, names, one.without | other.without)
+
+
+def _joined(ones: tuple[Item, ...], others: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The items of both, each once."""
+    return tuple(dict.fromkeys(ones + others))
 
 
 def _is_number_of(value: float, shape: Number) -> bool:

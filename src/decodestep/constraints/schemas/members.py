@@ -39,7 +39,7 @@ def object_rules(rules: Rules, families: Families, shape: Object, value: Value, 
         named = [written.pop(each) for each in list(written) if each in loose and each not in required]
         loose = set()
     if others:
-        ways = (f"{rules.terminal(rules.new('NAME').upper(), names.terminal)} \": \" {value(names.value)}" for names in others)
+        ways = (f'{rules.terminal(rules.new("NAME").upper(), names.terminal)} ": " {value(names.value)}' for names in others)
         rules.add(f"{name}_other", *ways, *(named if counted else ()))
     tail = {each: rule for each, rule in written.items() if not in_order or (counted and loose) or each in loose}
     if 0 < len(tail) <= _MOST_BITS and (len(tail) == len(loose) or len(tail) <= MOST_IN_ANY_ORDER) and not (counted and others):

@@ -201,7 +201,7 @@ def _bound(document: Document, part: int, key: str) -> float | None:
         document.refuse(part, key, "a number")
     if value is not None and not _is_exact(value, above=key in ("minimum", "exclusiveMinimum")):
         document.refuse(part, key, "a number of 53 bits")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _is_exact(bound: float, *, above: bool) -> bool:
@@ -250,21 +250,25 @@ def _array(document: Document, part: int) -> Array:
 
 def _object(document: Document, part: int) -> Object:
     schema = document.schemas[part]
-    maps = []
-    for key in ("properties", "patternProperties"):
-        if not isinstance(schema.get(key, {}), dict):
-            document.refuse(part, key, "an object")
-        maps.append(tuple((name, document.child(part, key, name)) for name in schema.get(key, {})))
+    properties, patterns = (_by_name(document, part, key) for key in ("properties", "patternProperties"))
     rest = next((key for key in ("additionalProperties", "unevaluatedProperties") if key in schema), None)
     others = None if rest is None else document.child(part, rest)
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         document.refuse(part, "required", "a list of names")
     names = document.combined([document.child(part, "propertyNames")]) if "propertyNames" in schema else ()
-    lists = bool(maps[0]) and not schema.get(Mark.UNLISTED)
-    parts = (ObjectPart(*maps, others, lists),) if any(maps) or others is not None else ()
+    lists = bool(properties) and not schema.get(Mark.UNLISTED)
+    parts = (ObjectPart(properties, patterns, others, lists),) if properties or patterns or others is not None else ()
     sizes = _size(document, part, "minProperties") or 0, _size(document, part, "maxProperties")
     return Object(parts, tuple(dict.fromkeys(required)), *sizes, names)
+
+
+def _by_name(document: Document, part: int, key: str) -> tuple[tuple[str, int], ...]:
+    """The parts under a keyword, by their names."""
+    given = document.schemas[part].get(key, {})
+    if not isinstance(given, dict):
+        document.refuse(part, key, "an object")
+    return tuple((name, document.child(part, key, name)) for name in given)
 
 
 def _implications(document: Document, part: int) -> list[int]:

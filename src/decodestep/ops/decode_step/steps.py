@@ -1,8 +1,9 @@
 """The typed steps of a row, from its logits to its draw, as plain values.
 
-A step is a patch, which changes the scores of the tokens that it names; a mask, which says of each token whether it stays; a filter, which drops tokens (their score becomes
--inf); or changes all scores (`Temperature`, `Normalise`). No step looks at another row. `decode_step` runs them in the order
-given, and a patch id by id: a token that is named twice is changed twice. Below, s is the row of scores.
+A step is a patch, which changes the scores of the tokens that it names, or says of each token whether it stays
+(`AllowBits`); a filter, which drops tokens (their score becomes -inf); or changes all scores (`Temperature`, `Normalise`). No
+step looks at another row. `decode_step` runs them in the order given, and a patch id by id: a token that is named twice is
+changed twice. Below, s is the row of scores.
 """
 
 from __future__ import annotations

@@ -109,9 +109,9 @@ class DecoderWeights:
                 _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
         alone = not layer.parallel or (layer.attention_post_norm is None and layer.ffn_post_norm is None)
         require(alone, _CLASS, f"{name}.parallel", "False with norms after blocks", layer.parallel)
+        if self.latent is None and isinstance(layer.attention, GroupedAttention):
+            self._check_sizes(f"{name}.attention", layer.attention, number)
         self._check_attention(f"{name}.attention", layer.attention)
-        if isinstance(layer.attention, GroupedAttention):
-            self._check_keys_of(f"{name}.attention", layer.attention, number)
         self._check_input(name, layer)
         block = layer.feed_forward
         if isinstance(block, Mixture):
@@ -123,7 +123,7 @@ class DecoderWeights:
             _check_block(f"{name}.feed_forward", block, self.hidden)
             require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
 
-    def _check_keys_of(self, name: str, a: GroupedAttention, number: int) -> None:
+    def _check_sizes(self, name: str, a: GroupedAttention, number: int) -> None:
         sizes = self.sizes(a)
         ok = all(is_int(size) and size > 0 for size in sizes) and self.heads % sizes[0] == 0 and sizes[1] % 2 == 0
         within = sizes[0] <= self.kv_heads and sizes[2] <= sizes[1] <= self.head_dim and sizes[2] <= self.value_dim

@@ -68,6 +68,9 @@ class MessageWriter(AnswerWriter):
         """None: how many tokens of the prompt were in the cache is known with the first delta."""
         return b""
 
+    def ping(self) -> bytes:
+        return _event({"type": "ping"})
+
     def events(self, index: int, delta: Delta) -> bytes:
         parts = self.samples[index].take(delta)
         found = [] if self._started else [{"type": "message_start", "message": self._message()}]

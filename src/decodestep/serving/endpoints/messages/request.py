@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from decodestep.serving.chats import Chat, joined, library_fields, template_variables
+from decodestep.serving.chats import Chat, join_neighbours, library_fields, template_variables
 from decodestep.serving.errors import HttpError, refusal
 from decodestep.serving.request_fields import bool_field, list_field, object_field
 
@@ -23,8 +23,6 @@ _ROLES = {"user": "user", "ctx": "user", "msg": "user", "assistant": "assistant"
 # before, and nothing of it would be in the cache. It says nothing to a model, which is not given it.
 _BILLING = "x-anthropic-billing-header:"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-
-
 # The code by which Anthropic's client knows that it is to send all messages with every request.
 NO_THREADS = "thread_unsupported_request"
 
@@ -36,7 +34,7 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
     continues = messages[-1]["role"] == "assistant"
     if continues and messages[-1].get("tool_calls"):
         raise refusal("messages", "such that a tool_use at their end is followed by its tool_result")
-    sampling = {**library_fields(body), **_budget(body)}
+    lengths = {"max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")}
     return Chat(
         messages,
         tools=_tools(body),
@@ -44,7 +42,7 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
         opens=not continues,
         continues=continues,
         schema=_schema(body),
-        sampling={**sampling, "max_tokens": body.get("max_tokens"), "stop": body.get("stop_sequences")},
+        sampling={**library_fields(body), **_budget(body), **lengths},
         stream=bool(bool_field(body, "stream")),
         names=_NAMES,
     )
@@ -72,10 +70,8 @@ def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
             raise refusal(place, "a string or a list of blocks")
         read = {"user": _user, "assistant": _assistant}.get(role, _system_message)
-        for each in read(place, blocks, functions):
-            merges = found and found[-1]["role"] == each["role"] and each["role"] in ("user", "assistant")
-            found[-1:] = [joined(found[-1], each)] if merges else [*found[-1:], each]
-    return found
+        found += read(place, blocks, functions)
+    return join_neighbours(found, ("user", "assistant"))
 
 
 def _user(place: str, blocks: list[dict[str, Any]], functions: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -140,7 +136,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
     elsewhere = set()
     for i, tool in enumerate(given or ()):
         if tool.get("type") not in (None, "custom"):
-            elsewhere.add(tool.get("name"))
+            elsewhere.add(str(tool.get("name")))
             continue
         function = {"name": _string(f"tools[{i}].name", tool.get("name")), "strict": bool_field(tool, "strict")}
         description, schema = tool.get("description"), tool.get("input_schema")
@@ -155,7 +151,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
         found["parallel_tool_calls"] = False
     if not choice:
         return found
-    kind, name = choice.get("type"), choice.get("name")
+    kind, name = str(choice.get("type")), str(choice.get("name"))
     if kind == "tool":
         if name in elsewhere:
             _refuse_kind("tool_choice.name", name, "a tool that the client runs")

@@ -7,7 +7,7 @@ from typing import Any
 
 from decodestep.chat.text_feed import UnreadableError
 from decodestep.chat.tool_json import read_arguments
-from decodestep.serving.chats import Chat, joined, library_fields, template_variables
+from decodestep.serving.chats import Chat, join_neighbours, library_fields, template_variables
 from decodestep.serving.errors import refusal
 from decodestep.serving.request_fields import bool_field, list_field, object_field
 
@@ -37,7 +37,10 @@ def read_chat(body: Mapping[str, Any]) -> Chat:
     for name, rule in _REFUSED.items():
         if body.get(name) not in (None, False):
             raise refusal(name, rule)
-    if "message.output_text.logprobs" in (body.get("include") or ()):
+    included = body.get("include")
+    if not isinstance(included, list | None):
+        raise refusal("include", "a list")
+    if "message.output_text.logprobs" in (included or ()):
         raise refusal("include", "without message.output_text.logprobs: an answer of this API has no log-probabilities here")
     return Chat(
         _conversation(body),
@@ -69,21 +72,19 @@ def _conversation(body: Mapping[str, Any]) -> list[dict[str, Any]]:
         place = f"input[{i}]"
         if not isinstance(item, dict):
             raise refusal(place, _ITEMS)
-        kind = item.get("type") or ("message" if "role" in item else None)
+        kind = str(item.get("type") or ("message" if "role" in item else None))
         if kind == "reasoning":
             content = item.get("content") or []  # empty where it is encrypted
             thought += [_text(f"{place}.content", content)] if content else []
             continue
         if kind not in _READERS:
-            raise refusal(place, f"{_ITEMS}; got {str(kind)[:100]}")
+            raise refusal(place, f"{_ITEMS}; got {kind[:100]}")
         message = _READERS[kind](place, item, functions)
         if message["role"] == "assistant" and thought:
             message["reasoning_content"] = "\n".join(thought)
         thought = []
-        if found and found[-1]["role"] == message["role"] == "assistant":
-            message = joined(found.pop(), message)
         found.append(message)
-    return found
+    return join_neighbours(found, ("assistant",))
 
 
 def _message(place: str, item: Mapping[str, Any], _: dict[str, str]) -> dict[str, Any]:
@@ -135,10 +136,10 @@ def _text(place: str, given: object) -> str:
         raise refusal(place, "a string or a list of text parts")
     texts = []
     for i, part in enumerate(given):
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = str(part.get("type")) if isinstance(part, dict) else ""
         text = part.get(_TEXTS[kind]) if kind in _TEXTS else None
         if not isinstance(text, str):
-            raise refusal(f"{place}[{i}]", f"a part of text: input_text, output_text or refusal; got {str(kind)[:100]}")
+            raise refusal(f"{place}[{i}]", f"a part of text: input_text, output_text or refusal; got {kind[:100]}")
         texts.append(text)
     return "\n".join(texts)
 
