@@ -26,6 +26,14 @@ BREAKS = {  # what makes a call unreadable, and in place of what
     formats.GemmaCalls: ("2", "]"),
     formats.TaggedArguments: ("<arg_key>days", "and <arg_key>days"),
     formats.TaggedFunctions: ("<parameter=days", "and <parameter=days"),
+    formats.SeedFunctions: ("<parameter=days", "and <parameter=days"),
+    formats.HunyuanArguments: ("<arg_key:opensource>days", "and <arg_key:opensource>days"),
+    formats.MiniCpmFunctions: ('<param name="days', 'and <param name="days'),
+    formats.MiniMaxInvokes: ('<parameter name="days', 'and <parameter name="days'),
+    formats.MiniMaxTags: ("]<]minimax[>[<days", "and ]<]minimax[>[<days"),
+    formats.DsmlInvokes: ('<｜DSML｜parameter name="days', 'and <｜DSML｜parameter name="days'),
+    formats.DsmlCalls: ('<｜DSML｜parameter name="days', 'and <｜DSML｜parameter name="days'),
+    formats.KimiElements: ('<|open|>argument key="days', 'and <|open|>argument key="days'),
 }
 
 
@@ -104,7 +112,10 @@ def test_text_after_a_mention_is_sent_at_once(kind):
         assert any(mark.startswith(held) or re.fullmatch(rf"{re.escape(mark)}\s*\w*", held) for mark in kind.marks)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind is not formats.BareJson])
+FIRST = (formats.BareJson, formats.PythonCalls, formats.FunctionaryRecipients)  # whose calls stand at the beginning alone
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FIRST])
 def test_a_call_that_is_none_costs_no_other(kind):
     end = "<|call|>" if kind is formats.Harmony else ""
     good, unknown = written(kind) + end, written(kind, "king") + end
