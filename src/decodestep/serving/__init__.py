@@ -5,8 +5,8 @@
 - `endpoints`: a file or a folder each; `endpoint`: what one is; `page.html`: the chat page;
 - `jobs` (`request_fields`): requests as prompts and `SamplingParams`; `chats`: conversations as such; `answer`: what the rows
   of a job add; `answer_writer`: how an API writes it;
-- `openai_fields`, `choices`: what OpenAI's completions and chat completions share; `function_calls`: functions before there
-  were tools; `infilling`: texts between two others;
+- `openai_fields`, `choices`: what OpenAI's completions and chat completions share;
+- `function_calls`: functions before there were tools; `infilling`: texts between two others;
 - `blocks`, `partial_json`: what Anthropic's messages and OpenAI's responses share.
 
 All of it needs decodestep[serve]. The engine itself is `decodestep.Engine`; its names are here too.
