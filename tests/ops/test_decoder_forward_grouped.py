@@ -180,7 +180,8 @@ def test_against_the_reference_in_float64(name, rng):
 def forward(call, which):
     """The logits of some of a call's tokens, all of them wanted."""
     some = {name: call[name][which] for name in ("token_ids", "sequence", "positions")}
-    some["layer_inputs"] = None if call["layer_inputs"] is None else call["layer_inputs"][which]
+    inputs = call.get("layer_inputs")
+    some["layer_inputs"] = None if inputs is None else inputs[which]
     return ds.decoder_forward(**{**call, **some, "wanted": np.arange(len(which))})
 
 
