@@ -38,11 +38,11 @@ struct Step {
     const float* values = nullptr;  // of `add`: one for each id
     size_t count = 0;
     const uint32_t* bits = nullptr;  // of allow_bits: a bit for each token, 1 where it stays, lowest first
-    double amount = 0;       // factor, temperature, p, mass, epsilon, share, n or threshold
-    double probability = 0;  // of `xtc`
-    size_t k = 1;            // of top_k: k; of top_h: top
-    size_t min_keep = 1;     // the field `keep`: how many tokens a filter leaves at least
-    uint64_t seed = 0;       // of `xtc`
+    double amount = 0;               // factor, temperature, p, mass, epsilon, share, n or threshold
+    double probability = 0;          // of `xtc`
+    size_t k = 1;                    // of top_k: k; of top_h: top
+    size_t min_keep = 1;             // the field `keep`: how many tokens a filter leaves at least
+    uint64_t seed = 0;               // of `xtc`
 };
 
 // Log-probabilities of one row: of the token drawn, and of the most likely ones.

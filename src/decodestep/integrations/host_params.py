@@ -66,5 +66,5 @@ def seed_from_name(name: str) -> int:
 
 def in_vocabulary(params: SamplingParams, vocab_size: int) -> SamplingParams:
     """The params without the tokens outside the vocabulary, which never occur."""
-    breakers = tuple(token for token in params.dry_sequence_breakers if token < vocab_size)
+    breakers = tuple(each for each in params.dry_sequence_breakers if isinstance(each, str) or each < vocab_size)
     return params.replace(dry_sequence_breakers=breakers)
