@@ -2,6 +2,6 @@
 
 - `processor`: which tokens may come next in a row;
 - `grammar`: a language in llguidance's form; `vocabulary`: the tokens in that form;
-- `json_schema` (`property_names`, `json_form`): schemas as llguidance accepts and enforces them; `gbnf`: llama.cpp's grammars;
+- `json_schema` (`schemas`, `json_form`): schemas as grammars; `gbnf`: llama.cpp's grammars;
 - `trial` (`worker`): costly ones are tried out in a process of their own.
 """

@@ -84,7 +84,7 @@ def as_several(ids: Any) -> Any:
 
 def _dry(params: SamplingParams) -> tuple[float, float, int, tuple[int, ...], int]:
     """The arguments of the class and of the part."""
-    breakers = tuple(each for each in params.dry_sequence_breakers if not isinstance(each, str))  # texts are ids by now
+    breakers = tuple(each for each in params.dry_sequence_breakers if not isinstance(each, str))  # strings are ids by now
     shape = float(params.dry_multiplier), float(params.dry_base), int(params.dry_allowed_length)
     return (*shape, breakers, int(params.dry_range))
 
