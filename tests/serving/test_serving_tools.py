@@ -154,7 +154,8 @@ def test_calls_and_results_stay_in_the_prompt_without_tools(tiny_file, more):
 
 READS_ALL = """<tool_call>{% for t in tools %}{{ t.type + t.function.name + t.function.description }}{{ t.function | length }}
 {%- for name in t.function.parameters.properties %}{{ name }}{% endfor %}{% endfor %};{% for m in messages %}{{ m.content }}
-{%- for call in m.tool_calls or [] %}{% for k in call.function.arguments.keys() %}{{ k }}{% endfor %}{% endfor %}{% endfor %}"""
+{%- for call in m.tool_calls or [] %}{% for k, v in call.function.arguments.items() %}{{ k }}{{ v }}
+{%- endfor %}{% endfor %}{% endfor %}"""
 
 
 def test_what_a_client_leaves_out_is_there_for_templates(tiny_file):
