@@ -29,25 +29,30 @@ class CallTrial(NamedTuple):
     with_content: bool
 
 
-_found: WeakKeyDictionary[ChatTemplate, CallTrial] = WeakKeyDictionary()  # a trial takes as long as three prompts
+_found: WeakKeyDictionary[ChatTemplate, CallTrial] = WeakKeyDictionary()  # a trial takes as long as four prompts
 
 
 def try_calls(model: ChatModel) -> CallTrial:
-    """The trial of a model's template. Of one that writes no call nothing more is known: it is taken to write all others."""
+    """The trial of a model's template. Of one that does not write what a call says, nothing more is known: it is taken to write
+    as much of others."""
     if model.template not in _found:
-        calls = _PLACES[0] in _written(model, 1)
-        several = not calls or all(place in _written(model, 2) for place in _PLACES)
-        _found[model.template] = CallTrial(calls, several, not calls or _PLACES[0] in _written(model, 1, content="I look."))
+        one = _written(model, 1)
+        calls = bool(one) and one != _written(model, 0)
+        told = _PLACES[0] in one
+        several = not told or all(place in _written(model, 2) for place in _PLACES)
+        _found[model.template] = CallTrial(calls, several, not told or _PLACES[0] in _written(model, 1, content="I look."))
     return _found[model.template]
 
 
 def _written(model: ChatModel, count: int, content: str | None = None) -> str:
     """The prompt of a conversation whose answer has so many calls; "" if the template refuses it."""
     calls = [_call(place, call_id) for place, call_id in zip(_PLACES[:count], _IDS, strict=False)]
-    results = [{"role": "tool", "name": _NAME, "tool_call_id": call["id"], "content": "found"} for call in calls]
+    results = [
+        {"role": "tool", "name": _NAME, "tool_call_id": call_id, "content": "found"} for call_id in _IDS[: max(count, 1)]
+    ]
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": content, "tool_calls": calls},
+        {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})},
         *results,
     ]
     try:
