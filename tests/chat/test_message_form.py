@@ -56,6 +56,27 @@ NO_SYSTEM = {
     + "{{ '[' + m.role + ':' + m.content + ']' }}"
     + END,
 }
+# Templates that write one system message alone, at the beginning.
+ONE_SYSTEM = {
+    "the first": "{% if messages[0].role == 'system' %}{{ '[system:' + messages[0].content + ']' }}{% endif %}"
+    + "{% for m in messages if m.role != 'system' %}{{ '[' + m.role + ':' + m.content + ']' }}"
+    + END,
+    "the last": "{% set n = namespace(s='') %}"
+    + "{% for m in messages if m.role == 'system' %}{% set n.s = m.content %}{% endfor %}"
+    + "{% if n.s %}{{ '[system:' + n.s + ']' }}{% endif %}"
+    + "{% for m in messages if m.role != 'system' %}{{ '[' + m.role + ':' + m.content + ']' }}"
+    + END,
+    "others refused": LOOP
+    + "{% if m.role == 'system' and not loop.first %}{{ raise_exception('not at the beginning') }}{% endif %}"
+    + "{{ '[' + m.role + ':' + m.content + ']' }}"
+    + END,
+}
+IN_TURN = (
+    LOOP
+    + "{% if loop.index0 and m.role == messages[loop.index0 - 1].role %}{{ raise_exception('not in turn') }}{% endif %}"
+    + "{{ '[' + m.role + ':' + m.content + ']' }}"
+    + END
+)
 CITY = {"city": "Zürich"}
 
 
@@ -129,6 +150,30 @@ def test_a_system_message_begins_the_first_users_where_there_is_no_such_role(tem
 
 def test_system_messages_stay_where_there_is_the_role():
     assert shown(STRINGS, [say("system", "S"), *USER]) == "[system:S][user:What is 2 + 2?]>"
+    several = [say("system", "S"), say("system", "T"), say("user", "U"), say("system", "R"), say("user", "V"), say("user", "W")]
+    assert shown(STRINGS, several) == "[system:S][system:T][user:U][system:R][user:V][user:W]>"
+
+
+@pytest.mark.parametrize("template", ONE_SYSTEM.values(), ids=ONE_SYSTEM)
+def test_no_system_message_is_lost(template):
+    """Clients send several, also later: instructions, then a developer's message; reminders in the middle."""
+    several = [say("system", "S"), say("system", "T"), say("user", "U"), say("system", "R"), say("user", "V"), say("user", "W")]
+    assert shown(template, several) == "[system:S\n\nT][user:U][user:R\n\nV][user:W]>"
+    assert shown(template, [*USER, say("system", "R")]) == "[user:What is 2 + 2?\n\nR]>"
+
+
+def test_neighbouring_messages_of_the_user_are_one_where_they_would_be_refused():
+    several = [
+        say("system", "S"),
+        say("system", "T"),
+        say("user", "U"),
+        say("user", "V"),
+        say("assistant", "A"),
+        say("system", "R"),
+    ]
+    expected = "[system:S\n\nT][user:U\n\nV][assistant:A][system:R]>"
+    assert shown(IN_TURN, several) == expected
+    assert shown(IN_TURN, [*several, say("user", "W"), say("user", "X")]) == expected[:-1] + "[user:W\n\nX]>"
 
 
 def test_the_form_is_found_once_and_tells_no_templates_apart_that_it_cannot(monkeypatch):

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 Message = dict[str, Any]
@@ -20,7 +21,9 @@ class MessageForm:
 
     strings, parts: the roles whose contents it writes if they are strings, and if they are lists of parts,
         {"type": "text", "text": ...} each.
-    system: whether it has a system role.
+    system: whether it has a system role. neighbours: whether it writes two system messages at the beginning. later: whether it
+        writes a system message after others, and the first one too.
+    turns: whether two messages of the user must not follow each other.
     null: whether it asks if the content beside calls is None, and so must see that; others would write "None", or fail.
     text_arguments: whether it writes the arguments of calls as they are, and so must get JSON as text; others read mappings.
     thinking_parts: whether it reads reasoning as parts of the contents, {"type": "thinking", "thinking": ...} each; others read
@@ -31,16 +34,27 @@ class MessageForm:
     strings: frozenset[str] = frozenset()
     parts: frozenset[str] = frozenset()
     system: bool = True
+    neighbours: bool = True
+    later: bool = True
+    turns: bool = False
     null: bool = False
     text_arguments: bool = False
     thinking_parts: bool = False
     lone_reasoning: bool = False
 
     def apply(self, messages: list[Message]) -> list[Message]:
-        """The messages in this form. A system message for a template without that role begins the next user's message."""
+        """The messages in this form. A system message that the template would not write begins the next user's message, or ends
+        the system message before it."""
         found = [self._with_calls(self._with_reasoning(message)) for message in messages]
-        if not self.system:
-            found = _without_system(found)
+        count = (
+            next((i for i, message in enumerate(found) if message.get("role") != "system"), len(found)) if self.system else 0
+        )
+        first, others = found[:count], found[count:]
+        if count > 1 and not self.neighbours:
+            first = [reduce(_with, first)]
+        if not (self.system and self.later):
+            others = _without_system(others)
+        found = [*first, *(_in_turns(others) if self.turns else others)]
         return [{**message, "content": self._content(message)} if "content" in message else message for message in found]
 
     def _with_reasoning(self, message: Message) -> Message:
@@ -100,6 +114,7 @@ def find_form(render: Render) -> MessageForm:
         parts=user.parts | system.parts | assistant.parts,
         system=bool(system.strings | system.parts),
     )
+    form = _with_roles(form, lambda messages: render(form.apply(messages), tools) or "")
     form = _with_reasoning(_with_calls(form, render), render)
     tool = _read_kinds("tool", lambda content: render([*form.apply([hello, _CALL]), {**_RESULT, "content": content}], _TOOLS))
     return replace(form, strings=form.strings | tool.strings, parts=form.parts | tool.parts)
@@ -132,6 +147,23 @@ def _read_kinds(role: str, render: Callable[[Any], str | None]) -> MessageForm:
     return MessageForm(
         strings=frozenset([role] if _WORD in as_string else ()),
         parts=frozenset([role] if _WORD in as_parts and not _WRITTEN_LIST.search(as_parts) else ()),
+    )
+
+
+def _with_roles(form: MessageForm, render: Callable[[list[Message]], str]) -> MessageForm:
+    """The form, with what may follow what. render: of messages in the form."""
+    hello, answer = _say("user", "Hello"), _say("assistant", "Hello")
+    first, second = _say("system", _WORD), _say("system", _THOUGHT)
+
+    def writes(*messages: Message) -> bool:
+        text = render([*messages])
+        return _WORD in text and _THOUGHT in text
+
+    return replace(
+        form,
+        neighbours=writes(first, second, hello),
+        later=writes(first, hello, answer, second, hello),
+        turns=not writes(_say("user", _WORD), _say("user", _THOUGHT)),
     )
 
 
@@ -181,15 +213,31 @@ def _without_system(messages: list[Message]) -> list[Message]:
         if message.get("role") == "system":
             waiting = _joined(waiting, message.get("content"))
         elif message.get("role") == "user" and waiting:
-            found.append({**message, "content": _joined(waiting, message.get("content"))})
+            found.append(_with(_say("user", waiting), message))
             waiting = ""
         else:
             found.append(message)
     if waiting and found and found[-1].get("role") == "user":
-        found[-1] = {**found[-1], "content": _joined(found[-1].get("content"), waiting)}
+        found[-1] = _with(found[-1], _say("user", waiting))
     elif waiting:
         found.append(_say("user", waiting))
     return found
+
+
+def _in_turns(messages: list[Message]) -> list[Message]:
+    """The messages, of which those of the user that follow each other are one."""
+    found: list[Message] = []
+    for message in messages:
+        if found and message.get("role") == found[-1].get("role") == "user":
+            found[-1] = _with(found[-1], message)
+        else:
+            found.append(message)
+    return found
+
+
+def _with(first: Message, second: Message) -> Message:
+    """Two messages of one role as one."""
+    return {**first, **second, "content": _joined(first.get("content"), second.get("content"))}
 
 
 def _joined(first: object, second: object) -> Any:
