@@ -178,3 +178,13 @@ def test_arguments_are_read_from_json_of_every_form():
             for text in (written, json.dumps(written)):
                 _, [[_, found]], _ = read(formats.TaggedJson, [f'<tool_call>{{"name": "time", "arguments": {text}}}'])
                 assert json.loads(found) == arguments
+
+
+@pytest.mark.parametrize("mark", ["<tool_call>", "<function="])
+def test_no_beginning_of_a_mark_is_content_where_the_text_is_cut(mark):
+    """A single character is: it may as well be a comparison. So is all of a text that the model has ended."""
+    for length in range(1, len(mark)):
+        text = f"Is a {mark[:length]}"
+        content, calls, cut = read(formats.TaggedFunctions, [text], cut=True)
+        assert (content.rstrip(), calls, cut) == ("Is a <" if length == 1 else "Is a", [], False)
+        assert read(formats.TaggedFunctions, [text]) == (text, [], False)

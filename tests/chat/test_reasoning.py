@@ -117,6 +117,13 @@ def test_what_is_reasoning(text, reasoning, content):
         assert read(format_, [text]) == read(format_, text) == (reasoning, content, [])
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma4", "command", "granite"])
+def test_nothing_is_reasoning_where_it_is_switched_off(name):
+    text = FAMILIES[name][1]
+    reasoning, content, _ = read(format_of(name, ended=True), [text])
+    assert (reasoning, content[:4]) == ("", text[:4])
+
+
 def test_calls_are_read_after_reasoning_alone():
     """Also where the template knows none, and alike in streams."""
     for kind in (THINK, None):

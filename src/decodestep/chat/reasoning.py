@@ -59,14 +59,15 @@ class ReasoningFormat(NamedTuple):
         """The reasoning at the beginning of an answer, and the marks before the text after it; None where more text is needed.
 
         begun: whether the prompt has the opening mark; some models write it once more. Without a mark at the beginning there is
-        none. The first closing mark ends it; what ends within reasoning is reasoning as a whole. ended: as `ended_by` says.
+        none. The first closing mark ends it; what ends within reasoning is reasoning as a whole. ended: as `ended_by` says:
+        then there is none, whatever the text begins with.
 
         Returns the marks that may end the text.
         """
         if self.in_messages and not begun:
             return ()
         space = yield from feed.space()
-        opening = yield from feed.optional(self.opening)
+        opening = "" if ended else (yield from feed.optional(self.opening))
         if opening:
             yield Mark(space + opening, True)
         elif begun:
@@ -74,7 +75,7 @@ class ReasoningFormat(NamedTuple):
         if opening or begun:
             yield from self._thoughts(feed)
             space = yield from feed.space()
-        while self.repeats and (opening := (yield from feed.optional(self.opening))):
+        while self.repeats and not ended and (opening := (yield from feed.optional(self.opening))):
             yield Mark(space + opening, True)
             yield from self._thoughts(feed)
             space = yield from feed.space()

@@ -95,8 +95,12 @@ class TextFeed:
         self.begin()
 
     def plain(self, marks: tuple[str, ...]) -> str:
-        """The text before the next mark or what may become one, as far as it has come. It is not kept."""
-        found = self._before(marks, whole=self.ended)
+        """The text before the next mark or what may become one, as far as it has come. It is not kept. Of a text that was cut,
+        two characters or more that begin a mark at its end are left out."""
+        found = self._before(marks, whole=self.ended and not self.cut)
+        if self.ended and not self._text.startswith(marks, self._next):  # what is left may be the beginning of a mark
+            rest = self.take(len(self._text) - self._next)
+            found += rest if len(rest) == 1 else ""
         self.begin()
         return found
 
