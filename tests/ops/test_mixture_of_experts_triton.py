@@ -119,6 +119,7 @@ def test_what_a_device_refuses(rng):
             ({"shared": replace(here.block(0), **{name: np.ones(32, np.float32)})}, "has no biases")
             for name in ("gate_bias", "up_bias", "down_bias")
         ),
+        ({"routed": replace(here, activation="clamped_silu")}, "has no clamped SiLU"),
         ({"weights": torch.zeros(2, 2, device="meta")}, "weights must be on"),
         ({"x": torch.zeros(2, 32, dtype=torch.float64, device=gpu.DEVICE)}, "has no float64"),
         ({"experts": experts + 1}, r"experts must be in \[0, 2\)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -13,7 +13,9 @@ from decodestep.chat import template_process
 from decodestep.chat.message_form import REASONING, MessageForm, find_form
 from decodestep.chat.traced_text import TracedText, runs
 from decodestep.errors import ModelError
-from decodestep.tokenizers.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from decodestep.tokenizers.tokenizer import Tokenizer
 
 
 class _Role(TypedDict):

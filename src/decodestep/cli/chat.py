@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"{parser.description}\n\n{_ABOUT}\n\n{_HELP}"
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     parser.add_argument(
-        "--tools", metavar="FILE.py", help="a file with functions that the model may call, each time if you allow it"
+        "--tools", metavar="FILE", help="a Python file with functions that the model may call, each time if you allow it"
     )
     add_template_variables(parser)
     add_params(parser, **_DEFAULTS)

@@ -16,7 +16,7 @@ KINDS: dict[type, int] = {
     kind: 1 << number for number, kind in enumerate((*kinds.PATCHES, *kinds.FILTERS))
 }  # a step's kind in a table is a bit
 KINDS[kinds.AllowBits] = KINDS[kinds.Allow]  # a table has masks for both
-PATCHING = sum(KINDS[kind] for kind in kinds.PATCHES)
+PATCHING = sum({KINDS[kind] for kind in kinds.PATCHES})
 _AMOUNTS = ("temperature", "p", "mass", "epsilon", "share", "n", "threshold")
 # How a row's token may be found: by its steps one after the other, or the quick ways (see quick.py).
 GENERAL, LISTED, RACED, PLAIN = 0, 1, 2, 4
