@@ -44,9 +44,10 @@ from decodestep.sampling.row import within_room
 from decodestep.sampling.row_factory import RowFactory
 
 _ABOUT = """\
-In a terminal it prompts for messages, shows what a model thinks dimly, and asks
-before it calls a function of --tools; from a pipe it reads one message per line
-and prints only the answers. A line that begins with a slash is a command:"""
+In a terminal it prompts for messages, shows what a model thinks dimly, and
+asks before it calls a function of --tools; from a pipe it reads one message
+per line and prints only the answers. A line that begins with a slash is a
+command:"""
 _HELP = """\
 /reset        forget the conversation, except for the system message
 /save FILE    write the conversation to FILE, a JSON list of messages
