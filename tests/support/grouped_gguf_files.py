@@ -168,7 +168,9 @@ def _expert_keys(config: Any, architecture: str) -> dict[str, Any]:
         count, used, width = config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size
     else:
         return {}
-    keys = {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
+    keys = {"expert_count": count, "expert_used_count": used}
+    if architecture not in ("llama", "olmoe"):  # in whose files feed_forward_length is that of an expert
+        keys["expert_feed_forward_length"] = width
     if architecture == "ernie4_5-moe":
         keys |= {
             "expert_shared_count": config.moe_num_shared_experts,
