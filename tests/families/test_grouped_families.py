@@ -56,6 +56,17 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(model, ids, tmp_pat
     assert family_models.relative(ds.load(path, dtype="float32").logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
+@pytest.mark.parametrize(
+    ("family", "size"), [("seed_oss", 0), ("glm", 2), ("gemma4_text", 0), ("gemma4_text", 1), ("gemma4_text", 2)]
+)
+def test_queries_keys_and_values_of_a_file_may_be_one_tensor(model, ids, tmp_path, family, size):
+    """Of layers whose heads have other widths too."""
+    path = write_gguf(model(family, size), tmp_path / "model.gguf", fused=True)
+    assert any("attn_qkv" in name for name in GgufFile(path).tensors)
+    expected = family_models.model_logits(model(family, size), ids)
+    assert family_models.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
+
+
 @pytest.mark.parametrize(("family", "size"), [case for case in IN_GGUF if case != ("mistral", 1)])
 def test_llama_cpp_has_the_same_logits(model, ids, tmp_path, family, size):
     """It does not read Mistral's window, and stores keys and values as float16 here."""

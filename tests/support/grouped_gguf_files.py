@@ -25,11 +25,13 @@ def write_gguf(
     kind: str = "F32",
     alignment: int | None = None,
     more: dict[str, Any] | None = None,
+    fused: bool = False,
     **changes: Any,
 ) -> Path:
     """more: tensors beside the model's, by transformers' names; one that begins with "nextn." belongs to the last block. kind:
     of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the file
-    shall say so. changes: of the metadata; None leaves a key out."""
+    shall say so. fused: whether queries, keys and values of a layer that has all three are one tensor. changes: of the metadata;
+    None leaves a key out."""
     config = model.config
     state = {name: value.float().numpy() for name, value in (model.state_dict() | (more or {})).items()}
     architecture = MODEL_TYPES[config.model_type].written_as.name
@@ -37,6 +39,7 @@ def write_gguf(
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers + bool(more))
     heads = {"attn_q": config.num_attention_heads, "attn_k": _sizes(config).num_key_value_heads}
     file = ModelFile(path, architecture, _keys(config, architecture) | changes, kind, alignment)
+    together: dict[str, dict[str, np.ndarray]] = {}
     for their_name, value in state.items():
         if their_name == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -56,7 +59,14 @@ def write_gguf(
             value = value.reshape(heads[part], 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
         if architecture in _NORMS_PLUS_ONE and name.endswith("norm.weight"):
             value = value + 1
-        file.add(name, value, exact=part == "ffn_gate_inp")
+        if fused and part in ("attn_q", "attn_k", "attn_v"):
+            together.setdefault(name.replace(part, "attn_qkv"), {})[part] = value
+        else:
+            file.add(name, value, exact=part == "ffn_gate_inp")
+    for name, parts in together.items():
+        whole = {"attn_qkv": np.concatenate([parts[f"attn_{part}"] for part in "qkv"])} if len(parts) == 3 else parts
+        for part, value in whole.items():
+            file.add(name.replace("attn_qkv", part), value)
     rope = config.rope_parameters
     if architecture == "gemma4":
         width = config.per_layer_config["full_attention"].head_dim
@@ -168,7 +178,9 @@ def _expert_keys(config: Any, architecture: str) -> dict[str, Any]:
         count, used, width = config.n_routed_experts, config.num_experts_per_tok, config.moe_intermediate_size
     else:
         return {}
-    keys = {"expert_count": count, "expert_used_count": used, "expert_feed_forward_length": width}
+    keys = {"expert_count": count, "expert_used_count": used}
+    if architecture not in ("llama", "olmoe"):  # in whose files feed_forward_length is that of an expert
+        keys["expert_feed_forward_length"] = width
     if architecture == "ernie4_5-moe":
         keys |= {
             "expert_shared_count": config.moe_num_shared_experts,

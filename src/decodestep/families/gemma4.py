@@ -109,7 +109,7 @@ class _File:
         if (wrong := _check_shared(slides, shared)) is not None:
             raise keys.refusal(f"{wrong}: not supported")
         own = [i for i in range(layers - shared) if not slides[i]]
-        k_eq_v = bool(own) and NAMES["value"].format(i=own[0]) not in keys.file.tensors
+        k_eq_v = bool(own) and not any(NAMES[part].format(i=own[0]) in keys.file.tensors for part in ("value", "qkv"))
         grouped = _grouped(slides, max(windows, default=0), shared, dims, kv_heads, k_eq_v)
         return {"kv_heads": max(kv_heads), "head_dim": max(dims), "grouped": grouped}
 

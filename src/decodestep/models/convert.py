@@ -225,9 +225,9 @@ def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
 
 def _of_qkv(layer: _LayerParts, part: str) -> Stored:
     """The part's rows of the weight that has all of queries, keys and values."""
-    stored = layer.weight("qkv")
+    stored, rows = layer.weight("qkv"), qkv_rows(layer.config, part, layer.number)
     weight = whole(stored.weight)
-    return stored._replace(weight=replace(weight, rows=np.ascontiguousarray(weight.rows[qkv_rows(layer.config, part)])))
+    return stored._replace(weight=replace(weight, rows=np.ascontiguousarray(weight.rows[rows])))
 
 
 def _paired_vector(layer: _LayerParts, values: np.ndarray, heads: int) -> np.ndarray:
@@ -242,7 +242,7 @@ def _bias(layer: _LayerParts, part: str, head_dim: int) -> np.ndarray:
     """Zeros where the part has none."""
     heads, name = layer.head_count(part), f"{part}_bias"
     if layer.has("qkv_bias"):
-        values = layer.vector("qkv_bias")[qkv_rows(layer.config, part)]
+        values = layer.vector("qkv_bias")[qkv_rows(layer.config, part, layer.number)]
     elif layer.has(name):
         values = layer.vector(name)
     else:

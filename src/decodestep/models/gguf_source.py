@@ -144,7 +144,7 @@ def _values(checkpoint: Checkpoint, half_split: bool, tensor: NamedTensor, i: in
         yield _in_turn(checkpoint, tensor.part, i).reshape(tensor.shape)
     elif tensor.part in ("query", "key", "value") and checkpoint.has("qkv", i):
         (both,) = checkpoint.values("qkv", i)
-        yield both[qkv_rows(config, tensor.part)]
+        yield both[qkv_rows(config, tensor.part, i)]
     else:
         permuted = config.rope_half_split and not half_split and tensor.part in _PERMUTED
         order = _order(checkpoint, tensor) if permuted else slice(None)

@@ -7,9 +7,9 @@ import numpy as np
 from decodestep.decoding.config import Config
 
 
-def qkv_rows(config: Config, part: str) -> slice:
-    """Which rows of one weight of queries, keys and values are those of "query", "key" or "value"."""
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+def qkv_rows(config: Config, part: str, layer: int) -> slice:
+    """Which rows of a layer's weight of queries, keys and values are those of "query", "key" or "value"."""
+    queries, keys = (heads * config.head_dim_of(layer) for heads in (config.heads, config.kv_heads_of(layer)))
     first = {"query": 0, "key": queries, "value": queries + keys}[part]
     return slice(first, first + (queries if part == "query" else keys))
 

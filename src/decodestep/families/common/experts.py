@@ -77,7 +77,7 @@ def file_experts(
             return None
         step = keys.size("interleave_moe_layer_step", 1, most=MAX_LAYERS)
         sparse = tuple(i >= dense and (i + 1) % step == 0 for i in range(layers))
-        own, width = gating(keys, common), keys.size_of_layers("expert_feed_forward_length")
+        own, width = gating(keys, common), keys.size_of_layers(_width_key(keys))
         groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
         rule = RouterRule(
             used=keys.size_of_layers("expert_used_count"),
@@ -100,6 +100,11 @@ def file_experts(
         )
 
     return read
+
+
+def _width_key(keys: GgufKeys) -> str:
+    """The key of the width of an expert. Mixtral's and OLMoE's files have that of a dense block alone, which stands for it."""
+    return "expert_feed_forward_length" if "expert_feed_forward_length" in keys else "feed_forward_length"
 
 
 def written_experts(config: Config) -> Fields:
