@@ -153,13 +153,16 @@ LONG = {
 @pytest.mark.parametrize("name", LONG)
 def test_the_time_of_a_long_call_grows_with_its_length_alone(name):
     kind, begin, more, end = LONG[name]
-    times = []
-    for length in (5_000, 40_000):
+
+    def seconds(length):
         text = begin + more * (length // len(more)) + end
         begun = time.process_time()
         read(kind, [text[at : at + 4] for at in range(0, len(text), 4)])
-        times.append(time.process_time() - begun)
-    assert times[1] < 24 * times[0] + 0.05  # eight times the text
+        return time.process_time() - begun
+
+    short = min(seconds(5_000) for _ in range(3))
+    # Eight times the text. Once in a while a collection of the process's garbage comes in between.
+    assert any(seconds(40_000) < 24 * short + 0.05 for _ in range(3))
 
 
 def test_deep_arguments_end_a_call_and_raise_nothing():
