@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 
+from decodestep.chat.partial_json import complete_part
 from decodestep.serving import answer
 from decodestep.serving.endpoints.messages import message_job
 from decodestep.serving.endpoints.messages.request import read_chat
 from decodestep.serving.errors import HttpError
-from decodestep.chat.partial_json import complete_part
 from support.servers import HELLO, LocalServer, load, with_each_value_replaced
 
 SCHEMA = {
