@@ -95,7 +95,7 @@ class _Item:
     def _text(self) -> str:
         if self.kind != "custom_tool_call":
             return self._block.text
-        given = complete_part(self._block.text).get(CUSTOM_ARGUMENT, "")
+        given = complete_part(self._block.text, begun=True).get(CUSTOM_ARGUMENT, "")
         return given if isinstance(given, str) else ""
 
     @property
