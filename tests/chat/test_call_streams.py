@@ -122,6 +122,25 @@ def test_a_call_that_becomes_unreadable_keeps_its_arguments_so_far():
     assert read(formats.TaggedJson, [text]) == ("Then.", [["stay", JSON], ["stay", '{"city": 3 '], ["stay", JSON]], False)
 
 
+@pytest.mark.parametrize("kind", [formats.PythonCalls, formats.MarkedPythonCalls, formats.OlmoCalls])
+@pytest.mark.parametrize(
+    ("written", "city"),
+    [
+        (r"\u00e9 \x41 \U0001F600", "é A 😀"),
+        (r"\ud83d\ude00", "😀"),
+        (r"\u00g \x4 \xg \U0001 \u \U.", r"\u00g \x4 \xg \U0001 \u \U."),
+        (r"\n\'\"\\\d\/", "\n'\"\\\\d/"),
+    ],
+)
+def test_an_escape_of_python_may_come_in_pieces(kind, written, city):
+    text = "".join(fill_in(kind)).replace("Bonn", written)
+    _, [[_, arguments]], _ = found = read(kind, [text])
+    assert json.loads(arguments)["city"] == city
+    for cut in range(len(text)):
+        assert read(kind, [text[:cut], text[cut:]]) == found
+    assert read(kind, text) == found
+
+
 def test_nothing_in_the_arguments_of_an_unknown_function_is_called():
     inner = "<tool_call><function=time></function></tool_call>"
     text = f"<tool_call><function=king><parameter=a>{inner}</parameter></function></tool_call>"

@@ -133,6 +133,11 @@ def test_arguments_are_text_or_a_mapping_as_the_template_writes_them(written):
     texts = [shown(template, [*USER, say("assistant", None, tool_calls=[call("f", given)])]) for given in (CITY, as_text)]
     assert texts[0] == texts[1]
     assert "city=Zürich" in texts[0] or as_text in texts[0]
+    for cut in (as_text[:-1] + ', "days', as_text[:-1] + ",", '{"ci', "no JSON"):
+        complete = {"city": "Zürich"} if as_text[:-1] in cut else {}
+        told = cut if ARGUMENTS[written] else complete
+        texts = [shown(template, [*USER, say("assistant", None, tool_calls=[call("f", given)])]) for given in (cut, told)]
+        assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("template", [*NO_SYSTEM.values(), TEMPLATES["gemma2"]], ids=[*NO_SYSTEM, "gemma2"])

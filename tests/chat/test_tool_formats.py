@@ -440,6 +440,9 @@ def test_an_answer_of_a_schema_comes_after_the_reasoning(template):
         reader.add(text + "".join(reasoning.answer_ends))
         reader.end()
         assert (reader.reasoning, reader.content) == ('Is it {"a": 3}?', '{"a": 3}')
+        for space in ("\xa0", "\u3000", "\x0b", "\x0c"):  # which JSON does not have
+            before = text.removesuffix('{"a": 3}')
+            assert accepted_prefix(grammar, before + space) == (before, False)
     assert AnswerFormat(None).grammar(TOKENIZER, ANSWER) is None  # the schema alone says what may be written
     assert AnswerFormat(THINK, ended=True).grammar(TOKENIZER, ANSWER) is None
     assert AnswerFormat(THINK).grammar(TOKENIZER, ANSWER, continues=True) is None

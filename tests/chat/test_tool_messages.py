@@ -44,6 +44,8 @@ def test_calls_that_a_template_does_not_write_are_told_in_its_format(kind):
     for arguments in ({}, "{}", None, '{"ci'):  # also of a call that was cut
         [message] = with_calls(Templated(STRINGS), [called("time", arguments)], kind({}))
         assert read_calls(kind(FUNCTIONS), message["content"]) == ("", [("time", {})])
+    [message] = with_calls(Templated(STRINGS), [called("stay", json.dumps(ARGUMENTS)[:-1] + ', "x')], kind({}))
+    assert read_calls(kind(FUNCTIONS), message["content"]) == ("", [("stay", ARGUMENTS)])
 
 
 @pytest.mark.parametrize("kind", KINDS)

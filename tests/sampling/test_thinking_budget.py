@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from copy import deepcopy
 
 import numpy as np
@@ -14,8 +15,9 @@ from decodestep.sampling.thinking_budget import ReasoningMarks, ThinkingBudget
 
 # Tokens of one or several bytes: marks as a whole and in pieces, characters as a whole and in pieces.
 CHARACTERS = ["é".encode(), b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80"]
-TOKENS = [b"<t>", b"</t>", b"<", b"/t>", b"t>", b" ", b"a", *CHARACTERS, b"</", b"a<t>b"]
-FORCED = [20, 21]  # of which the second is the closing mark
+SPACES = ["\u3000".encode(), b"\xe3\x80", b"\x80", "\x85".encode()]
+TOKENS = [b"<t>", b"</t>", b"<", b"/t>", b"t>", b" ", b"a", *CHARACTERS, b"</", b"a<t>b", *SPACES]
+FORCED = [24, 25]  # of which the second is the closing mark
 SPELLED = [*TOKENS, *[b""] * 6, b"!", b"</t>"]
 
 
@@ -40,9 +42,11 @@ def is_due(tokens, budget, begun):
             reasoning += SPELLED[token]
         else:
             text += SPELLED[token]
-            if text.lstrip().startswith(b"<t>"):
-                opened, reasoning = True, text.lstrip()[3:]
-            elif not b"<t>".startswith(text.lstrip()):
+            said, held = codecs.utf_8_decode(text, "replace", False)
+            begun_character, said = text[held:], said.lstrip()
+            if said.startswith("<t>"):
+                opened, reasoning = True, said[3:].encode() + begun_character
+            elif not "<t>".startswith(said) or (begun_character and (said or begun_character != b"\xe3\x80")):
                 return False
         if opened and b"</t>" in reasoning:
             return False
@@ -85,6 +89,8 @@ def test_tokens_are_forced_as_by_reading_all_of_the_text(tokens, budget, begun, 
         ("next", ["<t>", "a", "</t>", "a", "<t>", "a", "a", "a"], None),
         ("later", ["<t>", "a", "</t>", "a", "<t>", "a", "a", "a"], 6),
         ("later", ["<t>", "a", "</t>", "a", "a<t>b", "a"], 6),
+        ("", ["\u3000", "\x85", "<t>", "a", "a", "a"], 6),
+        ("next", ["<t>", "a", "</t>", "\u3000", "<t>", "a", "a", "a"], 6),
     ],
 )
 def test_parts_of_reasoning_share_a_budget(again, text, due_after):

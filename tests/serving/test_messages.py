@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 
+from decodestep.chat.partial_json import complete_part
 from decodestep.serving import answer
 from decodestep.serving.endpoints.messages import message_job
 from decodestep.serving.endpoints.messages.request import read_chat
 from decodestep.serving.errors import HttpError
-from decodestep.serving.partial_json import complete_part
 from support.servers import HELLO, LocalServer, load, with_each_value_replaced
 
 SCHEMA = {
@@ -463,11 +463,31 @@ def test_what_is_complete_of_json(text, expected):
     assert complete_part(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"a": "b', {"a": "b"}),
+        ('{"a": "', {"a": ""}),
+        ('{"a": "b"', {"a": "b"}),
+        ('{"a": "b", "c": ["d\\n', {"a": "b", "c": ["d\n"]}),
+        ('{"a": "b\\\\', {"a": "b\\"}),
+        ('{"a": "b\\\\ud83d', {"a": "b\\ud83d"}),
+        ('{"a": "b", "c', {"a": "b"}),
+        *(('{"a": "b' + escape, {"a": "b"}) for escape in ("\\", "\\u", "\\u00e", "\\ud83d", "\\ud83d\\", "\\ud83d\\ude0")),
+        ('{"a": "\\u00e9', {"a": "é"}),
+        ('{"a": "\\ud83d\\ude00', {"a": "😀"}),
+    ],
+)
+def test_what_has_come_of_json(text, expected):
+    assert complete_part(text, begun=True) == expected
+
+
 def test_many_neighbours_and_deep_arguments_take_no_long_time():
     """As large as a body or an answer may be; what grows with the square of that would take minutes, and time out."""
     [message] = read_chat({"messages": [{"role": "user", "content": "x"}] * 100_000}).messages
     assert len(message["content"]) == 199_999
     assert complete_part('{"a": ' + "[" * 500_000) == {} and len(complete_part('{"a": [' + "1, " * 300_000)["a"]) == 300_000
+    assert len(complete_part('{"a": "' + "\\u00e9" * 300_000, begun=True)["a"]) == 300_000
 
 
 def test_errors_of_a_request_alone():

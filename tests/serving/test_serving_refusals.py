@@ -51,7 +51,7 @@ def called(arguments):
         ("/v1/chat/completions", {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, 400, "messages[0].audio"),
         *(
             ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": calls}]}, 400, "messages[0].tool_calls")
-            for calls in (5, [{"function": {"name": 5}}], [called("{")], [called('{"a": NaN}')])
+            for calls in (5, [{"function": {"name": 5}}])
         ),
         ("/v1/chat/completions", {**CHAT, "colour": 1}, 400, "colour"),
         ("/v1/chat/completions", {**CHAT, "num_beams": 2}, 400, "num_beams"),

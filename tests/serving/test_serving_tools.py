@@ -152,6 +152,20 @@ def test_calls_and_results_stay_in_the_prompt_without_tools(tiny_file, more):
     assert chat_completion_job(model, {"messages": messages, **more}, 10**6).prompts == [model.tokenizer.encode(text)]
 
 
+@pytest.mark.parametrize(("cut", "complete"), [('{"city": "B', {}), ('{"city": "A",', {"city": "A"}), ("[", {})])
+def test_a_call_that_was_cut_comes_back(tiny_file, cut, complete):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": cut}}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "no JSON"}]
+    written = f'<tool_call>\n{json.dumps({"name": "f", "arguments": complete})}\n</tool_call>'
+    text = f"user:hello;assistant:{written};user:<tool_response>\nno JSON\n</tool_response>;assistant:"
+    model = load(tiny_file(kind="Q8_0", context=400))
+    assert chat_completion_job(model, {"messages": messages}, 10**6).prompts == [model.tokenizer.encode(text)]
+    reads = ds.load(tiny_file(kind="Q8_0", context=400), chat_template=READS_ALL)
+    text = f"<tool_call>functionf3;hello{''.join(f'{k}{v}' for k, v in complete.items())}no JSON"
+    asked = {"messages": messages, "tools": [tool("f")]}
+    assert chat_completion_job(reads, asked, 10**6).prompts == [reads.tokenizer.encode(text)]
+
+
 READS_ALL = """<tool_call>{% for t in tools %}{{ t.type + t.function.name + t.function.description }}{{ t.function | length }}
 {%- for name in t.function.parameters.properties %}{{ name }}{% endfor %}{% endfor %};{% for m in messages %}{{ m.content }}
 {%- for call in m.tool_calls or [] %}{% for k, v in call.function.arguments.items() %}{{ k }}{{ v }}

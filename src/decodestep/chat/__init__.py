@@ -5,6 +5,7 @@
 - `tools` (`tool_grammar`, `tool_trial`): function calls, described to the model and constrained;
 - `tool_formats`: how models write calls, by `tool_call_format`: `tool_json_formats`, `tool_named_formats`, `tool_tags`,
   `tool_gemma`, `tool_python`, `tool_harmony`; their values: `tool_notation`, `tool_json`, `tool_values`;
+  `partial_json`: of one that was cut;
 - `function_schemas`, `function_calls`: Python functions as tools;
 - `answer_format` (`answer_reader`, `reasoning`, `text_feed`): how reasoning, text and calls are read from an answer.
 """

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+from decodestep.chat.partial_json import complete_part
+
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 # The text of a conversation, exactly as it is given; None if the template refuses it.
@@ -83,7 +85,7 @@ class MessageForm:
             return call
         arguments = function["arguments"]
         if isinstance(arguments, str) and not self.text_arguments:
-            arguments = _as_mapping(arguments)
+            arguments = complete_part(arguments)  # all of them, unless the call was cut
         elif not isinstance(arguments, str) and self.text_arguments:
             arguments = json.dumps(arguments, ensure_ascii=False)
         return {**call, "function": {**function, "arguments": arguments}}
@@ -260,12 +262,3 @@ def _as_string(content: object) -> Any:
 
 def _as_parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-
-
-def _as_mapping(arguments: str) -> Any:
-    """The mapping that arguments are as JSON; what is none stays as it is."""
-    try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    return found if isinstance(found, dict) else arguments

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from decodestep.chat.reasoning import THINK, ReasoningFormat
 from decodestep.chat.tool_call_format import Pieces
 
-_SPACE = r"SPACE: /\s{0,2}/"  # after a call; without a limit a row at a high temperature might write nothing else
+# Of JSON, after reasoning or a call; without a limit a row at a high temperature might write nothing else.
+_SPACE = r"SPACE: /[ \t\r\n]{0,2}/"
 
 
 class Thought(NamedTuple):
@@ -81,7 +82,8 @@ def _before(thought: Thought) -> tuple[str, list[str]]:
 
 def _thought_rules(thought: Thought) -> list[str]:
     """The rules of reasoning with its marks; its first closing mark ends it."""
-    opened = rf"OPENED: /\s*/ {_literal(thought.format.opening)} TEXT"
+    # All of the space that readers allow there.
+    opened = rf"OPENED: /[\s\x1c-\x1f]*/ {_literal(thought.format.opening)} TEXT"
     closed = f"thought[lazy]: {'TEXT' if thought.begun else 'OPENED'} {_literal(thought.format.closing)}"
     return [r"TEXT: /(.|\n)*/", _SPACE, opened, closed]
 

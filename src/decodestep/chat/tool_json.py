@@ -222,8 +222,12 @@ def read_string(feed: TextFeed) -> Reading[str]:
 
 
 def read_arguments(given: object) -> Any:
-    """The arguments of a call in a conversation, as a value or as JSON in a text. Raises UnreadableError."""
-    arguments = parse(given) if isinstance(given, str) and given else given
+    """The arguments of a call in a conversation, of which a text is JSON. What is none stays a text: an answer may have been
+    cut within a call, or say one that cannot be read, and comes back as it was."""
+    try:
+        arguments = parse(given) if isinstance(given, str) and given else given
+    except UnreadableError:
+        return given
     return {} if arguments in (None, "") else arguments
 
 

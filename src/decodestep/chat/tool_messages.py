@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from decodestep.chat.text_feed import UnreadableError
+from decodestep.chat.partial_json import complete_part
 from decodestep.chat.tool_call_format import CallFormat
 from decodestep.chat.tool_json import read_arguments
 from decodestep.chat.tool_json_formats import TaggedJson
@@ -87,11 +87,8 @@ def _told(message: dict[str, Any], calls: list[str]) -> dict[str, Any]:
 
 def _written(format_: CallFormat, function: Mapping[str, Any]) -> str:
     """A call as models write it: the constrained text of one whose schema is that of its arguments, filled in."""
-    try:
-        arguments = read_arguments(function.get("arguments"))
-    except UnreadableError:  # of a call that was cut
-        arguments = {}
-    name, given = function.get("name"), arguments if isinstance(arguments, dict) else {}
+    arguments = read_arguments(function.get("arguments"))
+    name, given = function.get("name"), arguments if isinstance(arguments, dict) else complete_part(str(arguments))
     kinds = {key: {"type": "string"} if isinstance(value, str) else {} for key, value in given.items()}
     schema = {"type": "object", "properties": kinds, "required": list(kinds)}
     values = iter(given.values())

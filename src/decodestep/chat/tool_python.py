@@ -26,7 +26,10 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fal
 _SCALAR = re.compile(r"[-+.\w]*")
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*)?(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
-_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPE = re.compile(  # of x, u or U without their digits, the letter alone, once what follows says that they do not come
+    r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU]"
+    r"|x(?=[0-9a-fA-F]?[^0-9a-fA-F])|u(?=[0-9a-fA-F]{0,3}[^0-9a-fA-F])|U(?=[0-9a-fA-F]{0,7}[^0-9a-fA-F]))"
+)
 _ESCAPE_BEGUN = re.compile(r"\\(?:x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7})?")
 _VALUES = ('"', "'", "[", "{", "(", "-", "+", ".", *"0123456789", *_WORDS)  # how a value begins
 _LONGEST_NUMBER = 4096  # characters

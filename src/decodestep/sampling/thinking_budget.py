@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,9 @@ import numpy as np
 
 from decodestep._base.arrays import Array
 from decodestep.ops.decode_step import steps as s
+
+_SPACES = tuple(chr(i).encode() for i in range(0x3001) if chr(i).isspace())  # Unicode's, as readers of answers skip it
+_SPACE = re.compile(b"(?:%s)*" % b"|".join(map(re.escape, _SPACES)))
 
 
 class ReasoningMarks(NamedTuple):
@@ -103,14 +107,15 @@ class ThinkingBudget:
             self._tail = b""
 
     def _read_before(self) -> None:
-        text = self._tail.lstrip()
+        space = _SPACE.match(self._tail)
+        text = self._tail[space.end() if space else 0 :]
         at = text.find(self._opening) if self._anywhere else 0
         if at >= 0 and text.startswith(self._opening, at):
             self._place, self._tail = "within", text[at + len(self._opening) :]
             self._read_within()
         elif self._anywhere:
             self._tail = self._tail[-len(self._opening) :]
-        elif not self._opening.startswith(text):
+        elif not any(each.startswith(text) for each in (self._opening, *_SPACES)):
             self._place, self._tail = "after", b""
 
     def _read_within(self) -> None:

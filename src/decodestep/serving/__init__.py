@@ -7,7 +7,7 @@
   of a job add; `answer_writer`: how an API writes it;
 - `openai_fields`, `choices`: what OpenAI's completions and chat completions share;
 - `function_calls`: functions before there were tools; `infilling`: texts between two others;
-- `blocks`, `partial_json`: what Anthropic's messages and OpenAI's responses share.
+- `blocks`: what Anthropic's messages and OpenAI's responses share.
 
 All of it needs decodestep[serve]. The engine itself is `decodestep.Engine`; its names are here too.
 """

@@ -27,7 +27,8 @@ T = TypeVar("T")
 class Chat:
     """A conversation that is to be answered: what every endpoint of chats makes of its requests.
 
-    messages: in the form of `Message`, their contents text or, beside calls, None, and the arguments of calls objects.
+    messages: in the form of `Message`, their contents text or, beside calls, None, and the arguments of calls objects, or
+    what is no JSON.
     tools: the fields tools, tool_choice and parallel_tool_calls of chat completions. variables: of the chat template.
     opens: whether the prompt ends with the beginning of an answer. continues: whether the answer goes on with the last message.
     separate: whether the answer's reasoning is told apart from its content. schema: that of the answer as JSON; None for text.

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.answer_reader import Call, Part
 from decodestep.chat.message_form import REASONING
-from decodestep.chat.text_feed import UnreadableError
 from decodestep.chat.tool_json import read_arguments
 from decodestep.sampling.params import SamplingParams
 from decodestep.serving.chats import Chat, chat_job, template_variables
@@ -92,7 +91,7 @@ def _is_separate(body: Mapping[str, Any]) -> bool:
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
-    """A message with its parts joined into text, a line each, and the arguments of its calls as objects."""
+    """A message with its parts joined into text, a line each, and the arguments of its calls as `read_arguments` has them."""
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refusal(f"{name}.role", f"one of {', '.join(_ROLES)}")
@@ -137,11 +136,7 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         _refuse_calls(name)
-    try:
-        arguments = read_arguments(function.get("arguments"))
-    except UnreadableError:
-        _refuse_calls(name)
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": read_arguments(function.get("arguments"))}}
 
 
 def _refuse_calls(name: str) -> NoReturn:

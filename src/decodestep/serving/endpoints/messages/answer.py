@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from decodestep.chat.partial_json import complete_part
 from decodestep.serving.answer_writer import COMPLETE, AnswerWriter, Sample
 from decodestep.serving.blocks import Block, add_part
 from decodestep.serving.endpoints.messages.request import NO_THREADS
-from decodestep.serving.partial_json import complete_part
 from decodestep.serving.wire import JsonResponse, event, json_bytes
 
 if TYPE_CHECKING:

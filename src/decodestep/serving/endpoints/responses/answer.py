@@ -7,10 +7,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from decodestep.chat.partial_json import complete_part
 from decodestep.serving.answer_writer import COMPLETE, AnswerWriter, Sample
 from decodestep.serving.blocks import Block, add_part
 from decodestep.serving.endpoints.responses.request import CUSTOM_ARGUMENT
-from decodestep.serving.partial_json import complete_part
 from decodestep.serving.wire import event, json_bytes
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class _Item:
     def _text(self) -> str:
         if self.kind != "custom_tool_call":
             return self._block.text
-        given = complete_part(self._block.text).get(CUSTOM_ARGUMENT, "")
+        given = complete_part(self._block.text, begun=True).get(CUSTOM_ARGUMENT, "")
         return given if isinstance(given, str) else ""
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from decodestep.chat.text_feed import UnreadableError
 from decodestep.chat.tool_json import read_arguments
 from decodestep.serving.chats import Chat, join_neighbours, library_fields, template_variables
 from decodestep.serving.errors import refusal
@@ -95,11 +94,7 @@ def _message(place: str, item: Mapping[str, Any], _: dict[str, str]) -> dict[str
 
 
 def _function_call(place: str, item: Mapping[str, Any], functions: dict[str, str]) -> dict[str, Any]:
-    try:
-        arguments = read_arguments(item.get("arguments"))
-    except UnreadableError:
-        raise refusal(f"{place}.arguments", "JSON as text") from None
-    return _called(place, item, functions, arguments)
+    return _called(place, item, functions, read_arguments(item.get("arguments")))
 
 
 def _custom_call(place: str, item: Mapping[str, Any], functions: dict[str, str]) -> dict[str, Any]:
