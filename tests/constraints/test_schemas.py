@@ -11,6 +11,7 @@ import pytest
 
 import decodestep as ds
 from decodestep.constraints.processor import ConstraintLogitsProcessor
+from decodestep.constraints.schemas.formats import PATTERNS
 from support.constrained_rows import END, run
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -145,6 +146,54 @@ def test_objects(schema, inside, outside, order):
 )  # fmt: skip
 def test_values(schema, inside, outside):
     check(json.dumps(schema), inside, outside)
+
+
+FORMATS = {
+    "date": (["2024-02-29", "0001-01-01"], ["2023-02-29", "24-01-01"]),
+    "time": (["00:00:00Z", "23:59:59.125+02:00"], ["10:00:60Z", "10:00"]),
+    "date-time": (["2024-02-29T23:59:59z"], ["2023-02-29T00:00:00Z", "2024-01-01"]),
+    "duration": (
+        ["P1D", "P4W", "P1Y2M3DT4H5M6S", "PT0S", "PT1M2S", "P1M2D", "P1YT1S"],
+        ["P", "PT", "1D", "P1DT", "P1W1D", "P1Y2D", "PT1H2S", "P2D1Y", "PT1S2H", "P1.5D"],
+    ),
+    "email": (
+        ["a@b", "a.b@c", "a+!#$%&'*/=?^_`{|}~-b@c.d-e", "a@[1.2.3.4]"],
+        ["a..b@c", ".a@b", "a.@b", "@a", "a@", "a@-b", "a@b_", "a@b.", "a b@c", "a@[256.1.1.1]", "é@a"],
+    ),
+    "hostname": (
+        ["a", "A.b-c.1", "a--b", "x" * 63, ".".join(["x" * 62] * 4)],
+        ["", "-a", "a-", "a_b", "a.", ".a", "a..b", "x" * 64, "é", ".".join(["x" * 62] * 4) + ".xx"],
+    ),
+    "ipv4": (["1.2.3.4", "255.255.255.255", "0.0.0.0"], ["01.2.3.4", "256.1.1.1", "1.2.3", "1.2.3.4.5"]),
+    "ipv6": (["::", "1::8", "::ffff:1.2.3.4"], ["1:2", "1::2::3"]),
+    "uri": (["x:y", "http://h:80/?q#f"], ["a/b", "//h/"]),
+    "uri-reference": (["", "a/b?c#d", "//h:80/"], [" ", "//h:x/"]),
+    "json-pointer": (["", "/a~0b/~1"], ["a", "/~2"]),
+    "relative-json-pointer": (["0", "1/a", "2#"], ["01", "/a"]),
+    "uuid": (
+        ["2eb8aa08-aa98-11ea-b4aa-73B441D16380"],
+        ["2eb8aa08aa9811eab4aa73b441d16380", "2eb8aa08-aa98-11ea-b4aa-73b441d1638", "{2eb8aa08-aa98-11ea-b4aa-73b441d16380}"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_format_is_the_same_wherever_it_is_asked_for(name):
+    of_format, (inside, outside) = {"format": name}, FORMATS[name]
+    quoted = [[json.dumps(each, ensure_ascii=False) for each in several] for several in (inside, outside)]
+    check({"type": "string", **of_format}, *quoted)
+    texts = [*inside, *outside]
+    assert [each for each in texts if matcher({"enum": texts, "type": "string", **of_format})(json.dumps(each), END)] == inside
+    names = [[nulls([each]) for each in several] for several in (inside, outside)]
+    check({"type": "object", "propertyNames": of_format, "additionalProperties": NULL}, *names)
+    longer = {"propertyNames": {"allOf": [of_format, {"minLength": 2}]}, "additionalProperties": NULL}
+    check({"type": "object", **longer}, [nulls([each]) for each in inside if len(each) > 1], names[1])
+    check({"type": "object", "properties": dict.fromkeys(texts, NULL), "propertyNames": of_format}, *names)
+
+
+def test_names_of_a_length_that_there_is_not():
+    for names in ({"minLength": 5, "maxLength": 3}, {"format": "hostname", "minLength": 300}):
+        check({"type": "object", "propertyNames": names, "additionalProperties": NULL}, ["{}"], ['{"a": null}'])
 
 
 def test_numbers_are_those_that_readers_take():

@@ -13,7 +13,7 @@ from decodestep._base.checks import Phrase, refuse, require
 from decodestep.constraints.json_form import OPTIONS
 from decodestep.constraints.schemas.document import Document
 from decodestep.constraints.schemas.families import Families
-from decodestep.constraints.schemas.formats import ENFORCED
+from decodestep.constraints.schemas.formats import PATTERNS
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.writing import write_rules
 from decodestep.constraints.trial import short
@@ -50,9 +50,9 @@ def schema_rules(text: str, prefix: str, *, closed: bool, order: str) -> tuple[s
     document = Document(schema)
     for each in _written(document):
         require(OPTIONS not in each, _OP, "json_schema", f"without {OPTIONS}", each.get(OPTIONS))
-    patterns = list(dict.fromkeys(_patterns(document)))
-    formats = {each["format"] for each in _written(document) if each.get("format") in ENFORCED}
-    known = Patterns(patterns, sorted(formats), _texts(document) if patterns or formats else ())
+    formats = dict.fromkeys(each["format"] for each in _written(document) if isinstance(each.get("format"), str))
+    patterns = [*_patterns(document), *(PATTERNS[each] for each in formats if each in PATTERNS)]
+    known = Patterns(patterns, _texts(document) if patterns else ())
     in_order = order == "schema"
     try:
         families = Families(document, known, closed=closed, in_order=in_order)

@@ -1,10 +1,8 @@
-"""Formats of strings, as what llguidance enforces."""
+"""Formats of strings, as patterns: for strings and for names of members alike."""
 
 from __future__ import annotations
 
-from typing import Any
-
-# llguidance's own patterns allow 29 February in every year and seconds of 60, which parsers refuse. Years start at 1, as there.
+# No 29 February but in leap years, and no seconds of 60, which parsers refuse. Years start at 1.
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"  # multiples of four that are not zero
 _DAY = "((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
@@ -29,25 +27,26 @@ _RELATIVE = f"({_AUTHORITY}|/({_SEGMENT}+(/{_SEGMENT}*)*)?|{_FIRST}(/{_SEGMENT}*
 _ABSOLUTE = f"[A-Za-z][-A-Za-z0-9+.]*:({_AUTHORITY}|/?({_SEGMENT}+(/{_SEGMENT}*)*)?)"
 _END = rf"(\?([{_PLAIN}:@/?]|{_PERCENT})*)?(#([{_PLAIN}:@/?]|{_PERCENT})*)?"
 _POINTER = r"(/([^~/]|~[01])*)*"
+_LABEL = "[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+_DOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_ATOM = "[-A-Za-z0-9!#$%&'*+/=?^_`{|}~]+"
+_CLOCK = "T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"  # a unit may not be left out between two others
+_CALENDAR = "([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
+# Of those that JSON Schema defines; all others but UNSUPPORTED are annotations.
 PATTERNS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}[Tt]{_TIME}$",
+    "duration": f"^P([0-9]+W|{_CALENDAR}({_CLOCK})?|{_CLOCK})$",
+    "email": rf"^{_ATOM}(\.{_ATOM})*@({_DOMAIN}|\[({_BYTE}\.){{3}}{_BYTE}\])$",
+    "hostname": f"^{_DOMAIN}$",
+    "ipv4": rf"^({_BYTE}\.){{3}}{_BYTE}$",
     "ipv6": f"^({_IPV6})$",
+    "uuid": "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$",
     "uri": f"^{_ABSOLUTE}{_END}$",
     "uri-reference": f"^({_ABSOLUTE}|{_RELATIVE}){_END}$",
     "json-pointer": f"^{_POINTER}$",
     "relative-json-pointer": f"^(0|[1-9][0-9]*)(#|{_POINTER})$",
 }
-_NATIVE = ("duration", "email", "hostname", "ipv4", "uuid")  # which llguidance has right
-# Of those that JSON Schema defines; all others are annotations.
+LONGEST = {"hostname": 253}  # in characters
 UNSUPPORTED = ("idn-email", "idn-hostname", "iri", "iri-reference", "uri-template", "regex")
-ENFORCED = (*PATTERNS, *_NATIVE)
-_LONGEST_HOSTNAME = 253  # which llguidance's pattern leaves out
-
-
-def format_schema(name: str) -> dict[str, Any]:
-    """The keywords of an enforced format's strings, as llguidance has them."""
-    if name in PATTERNS:
-        return {"pattern": PATTERNS[name]}
-    return {"format": name, **({"maxLength": _LONGEST_HOSTNAME} if name == "hostname" else {})}

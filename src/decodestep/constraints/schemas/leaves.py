@@ -11,7 +11,7 @@ from typing import Any
 
 from decodestep._base.checks import Phrase, is_finite, refuse
 from decodestep.constraints.json_form import JSON_FORM, OPTIONS
-from decodestep.constraints.schemas.formats import PATTERNS, format_schema
+from decodestep.constraints.schemas.formats import PATTERNS
 from decodestep.constraints.schemas.shapes import Number, String
 
 # Terminals that several rules share. Numbers are such that float64 and int64 can hold them.
@@ -58,8 +58,7 @@ def embedded(schema: dict[str, Any]) -> str:
 
 def string_schema(shape: String) -> dict[str, Any]:
     """The keywords of strings for llguidance."""
-    rules: list[dict[str, Any]] = [{"pattern": each} for each in shape.patterns]
-    rules += [format_schema(each) for each in shape.formats]
+    rules: list[dict[str, Any]] = [{"pattern": each} for each in (*shape.patterns, *map(PATTERNS.__getitem__, shape.formats))]
     if shape.without:
         rules.append({"pattern": f"^{_all_but(shape.without)}$"})
     bounds = {"minLength": shape.least} | ({} if shape.most is None else {"maxLength": shape.most})
@@ -144,7 +143,7 @@ def name_terminal(
     shape: what propertyNames says. inside, outside: patterns that they are of, and not of. taken: names that they are not.
     begun: names that they do not begin with.
     """
-    inside = [*inside, *shape.patterns, *(PATTERNS[each] for each in shape.formats)]
+    inside = [*inside, *shape.patterns, *map(PATTERNS.__getitem__, shape.formats)]
     outside = list(outside)
     long = shape.least > 0 or shape.most is not None
     if inside or outside or long:

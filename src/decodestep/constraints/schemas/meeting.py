@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from decodestep.constraints.schemas.document import Document
+from decodestep.constraints.schemas.formats import PATTERNS
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, type_of, united
 
@@ -114,13 +115,8 @@ class Meeting:
 
     def _is_string_of(self, value: str, shape: String) -> bool:
         fits = shape.least <= len(value) and (shape.most is None or len(value) <= shape.most)
-        matched = all(self._patterns.matches(each, value) for each in shape.patterns)
-        return (
-            fits
-            and matched
-            and all(self._patterns.of_format(each, value) for each in shape.formats)
-            and value not in shape.without
-        )
+        expressions = (*shape.patterns, *map(PATTERNS.__getitem__, shape.formats))
+        return fits and value not in shape.without and all(self._patterns.matches(each, value) for each in expressions)
 
     def _is_array_of(self, value: list[Any], shape: Array) -> bool:
         if not (shape.least <= len(value) and (shape.most is None or len(value) <= shape.most)):
@@ -150,10 +146,9 @@ def _both_numbers(one: Number, other: Number) -> Number | None:
 
 def _both_strings(one: String, other: String) -> String | None:
     least, most = max(one.least, other.least), _smaller(one.most, other.most)
-    if most is not None and least > most:
-        return None
     patterns, formats = _joined(one.patterns, other.patterns), _joined(one.formats, other.formats)
-    return String(least, most, patterns, formats, one.without | other.without)
+    found = String(least, most, patterns, formats, one.without | other.without)
+    return None if found.empty else found
 
 
 def _both_arrays(one: Array, other: Array) -> Array | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from decodestep._base.checks import is_real
 from decodestep.constraints.schemas.document import Document, Mark
-from decodestep.constraints.schemas.formats import ENFORCED, UNSUPPORTED
+from decodestep.constraints.schemas.formats import LONGEST, PATTERNS, UNSUPPORTED
 from decodestep.constraints.schemas.meeting import Meeting
 from decodestep.constraints.schemas.negation import negated
 from decodestep.constraints.schemas.patterns import Patterns
@@ -173,11 +173,10 @@ def _typed(document: Document, part: int) -> Shapes:
         if name in own:
             found.append(own[name](document, part))
         elif name in ("integer", "number"):
-            number = _number(document, part, whole=name == "integer")
-            found += [] if number.empty else [number]
+            found.append(_number(document, part, whole=name == "integer"))
         else:
             found += ALL_TYPES[name]
-    return tuple(found)
+    return tuple(shape for shape in found if not (isinstance(shape, (Number, String)) and shape.empty))
 
 
 def _number(document: Document, part: int, *, whole: bool) -> Number:
@@ -226,9 +225,11 @@ def _string(document: Document, part: int) -> String:
         document.refuse(part, "pattern", "a string")
     if name in UNSUPPORTED:
         document.refuse(part, "format", f"supported: {name}")
-    formats = (name,) if name in ENFORCED else ()
+    formats = (name,) if isinstance(name, str) and name in PATTERNS else ()
     least = _size(document, part, "minLength") or 0
-    return String(least, _size(document, part, "maxLength"), () if pattern is None else (pattern,), formats)
+    longest = (_size(document, part, "maxLength"), LONGEST.get(name) if formats else None)
+    most = min((each for each in longest if each is not None), default=None)
+    return String(least, most, () if pattern is None else (pattern,), formats)
 
 
 def _array(document: Document, part: int) -> Array:

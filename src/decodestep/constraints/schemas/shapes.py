@@ -77,6 +77,10 @@ class String:
     formats: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()
 
+    @property
+    def empty(self) -> bool:
+        return self.most is not None and self.least > self.most
+
 
 @dataclass(frozen=True)
 class ArrayPart:
