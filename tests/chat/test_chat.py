@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jinja2.exceptions import SecurityError
 
 import decodestep as ds
 from decodestep.chat import template_process
@@ -184,6 +185,8 @@ def compare(template, peer):
                 if isinstance(expected, str):
                     assert ours == expected, (title, kind, generate)
                     texts += 1
+                elif expected is SecurityError:  # there no list may be changed
+                    assert isinstance(ours, str), (title, kind, generate)
                 else:
                     assert ours is ds.ModelError, (title, kind, generate, expected)
     assert texts > 20
@@ -307,7 +310,6 @@ FAILURES = {
     "{{ messages | unknown }}": "No filter named",
     "{{ ''.__class__.__mro__ }}": "unsafe",
     "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}": "unsafe",
-    "{{ messages.append(1) }}": "unsafe",
     "{{ namespace(__class__=1) }}": "underscore",
     "{% include 'file' %}": "no loader",
     "{{ cycler.__init__.__globals__ }}": "unsafe",
@@ -318,6 +320,12 @@ FAILURES = {
     "{{ 'x' * 9_000_000 }}": "longer than 8388608 characters",
     " " * 300_000: "longer than 262144 characters",
 }
+
+
+def test_a_template_may_change_lists_of_one_text_alone():
+    queue = "{% set q = [1] %}{% set _ = q.append(2) %}{{ q.pop(0) }}{{ q }}{% set _ = messages.pop() %}{{ messages | length }}"
+    for _ in range(2):
+        assert rendered(queue, given := [*USER, *USER]) == f"1[2]{len(given) - 1}" and len(given) == 2 * len(USER)
 
 
 @pytest.mark.parametrize("template", FAILURES, ids=lambda template: template[:40])

@@ -261,6 +261,38 @@ def test_arguments_are_an_object(kind, written, expected):
     assert [value(call.arguments) for call in calls] == ([] if expected is None else [expected])
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (formats.Harmony, "<|channel|>commentary to=functions.time <|constrain|>json<|message|><|call|>"),
+        (formats.Harmony, "<|channel|>commentary to=functions.time <|constrain|>json<|message|> <|end|>"),
+        (formats.Harmony, "<|channel|>commentary to=functions.time <|constrain|>json<|message|>"),  # the end token has no text
+        (formats.DeepSeek, f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>time{SEP}<｜tool▁call▁end｜>"),
+        (formats.DeepSeek, f"<｜tool▁call▁begin｜>function{SEP}time\n```json\n\n```<｜tool▁call▁end｜>"),
+        (formats.KimiSection, "<|tool_call_begin|>functions.time:0<|tool_call_argument_begin|><|tool_call_end|>"),
+        (formats.SolarCalls, "<|tool_call:begin|>a<|tool_call:name|>time<|tool_call:args|><|tool_call:end|>"),
+        (formats.FunctionaryTags, "<function=time></function>"),
+    ],
+)
+def test_a_call_may_have_no_arguments(kind, text):
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, ())
+    for pieces in ([text], text):
+        reader = AnswerFormat(tools=format_).reader()
+        for piece in pieces:
+            reader.add(piece)
+        reader.end()
+        assert (reader.content, [(call.name, call.arguments) for call in reader.calls]) == ("", [("time", "{}")])
+
+
+@pytest.mark.parametrize("begun", ["<|start|>", *(f"<|start|>assistant{channel}" for channel in ("", "<|channel|>final"))])
+def test_a_message_that_has_only_begun_says_nothing(begun):
+    format_ = ToolFormat(formats.Harmony(FUNCTIONS), False, True, ())
+    call = "<|channel|>commentary to=functions.stay<|message|>{}<|call|>"
+    assert read(format_, f"<|channel|>final<|message|>a<|end|>{begun}")[0] == "a"
+    assert read(format_, f"{call}{begun}")[0] == "" and len(read(format_, f"{call}{begun}")[1]) == 1
+    assert read(format_, f"<|channel|>final<|message|>a {begun}")[0] == f"a {begun}"  # which is quoted there
+
+
 def test_gemmas_values():
     text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e: plain , f g :NaN}<tool_call|>"""
     _, [(name, arguments)] = read_calls(formats.GemmaCalls(FUNCTIONS), text)

@@ -57,6 +57,17 @@ def test_calls_that_a_template_writes_stay(kind):
     assert with_calls(Templated(written), conversation, kind({})) == conversation
 
 
+def test_a_template_that_keeps_a_queue_of_calls_writes_them():
+    queue = (
+        "{% set ids = [] %}" + LOOP + "{{ m.role + ':' + (m.content or '') }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function | tojson }}{% set _ = ids.append(c.function.name) %}{% endfor %}"
+        "{% if m.role == 'tool' %}{{ ' of ' + ids.pop(0) }}{% endif %};" + END
+    )
+    conversation = [say("user", "a"), called(), say("tool", "sunny")]
+    assert with_calls(Templated(queue), conversation, next(iter(KINDS))({})) == conversation
+    assert Templated(queue).chat_prompt(conversation).endswith(";tool:sunny of stay;>")
+
+
 @pytest.mark.parametrize("content", ["", None, "So:"])
 def test_a_content_beside_calls_is_a_message_of_its_own_where_a_template_would_drop_the_calls(content):
     kind = next(iter(KINDS))

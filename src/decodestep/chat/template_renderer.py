@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.sandbox import SandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace, pass_eval_context
 from markupsafe import Markup, escape
 
@@ -79,8 +79,12 @@ class _TracingGenerator(CodeGenerator):
         self.write(")))")
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """As transformers' for chat templates. What a template writes is `TracedText`."""
+class _Environment(SandboxedEnvironment):
+    """As transformers' for chat templates. What a template writes is `TracedText`.
+
+    Unlike there, a template may change lists and mappings, as some keep a queue of calls whose results follow: what it is given
+    are copies for one text.
+    """
 
     code_generator_class = _TracingGenerator
     concat = staticmethod(concat)

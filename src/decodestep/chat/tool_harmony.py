@@ -8,12 +8,13 @@ from typing import Any
 
 from decodestep.chat.reasoning import Mark, Thought
 from decodestep.chat.text_feed import EndedError, Reading, TextFeed, UnreadableError
-from decodestep.chat.tool_call_format import CallBegin, CallFormat, Event, Pieces, Reads
+from decodestep.chat.tool_call_format import CallArguments, CallBegin, CallEnd, CallFormat, Event, Pieces, Reads
 from decodestep.chat.tool_json import call_arguments
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _TO = re.compile(r"to=functions\.([\w-]+)")
 _ANALYSIS = re.compile(r"<\|channel\|>analysis")
+_HEAD_BEGUN = re.compile(r"<\|start\|>\w*(?:<\|channel\|>\w*)?")
 _ANSWERS = re.compile(r"<\|channel\|>(final|commentary)")
 
 
@@ -30,7 +31,7 @@ class Harmony(CallFormat):
     spelled = (_START, _CHANNEL, _MESSAGE, "<|constrain|>", "<|end|>", "<|call|>")
 
     def events(self, feed: TextFeed) -> Iterator[Event]:
-        first, between = True, ""
+        first, between, complete = True, "", False  # complete: whether a message ends here
         while True:
             feed.begin()
             if (yield from feed.done()):
@@ -38,24 +39,26 @@ class Harmony(CallFormat):
             space = (yield from feed.space()) if first else ""
             feed.begin()
             if not (yield from feed.comes(*self.marks, *(self.first_marks if first else ()))):
-                first = False
+                first = complete = False
                 yield space + feed.plain(self.marks)  # of no message
                 continue
             first = True
             try:
                 head = yield from self._head(feed)
             except UnreadableError as error:
-                if feed.cut and isinstance(error, EndedError):
+                begun = isinstance(error, EndedError) and complete and _HEAD_BEGUN.fullmatch(feed.since_begin)
+                if begun or (feed.cut and isinstance(error, EndedError)):  # of a message that says nothing
                     feed.drop()
                     return
                 feed.back()
                 yield space + feed.take(1)
                 yield from self._body(feed)
                 yield (yield from feed.optional(*self.ends))
+                complete = False
                 continue
             if _TO.search(head):
                 feed.back()
-                yield from self._at_mark(feed)
+                complete = yield from self._at_mark(feed)
                 continue
             thinks, shown = _ANALYSIS.search(head) is not None, _ANSWERS.search(head) is not None
             if thinks:
@@ -66,6 +69,7 @@ class Harmony(CallFormat):
             for piece in self._body(feed):
                 yield Thought(piece) if thinks and piece is not None else piece if shown or piece is None else ""
             ended = yield from feed.optional(*self.ends)
+            complete = bool(ended)
             if thinks and (ended or not (yield from feed.done())):
                 yield Mark(ended, False)
 
@@ -74,7 +78,12 @@ class Harmony(CallFormat):
         if called is None:
             raise UnreadableError
         yield CallBegin(called[1])
-        yield from call_arguments(feed)
+        yield from feed.space()
+        if (yield from feed.done()) and not feed.cut:  # an end token, which has no text, may follow a call without arguments
+            yield CallArguments("{}")
+            yield CallEnd(True)
+            return
+        yield from call_arguments(feed, *self.ends)
         yield from feed.space()
         yield from feed.optional(*self.ends)
 

@@ -83,9 +83,13 @@ class _CompactJson(_Json):
 JSON, COMPACT_JSON = _Json(), _CompactJson()
 
 
-def call_arguments(feed: TextFeed) -> Iterator[Event]:
-    """The arguments of a call whose name has been read, as an object of JSON."""
+def call_arguments(feed: TextFeed, *ends: str) -> Iterator[Event]:
+    """The arguments of a call whose name has been read, as an object of JSON. ends: of a call, before which there may be none."""
     yield from feed.space()
+    if (yield from feed.comes(*ends)):
+        yield CallArguments("{}")
+        yield CallEnd(True)
+        return
     place = feed.at
     yield from feed.expect("{")
     yield from feed.space()

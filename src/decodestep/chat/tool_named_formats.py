@@ -27,7 +27,7 @@ class DeepSeek(CallFormat):
         yield from feed.expect(begin)
         yield from feed.space()
         yield CallBegin((yield from self._name(feed)))
-        yield from call_arguments(feed)
+        yield from call_arguments(feed, *self.ends)
         yield from self._end(feed)
 
     def _name(self, feed: TextFeed) -> Reading[str]:
@@ -89,7 +89,7 @@ class SolarCalls(CallFormat):
         yield from feed.expect("<|tool_call:name|>")
         yield CallBegin((yield from feed.name()))
         yield from feed.expect("<|tool_call:args|>")
-        yield from call_arguments(feed)
+        yield from call_arguments(feed, *self.ends)
         yield from self._end(feed)
 
     def new_id(self, name: str, number: int) -> str:
@@ -142,7 +142,7 @@ class FunctionaryTags(CallFormat):
         name = yield from feed.name()
         yield from feed.expect(">")
         yield CallBegin(name)
-        yield from call_arguments(feed)
+        yield from call_arguments(feed, *self.ends)
         yield from self._end(feed)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
