@@ -30,8 +30,8 @@ def write_gguf(
 ) -> Path:
     """more: tensors beside the model's, by transformers' names; one that begins with "nextn." belongs to the last block. kind:
     of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the file
-    shall say so. fused: whether queries, keys and values of a layer that has all three are one tensor. changes: of the metadata;
-    None leaves a key out."""
+    shall say so. fused: whether queries, keys and values of a layer that has all three are one tensor. changes: of the
+    metadata; None leaves a key out."""
     config = model.config
     state = {name: value.float().numpy() for name, value in (model.state_dict() | (more or {})).items()}
     architecture = MODEL_TYPES[config.model_type].written_as.name
