@@ -6,6 +6,7 @@ from decodestep.families import cohere2
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, Fields, ModelType
 from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys
+from decodestep.families.common.refusals import attention_biases, first_of, own_output, wide_heads
 
 _DEFAULTS = cohere2.DEFAULTS | {"rope_theta": 500000.0}
 
@@ -22,7 +23,7 @@ _GGUF = Architecture(
     more=cohere2.file_factor,
     output_bias=False,
     written=cohere2.written,
-    refused=lambda config, vectors: "biases of attention" if config.grouped.biases else None,
+    refused=first_of(attention_biases, wide_heads, own_output),
 )
 FAMILY = Family(
     types=(

@@ -17,6 +17,7 @@ from decodestep.families.common.grouped import (
     windows_by_type,
 )
 from decodestep.families.common.limits import MAX_LAYERS
+from decodestep.families.common.refusals import attention_biases, first_of, own_output
 
 _PERIOD = 4  # of which the last layer sees all positions; a file has no key for it
 LAYERS = Layers(block_norms="parallel", centred_norms=True)
@@ -67,10 +68,10 @@ def _check(keys: Keys, common: Fields) -> None:
         raise keys.refusal(f"head_dim {keys.get('head_dim')} is not supported: heads have the share of the hidden state")
 
 
-def _refused(config: Config, vectors: object) -> str | None:
+def _other_windows(config: Config, vectors: object) -> str | None:
     if any((window > 0) != ((i + 1) % _PERIOD != 0) for i, window in enumerate(config.grouped.windows)):
         return f"other layers with windows than all except every {_PERIOD}th"
-    return "biases of attention" if config.grouped.biases else None
+    return None
 
 
 def file_factor(keys: GgufKeys, common: Fields) -> Fields:
@@ -95,7 +96,7 @@ _GGUF = Architecture(
     more=file_factor,
     output_bias=False,
     written=written,
-    refused=_refused,
+    refused=first_of(_other_windows, attention_biases, own_output),
 )
 FAMILY = Family(
     types=(

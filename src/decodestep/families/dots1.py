@@ -8,6 +8,7 @@ from decodestep.families.common.description import Architecture, Family, ModelTy
 from decodestep.families.common.experts import ExpertKeys, file_experts, stored_gating
 from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys, windows_by_type
 from decodestep.families.common.limits import MAX_LAYERS
+from decodestep.families.common.refusals import dense_layers, few_key_heads, first_of, tied_output
 
 _DEFAULTS = llama.DEFAULTS | {
     "vocab_size": 152064,
@@ -40,6 +41,7 @@ _GGUF = Architecture(
     experts=file_experts(lambda keys, common: stored_gating(keys, unsaid="sigmoid")),
     output_bias=False,
     written=glm4_moe.written,
+    refused=first_of(few_key_heads, tied_output, dense_layers),
 )
 FAMILY = Family(
     types=(

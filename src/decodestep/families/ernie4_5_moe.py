@@ -9,6 +9,7 @@ from decodestep.families.common.description import Architecture, Family, Fields,
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
 from decodestep.families.common.grouped import GroupedFile, GroupedKeys
 from decodestep.families.common.limits import MAX_LAYERS
+from decodestep.families.common.refusals import dense_layers, first_of
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _DEFAULTS = {key: value for key, value in ernie4_5.DEFAULTS.items() if key != "head_dim"} | {
@@ -56,12 +57,18 @@ def _written(config: Config) -> Fields:
     }
 
 
+def _dense_between(config: Config, vectors: object) -> str | None:
+    experts = config.experts
+    apart = experts is not None and not all(experts.layers[experts.layers.index(True) :])
+    return "dense layers after sparse ones" if apart else None
+
+
 _GGUF = Architecture(
     "ernie4_5-moe",
     GroupedFile(),
     experts=file_experts(lambda keys, common: _SOFTMAX),
     written=_written,
-    refused=lambda config, vectors: "dense layers alone" if config.experts is None else None,
+    refused=first_of(dense_layers, _dense_between),
 )
 FAMILY = Family(
     types=(

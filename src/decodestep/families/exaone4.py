@@ -16,6 +16,7 @@ from decodestep.families.common.grouped import (
     written_pattern,
 )
 from decodestep.families.common.limits import MAX_LAYERS
+from decodestep.families.common.refusals import wide_heads
 
 _PERIOD = 4  # of which the last layer sees all positions
 _LAYERS = Layers(query_key_norm="head", block_norms="after")
@@ -58,6 +59,7 @@ _GGUF = Architecture(
     rope_half_split=True,
     rope_divisors=True,
     output_bias=False,
+    refused=wide_heads,
     written=_written,
 )
 FAMILY = Family(

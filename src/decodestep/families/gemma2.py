@@ -18,6 +18,7 @@ from decodestep.families.common.grouped import (
     patterned_file_windows,
     windows_by_type,
 )
+from decodestep.families.common.refusals import own_output
 
 _27B_LAYERS = 46  # the one whose scores are scaled by another width than a head's
 _LAYERS = Layers(block_norms="both", activation="gelu_gated")
@@ -72,6 +73,7 @@ _GGUF = Architecture(
     rope_half_split=True,
     more=_file_scaled,
     output_bias=False,
+    refused=own_output,
     written=_written,
 )
 FAMILY = Family(

@@ -211,6 +211,15 @@ def _check(keys: Keys, common: Fields) -> None:
         raise keys.refusal("vocab_size_per_layer_input other than vocab_size is not supported")
 
 
+def _other_keys(config: Config, vectors: object) -> str | None:
+    """llama.cpp takes the keys of the last two layers with their own: of the one before the last for windows."""
+    options, layers = config.grouped, range(config.layers)
+    own = sum(options.source(i) == i for i in layers)
+    if all(options.source(i) in (i, own - (2 if options.window(i) else 1)) for i in layers):
+        return None
+    return "layers that read other keys than those of the last two with their own"
+
+
 _GGUF = Architecture(
     "gemma4",
     _File(),
@@ -220,6 +229,7 @@ _GGUF = Architecture(
     second_rope=sliding_rope,
     output_bias=False,
     rope_divisors=True,
+    refused=_other_keys,
     written=_written,
 )
 FAMILY = Family(

@@ -5,12 +5,14 @@ from __future__ import annotations
 from decodestep.families import glm4
 from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.grouped import GroupedFile
+from decodestep.families.common.refusals import wide_heads
 
 _GGUF = Architecture(
     "chatglm",
     GroupedFile(partial_rope=True),
     tensors={"gate_up": "ffn_up.weight"},
     output_bias=False,
+    refused=wide_heads,
 )
 FAMILY = Family(
     types=(

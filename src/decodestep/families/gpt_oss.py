@@ -7,6 +7,7 @@ which layers have windows, for YaRN's ends, which are not rounded, or for the ac
 
 from __future__ import annotations
 
+from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, Fields, Layers, ModelType
@@ -18,6 +19,7 @@ from decodestep.families.common.grouped import (
     patterned_file_windows,
     windows_by_type,
 )
+from decodestep.families.common.refusals import first_of, tied_output
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _LAYERS = Layers(activation="clamped_swiglu", sinks=True)
@@ -64,6 +66,10 @@ def _check(keys: Keys, common: Fields) -> None:
             raise keys.refusal(f"{key} {keys.get(key)} is not supported ({value} is)")
 
 
+def _without_biases(config: Config, vectors: object) -> str | None:
+    return None if config.grouped.biases else "no biases of attention"
+
+
 _GGUF = Architecture(
     "gpt-oss",
     GroupedFile(windows=patterned_file_windows(2)),
@@ -72,6 +78,7 @@ _GGUF = Architecture(
     tensors={"ffn_norm": "post_attention_norm.weight"},
     experts=file_experts(lambda keys, common: _SOFTMAX, biases=True),
     yarn_truncates=False,
+    refused=first_of(_without_biases, tied_output),
 )
 FAMILY = Family(
     types=(

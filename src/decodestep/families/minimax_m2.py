@@ -7,6 +7,7 @@ from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Architecture, Family, Layers, ModelType
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
 from decodestep.families.common.grouped import GroupedFile, GroupedKeys
+from decodestep.families.common.refusals import tied_output
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _LAYERS = Layers(query_key_norm="row")
@@ -45,6 +46,7 @@ _GGUF = Architecture(
     rope_half_split=True,
     experts=file_experts(lambda keys, common: _SIGMOID),
     output_bias=False,
+    refused=tied_output,
 )
 FAMILY = Family(
     types=(

@@ -18,6 +18,7 @@ from decodestep.families.common.grouped import (
     patterned_file_windows,
     written_pattern,
 )
+from decodestep.families.common.refusals import attention_biases, first_of, tied_output, wide_heads
 
 PERIOD = 4  # of which the last layer of OLMo 3 sees all positions
 LAYERS = Layers(query_key_norm="row", block_norms="after")
@@ -39,14 +40,6 @@ def _written(config: Config) -> Fields:
     return written_pattern(config) if any(config.grouped.windows) else {}
 
 
-def _refused(config: Config, vectors: object) -> str | None:
-    if config.grouped.biases:
-        return "biases of attention"
-    if config.heads * config.head_dim != config.hidden:
-        return f"{config.heads} heads of {config.head_dim} values in a hidden state of {config.hidden}"
-    return "an embedding that is the logits matrix" if config.tied else None
-
-
 GGUF = Architecture(
     "olmo2",
     GroupedFile(
@@ -57,7 +50,7 @@ GGUF = Architecture(
     rope_half_split=True,
     second_rope=_sliding_rope,
     written=_written,
-    refused=_refused,
+    refused=first_of(attention_biases, wide_heads, tied_output),
 )
 FAMILY = Family(
     types=(

@@ -7,6 +7,7 @@ from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, Fields, Layers, ModelType
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
 from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys
+from decodestep.families.common.refusals import few_key_heads, first_of, tied_output, wide_heads
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _LAYERS = Layers(query_key_norm="row")
@@ -41,6 +42,7 @@ _GGUF = Architecture(
     rope_half_split=True,
     experts=file_experts(lambda keys, common: _SOFTMAX),
     output_bias=False,
+    refused=first_of(wide_heads, few_key_heads, tied_output),
 )
 FAMILY = Family(
     types=(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.grouped import QKV, GroupedFile, GroupedKeys, windows_by_type
 from decodestep.families.common.limits import MAX_LAYERS
+from decodestep.families.common.refusals import wide_heads
 
 DEFAULTS = llama.DEFAULTS | {
     "vocab_size": 151936,
@@ -28,13 +28,7 @@ def windows(keys: Keys, layers: int) -> tuple[int, ...]:
     return windows_by_type(keys, layers, lambda i: i >= first)
 
 
-def _refused(config: Config, vectors: object) -> str | None:
-    if config.heads * config.head_dim == config.hidden:
-        return None
-    return f"{config.heads} heads of {config.head_dim} values in a hidden state of {config.hidden}"
-
-
-_GGUF = Architecture("qwen2", GroupedFile(), rope_half_split=True, refused=_refused)
+_GGUF = Architecture("qwen2", GroupedFile(), rope_half_split=True, refused=wide_heads)
 FAMILY = Family(
     types=(ModelType("qwen2", written_as=_GGUF, attention=GroupedKeys(biases=QKV, windows=windows), defaults=DEFAULTS),),
     gguf=_GGUF,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from decodestep.decoding.config import Config
 from decodestep.families import qwen2, qwen3
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, ModelType
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
 from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys, same_windows
 from decodestep.families.common.limits import MAX_EXPERTS, MAX_LAYERS
+from decodestep.families.common.refusals import dense_layers
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _DEFAULTS = qwen2.DEFAULTS | {
@@ -42,10 +42,6 @@ def _rule(keys: Keys) -> RouterRule:
     return RouterRule(keys.size("num_experts_per_tok"), "softmax", normalise=keys.flag("norm_topk_prob"))
 
 
-def _refused(config: Config, vectors: object) -> str | None:
-    return "dense layers alone" if config.experts is None else None
-
-
 _GGUF = Architecture(
     "qwen3moe",
     GroupedFile(),
@@ -53,7 +49,7 @@ _GGUF = Architecture(
     rope_half_split=True,
     experts=file_experts(lambda keys, common: _SOFTMAX),
     output_bias=False,
-    refused=_refused,
+    refused=dense_layers,
 )
 FAMILY = Family(
     types=(

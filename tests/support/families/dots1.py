@@ -15,6 +15,7 @@ CASES = {
         ],
         native=(0,),
         in_gguf=(0, 2),
+        written=(0, {"num_key_value_heads": 4}),
         needed={"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     ),
 }

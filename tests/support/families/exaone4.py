@@ -38,5 +38,6 @@ CASES = {
         ],
         native=(0, 2),
         in_gguf=(0, 2),
+        written=(1, {"head_dim": 8}),
     ),
 }

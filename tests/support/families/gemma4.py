@@ -49,6 +49,7 @@ CASES = {
         ],
         native=(0, 1, 2),
         in_gguf=(0, 1, 2),
+        written=(0, {"num_kv_shared_layers": 2}),
         place="gemma4",
     ),
 }

@@ -14,5 +14,6 @@ CASES = {
         ],
         native=(0, 2),
         in_gguf=(0, 2),
+        written=(2, {}),
     ),
 }

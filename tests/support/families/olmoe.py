@@ -15,5 +15,6 @@ CASES = {
         ],
         native=(0,),
         in_gguf=(0, 2),
+        written=(2, {}),
     ),
 }
