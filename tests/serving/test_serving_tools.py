@@ -156,7 +156,7 @@ def test_calls_and_results_stay_in_the_prompt_without_tools(tiny_file, more):
 def test_a_call_that_was_cut_comes_back(tiny_file, cut, complete):
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": cut}}
     messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "no JSON"}]
-    written = f'<tool_call>\n{json.dumps({"name": "f", "arguments": complete})}\n</tool_call>'
+    written = f"<tool_call>\n{json.dumps({'name': 'f', 'arguments': complete})}\n</tool_call>"
     text = f"user:hello;assistant:{written};user:<tool_response>\nno JSON\n</tool_response>;assistant:"
     model = load(tiny_file(kind="Q8_0", context=400))
     assert chat_completion_job(model, {"messages": messages}, 10**6).prompts == [model.tokenizer.encode(text)]

@@ -10,9 +10,7 @@ from decodestep.chat.tool_json import parse
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*("?)\\?|[{}\[\]:,]|[^\s"{}\[\]:,]+')
 # Of a string, without the beginning of an escape, and half a pair of surrogates, at the end of the text.
-_BEGUN = re.compile(
-    r'"(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})*'
-)
+_BEGUN = re.compile(r'"(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z)[0-9a-fA-F]{4})*')
 _CLOSING = {"{": "}", "[": "]"}
 
 

@@ -21,7 +21,7 @@ class CallTrial(NamedTuple):
     """What a chat template writes of the calls of a message.
 
     calls: whether it writes one. several: whether it writes two; False if it refuses them or leaves out the second.
-    with_content: whether it writes one also beside a content. described: whether it refuses tools of whose properties one has no
+    with_content: whether it writes one also beside a content. described: whether it refuses tools where a property has no
     description.
     """
 
