@@ -12,7 +12,8 @@ from decodestep.chat.reasoning import THINK, find_reasoning
 from decodestep.chat.template import ChatTemplate
 from decodestep.chat.tool_formats import find_call_format
 from decodestep.chat.tool_messages import with_calls
-from decodestep.chat.tools import ToolFormat
+from decodestep.chat.tools import ToolFormat, for_template
+from decodestep.chat.tools import read as read_tools
 from support.servers import tool
 from test_chat import SPECIAL, call, published, say  # noqa: F401 - a fixture
 from test_message_form import END, LOOP, NONE_ASKED, STRINGS, prompt
@@ -55,6 +56,18 @@ def test_calls_that_a_template_writes_stay(kind):
     )
     conversation = [called(content="So:"), called(), say("user", "a")]
     assert with_calls(Templated(written), conversation, kind({})) == conversation
+
+
+def test_properties_have_descriptions_where_a_template_reads_them_unasked():
+    each = "{% for k, p in t.function.parameters.properties.items() %}{{ k + p.PLACE }},{% endfor %}"
+    reads = "{% for t in tools %}" + each + "{% endfor %}"
+    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}{% endfor %}"
+    properties = {"a": {"type": "string"}, "b": {"description": "B"}}
+    for place, text in (("description", "a,bB,"), ("get('description', '?')", "a?,bB,")):
+        model = Templated(reads.replace("PLACE", place) + LOOP + "{{ m.role + ':' + (m.content or '') }}" + calls + ";" + END)
+        body = {"tools": [tool("f", parameters={"type": "object", "properties": properties}), tool("g")]}
+        messages, described = for_template(model, [say("user", "hello")], read_tools(model, body, []))
+        assert model.chat_prompt(messages, tools=described) == f"{text}user:hello;>"
 
 
 def test_a_template_that_keeps_a_queue_of_calls_writes_them():

@@ -21,6 +21,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 WEATHER = {"name": "weather", "description": "The weather", "input_schema": SCHEMA}
+CALL = r'<tool_call>\{"name": "weather", "arguments": \{"city": "Rome"\}\}</tool_call>'
 ASKED = {"model": "any", "max_tokens": 60, "messages": HELLO}
 
 
@@ -108,6 +109,8 @@ def test_a_text_is_one_block(shared_server):
         ({"regex": "abc[xy]{9}", "stop_sequences": ["zz", "c"]}, "stop_sequence", "c"),
         ({"max_tokens": 3, "ignore_eos": True}, "max_tokens", None),
         ({"regex": "ab", "stop_sequences": ["a"]}, "stop_sequence", "a"),
+        ({"regex": CALL, "tools": [WEATHER], "stop_sequences": ['"city"']}, "stop_sequence", '"city"'),  # nobody should run it
+        ({"regex": CALL, "tools": [WEATHER], "stop_sequences": ["</tool_call>"], "max_tokens": 200}, "tool_use", None),
     ],
 )
 def test_reasons_to_stop(shared_server, asked, reason, stop):
@@ -131,8 +134,7 @@ def test_calls_are_blocks_of_their_own(shared_server):
 
 
 def test_texts_between_calls_are_blocks_in_their_order(shared_server):
-    call = r'<tool_call>\{"name": "weather", "arguments": \{"city": "Rome"\}\}</tool_call>'
-    found = same(shared_server, tools=[WEATHER], regex=f"First\\.{call}\nThen\\.{call}\nEnd", max_tokens=400)
+    found = same(shared_server, tools=[WEATHER], regex=f"First\\.{CALL}\nThen\\.{CALL}\nEnd", max_tokens=400)
     kinds = [block["type"] for block in found["content"]]
     assert kinds == ["text", "tool_use", "text", "tool_use", "text"]
     assert [block["text"] for block in found["content"][::2]] == ["First.", "Then.", "End"]
@@ -227,8 +229,7 @@ def test_calls_and_their_results():
 
 def test_an_answer_comes_back_as_it_was(shared_server):
     """The loop of an agent: the content of an answer is sent back as it came, with the results of its calls."""
-    call = r'<tool_call>\{"name": "weather", "arguments": \{"city": "Rome"\}\}</tool_call>'
-    first = ask(shared_server, tools=[WEATHER], regex=f"<think>\nHm\n</think>\n\nI look[.]{call}", max_tokens=300)
+    first = ask(shared_server, tools=[WEATHER], regex=f"<think>\nHm\n</think>\n\nI look[.]{CALL}", max_tokens=300)
     result = {"type": "tool_result", "tool_use_id": first["content"][-1]["id"], "content": "sunny"}
     messages = [*HELLO, {"role": "assistant", "content": first["content"]}, {"role": "user", "content": [result]}]
     assert ask(shared_server, tools=[WEATHER], messages=messages, max_tokens=3)["type"] == "message"

@@ -84,7 +84,8 @@ JSON, COMPACT_JSON = _Json(), _CompactJson()
 
 
 def call_arguments(feed: TextFeed, *ends: str) -> Iterator[Event]:
-    """The arguments of a call whose name has been read, an object of JSON. ends: of a call, before which there may be none."""
+    """The arguments of a call whose name has been read, as an object of JSON. ends: of a call, which may have none before
+    them."""
     yield from feed.space()
     if (yield from feed.comes(*ends)):
         yield CallArguments("{}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -13,23 +14,24 @@ if TYPE_CHECKING:
 _PLACES = ("Quokka", "Numbat")  # which no template writes of its own accord
 _IDS = ("abcdefg12", "abcdefg34")  # of nine letters and digits, as Mistral's templates want them
 _NAME = "find_animal"
-_PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
-_TOOL = {"type": "function", "function": {"name": _NAME, "description": "Finds animals.", "parameters": _PARAMETERS}}
+_PLACE = {"type": "string", "description": "Where it lives."}
 
 
 class CallTrial(NamedTuple):
     """What a chat template writes of the calls of a message.
 
     calls: whether it writes one. several: whether it writes two; False if it refuses them or leaves out the second.
-    with_content: whether it writes one also beside a content.
+    with_content: whether it writes one also beside a content. described: whether it refuses tools where a property has no
+    description.
     """
 
     calls: bool
     several: bool
     with_content: bool
+    described: bool
 
 
-_found: WeakKeyDictionary[ChatTemplate, CallTrial] = WeakKeyDictionary()  # a trial takes as long as four prompts
+_found: WeakKeyDictionary[ChatTemplate, CallTrial] = WeakKeyDictionary()  # a trial takes as long as five prompts
 
 
 def try_calls(model: ChatModel) -> CallTrial:
@@ -40,12 +42,17 @@ def try_calls(model: ChatModel) -> CallTrial:
         calls = bool(one) and one != _written(model, 0)
         told = _PLACES[0] in one
         several = not told or all(place in _written(model, 2) for place in _PLACES)
-        _found[model.template] = CallTrial(calls, several, not told or _PLACES[0] in _written(model, 1, content="I look."))
+        with_content = not told or _PLACES[0] in _written(model, 1, content="I look.")
+        described = bool(one) and not _written(model, 1, place={"type": "string"})
+        _found[model.template] = CallTrial(calls, several, with_content, described)
     return _found[model.template]
 
 
-def _written(model: ChatModel, count: int, content: str | None = None) -> str:
-    """The prompt of a conversation whose answer has so many calls; "" if the template refuses it."""
+def _written(model: ChatModel, count: int, content: str | None = None, place: Mapping[str, str] = _PLACE) -> str:
+    """The prompt of a conversation whose answer has so many calls; "" if the template refuses it. place: the schema of their
+    argument."""
+    parameters = {"type": "object", "properties": {"place": place}, "required": ["place"]}
+    tool = {"type": "function", "function": {"name": _NAME, "description": "Finds animals.", "parameters": parameters}}
     calls = [_call(place, call_id) for place, call_id in zip(_PLACES[:count], _IDS, strict=False)]
     results = [
         {"role": "tool", "name": _NAME, "tool_call_id": call_id, "content": "found"} for call_id in _IDS[: max(count, 1)]
@@ -56,7 +63,7 @@ def _written(model: ChatModel, count: int, content: str | None = None) -> str:
         *results,
     ]
     try:
-        return model.chat_prompt(messages, tools=[_TOOL])
+        return model.chat_prompt(messages, tools=[tool])
     except TemplateProcessError:  # which says nothing of the template
         raise
     except ModelError:

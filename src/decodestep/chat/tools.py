@@ -149,7 +149,8 @@ def for_template(
         readable = with_calls(model, conversation, format_.call_format)
         if reads_tools_of_system(model.template.text(tools=True)):
             return with_tools_in_system(readable, format_.definitions), None
-        return readable, format_.definitions
+        described = try_calls(model).described
+        return readable, tuple(map(_with_descriptions, format_.definitions)) if described else format_.definitions
     return with_tools_as_text(model, conversation, format_), None
 
 
@@ -238,6 +239,14 @@ def _definition(tool: Mapping[str, Any]) -> dict[str, Any]:
     given, function = _without_nulls(tool), _without_nulls(tool["function"])
     optional = {"description": "", "parameters": _NO_PARAMETERS}
     return {"type": "function", **given, "function": function | optional | function}  # in the order of the request
+
+
+def _with_descriptions(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with a description of each property, which some templates read."""
+    function = tool["function"]
+    properties = function["parameters"].get("properties", {})
+    known = {key: {"description": "", **kind} if isinstance(kind, dict) else kind for key, kind in properties.items()}
+    return {**tool, "function": {**function, "parameters": {**function["parameters"], "properties": known}}}
 
 
 def _without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:

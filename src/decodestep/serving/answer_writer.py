@@ -65,6 +65,11 @@ class Sample:
         return parts
 
     @property
+    def cut_call(self) -> bool:
+        """Whether it has been cut within a call, also by a stop string: nobody should run that."""
+        return self._reader is not None and self._reader.cut_call
+
+    @property
     def stop(self) -> str:
         """The stop string that has ended the text; "" if none has."""
         return self.row.text.stop if self.row.text else ""

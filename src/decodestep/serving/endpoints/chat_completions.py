@@ -212,7 +212,7 @@ class ChatChoice(Choice):
 
     def _end(self) -> dict[str, Any]:
         end, read = super()._end(), self._read
-        return {**end, "finish_reason": "length" if read.cut_call else self._called} if read.calls else end
+        return {**end, "finish_reason": "length" if self.cut_call else self._called} if read.calls else end
 
     def _choice(self, delta: dict[str, Any]) -> dict[str, Any]:
         return {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}

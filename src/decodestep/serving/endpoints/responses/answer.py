@@ -184,7 +184,7 @@ class ResponseWriter(AnswerWriter):
     @property
     def _status(self) -> str:
         """Of the whole, and of its last item, once the sample has ended."""
-        return "completed" if self._sample.ended_by in COMPLETE else "incomplete"
+        return "completed" if self._sample.ended_by in COMPLETE and not self._sample.cut_call else "incomplete"
 
     def _response(self, status: str) -> dict[str, Any]:
         last = len(self._items) - 1
