@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 import decodestep as ds
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.constraints.schemas.formats import PATTERNS
+from decodestep.constraints.schemas.leaves import whole_terminal
+from decodestep.constraints.schemas.shapes import Number
 from support.constrained_rows import END, run
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -200,6 +203,38 @@ def test_numbers_are_those_that_readers_take():
     for schema in ({"type": "number"}, {"type": "integer"}, {"type": "number", "minimum": 0}, {}):
         assert not matcher(schema)("1e999") and not matcher(schema)("1" * 400)
     assert matcher({"type": "number"})("1e-07", END) and matcher({"type": "number"})("-1.5E+3", END)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, [-(2**63), 2**63 - 1, 0, 7], [-(2**63) - 1, 2**63]),
+        ({"exclusiveMinimum": -(2**63) - 1, "exclusiveMaximum": 2**63}, [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]),
+        ({"minimum": 0, "maximum": 2**64 - 1}, [0, 2**64 - 1], [-1, 2**64]),
+        ({"minimum": 2**64 - 1, "maximum": 2**64 + 1}, [2**64 - 1, 2**64, 2**64 + 1], [2**64 - 2, 2**64 + 2]),
+        ({"minimum": 2**53 + 1}, [2**53 + 1, 2**54], [2**53]),
+        ({"maximum": -(2**53) - 1}, [-(2**53) - 1, -(2**54)], [-(2**53)]),
+        ({"minimum": 10**30, "maximum": 10**30}, [10**30], [10**30 - 1, 10**30 + 1]),
+        ({"minimum": -(10**400), "maximum": 1.79e308}, [0, -5, 10**17], []),
+        ({"minimum": -(2**63), "maximum": 2**63 - 1, "multipleOf": 5}, [0, 10, -5], [3]),
+        ({"type": "number", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, 10, -5, 0.25], []),
+        ({"type": "number", "minimum": -1e30, "maximum": 1e19}, [0, 10, -5, 0.25], []),
+        ({"type": "number", "minimum": 1e-300, "maximum": 1}, [1, 0.25], [0, -1, 2]),
+        ({"type": "number", "minimum": -1, "maximum": 1e-300}, [0, -0.25], [1, 0.25]),
+    ],
+)
+def test_bounds_at_and_beyond_those_of_machines(bounds, inside, outside):
+    check({"type": "integer", **bounds}, map(json.dumps, inside), map(json.dumps, outside))
+
+
+def test_whole_numbers_are_those_between_their_bounds(rng):
+    for most in (9, 120, 10**4, 10**20):
+        for _ in range(200):
+            low, high = sorted(int(each * most) for each in rng.uniform(-1, 1, 2))
+            expression = re.compile(whole_terminal(Number(whole=True, least=low, most=high))[1:-1])
+            near = (low - 1, low, low + 1, high - 1, high, high + 1, -1, 0, 1, *(int(each * most) for each in rng.uniform(-2, 2, 9)))
+            for each in near:
+                assert bool(expression.fullmatch(str(each))) == (low <= each <= high), (low, high, each)
 
 
 def test_what_has_no_finite_text_is_not_begun():

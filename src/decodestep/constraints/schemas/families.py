@@ -12,7 +12,7 @@ from decodestep.constraints.schemas.document import Document
 from decodestep.constraints.schemas.leaves import embedded, name_terminal, number_schema, string_schema
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.reading import Reader
-from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String
+from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, is_exact
 from decodestep.constraints.trial import probe
 
 _MOST_FAMILIES = 5_000
@@ -132,6 +132,9 @@ class Families:
             members = self.members[shape] = self._members(shape)
             yield from members.listed.values()
             yield from (names.value for names in members.others)
+        elif isinstance(shape, Number) and shape.multiples:  # of a schema, and bounds perhaps of another one
+            if not (is_exact(shape.least, above=True) and is_exact(shape.most, above=False)):
+                self.refuse(shape, "", "without multipleOf beside bounds of more than 53 bits")
 
     def _check_array(self, shape: Array) -> None:
         if shape.without:
