@@ -256,6 +256,17 @@ def test_many_optional_properties():
     assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
 
 
+def test_many_constants():
+    values = [f"v{i}" for i in range(3000)]
+    for schema in (
+        {"enum": values},
+        {"type": "string", "enum": values, "allOf": [{"enum": values[::-1]}]},
+        {"anyOf": [{"const": each} for each in values]},
+    ):
+        check(schema, ['"v0"', '"v599"', '"v2999"'], ['"v3000"', '"v"'])
+    check({"oneOf": [{"const": each, "title": "one"} for each in values[:600]]}, ['"v0"', '"v599"'], ['"v600"'])
+
+
 def test_many_items_are_not_quadratic():
     for least in (10, 1000):
         takes = matcher({"type": "array", "items": {"type": "integer"}, "minItems": least})

@@ -29,7 +29,7 @@ from decodestep.constraints.schemas.shapes import (
     united,
 )
 
-_MOST_SHAPES = 512  # of one place
+_MOST_SHAPES = 512  # of one place, beside constants
 _FARTHEST = 10**100  # of numbers within bounds; a bound beyond is none
 _MOST_DEEP = 60  # keywords within each other that are read at once
 
@@ -63,7 +63,7 @@ class Reader:
 
     def _both(self, part: int, one: Shapes, other: Shapes) -> Shapes:
         found = self.meeting.both(one, other)
-        if len(found) > _MOST_SHAPES:
+        if sum(not isinstance(each, Constant) for each in found) > _MOST_SHAPES:
             self.document.refuse(part, "", f"of at most {_MOST_SHAPES} kinds of values")
         return found
 
