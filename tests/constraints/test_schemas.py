@@ -252,8 +252,19 @@ def test_what_has_no_finite_text_is_not_begun():
 
 def test_many_optional_properties():
     names = [f"name{i}" for i in range(500)]
-    takes = matcher(named(names))
-    assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
+    listed = {"type": "object", "properties": dict.fromkeys(names, NULL)}
+    further = {"patternProperties": {"^x": {"type": "integer"}}}
+    for schema in (
+        named(names),
+        {**listed, "additionalProperties": NULL},
+        {**listed, **further, "additionalProperties": False},
+        {**listed, **further, "additionalProperties": NULL},
+        {**named(names), "maxProperties": 3},
+    ):
+        takes = matcher(schema)
+        assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
+    takes = matcher(listed, closed=False)
+    assert takes(nulls(["name3", "name499", "other"]), END) and not takes(nulls(["name4", "name3"]), END)
 
 
 def test_many_constants():
