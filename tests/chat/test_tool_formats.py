@@ -18,7 +18,8 @@ from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.reasoning import THINK, find_reasoning
 from decodestep.chat.template import ChatTemplate
 from decodestep.chat.tool_call_format import NoCalls
-from decodestep.chat.tool_grammar import Thought, one_call
+from decodestep.chat.tool_grammar import Thought, one_call, text_at
+from decodestep.constraints.grammar import compile_grammar
 from decodestep.chat.tool_messages import in_turns
 from decodestep.chat.tools import ToolFormat
 from decodestep.constraints.processor import ConstraintLogitsProcessor
@@ -598,3 +599,14 @@ def test_whole_and_streamed_answers_have_the_same_calls(text):
     told = whole.whole()
     assert (told["message"]["content"] or "") == "".join(part["delta"].get("content", "") for part in parts)
     assert told["finish_reason"] == parts[-1]["finish_reason"]
+
+
+def test_an_error_in_the_rules_of_a_schema_is_about_its_function():
+    marks = ["zero", "one", "two"]
+    schemas = [{"type": "object", "properties": {mark: {"type": "integer", "minimum": 5}}} for mark in marks]
+    grammar = one_call([["call ", schema] for schema in schemas])
+    compiled = compile_grammar("grammar", grammar).split("\n")
+    assert len(compiled) > grammar.count("\n") + 1
+    for i, mark in enumerate(marks):
+        lines = [number for number, line in enumerate(compiled, 1) if f'"\\"{mark}\\""' in line]
+        assert lines and [text_at(grammar, f"at {number}(3): wrong") for number in lines] == [i] * len(lines)

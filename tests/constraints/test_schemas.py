@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal
 
 import numpy as np
@@ -12,6 +13,8 @@ import pytest
 import decodestep as ds
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.constraints.schemas.formats import PATTERNS
+from decodestep.constraints.schemas.leaves import whole_terminal
+from decodestep.constraints.schemas.shapes import Number
 from support.constrained_rows import END, run
 
 OPEN = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
@@ -202,6 +205,38 @@ def test_numbers_are_those_that_readers_take():
     assert matcher({"type": "number"})("1e-07", END) and matcher({"type": "number"})("-1.5E+3", END)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": -(2**63), "maximum": 2**63 - 1}, [-(2**63), 2**63 - 1, 0, 7], [-(2**63) - 1, 2**63]),
+        ({"exclusiveMinimum": -(2**63) - 1, "exclusiveMaximum": 2**63}, [-(2**63), 2**63 - 1], [-(2**63) - 1, 2**63]),
+        ({"minimum": 0, "maximum": 2**64 - 1}, [0, 2**64 - 1], [-1, 2**64]),
+        ({"minimum": 2**64 - 1, "maximum": 2**64 + 1}, [2**64 - 1, 2**64, 2**64 + 1], [2**64 - 2, 2**64 + 2]),
+        ({"minimum": 2**53 + 1}, [2**53 + 1, 2**54], [2**53]),
+        ({"maximum": -(2**53) - 1}, [-(2**53) - 1, -(2**54)], [-(2**53)]),
+        ({"minimum": 10**30, "maximum": 10**30}, [10**30], [10**30 - 1, 10**30 + 1]),
+        ({"minimum": -(10**400), "maximum": 1.79e308}, [0, -5, 10**17], []),
+        ({"minimum": -(2**63), "maximum": 2**63 - 1, "multipleOf": 5}, [0, 10, -5], [3]),
+        ({"type": "number", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, 10, -5, 0.25], []),
+        ({"type": "number", "minimum": -1e30, "maximum": 1e19}, [0, 10, -5, 0.25], []),
+        ({"type": "number", "minimum": 1e-300, "maximum": 1}, [1, 0.25], [0, -1, 2]),
+        ({"type": "number", "minimum": -1, "maximum": 1e-300}, [0, -0.25], [1, 0.25]),
+    ],
+)
+def test_bounds_at_and_beyond_those_of_machines(bounds, inside, outside):
+    check({"type": "integer", **bounds}, map(json.dumps, inside), map(json.dumps, outside))
+
+
+def test_whole_numbers_are_those_between_their_bounds(rng):
+    for most in (9, 120, 10**4, 10**20):
+        for _ in range(200):
+            low, high = sorted(int(each * most) for each in rng.uniform(-1, 1, 2))
+            expression = re.compile(whole_terminal(Number(whole=True, least=low, most=high))[1:-1])
+            near = (low - 1, low, low + 1, high - 1, high, high + 1, -1, 0, 1)
+            for each in (*near, *(int(each * most) for each in rng.uniform(-2, 2, 9))):
+                assert bool(expression.fullmatch(str(each))) == (low <= each <= high), (low, high, each)
+
+
 def test_what_has_no_finite_text_is_not_begun():
     endless = {"e": {"type": "object", "properties": {"e": {"$ref": "#/$defs/e"}}, "required": ["e"]}}
     holder = {"type": "object", "properties": {"a": {"$ref": "#/$defs/e"}, "b": NULL}, "$defs": endless}
@@ -217,8 +252,30 @@ def test_what_has_no_finite_text_is_not_begun():
 
 def test_many_optional_properties():
     names = [f"name{i}" for i in range(500)]
-    takes = matcher(named(names))
-    assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
+    listed = {"type": "object", "properties": dict.fromkeys(names, NULL)}
+    further = {"patternProperties": {"^x": {"type": "integer"}}}
+    for schema in (
+        named(names),
+        {**listed, "additionalProperties": NULL},
+        {**listed, **further, "additionalProperties": False},
+        {**listed, **further, "additionalProperties": NULL},
+        {**named(names), "maxProperties": 3},
+    ):
+        takes = matcher(schema)
+        assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
+    takes = matcher(listed, closed=False)
+    assert takes(nulls(["name3", "name499", "other"]), END) and not takes(nulls(["name4", "name3"]), END)
+
+
+def test_many_constants():
+    values = [f"v{i}" for i in range(3000)]
+    for schema in (
+        {"enum": values},
+        {"type": "string", "enum": values, "allOf": [{"enum": values[::-1]}]},
+        {"anyOf": [{"const": each} for each in values]},
+    ):
+        check(schema, ['"v0"', '"v599"', '"v2999"'], ['"v3000"', '"v"'])
+    check({"oneOf": [{"const": each, "title": "one"} for each in values[:600]]}, ['"v0"', '"v599"'], ['"v600"'])
 
 
 def test_many_items_are_not_quadratic():
@@ -242,12 +299,22 @@ def test_many_items_are_not_quadratic():
         ({"$ref": "#"}, "# is not free of references that lead back to it"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "# is not possible to satisfy"),
         ({"items": {"minLength": -1}}, "#/items/minLength is not a whole number"),
+        ({"properties": {"id": {"type": "string", "pattern": "^(?=.*[A-Z]).+$"}}},
+         "#/properties/id/pattern is not supported: look-around, including look-ahead"),
+        ({"items": {"pattern": r"(a)\1"}}, "#/items/pattern is not supported: backreferences are not supported"),
+        ({"anyOf": [{"pattern": "("}]}, "#/anyOf/0/pattern is not supported: unclosed group"),
+        ({"pattern": r"a\b"}, "#/pattern is not supported: lookarounds not supported"),
+        ({"properties": {"a": {"patternProperties": {"^(?!x)": {}}}}},
+         "#/properties/a/patternProperties/^(?!x) is not supported"),
+        ({"patternProperties": {"^(?!x)": {}}}, "#/patternProperties/^(?!x) is not supported: look-around"),
+        ({"propertyNames": {"pattern": "[b-a]"}}, "#/propertyNames/pattern is not supported: invalid character class range"),
     ],
 )  # fmt: skip
 def test_errors_name_the_place(schema, place):
     with pytest.raises(ValueError, match="json_schema must be one that can be compiled; got one in which ") as raised:
         matcher(schema)("")
     assert place in str(raised.value)
+    assert "%json" not in str(raised.value) and "value:" not in str(raised.value) and "NAME" not in str(raised.value)
 
 
 def test_a_pydantic_class(rng):

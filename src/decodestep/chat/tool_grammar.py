@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from decodestep.chat.reasoning import THINK, ReasoningFormat
 from decodestep.chat.tool_call_format import Pieces
+from decodestep.constraints.grammar import line_of
 
 # Of JSON, after reasoning or a call; without a limit a row at a high temperature might write nothing else.
 _SPACE = r"SPACE: /[ \t\r\n]{0,2}/"
@@ -91,7 +92,7 @@ def _thought_rules(thought: Thought) -> list[str]:
 def text_at(grammar: str, error: str) -> int | None:
     """Which of the texts a compiler's error is about, by the line that it names; None if it is about none."""
     line = re.match(r"at (\d+)\(", error)
-    rule = line and re.match(r"call\d*_(\d+)", grammar.split("\n")[int(line[1]) - 1])
+    rule = line and re.match(r"call\d*_(\d+)", grammar.split("\n")[line_of(grammar, int(line[1])) - 1])
     return int(rule[1]) if rule else None
 
 

@@ -34,7 +34,7 @@ def compile_grammar(language: str, text: str | tuple[str, ...], *, closed: bool 
     elif language == "json_schema":
         lark = "\n".join(["start: json", *schema_rules(text, "json", closed=closed, order=order)])
     elif language == "grammar":
-        lark = _with_schemas_as_rules(text, closed=closed, order=order) if is_lark(text) else text
+        lark = _with_schemas_as_rules(text, closed=closed, order=order)[0] if is_lark(text) else text
     else:
         require_whole(language, text)
         lark = text
@@ -44,12 +44,19 @@ def compile_grammar(language: str, text: str | tuple[str, ...], *, closed: bool 
     return grammar
 
 
-def _with_schemas_as_rules(lark: str, *, closed: bool, order: str) -> str:
-    """A grammar whose schemas are rules of it, at its end, so that the lines before keep their numbers."""
+def line_of(grammar: str, number: int, *, closed: bool = True, order: str = "schema") -> int:
+    """The line of a grammar in Lark that a line of what is compiled is about: a schema's rules are about the schema's place."""
+    written = grammar.count("\n") + 1
+    return number if number <= written else _with_schemas_as_rules(grammar, closed=closed, order=order)[1][number - written - 1]
+
+
+def _with_schemas_as_rules(lark: str, *, closed: bool, order: str) -> tuple[str, list[int]]:
+    """A grammar whose schemas are rules of it, at its end, so that the lines before keep their numbers; and of each line of the
+    rules, the line in which its schema begins."""
     prefix = "json"
     while prefix in lark.lower().replace("%json", ""):
         prefix += "x"
-    pieces, rules, last = list[str](), list[str](), 0
+    pieces, rules, last, places = list[str](), list[str](), 0, list[int]()
     for place in _EMBEDDED.finditer(lark):
         if not place[0].startswith("%json"):
             continue
@@ -63,9 +70,10 @@ def _with_schemas_as_rules(lark: str, *, closed: bool, order: str) -> str:
         except RequestError as error:
             refuse("SamplingParams", "grammar", error.rule, Phrase(error.got))
         rules += written
+        places += [lark.count("\n", 0, place.start()) + 1] * ("\n".join(written).count("\n") + 1)
         pieces += [lark[last : place.start()], name, "\n" * lark.count("\n", place.start(), end)]
         last = end
-    return "\n".join(["".join([*pieces, lark[last:]]), *rules])
+    return "\n".join(["".join([*pieces, lark[last:]]), *rules]), places
 
 
 def _compiled(language: str, text: str) -> str:

@@ -50,9 +50,10 @@ def schema_rules(text: str, prefix: str, *, closed: bool, order: str) -> tuple[s
     document = Document(schema)
     for each in _written(document):
         require(OPTIONS not in each, _OP, "json_schema", f"without {OPTIONS}", each.get(OPTIONS))
-    formats = dict.fromkeys(each["format"] for each in _written(document) if isinstance(each.get("format"), str))
-    patterns = [*_patterns(document), *(PATTERNS[each] for each in formats if each in PATTERNS)]
-    known = Patterns(patterns, _texts(document) if patterns else ())
+    formats = (each.get("format") for each in _written(document))
+    known_formats = {each for each in formats if isinstance(each, str) and each in PATTERNS}
+    patterns, texts = dict(_patterns(document)), list(_texts(document))
+    known = Patterns(patterns | ({PATTERNS[each]: each for each in sorted(known_formats)} if texts else {}), texts)
     in_order = order == "schema"
     try:
         families = Families(document, known, closed=closed, in_order=in_order)
@@ -71,16 +72,19 @@ def _written(document: Document) -> Iterator[dict[str, Any]]:
     return (each for each in document.schemas if isinstance(each, dict))
 
 
-def _patterns(document: Document) -> Iterator[str]:
-    """All patterns; raises ValueError for one that llguidance reads as another one."""
-    for each in _written(document):
+def _patterns(document: Document) -> Iterator[tuple[str, str]]:
+    """All patterns, with their places; raises ValueError for one that llguidance reads as another one."""
+    for each, path in zip(document.schemas, document.paths, strict=True):
+        if not isinstance(each, dict):
+            continue
         by_name = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(by_name if isinstance(by_name, dict) else ())):
             if isinstance(pattern, str):
+                keyword = "pattern" if pattern == each.get("pattern") else f"patternProperties/{pattern}"
                 require_whole("json_schema", pattern)
                 require(not _writes_control(pattern), _OP, "json_schema", "of patterns without control characters", pattern)
                 require(not _has_sets(pattern), _OP, "json_schema", _ONE_SET, pattern)
-                yield pattern
+                yield pattern, f"{path}/{keyword}"
 
 
 def _texts(document: Document) -> Iterator[str]:

@@ -13,7 +13,7 @@ from decodestep._base.arrays import Array
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
 from decodestep.constraints.grammar import compile_grammar
-from decodestep.constraints.trial import LIMITS, short
+from decodestep.constraints.trial import LIMITS, reason, short
 from decodestep.constraints.vocabulary import Encode, TokenBytes, build_tokenizer
 from decodestep.errors import ConstraintError as ConstraintError
 from decodestep.ops.decode_step import steps as s
@@ -126,7 +126,9 @@ class ConstraintLogitsProcessor:
     def _reason(self, no_text: str) -> str:
         """Why there is no mask; no_text: if it is that no text goes on."""
         error = self._matcher.get_error()
-        return short(error) if error and _NO_TEXT not in error else no_text
+        if not error or _NO_TEXT in error:
+            return no_text
+        return short(error) if self.language in ("grammar", "regex") else reason(error)
 
     def _mask(self) -> tuple[s.AllowBits] | None:
         if self._matcher.is_stopped():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from functools import lru_cache
 from importlib.util import find_spec
@@ -28,23 +29,26 @@ def try_out(language: str, grammar: str) -> None:
     _run(language, [[grammar]])
 
 
-def whole_texts(grammars: list[str], texts: list[str]) -> list[list[bool]]:
-    """Of each grammar in Lark, which of the texts are of it; none if no text is. Raises ValueError, about the params'
-    json_schema, if that costs too much, and for a grammar that is wrong."""
+def whole_texts(grammars: list[str], texts: list[str], places: list[str]) -> list[list[bool]]:
+    """Of each grammar in Lark, which of the texts are of it; none if no text is. places: what the grammars are of. Raises
+    ValueError, about the params' json_schema, if that costs too much, and for a grammar that is wrong, with its place."""
     found = _run("json_schema", [[_lark(each), "texts", texts] for each in grammars])
-    return [[False] * len(texts) if _is_empty(each) else each for each in found]
+    return [[False] * len(texts) if _is_empty(each, place) else each for each, place in zip(found, places, strict=True)]
 
 
-def probe(grammars: list[str], objects: list[str], most: int, longest: int) -> tuple[list[bool], list[list[str] | None]]:
+def probe(
+    grammars: list[str], objects: list[str], most: int, longest: int, places: list[str]
+) -> tuple[list[bool], list[list[str] | None]]:
     """Whether grammars in Lark have no text; and the names that the first member of grammars of objects may have.
 
-    The names are None if they are more than `most`, or some have more than `longest` bytes in JSON. Raises ValueError as
-    `whole_texts` does.
+    places: what the grammars are of; the last ones also the objects. The names are None if they are more than `most`, or some
+    have more than `longest` bytes in JSON. Raises ValueError as `whole_texts` does.
     """
     asked = [[_lark(each)] for each in grammars] + [[_lark(each), "names", most, longest] for each in objects]
     found = _run("json_schema", asked)
-    dead = [_is_empty(error) for error in found[: len(grammars)]]
-    return dead, [[] if _is_empty(names) else names for names in found[len(grammars) :]]
+    dead = [_is_empty(error, place) for error, place in zip(found[: len(grammars)], places, strict=True)]
+    named = zip(found[len(grammars) :], places[len(grammars) - len(objects) :], strict=True)
+    return dead, [[] if _is_empty(names, place) else names for names, place in named]
 
 
 def _lark(text: str) -> str:
@@ -53,12 +57,13 @@ def _lark(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
-def _is_empty(answer: Any) -> bool:
-    """Whether an answer is the error of a grammar without any text. Raises ValueError for another one's."""
+def _is_empty(answer: Any, place: str) -> bool:
+    """Whether an answer is the error of a grammar without any text. Raises ValueError for another one's, with the place."""
     if not isinstance(answer, str) or not answer:
         return False
     if not any(sign in answer for sign in _WITHOUT_TEXT):
-        refuse("SamplingParams", "json_schema", "one that can be compiled", Phrase(short(answer)))
+        what = f"one in which {place} is not supported: {reason(answer)}"
+        refuse("SamplingParams", "json_schema", "one that can be compiled", Phrase(what))
     return True
 
 
@@ -90,6 +95,16 @@ def _answers(language: str, data: str) -> Any:
     if ended.returncode != 0:
         refuse("SamplingParams", language, "one that can be compiled", Phrase("one that costs too much"))
     return json.loads(answer)
+
+
+def reason(error: str) -> str:
+    """What llguidance's error says, without its rule and its excerpts of the rules that it was given."""
+    if any(sign in error for sign in _WITHOUT_TEXT):
+        return "no text satisfies it"
+    if "regex" not in error:
+        return "it costs too much"
+    found = re.search(r"^error: (.*)", error, re.MULTILINE) or re.search(r"((?:lookarounds|\w+) not supported)", error)
+    return short(found[1]) if found else "it is no expression that can be compiled"
 
 
 def short(text: str) -> str:

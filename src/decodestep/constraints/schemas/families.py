@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -12,7 +12,7 @@ from decodestep.constraints.schemas.document import Document
 from decodestep.constraints.schemas.leaves import embedded, name_terminal, number_schema, string_schema
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.reading import Reader
-from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String
+from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, is_exact
 from decodestep.constraints.trial import probe
 
 _MOST_FAMILIES = 5_000
@@ -132,6 +132,9 @@ class Families:
             members = self.members[shape] = self._members(shape)
             yield from members.listed.values()
             yield from (names.value for names in members.others)
+        elif isinstance(shape, Number) and shape.multiples:  # of a schema, and bounds perhaps of another one
+            if not (is_exact(shape.least, above=True) and is_exact(shape.most, above=False)):
+                self.refuse(shape, "", "without multipleOf beside bounds of more than 53 bits")
 
     def _check_array(self, shape: Array) -> None:
         if shape.without:
@@ -191,19 +194,36 @@ class Families:
             shape for shapes in self.shapes.values() for shape in shapes
             if (isinstance(shape, String) and _may_be_empty(shape)) or (isinstance(shape, Number) and shape.multiples)
         ))  # fmt: skip
-        groups = [(members, names) for members in self.members.values() for names in members.others if names.probed]
+        groups = [
+            (shape, members, names) for shape, members in self.members.items() for names in members.others if names.probed
+        ]
         if not leaves and not groups:
             return
         grammars = [f"start: value\nvalue: {embedded(leaf_schema(leaf))}" for leaf in leaves]
-        grammars += [f"start: NAME\nNAME: {names.ordered}" for _, names in groups]
-        dead, few = probe(grammars, [f'start: "{{" NAME\nNAME: {names.terminal}' for _, names in groups], _FEW, _SHORT)
+        grammars += [f"start: NAME\nNAME: {names.ordered}" for _, _, names in groups]
+        places = [self._place(leaf, leaf.patterns if isinstance(leaf, String) else ()) for leaf in leaves]
+        places += [self._place(shape, self._name_patterns(shape)) for shape, _, _ in groups]
+        objects = [f'start: "{{" NAME\nNAME: {names.terminal}' for _, _, names in groups]
+        dead, few = probe(grammars, objects, _FEW, _SHORT, places)
         self._dead = {leaf for leaf, is_dead in zip(leaves, dead, strict=False) if is_dead}
-        for (members, names), found, is_dead in zip(groups, few, dead[len(leaves) :], strict=True):
+        for (_, members, names), found, is_dead in zip(groups, few, dead[len(leaves) :], strict=True):
             names.terminal = names.ordered
             if found is not None or is_dead:
                 members.others.remove(names)
                 members.listed |= dict.fromkeys(found or (), names.value)
                 members.loose.update(found or ())
+
+    def _place(self, shape: Shape, patterns: Iterable[str]) -> str:
+        """Where a shape's patterns are, or itself."""
+        found = [self._patterns.places[each] for each in patterns]
+        return " or ".join(found) or self.document.paths[self._places[shape]]
+
+    def _name_patterns(self, shape: Object) -> list[str]:
+        """The patterns of the names of an object's members."""
+        found = [pattern for part in shape.parts for pattern, _ in part.patterns]
+        for names in self._reader.shapes(shape.names):
+            found += names.patterns if isinstance(names, String) else ()
+        return list(dict.fromkeys(found))
 
     def _find_alive(self) -> None:
         changed = True

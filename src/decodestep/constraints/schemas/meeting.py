@@ -29,7 +29,17 @@ class Meeting:
 
     def both(self, ones: Shapes, others: Shapes) -> Shapes:
         """The shapes of the values that are of one of both."""
-        return united(tuple(found for one in ones for other in others if (found := self._meet(one, other)) is not None))
+        return united(
+            self._constants_of(ones, others),
+            self._constants_of(others, ones),
+            tuple(
+                found
+                for one in ones
+                if not isinstance(one, Constant)
+                for other in others
+                if not isinstance(other, Constant) and (found := self._meet(one, other)) is not None
+            ),
+        )
 
     def meet(self, ones: Shapes, others: Shapes) -> bool:
         """Whether a value is of both, as far as that can be seen; True where it cannot."""
@@ -75,11 +85,14 @@ class Meeting:
             found += [part.first[place]] if place < len(part.first) else [] if part.others is None else [part.others]
         return self._document.combined(found)
 
+    def _constants_of(self, ones: Shapes, others: Shapes) -> Shapes:
+        """The constants of one side that are of the other. There may be thousands on both."""
+        alike = {each for each in others if isinstance(each, Constant)}
+        wider = [each for each in others if not isinstance(each, Constant)]
+        constants = (each for each in ones if isinstance(each, Constant))
+        return tuple(each for each in constants if each in alike or any(self.is_of(each.value, shape) for shape in wider))
+
     def _meet(self, one: Shape, other: Shape) -> Shape | None:
-        if isinstance(other, Constant):
-            one, other = other, one
-        if isinstance(one, Constant):
-            return one if self.is_of(one.value, other) else None
         if isinstance(one, Number) and isinstance(other, Number):
             return _both_numbers(one, other)
         if isinstance(one, String) and isinstance(other, String):

@@ -33,7 +33,7 @@ def object_rules(rules: Rules, families: Families, shape: Object, value: Value, 
     counted = least > 0 or most is not None
     written: dict[str, str] = {}
     for each, parts in listed.items():
-        written[each] = rules.add(f"{name}_m{len(rules.lines)}", f'{literal(json_text(each))} ": " {value(parts)}')
+        written[each] = f'{literal(json_text(each))} ": " {value(parts)}'  # no rule, which would be one more item of a row each
     loose = members.loose
     if counted and others:  # of which any may then be written more than once: only `least` would notice
         named = [written.pop(each) for each in list(written) if each in loose and each not in required]

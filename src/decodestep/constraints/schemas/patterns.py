@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from decodestep.constraints.json_form import JSON_FORM, OPTIONS
 from decodestep.constraints.trial import whole_texts
@@ -12,15 +12,16 @@ from decodestep.constraints.trial import whole_texts
 class Patterns:
     """Which texts of a schema are of its patterns.
 
-    patterns, texts: all that the schema has, wherever they are; the patterns also of its formats.
+    patterns, texts: all that the schema has, wherever they are; the patterns with a place of each, also those of formats.
     """
 
-    def __init__(self, patterns: Iterable[str], texts: Iterable[str]) -> None:
+    def __init__(self, patterns: Mapping[str, str], texts: Iterable[str]) -> None:
         self._texts = {text: i for i, text in enumerate(dict.fromkeys(texts))}
-        several = list(dict.fromkeys(patterns))
+        self.places = patterns
+        several, places = list(patterns), list(patterns.values())
         written = [json.dumps(text, ensure_ascii=False) for text in self._texts]
         grammars = [text_grammar({"pattern": each}) for each in several]
-        found = whole_texts(grammars, written) if grammars and written else [[False] * len(written)] * len(several)
+        found = whole_texts(grammars, written, places) if grammars and written else [[False] * len(written)] * len(several)
         self._found = dict(zip(several, found, strict=True))
 
     def matches(self, pattern: str, text: str) -> bool:

@@ -25,11 +25,12 @@ from decodestep.constraints.schemas.shapes import (
     Shape,
     Shapes,
     String,
+    is_exact,
     united,
 )
 
-_MOST_SHAPES = 512  # of one place
-_WIDEST = 2**53  # integers up to here are exact as float64
+_MOST_SHAPES = 512  # of one place, beside constants
+_FARTHEST = 10**100  # of numbers within bounds; a bound beyond is none
 _MOST_DEEP = 60  # keywords within each other that are read at once
 
 
@@ -62,7 +63,7 @@ class Reader:
 
     def _both(self, part: int, one: Shapes, other: Shapes) -> Shapes:
         found = self.meeting.both(one, other)
-        if len(found) > _MOST_SHAPES:
+        if sum(not isinstance(each, Constant) for each in found) > _MOST_SHAPES:
             self.document.refuse(part, "", f"of at most {_MOST_SHAPES} kinds of values")
         return found
 
@@ -181,32 +182,33 @@ def _typed(document: Document, part: int) -> Shapes:
 
 def _number(document: Document, part: int, *, whole: bool) -> Number:
     schema = document.schemas[part]
-    bounds = {key: _bound(document, part, key) for key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")}
+    step = schema.get("multipleOf")
+    if step is not None and not (is_real(step) and step > 0):
+        document.refuse(part, "multipleOf", "a number above 0")
+    keys = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+    bounds = {key: _bound(document, part, key, wide=whole and step is None) for key in keys}
     low = [
         (value, key == "exclusiveMinimum") for key, value in bounds.items() if "Min" in key or "min" in key if value is not None
     ]
     high = [(-value, key == "exclusiveMaximum") for key, value in bounds.items() if "ax" in key if value is not None]
     least, above = max(low, default=(-math.inf, False))
     most, below = max(high, default=(-math.inf, False))
-    step = schema.get("multipleOf")
-    if step is not None and not (is_real(step) and step > 0):
-        document.refuse(part, "multipleOf", "a number above 0")
     return Number(whole, least, above, -most, below, () if step is None else (step,))
 
 
-def _bound(document: Document, part: int, key: str) -> float | None:
+def _bound(document: Document, part: int, key: str, *, wide: bool) -> float | None:
+    """wide: whether it may have any number of bits."""
     value = document.schemas[part].get(key)
     if isinstance(value, bool) or (value is not None and not is_real(value)):
         document.refuse(part, key, "a number")
-    if value is not None and not _is_exact(value, above=key in ("minimum", "exclusiveMinimum")):
+    above = key in ("minimum", "exclusiveMinimum")
+    if value is not None and abs(value) > _FARTHEST:
+        if (value > 0) == above:
+            document.refuse(part, key, "a number of at most 100 digits")
+        return None
+    if value is not None and not wide and not is_exact(value, above=above):
         document.refuse(part, key, "a number of 53 bits")
     return value
-
-
-def _is_exact(bound: float, *, above: bool) -> bool:
-    """Whether the numbers that llguidance allows are on the right side of a bound, which it has as float64 and int64."""
-    kept = max(-(2**63), min(int(float(bound)), 2**63 - 1)) if math.isfinite(bound) and abs(bound) >= _WIDEST else bound
-    return kept >= bound if above else kept <= bound
 
 
 def _size(document: Document, part: int, key: str) -> int | None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+_WIDEST = 2**53  # integers up to here are exact as float64
+FARTHEST = 2**63 - 2**10  # the last float64 within int64: llguidance has no range beyond
+
 All: TypeAlias = tuple[int, ...]  # parts of a schema, all of which a value satisfies; () is every value
 
 
@@ -39,6 +42,12 @@ class Constant:
 
     def __hash__(self) -> int:
         return hash(self.form)
+
+
+def is_exact(bound: float, *, above: bool) -> bool:
+    """Whether the numbers that llguidance allows are on the right side of a bound, which it has as float64 and int64."""
+    kept = max(-FARTHEST, min(int(float(bound)), FARTHEST)) if math.isfinite(bound) and abs(bound) >= _WIDEST else bound
+    return kept >= bound if above else kept <= bound
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decodestep.constraints.schemas.elements import array_rules
 from decodestep.constraints.schemas.families import Families, leaf_schema
-from decodestep.constraints.schemas.leaves import NUMBER, STRING, WHOLE, constant, embedded
+from decodestep.constraints.schemas.leaves import NUMBER, STRING, WHOLE, constant, embedded, whole_terminal
 from decodestep.constraints.schemas.members import object_rules
 from decodestep.constraints.schemas.rules import Rules
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, String
@@ -33,6 +33,8 @@ def write_rules(families: Families, prefix: str, *, in_order: bool) -> list[str]
         assert not isinstance(shape, Constant)
         if shape in _SHARED:
             return rules.terminal(*_SHARED[shape])
+        if isinstance(shape, Number) and shape.whole and not shape.multiples:
+            return rules.terminal(rules.new("WHOLE").upper(), whole_terminal(shape))
         name = rules.new("leaf")
         rules.add(name, embedded(leaf_schema(shape)))
         return name
