@@ -133,7 +133,8 @@ class Families:
             yield from members.listed.values()
             yield from (names.value for names in members.others)
         elif isinstance(shape, Number) and shape.multiples:  # of a schema, and bounds perhaps of another one
-            if not (is_exact(shape.least, above=True) and is_exact(shape.most, above=False)):
+            exact = is_exact(shape.least, above=True) and is_exact(shape.most, above=False)
+            if not exact:
                 self.refuse(shape, "", "without multipleOf beside bounds of more than 53 bits")
 
     def _check_array(self, shape: Array) -> None:
