@@ -58,6 +58,23 @@ def test_calls_that_a_template_writes_stay(kind):
     assert with_calls(Templated(written), conversation, kind({})) == conversation
 
 
+def test_calls_of_one_message_are_messages_of_their_own_where_a_template_writes_one():
+    one = (
+        LOOP
+        + "{{ m.role + ':' + (m.content or '') }}{% for c in (m.tool_calls or [])[:1] %}{{ c.function | tojson }}{% endfor %};"
+    )
+    calls = [{"id": name, "type": "function", "function": {"name": name, "arguments": {"n": name}}} for name in "fgh"]
+    results = [{**say("tool", f"of {name}"), "tool_call_id": name} for name in "fhg"]
+    both = say("assistant", "So:", tool_calls=calls, reasoning_content="Hm.")
+    empty = [say("assistant", None, tool_calls=[call]) for call in calls]
+    apart = [{**both, "tool_calls": calls[:1]}, results[0], empty[2], results[1], empty[1], results[2]]
+    kind, model = next(iter(KINDS))({}), Templated(one + END)
+    assert with_calls(model, [say("user", "a"), both, *results], kind) == [say("user", "a"), *apart]
+    plain = [say("tool", "of f"), say("tool", "of g")]
+    found = with_calls(model, [both, *plain, say("user", "a")], kind)
+    assert found == [apart[0], plain[0], empty[1], plain[1], empty[2], say("user", "a")]
+
+
 def test_properties_have_descriptions_where_a_template_reads_them_unasked():
     each = "{% for k, p in t.function.parameters.properties.items() %}{{ k + p.PLACE }},{% endfor %}"
     reads = "{% for t in tools %}" + each + "{% endfor %}"

@@ -39,8 +39,10 @@ def with_tools_in_system(conversation: Conversation, definitions: Sequence[Any])
 
 def with_calls(model: ChatModel, conversation: Conversation, format_: CallFormat) -> Conversation:
     """The conversation for a template of a known format. Calls that it would not write are a part of the content, or a message
-    after the content's."""
+    after the content's; where it writes one call of a message, each has its own."""
     found: Conversation = []
+    if any(len(message.get("tool_calls") or ()) > 1 for message in conversation) and not try_calls(model).several:
+        conversation = _one_by_one(conversation)
     for message in conversation:
         calls = message.get("tool_calls") or ()
         trial = try_calls(model) if calls else None
@@ -52,6 +54,24 @@ def with_calls(model: ChatModel, conversation: Conversation, format_: CallFormat
         else:
             found.append(message)
     return found
+
+
+def _one_by_one(conversation: Conversation) -> Conversation:
+    """The conversation with one call in a message, each before its results."""
+    found: Conversation = []
+    waiting: Conversation = []  # messages of calls whose results come
+    for message in conversation:
+        if waiting and message["role"] == "tool":
+            called = [each["tool_calls"][0].get("id") for each in waiting]
+            result = message.get("tool_call_id")
+            found += [waiting.pop(called.index(result) if result in called else 0), message]
+            continue
+        found += waiting
+        first, *more = message.get("tool_calls") or (None,)
+        waiting = [{"role": message["role"], "content": None, "tool_calls": [call]} for call in more]
+        waiting = [{**message, "tool_calls": [first]}, *waiting] if more else []
+        found += [] if more else [message]
+    return [*found, *waiting]
 
 
 def in_turns(conversation: Conversation) -> Conversation:
