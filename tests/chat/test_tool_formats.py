@@ -19,9 +19,9 @@ from decodestep.chat.reasoning import THINK, find_reasoning
 from decodestep.chat.template import ChatTemplate
 from decodestep.chat.tool_call_format import NoCalls
 from decodestep.chat.tool_grammar import Thought, one_call, text_at
-from decodestep.constraints.grammar import compile_grammar
 from decodestep.chat.tool_messages import in_turns
 from decodestep.chat.tools import ToolFormat
+from decodestep.constraints.grammar import compile_grammar
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.generation.engine_request import Delta
 from decodestep.serving.endpoints.chat_completions import ChatChoice
