@@ -307,6 +307,8 @@ def test_many_items_are_not_quadratic():
         ({"properties": {"a": {"patternProperties": {"^(?!x)": {}}}}},
          "#/properties/a/patternProperties/^(?!x) is not supported"),
         ({"patternProperties": {"^(?!x)": {}}}, "#/patternProperties/^(?!x) is not supported: look-around"),
+        ({"items": {"patternProperties": {"a(^|b)": {}}}},
+         "#/items/patternProperties/a(^|b), a pattern of names, is not without ^ within it"),
         ({"propertyNames": {"pattern": "[b-a]"}}, "#/propertyNames/pattern is not supported: invalid character class range"),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from decodestep.constraints.schemas.document import Document
-from decodestep.constraints.schemas.leaves import embedded, name_terminal, number_schema, string_schema
+from decodestep.constraints.schemas.leaves import embedded, name_terminal, number_schema, require_plain, string_schema
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.reading import Reader
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, is_exact
@@ -132,10 +132,12 @@ class Families:
             members = self.members[shape] = self._members(shape)
             yield from members.listed.values()
             yield from (names.value for names in members.others)
-        elif isinstance(shape, Number) and shape.multiples:  # of a schema, and bounds perhaps of another one
-            exact = is_exact(shape.least, above=True) and is_exact(shape.most, above=False)
-            if not exact:
-                self.refuse(shape, "", "without multipleOf beside bounds of more than 53 bits")
+        elif isinstance(shape, Number) and shape.multiples:  # of one schema, and bounds perhaps of another
+            self._check_multiples(shape)
+
+    def _check_multiples(self, shape: Number) -> None:
+        if not (is_exact(shape.least, above=True) and is_exact(shape.most, above=False)):
+            self.refuse(shape, "", "without multipleOf beside bounds of more than 53 bits")
 
     def _check_array(self, shape: Array) -> None:
         if shape.without:
@@ -172,6 +174,8 @@ class Families:
             found.listed |= dict.fromkeys(missing, (self.document.implied(place, "propertyNames", False),))
         begun = [name for name in found.listed if name] if self._in_order else []
         for of_names in (each for each in spelled if isinstance(each, String)):
+            for pattern in dict.fromkeys((*patterns, *of_names.patterns)):
+                require_plain(pattern, self._patterns.places[pattern])
             for inside in itertools.chain.from_iterable(itertools.combinations(patterns, n) for n in range(len(patterns) + 1)):
                 if closed and not inside:
                     continue

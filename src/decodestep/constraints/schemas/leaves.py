@@ -196,7 +196,7 @@ def name_terminal(
 def _quoted(pattern: str) -> str:
     """The terminal of quoted texts in which a pattern is found."""
     ways = []
-    for branch in _branches(pattern):
+    for branch in _branches(pattern)[0]:
         begin = "" if branch.startswith("^") else r"[\s\S]*"
         inner = branch.removeprefix("^")
         ends = inner.endswith("$") and (len(inner) - 1 - len(inner[:-1].rstrip("\\"))) % 2 == 0
@@ -205,9 +205,16 @@ def _quoted(pattern: str) -> str:
     return f'/"({slashed})"/'.replace("\n", r"\n")
 
 
-def _branches(pattern: str) -> list[str]:
-    """The sides of the bars of an expression that are in no group."""
-    found, depth, last = [], 0, 0
+def require_plain(pattern: str, place: str) -> None:
+    """Refuses a pattern of names with an anchor within it. place: where it is in the schema."""
+    if sign := _branches(pattern)[1]:
+        what = Phrase(f"one in which {place}, a pattern of names, is not without {sign} within it")
+        refuse("SamplingParams", "json_schema", "one that can be compiled", what)
+
+
+def _branches(pattern: str) -> tuple[list[str], str]:
+    """The sides of the bars of an expression that are in no group; and an anchor that is at no end of one, or ""."""
+    found, depth, last, within = [], 0, 0, ""
     for piece in re.finditer(r"\\.|\[\^?\]?(?:\\.|[^]\\])*]|.", pattern, re.DOTALL):
         sign = piece[0]
         depth += (sign == "(") - (sign == ")")
@@ -217,6 +224,5 @@ def _branches(pattern: str) -> list[str]:
         elif sign in "^$" and not (
             depth == 0 and (piece.start() == last or piece.end() == len(pattern) or pattern[piece.end()] == "|")
         ):
-            what = Phrase(f"a pattern of names with {sign} within it: {pattern}")
-            refuse("SamplingParams", "json_schema", "one that can be compiled", what)
-    return [*found, pattern[last:]]
+            within = sign
+    return [*found, pattern[last:]], within
