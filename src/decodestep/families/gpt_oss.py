@@ -11,7 +11,7 @@ from decodestep.decoding.config import Config
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, Fields, Layers, ModelType
-from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
+from decodestep.families.common.experts import ExpertKeys, Gating, every_layer, file_experts
 from decodestep.families.common.grouped import (
     ATTENTION_BIAS,
     GroupedFile,
@@ -90,7 +90,7 @@ FAMILY = Family(
             layers=_LAYERS,
             aliases={"num_experts": "num_local_experts"},
             experts=ExpertKeys(
-                lambda keys, layers: (True,) * layers,
+                every_layer,
                 _rule,
                 count="num_local_experts",
                 shared=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Architecture, Family, Layers, ModelType
-from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
+from decodestep.families.common.experts import ExpertKeys, Gating, every_layer, file_experts
 from decodestep.families.common.grouped import GroupedFile, GroupedKeys
 from decodestep.families.common.refusals import tied_output
 from decodestep.ops.expert_router.arguments import RouterRule
@@ -58,7 +58,7 @@ FAMILY = Family(
             layers=_LAYERS,
             aliases={"num_experts": "num_local_experts"},
             experts=ExpertKeys(
-                lambda keys, layers: (True,) * layers,
+                every_layer,
                 _rule,
                 count="num_local_experts",
                 shared=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Family, ModelType
-from decodestep.families.common.experts import ExpertKeys
+from decodestep.families.common.experts import ExpertKeys, every_layer
 from decodestep.families.common.grouped import GroupedKeys, same_windows
 from decodestep.ops.expert_router.arguments import RouterRule
 
@@ -34,7 +34,7 @@ FAMILY = Family(
             defaults=_DEFAULTS,
             aliases={"num_experts": "num_local_experts"},
             experts=ExpertKeys(
-                lambda keys, layers: (True,) * layers,
+                every_layer,
                 _rule,
                 count="num_local_experts",
                 shared=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep.families import llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, Fields, Layers, ModelType
-from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
+from decodestep.families.common.experts import ExpertKeys, Gating, every_layer, file_experts
 from decodestep.families.common.grouped import ATTENTION_BIAS, GroupedFile, GroupedKeys
 from decodestep.families.common.refusals import few_key_heads, first_of, tied_output, wide_heads
 from decodestep.ops.expert_router.arguments import RouterRule
@@ -54,7 +54,7 @@ FAMILY = Family(
             layers=_LAYERS,
             aliases={"num_local_experts": "num_experts"},
             experts=ExpertKeys(
-                lambda keys, layers: (True,) * layers,
+                every_layer,
                 _rule,
                 count="num_experts",
                 shared=None,

@@ -48,6 +48,11 @@ class ExpertKeys:
         return Experts(count, width, shared, rule, self.corrected, sparse, self.biases)
 
 
+def every_layer(keys: Keys, layers: int) -> tuple[bool, ...]:
+    """Of a family all of whose layers have experts."""
+    return (True,) * layers
+
+
 class Gating(NamedTuple):
     """How the scores of the experts become their weights."""
 
