@@ -1,14 +1,18 @@
 """decodestep serve under load: throughput, latencies, stalls, and whether answers stay independent of the load.
 
     python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--seconds 10] [--rounds 3] [--clients 1 4 16] [--rates 1 4]
-        [--draft auto off]
+        [--draft auto off] [--stalls 1 4 16]
 
 The server runs as its own process, clients are sockets of this one that read server-sent events. First it verifies: seeded
-requests, alone and all at once, have the same texts, and with each --draft. Then, for one --draft after the other,
+requests, alone and all at once, have the same texts, and with each --draft. Then
 
     clients    N clients, each of which asks again as soon as it has its answer: tokens a second of all, in turns with
                llama.cpp's llama_decode of N sequences, without sampling, text or HTTP, on the same file and threads; ratios
-               to it, to the same of one sequence, and to our own one client, each within a round: median [least, most]
+               to it, to the same of one sequence, and to our own one client, each within a round: median [least, most].
+               With several --draft their servers take turns too, and ratios to the last one's are shown
+
+and of the first --draft
+
     rates      requests at random times (Poisson), whether or not earlier ones are done: times to the first token and between
     stall      clients' tokens while a prompt of 2000 tokens arrives, against the same tokens without it
     prefix     the first token of a prompt whose 1000 first tokens have been seen, against that of a prompt of 10
@@ -196,46 +200,50 @@ def serve(path: str, threads: int, draft: str) -> tuple[subprocess.Popen[str], i
     raise RuntimeError("the server did not start")
 
 
-async def throughput(options: argparse.Namespace, port: int, peer: Path | None) -> None:
+async def throughput(options: argparse.Namespace, ports: dict[str, int], peer: Path | None) -> None:
     """peer: the file for llama_decode, or None without it."""
-    ours: dict[int, list[float]] = {clients: [] for clients in options.clients}
+    kinds = [(clients, draft) for clients in options.clients for draft in ports]
+    ours: dict[tuple[int, str], list[float]] = {kind: [] for kind in kinds}
     theirs: dict[int, list[float]] = {clients: [] for clients in options.clients}
-    answers: dict[int, list[Answer]] = {clients: [] for clients in options.clients}
+    answers: dict[tuple[int, str], list[Answer]] = {kind: [] for kind in kinds}
     prompts = map(build_prompt, itertools.count(10**6))  # none twice: its tokens would be in the cache
     for _ in range(options.rounds):
-        for clients in options.clients:
-            rate, more = await closed(port, clients, options.seconds, prompts)
-            ours[clients].append(rate)
-            answers[clients] += more
-            if peer is not None:
+        for clients, draft in kinds:
+            rate, more = await closed(ports[draft], clients, options.seconds, prompts)
+            ours[clients, draft].append(rate)
+            answers[clients, draft] += more
+            if peer is not None and draft == options.draft[0]:
                 theirs[clients].append(llama_decode(peer, clients, options.threads, PEER_SECONDS))
-    for clients in options.clients:
-        gaps = [gap for answer in answers[clients] for gap in answer.gaps]
-        print(f"{clients:>2} clients: {statistics.median(ours[clients]):.0f} tokens/s; first token "
-              f"{percentiles([answer.first for answer in answers[clients]])}; between {percentiles(gaps)}")  # fmt: skip
+    for clients, draft in kinds:
+        rates = ours[clients, draft]
+        print(f"{clients:>2} clients, --draft {draft}: {statistics.median(rates):.0f} tokens/s; first token "
+              f"{percentiles([answer.first for answer in answers[clients, draft]])}; between "
+              f"{percentiles([gap for answer in answers[clients, draft] for gap in answer.gaps])}")  # fmt: skip
         others = {
             "llama_decode of as many": theirs[clients],
             "llama_decode of one": theirs.get(1),
-            "our one client": ours.get(1),
+            "our one client": ours.get((1, draft)),
+            f"--draft {options.draft[-1]}": ours[clients, options.draft[-1]],
         }
-        for name, rates in others.items():
-            if rates and rates is not ours[clients]:
-                ratios = [mine / other for mine, other in zip(ours[clients], rates, strict=True)]
+        for name, other in others.items():
+            if other and other is not rates:
+                ratios = [mine / its for mine, its in zip(rates, other, strict=True)]
                 print(f"           {statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] of {name}")
 
 
-async def measure(options: argparse.Namespace, port: int, peer: Path | None) -> list[str]:
-    """Measures a server; returns the texts of `verify`."""
-    texts = await verify(port)
-    await throughput(options, port, peer)
+async def measure(options: argparse.Namespace, ports: dict[str, int], peer: Path | None) -> None:
+    """Measures servers by their --draft."""
+    if len({tuple(await verify(port)) for port in ports.values()}) > 1:
+        raise SystemExit("answers change with the drafts")
+    await throughput(options, ports, peer)
+    port = ports[options.draft[0]]
     for rate in options.rates:
         answers = await poisson(port, rate, options.seconds)
         gaps = [gap for answer in answers for gap in answer.gaps]
         print(f"{rate:g} requests/s: first token {percentiles([a.first for a in answers])}; between {percentiles(gaps)}")
-    for clients in (1, 4, 16):
+    for clients in options.stalls:
         await stall(port, clients)
     await prefix(port)
-    return texts
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -246,7 +254,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 4, 16, 64], help="how many send at once")
     parser.add_argument("--rates", type=float, nargs="*", default=[1.0, 4.0], help="requests a second")
     parser.add_argument("--rounds", type=int, default=3, help="of the measurements of clients")
-    parser.add_argument("--draft", nargs="+", default=["auto"], help="of the server; several are measured one after another")
+    parser.add_argument("--draft", nargs="+", default=["auto"], help="of the server; several are compared")
+    parser.add_argument("--stalls", type=int, nargs="*", default=[1, 4, 16], help="clients beside a long prompt")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -259,18 +268,14 @@ def main(argv: list[str] | None = None) -> int:
         path = Path(options.model) if options.model else default_model()
         if peer and not options.model:
             path = requantised.write(path, Path(folder) / "default-q4_0.gguf", "Q4_0")
-        texts: list[str] | None = None
-        for draft in options.draft:
-            if len(options.draft) > 1:
-                print(f"--draft {draft}")
-            process, port = serve(str(path), options.threads, draft)
-            try:
-                before, texts = texts, asyncio.run(measure(options, port, path if peer and path.suffix == ".gguf" else None))
-            finally:
+        servers = {draft: serve(str(path), options.threads, draft) for draft in options.draft}
+        try:
+            ports = {draft: port for draft, (_, port) in servers.items()}
+            asyncio.run(measure(options, ports, path if peer and path.suffix == ".gguf" else None))
+        finally:
+            for process, _ in servers.values():
                 process.terminate()
                 process.wait()
-            if before not in (None, texts):
-                raise SystemExit("answers change with the drafts")
     return 0
 
 
