@@ -48,7 +48,7 @@ def _missing(value: object) -> str | None:
     return None if _has_triton() else "needs the package triton: pip install 'decodestep[gpu]'"
 
 
-def run_there(op: str, device: torch.device, function: Callable[..., Result], *args: Any) -> Result:
+def run_there(op: str, device: torch.device, function: Callable[..., Result], *args: object) -> Result:
     """`run` of an operator's kernels on its tensors' device, which need not be the current one, where Triton launches them."""
     with sys.modules["torch"].cuda.device(device) if device.type == "cuda" else nullcontext():
         return run(op, "triton", function, *args)

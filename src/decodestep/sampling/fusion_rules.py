@@ -21,6 +21,7 @@ from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling import parts
 from decodestep.sampling.thinking_budget import ThinkingBudget
+from decodestep.sampling.token_history import TokenHistory
 
 MakePart = Callable[[Any, int], Part]
 MakePartT = TypeVar("MakePartT", bound=MakePart)
@@ -58,7 +59,7 @@ def rule(processor_class: type, kind: str) -> Callable[[MakePartT], MakePartT]:
     return register
 
 
-def find_rule(processor: Any) -> Rule:
+def find_rule(processor: object) -> Rule:
     """The rule of a processor; without `make_part` for an object that the rule of its class does not cover.
 
     Not covered: subclasses (the table is by exact type), a `filter_value` other than -inf, leading padding, and arguments that
@@ -156,7 +157,7 @@ def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -
 
 @rule(p.AllowedBitsLogitsProcessor, "mask")
 def allowed_bits(processor: p.AllowedBitsLogitsProcessor, vocab: int) -> Part:
-    def steps(history: Any) -> tuple[s.Step, ...]:
+    def steps(history: TokenHistory) -> tuple[s.Step, ...]:
         bits = processor.next_bits(history.tokens)
         return () if bits is None else (s.AllowBits(bits),)
 

@@ -76,7 +76,7 @@ class ParamStep(NamedTuple):
         return self.processor(*self.arguments(row))
 
 
-def as_several(ids: Any) -> Any:
+def as_several(ids: object) -> Any:
     """No id for None, one for an id, also as an array of rank 0; several as they are."""
     plain = ids.tolist() if hasattr(ids, "tolist") else ids
     return () if plain is None else [plain] if is_int(plain) else plain

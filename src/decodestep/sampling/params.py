@@ -335,7 +335,7 @@ class SamplingParams:
         return [self.replace(seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
     @classmethod
-    def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: Any) -> SamplingParams:
+    def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: object) -> SamplingParams:
         """The parameters of a transformers GenerationConfig, as `generate` would read it.
 
         Args:
@@ -353,7 +353,7 @@ class SamplingParams:
         return cls(**request_formats.from_generation_config(config, rename_fields(changes, names), names))
 
     @classmethod
-    def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
+    def from_openai(cls, body: Mapping[str, Any], **changes: object) -> SamplingParams:
         """The parameters of an OpenAI completions or chat-completions request.
 
         Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from decodestep.sampling.row import Row, RowBatch
 from decodestep.sampling.row_factory import RowFactory
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
 
 _OP = "Sampler"
 
@@ -262,7 +265,7 @@ class Sampler:
                     row.fail(error)
             raise
 
-    def _step_on_device(self, batch: RowBatch, logits: Any, places: list[int] | None, count: int) -> StepResult:
+    def _step_on_device(self, batch: RowBatch, logits: torch.Tensor, places: list[int] | None, count: int) -> StepResult:
         require(len(logits) == count, _OP, "logits", f"of shape {count}x{self.vocab_size}", logits)
         at = logits if places is None else logits[places]
         array = device_step.outline(_OP, batch.rows, at, self.vocab_size, self._backend)

@@ -18,11 +18,11 @@ from decodestep.families.common.gguf_keys import GgufKeys
 Fields = dict[str, Any]  # of `Config`, by name; or keys of a GGUF file without their prefix
 
 
-def nothing(*_: Any) -> Fields:
+def nothing(*_: object) -> Fields:
     return {}
 
 
-def no_objection(*_: Any) -> None:
+def no_objection(*_: object) -> None:
     return None
 
 

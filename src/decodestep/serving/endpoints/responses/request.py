@@ -101,7 +101,7 @@ def _custom_call(place: str, item: Mapping[str, Any], functions: dict[str, str])
     return _called(place, item, functions, {CUSTOM_ARGUMENT: _string(f"{place}.input", item.get("input"))})
 
 
-def _called(place: str, item: Mapping[str, Any], functions: dict[str, str], arguments: Any) -> dict[str, Any]:
+def _called(place: str, item: Mapping[str, Any], functions: dict[str, str], arguments: object) -> dict[str, Any]:
     name, call_id = (_string(f"{place}.{field}", item.get(field)) for field in ("name", "call_id"))
     functions[call_id] = name
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
