@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -46,6 +46,11 @@ def _missing(value: object) -> str | None:
     if not arrays.is_torch(value) or not (value.is_cuda or (value.is_cpu and interpreted())):
         return "needs torch tensors on a GPU"
     return None if _has_triton() else "needs the package triton: pip install 'decodestep[gpu]'"
+
+
+def detached(given: Iterable[Any]) -> list[Any]:
+    """Tensors as kernels take them, which autograd does not see; None as it is."""
+    return [None if tensor is None else tensor.detach() for tensor in given]
 
 
 def run_there(op: str, device: torch.device, function: Callable[..., Result], *args: object) -> Result:
