@@ -250,6 +250,7 @@ def test_what_has_no_finite_text_is_not_begun():
             matcher({**none, "$defs": endless})("")
 
 
+@pytest.mark.slow
 def test_many_optional_properties():
     names = [f"name{i}" for i in range(500)]
     listed = {"type": "object", "properties": dict.fromkeys(names, NULL)}
@@ -267,6 +268,7 @@ def test_many_optional_properties():
     assert takes(nulls(["name3", "name499", "other"]), END) and not takes(nulls(["name4", "name3"]), END)
 
 
+@pytest.mark.slow
 def test_many_constants():
     values = [f"v{i}" for i in range(3000)]
     for schema in (
@@ -278,6 +280,7 @@ def test_many_constants():
     check({"oneOf": [{"const": each, "title": "one"} for each in values[:600]]}, ['"v0"', '"v599"'], ['"v600"'])
 
 
+@pytest.mark.slow
 def test_many_items_are_not_quadratic():
     for least in (10, 1000):
         takes = matcher({"type": "array", "items": {"type": "integer"}, "minItems": least})

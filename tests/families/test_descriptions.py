@@ -46,6 +46,7 @@ def constants(path):
     return {node.value for node in strings if id(node) not in texts}
 
 
+@pytest.mark.slow
 def test_no_family_is_named_outside_its_file():
     """Or one that is part of a longer name."""
     names, found = {*MODEL_TYPES, *ARCHITECTURES}, {}

@@ -54,6 +54,7 @@ def test_no_text_changes(predicting, always, seed):
     assert sum(one.accepted for one in drafted) > 10
 
 
+@pytest.mark.slow
 def test_each_draft_is_that_of_its_tokens_alone(predicting, always, monkeypatch):
     """After drafts that were accepted or not, in every place of a page, in a batch."""
     theirs, path = predicting

@@ -80,6 +80,7 @@ def test_every_step_of_params_is_compared():
     assert {name for step in ALL for name in step.fields} == FIELDS.keys() | UNFUSED
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     st.fixed_dictionaries({"seed": FIELDS["seed"]}, optional={name: each for name, each in FIELDS.items() if name != "seed"}),
@@ -171,7 +172,7 @@ def test_a_step_of_params_has_all_that_it_must_have(step):
     assert (step.part is None) == (step.fields[0] in UNFUSED), "param_steps.py: its part"
     if step.part is not None:
         assert RULES[step.processor].make_part, "fusion_rules.py: the rule for lists of processors"
-        assert step.processor.__name__ in DESCRIPTIONS, "explain/words.py: what it does, in words"
+        assert step.processor.__name__ in DESCRIPTIONS, "explain/descriptions.py: what it does, in words"
         assert step.processor.__doc__, "processors: its class, the oracle"
     for name in step.fields:
         shown = name in options._NUMBERS or name == "seed"
