@@ -32,9 +32,10 @@ class CallArguments(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """A call ends. complete: whether its arguments are; otherwise the text has ended within, or has gone on as none can."""
+    """A call ends. complete: whether its arguments are; otherwise the text has gone on as none can, or, cut, ended within."""
 
     complete: bool
+    cut: bool = False
 
 
 class Between(NamedTuple):
@@ -142,10 +143,10 @@ class CallFormat(ABC):
                 feed.begin()
         except UnreadableError as error:
             if begun:
-                yield CallEnd(False)
+                yield CallEnd(False, cut=isinstance(error, EndedError))
             elif isinstance(error, EndedError) and feed.cut and (self._knows(named.name) if named else known or not read):
                 if named is not None and named.name in self.functions:
-                    yield from (named, CallEnd(False))
+                    yield from (named, CallEnd(False, cut=True))
                 feed.drop()
                 return True
             if known:
