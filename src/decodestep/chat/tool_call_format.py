@@ -96,6 +96,10 @@ class CallFormat(ABC):
         """An id that the chat template accepts when the call comes back. number: of the calls before it in the conversation."""
         return f"call_{secrets.token_hex(12)}"
 
+    def own_id(self, call_id: str, name: str, number: int) -> str:
+        """The id of an earlier call, of whatever server, as the chat template accepts it. name, number: as for `new_id`."""
+        return call_id
+
     @abstractmethod
     def calls(self, feed: TextFeed) -> Reads:
         """The calls at a mark, which comes next, with all that belongs to them.

@@ -11,7 +11,12 @@ from decodestep.serving.errors import refusal
 from decodestep.serving.request_fields import bool_field, list_field, object_field
 
 # What the request calls fields of chat completions and of SamplingParams.
-_NAMES = {"messages": "input", "max_new_tokens": "max_output_tokens", "response_format": "text.format"}
+_NAMES = {
+    "messages": "input",
+    "max_new_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text", "refusal": "refusal"}
 # What needs stored answers or other services: these must be absent, or false.
