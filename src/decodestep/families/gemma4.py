@@ -246,7 +246,7 @@ FAMILY = Family(
             sizes_by_layer=True,
             ropes_by_layer_type=True,
             tensors=gemma3.TENSORS,
-            pre_tokenizer="default",
+            pre_tokenizer="gemma4",
         ),
     ),
     gguf=_GGUF,
