@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import unicodedata
 
-_WORDS = (
+_LINE = (
     "the and naïve don't we'LL they'd I'M 's 'S 'tis can’t camelCase HTTPServer XMLHttpRequest aB ABc __init__ return def "
-    "for(i=0;i<n;i++) x+=1 != -> https://a.b/c?d=e&f=1 3.14 1,234,567 2024-11-29 0x1F $5.00 50% #tag @me `code` ~~~ ^_^ ... ??? "
-    "!!! «quote» “x” ‘y’ — – 漢字 かな カタカナ 中文\uff0c标点\uff01 한국어 ㅋㅋ привет Ελληνικά שלום مرحبا हिन्दी ไทย \u00e9 e\u0301 \u212b A\u030a ﬁ Ǆ "
-    "ǅ ſ İ ı ß ½ ² Ⅷ ١٢٣ ४५ 😀 👍🏽 🏳️\u200d🌈 👨\u200d👩\u200d👧 <s> <|end|> <|end ▁ <0x41>"
-).split()
+    "for(i=0;i<n;i++) x+=1 != -> https://a.b/c?d=e&f=1 3.14 1,234,567 2024-11-29 0x1F $5.00 50% #tag @me `code` ~~~ ^_^ "
+    "... ??? !!! «quote» “x” ‘y’ — – 漢字 かな カタカナ 中文\uff0c标点\uff01 한국어 ㅋㅋ привет Ελληνικά שלום مرحبا "
+    "हिन्दी ไทย \u00e9 e\u0301 \u212b A\u030a ﬁ Ǆ ǅ ſ İ ı ß ½ ² Ⅷ ١٢٣ ४५ 😀 👍🏽 🏳️\u200d🌈 "
+    "👨\u200d👩\u200d👧 <s> <|end|> <|end \u2581 <0x41>"
+)
+_WORDS = _LINE.split()
 _SPACES = (
     *(" ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "\t\t", " \n", "\n ", "\r", " " * 7, " " * 16),
     *("\u00a0", "\u3000", "\u2028", "\x0b", "\x85", "\u200b", "\u200d"),
