@@ -79,13 +79,13 @@ class Blocks:
         return y
 
 
-class BlockWeight(Tensor):
+class BlockWeight(Tensor):  # type: ignore[misc]
     """A weight of a model, of shape (N, K) or, for experts, (E, N, K), that looks like a matrix of `dtype`.
 
-    `linear`, `mm` and `addmm` with up to three axes multiply by the blocks, and `embedding` reads rows of them. Selecting experts,
-    selecting, slicing and concatenating rows, and selecting columns move blocks without decoding them. Any other operation
-    decodes the blocks for its duration, gradients of a product's activations among them. Nothing writes into the blocks: an
-    operation that would raises ValueError, and so does a copy to another device.
+    `linear`, `mm` and `addmm` multiply by the blocks, `embedding` reads rows of them. Experts, rows and reordered columns are
+    selected as blocks, and rows are joined so. Any other operation decodes all blocks for its duration, the gradient of a
+    product's activations among them. Nothing writes into the blocks: an operation that would raises ValueError, and so does a
+    copy to another device.
     """
 
     blocks: Blocks
@@ -103,8 +103,8 @@ class BlockWeight(Tensor):
     def __torch_function__(
         cls, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # A product at inference needs nothing that torch does on the way to `__torch_dispatch__`, which takes longer than a small
-        # product itself.
+        # A product at inference needs nothing that torch does on the way to `__torch_dispatch__`, which takes longer than a
+        # small product itself.
         if function is _LINEAR and not (kwargs or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_watched()):
             result = _linear(*args)
             if result is not NotImplemented:
@@ -121,11 +121,15 @@ class BlockWeight(Tensor):
             if result is not NotImplemented:
                 return result
         _refuse_writes(operation, args, kwargs)
-        with torch.no_grad():
-            result = operation.decompose(*args, **kwargs)  # into operations that may be served
+        result = operation.decompose(*args, **kwargs)  # into operations that may be served
         if result is not NotImplemented:
             return result
         return operation(*_decoded(args), **_decoded(kwargs))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return sum(m.nbytes if isinstance(m, LinearPanels) else m.rows.nbytes for m in self.blocks.matrices)
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"{_CLASS}({tuple(self.shape)}, {self.blocks.format.name}, dtype={self.dtype})"
@@ -165,7 +169,9 @@ def _refuse_writes(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         value = args[i] if i < len(args) else kwargs.get(described.name)
         written = described.alias_info is not None and described.alias_info.is_write
         if written and any(isinstance(each, BlockWeight) for each in (value if isinstance(value, list | tuple) else [value])):
-            refuse(_CLASS, "operation", "one that does not write: weights in GGUF blocks are not trained", Phrase(str(operation)))
+            refuse(
+                _CLASS, "operation", "one that does not write: weights in GGUF blocks are not trained", Phrase(str(operation))
+            )
 
 
 _SERVED: dict[Any, Callable[..., Any]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ _DENSE_TYPES = frozenset({"F64", "I8", "I16", "I32", "I64"} | {format_.name for 
 _LISTED = 3  # names in a warning
 
 
-class BlockQuantizer(GgufHfQuantizer):
+class BlockQuantizer(GgufHfQuantizer):  # type: ignore[misc]
     """Fills a model's parameters with `BlockWeight`s where the file has blocks that there are products for.
 
     transformers decides what becomes of each tensor. Of its newer architectures it converts what `get_state_dict` gives it, and
@@ -79,20 +80,23 @@ class BlockQuantizer(GgufHfQuantizer):
         if not self.supported:
             return self._placed(Placement(self._file, model))
         self._warn_of_decoded(t for t in self._file.tensors.values() if _is_in_blocks(t) and _format(t) is None)
-        return {name: _Later(lambda tensor=tensor: self._read(tensor)) for name, tensor in self._file.tensors.items()}
+        return {name: _Later(partial(self._read, tensor)) for name, tensor in self._file.tensors.items()}
 
     def _check_types(self) -> None:
         for tensor in self._file.tensors.values():
             if _format(tensor) is None and not can_be_read(tensor.type):
-                raise ModelError(f"{tensor.path}: tensor {tensor.name} has the type {tensor.type.name}, which cannot be decoded")
+                raise ModelError(
+                    f"{tensor.path}: tensor {tensor.name} has the type {tensor.type.name}, which cannot be decoded"
+                )
 
     def _read(self, tensor: Tensor) -> torch.Tensor:
-        return torch.from_numpy(read_float32(tensor)) if _format(tensor) is None else self._as_stored(tensor)
+        return (
+            torch.from_numpy(read_float32(tensor))
+            if _format(tensor) is None
+            else self._weight(_rows(tensor), tensor.shape[:-1])
+        )
 
-    def _as_stored(self, tensor: Tensor) -> BlockWeight:
-        return self._weight(_rows(tensor), tensor.shape[:-1], transposed=False)
-
-    def _weight(self, rows: PackedWeight, shape: tuple[int, ...], *, transposed: bool) -> BlockWeight:
+    def _weight(self, rows: PackedWeight, shape: tuple[int, ...], *, transposed: bool = False) -> BlockWeight:
         """shape: of the parameter's rows."""
         parts = np.split(rows.rows, shape[0]) if len(shape) == 2 else [rows.rows]
         matrices = tuple(PackedWeight(part, rows.format, rows.inputs) for part in parts)
@@ -104,10 +108,11 @@ class BlockQuantizer(GgufHfQuantizer):
         parameters: dict[str, list[tuple[Tensor, Rows]]] = {}
         others: list[Tensor] = []
         for tensor in self._file.tensors.values():
-            rows = placement.rows(tensor) if _format(tensor) is not None else None
-            if rows is None:
+            placed = placement.rows(tensor) if _format(tensor) is not None else None
+            if placed is None:
                 others.append(tensor)
-            else:
+                continue
+            for rows in placed:
                 parameters.setdefault(rows.name, []).append((tensor, rows))
         for name, parts in list(parameters.items()):
             if len({(_format(tensor), tensor.shape[-1]) for tensor, _ in parts}) > 1:  # gate and up of different types
@@ -115,7 +120,7 @@ class BlockQuantizer(GgufHfQuantizer):
         self._warn_of_decoded(tensor for tensor in others if _is_in_blocks(tensor))
         for tensor in others:
             placement.values(tensor, values)
-        return values | {name: _Later(lambda parts=parts: self._assembled(parts)) for name, parts in parameters.items()}
+        return values | {name: _Later(partial(self._assembled, parts)) for name, parts in parameters.items()}
 
     def _assembled(self, parts: list[tuple[Tensor, Rows]]) -> BlockWeight:
         _, first = parts[0]
@@ -137,7 +142,10 @@ class BlockQuantizer(GgufHfQuantizer):
         if names:
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             _LOG.warning(
-                "%s: without products for its blocks, decoded to floats: %s%s", self._file.path, ", ".join(names[:_LISTED]), more
+                "%s: without products for its blocks, decoded to floats: %s%s",
+                self._file.path,
+                ", ".join(names[:_LISTED]),
+                more,
             )
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:

@@ -23,10 +23,11 @@ def register_gguf(*, activations: str = "int8") -> GgufRegistration:
         model = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.Q4_K_M.gguf")
 
     transformers keeps blocks on GPUs alone, and decodes all of a file to floats on a CPU. From this call on its quantiser for
-    GGUF files is this library's, for every architecture that it reads: the parameters of the model are `BlockWeight`s, which are
-    multiplied as by `linear`. Models that are loaded already do not change. Rows that transformers reorders or joins are moved
-    as blocks. Tensors in blocks without a product here, such as IQ2_XS, or that transformers converts in another way, are
-    decoded to floats as it does, with a warning that names them. `GgufConfig(dequantize=True)` decodes all.
+    GGUF files is this library's, for every architecture that it reads: matrices of the model are `BlockWeight`s, which are
+    multiplied as by `linear`, and embeddings are rows of blocks. Models that are loaded already do not change. Rows that
+    transformers reorders or joins are moved as blocks. Tensors in blocks without a product here, such as IQ2_XS, or that
+    transformers converts in another way, are decoded to floats as it does, with a warning that names them. With
+    `quantization_config=GgufConfig(dequantize=True)` all are.
 
     Args:
         activations: "int8": activations are quantised in products, as described for `LinearPanels`; the fast way. "float32":
