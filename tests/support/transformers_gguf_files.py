@@ -12,18 +12,73 @@ import transformers
 from transformers.integrations import GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from decodestep.weights.native import quantise_blocks
+from decodestep.weights.packed import Format
+
 VOCABULARY = 128
+_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_USUAL = _SIZES | {"num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 64}
+_HEADS = _USUAL | {"head_dim": 16}
+_PER_LAYER = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 32}
+_MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_SHARED = _MIXTURE | {"shared_expert_intermediate_size": 64}
+_T5 = {"vocab_size": VOCABULARY, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+_DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+_DELTA |= {"num_hidden_layers": 4, "head_dim": 32, "linear_conv_kernel_dim": 4}
+
+# The class of the config and its fields, by the architecture of the file. Not those that transformers lists but cannot load, or
+# loads without their experts: mistral and deci, gpt-oss.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomConfig", {"vocab_size": VOCABULARY, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    "falcon": ("FalconConfig", _SIZES | {"ffn_hidden_size": 256}),
+    "gemma2": ("Gemma2Config", _HEADS),
+    "gemma3": ("Gemma3TextConfig", _HEADS),
+    "gemma4": ("Gemma4TextConfig", _HEADS | _PER_LAYER | {"global_head_dim": 32}),
+    "gpt2": ("GPT2Config", {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "lfm2": ("Lfm2Config", _USUAL | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}),
+    "llama": ("LlamaConfig", _USUAL),
+    "mamba": ("MambaConfig", {"vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2}),
+    "minimax-m2": ("MiniMaxM2Config", _HEADS | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "nemotron": ("NemotronConfig", _USUAL),
+    "phi3": ("Phi3Config", _USUAL | {"pad_token_id": 0}),
+    "qwen2": ("Qwen2Config", _USUAL),
+    "qwen2moe": ("Qwen2MoeConfig", _USUAL | _SHARED),
+    "qwen3": ("Qwen3Config", _HEADS),
+    "qwen35": ("Qwen3_5TextConfig", _USUAL | _DELTA),
+    "qwen35moe": ("Qwen3_5MoeTextConfig", _USUAL | _DELTA | _SHARED),
+    "qwen3moe": ("Qwen3MoeConfig", _HEADS | _MIXTURE),
+    "stablelm": ("StableLmConfig", _USUAL),
+    "starcoder2": ("Starcoder2Config", _USUAL),
+    "t5": ("T5Config", _T5 | {"feed_forward_proj": "gated-gelu"}),
+    "umt5": ("UMT5Config", _T5 | {"feed_forward_proj": "gated-gelu"}),
+}
 
 
-def write(path: Path, architecture: str, model: transformers.PreTrainedModel, kind: str, **metadata: Any) -> Path:
-    """Writes a model's tensors under the names of its architecture; matrices of a width that allows it in blocks of `kind`.
+def build_config(architecture: str, **fields: Any) -> transformers.PreTrainedConfig:
+    name, usual = MODELS[architecture]
+    return getattr(transformers, name)(**(usual | fields))
+
+
+def build_model(config: transformers.PreTrainedConfig) -> transformers.PreTrainedModel:
+    return auto_class(config).from_config(config)
+
+
+def auto_class(config: transformers.PreTrainedConfig) -> Any:
+    return transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+
+
+def write(
+    path: Path, architecture: str, model: transformers.PreTrainedModel, kind: str, kinds: dict[str, str] | None = None
+) -> Path:
+    """Writes a model's tensors under the names of its architecture; matrices of a width that allows it in blocks of
+    `kind`, or of what `kinds` says for a part of their names.
 
     Values are random: what is compared is what two loaders make of the file.
     """
     writer = gguf.GGUFWriter(path, architecture)
-    fields = {key: value for key, value in _fields(architecture, model.config).items() if value is not None}
-    for key, value in (fields | metadata).items():
-        _add(writer, key, value)
+    for key, value in _fields(architecture, model.config).items():
+        if value is not None:
+            _add(writer, key, value)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"<{i}>" for i in range(VOCABULARY)])
     writer.add_token_types([1] * VOCABULARY)
@@ -32,11 +87,12 @@ def write(path: Path, architecture: str, model: transformers.PreTrainedModel, ki
         values = (rng.standard_normal(shape) * 0.05 + (1.0 if "norm" in name else 0.0)).astype(np.float32)
         if name.endswith("ssm_a"):
             values = -np.abs(values) - 0.1
-        type_ = gguf.GGMLQuantizationType[kind]
+        chosen = next((other for part, other in (kinds or {}).items() if part in name), kind)
+        type_ = gguf.GGMLQuantizationType[chosen]
         if len(shape) < 2 or shape[-1] % gguf.GGML_QUANT_SIZES[type_][0] or re.search("conv(1d)?\\.weight", name):
             writer.add_tensor(name, values)
         else:
-            writer.add_tensor(name, _quantised(values, kind), raw_dtype=type_)
+            writer.add_tensor(name, _quantised(values, chosen), raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -45,9 +101,6 @@ def write(path: Path, architecture: str, model: transformers.PreTrainedModel, ki
 
 
 def _quantised(values: np.ndarray, kind: str) -> np.ndarray:
-    from decodestep.weights.native import quantise_blocks
-    from decodestep.weights.packed import Format
-
     if not kind.endswith("_K"):
         return gguf.quants.quantize(values, gguf.GGMLQuantizationType[kind])
     rows = quantise_blocks(values.reshape(-1, values.shape[-1]), Format[kind])

@@ -44,7 +44,6 @@ class BlockQuantizer(GgufHfQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: GgufConfig, *, quantises_activations: bool, **kwargs: Any) -> None:
         super().__init__(quantization_config, **kwargs)
         self._quantises_activations = quantises_activations
-        self._chose_experts = False
 
     @property
     def is_compileable(self) -> bool:
@@ -60,11 +59,6 @@ class BlockQuantizer(GgufHfQuantizer):  # type: ignore[misc]
             if str(place) != "cpu":
                 refuse(_OP, "device_map", "of the CPU; undo the registration for other devices", device_map)
         return device_map
-
-    def update_attn_implementation(self, config: Any) -> Any:
-        """Sees the arguments of `from_pretrained` before there is a model."""
-        self._chose_experts = getattr(config, "_experts_implementation", None) is not None
-        return super().update_attn_implementation(config)
 
     def read_header(self, gguf_file: str) -> None:
         self._file = GgufFile(Path(gguf_file))
@@ -158,8 +152,9 @@ class BlockQuantizer(GgufHfQuantizer):  # type: ignore[misc]
             weight.requires_grad_(False)
             if self._quantises_activations:
                 weight.blocks = weight.blocks.packed()
-        if not self._chose_experts and any(weight.blocks.stacked for weight in weights):
-            model.set_experts_implementation("eager")  # expert by expert; the others multiply by all of them at once
+        if any(weight.blocks.stacked for weight in weights):
+            model.set_experts_implementation("eager")  # expert by expert; the others would decode all at each call
+        del self._file  # which cannot be copied with the model
         model._weight_conversions = None  # from the names of the file, as transformers' own quantiser
         return model
 
