@@ -21,7 +21,6 @@ from decodestep.weights import LinearPanels
 from support import tiny_gguf_files
 from support import transformers_gguf_files as files
 
-pytest.importorskip("accelerate")
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 FLOATS = 1e-5  # of the largest logit: float32 sums in another order, through two to four layers

@@ -92,7 +92,8 @@ class BlockWeight(Tensor):  # type: ignore[misc]
 
     @staticmethod
     def __new__(cls, blocks: Blocks, dtype: torch.dtype) -> BlockWeight:
-        weight: BlockWeight = Tensor._make_wrapper_subclass(cls, blocks.shape, dtype=dtype, device=torch.device("cpu"))
+        with torch.inference_mode(False):  # torch counts the versions of a weight's views, which it cannot of those made in it
+            weight: BlockWeight = Tensor._make_wrapper_subclass(cls, blocks.shape, dtype=dtype, device=torch.device("cpu"))
         weight.blocks = blocks
         return weight
 
