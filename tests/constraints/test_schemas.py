@@ -76,6 +76,27 @@ def test_properties_in_any_order():
     check(named(many), [nulls(many)], [nulls(many[::-1])], order="any")
 
 
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        OPEN,
+        {**OPEN, "additionalProperties": {"type": "integer"}},
+        {"type": "object", "properties": {f"a{i}": NULL for i in range(33)} | {"a": NULL}},  # too many for any order
+        {**OPEN, "minProperties": 1},
+        {"type": "object", "properties": {"b": NULL}, "propertyNames": {"enum": ["a", "b"]}},
+        {"type": "object", "patternProperties": {"^(a|b)$": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+        {"type": "object", "patternProperties": {"^a$": NULL, "^a.+$": NULL}, "additionalProperties": NULL},
+    ],
+)
+def test_no_name_begins_with_one_that_is_listed(schema, order):
+    takes = matcher(schema, order=order, closed=False)
+    assert takes('{"a": 1') or takes('{"a": null')
+    for begun in ('{"a', '{"b": null, "a', '{"b": 1, "a', '{"a": null, "a', '{"a": 1, "a'):
+        assert not takes(begun + "x")
+        assert not takes(begun + "é")
+
+
 def test_objects_with_properties_are_closed_unless_the_schema_says_otherwise():
     check(OPEN, ['{"a": 1}'], ['{"c": 1}'])
     check(OPEN, ['{"a": 1}', '{"c": 1}'], [], closed=False)

@@ -80,8 +80,10 @@ def test_a_model_type_names_what_there_is(name):
     each = MODEL_TYPES[name]
     assert each.written_as is ARCHITECTURES[each.written_as.name] and each.written_as.layers == each.layers
     in_turn = {part for part in each.tensors if part.startswith(("experts_gate_up_in_turn", "experts_down_by_inputs"))}
-    assert set(each.tensors) - in_turn <= {*FOLDER, "qkv", "gate_up", "router_bias", "experts_down_bias", *POST_NORMS}
-    assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
+    of_experts = {"router_bias", "experts_down_bias", "experts_gate_up"}
+    beside_dense = {"router_scale", "factors_of_experts", "dense_post_norm", "routed_norm", "routed_post_norm"}
+    assert set(each.tensors) - in_turn <= {*FOLDER, "qkv", "gate_up", *of_experts, *beside_dense, *POST_NORMS}
+    assert each.pre_tokenizer in {None, "default", "gemma4", *PRE_TOKENIZERS}
     assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS
     assert all(other is MODEL_TYPES[other.name] for other in each.taken_for.values())
 

@@ -335,7 +335,6 @@ def test_a_gemma_4_by_the_keys_of_published_folders(model, ids, tmp_path):
 
 
 GEMMA4_REFUSED = {
-    "experts": ({"enable_moe_block": True}, "enable_moe_block, experts beside a dense block, is not supported"),
     "tokens that see later ones": ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention of text"),
     "other sizes": ({"per_layer_config": {"1": {"intermediate_size": 8}}}, "per_layer_config with other than sizes of heads"),
     "a layer that there is not": ({"per_layer_config": {"6": {"head_dim": 8}}}, "per_layer_config with other than"),

@@ -203,6 +203,16 @@ def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
     assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
 
 
+def test_experts_beside_a_dense_block(tmp_path):
+    """Those of a folder have gate and up in one tensor, and routers whose inputs and experts have factors."""
+    folder = family_models.save(family_models.build_model("gemma4_text", 2), tmp_path / "in")
+    target, ids = quantised(folder, tmp_path / "out.gguf"), np.arange(60)
+    assert {"blk.1.ffn_gate_inp.scale", "blk.1.ffn_down_exps.scale"} <= GgufFile(target).tensors.keys()
+    before, after = ds.load(folder, dtype="float32"), ds.load(target, dtype="float32")
+    assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
+    assert "experts beside a dense block" in ds.load(folder).decoder.description
+
+
 REFUSED = {
     "biases": ("smollm3", {"mlp_bias": True}, "does not load a file of smollm3 with biases of feed-forward blocks"),
     "biases of a deepseek": ("deepseek_v2", {"mlp_bias": True}, "does not load a file of deepseek2 with biases of"),

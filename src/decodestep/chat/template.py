@@ -50,7 +50,9 @@ class ChatModel(Protocol):
     template: ChatTemplate
     tokenizer: Tokenizer
 
-    def chat_prompt(self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str: ...
+    def chat_prompt(
+        self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> str: ...
 
 
 class ChatTemplate:

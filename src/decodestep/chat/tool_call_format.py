@@ -32,9 +32,10 @@ class CallArguments(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """A call ends. complete: whether its arguments are; otherwise the text has ended within, or has gone on as none can."""
+    """A call ends. complete: whether its arguments are; otherwise the text has gone on as none can, or, cut, ended within."""
 
     complete: bool
+    cut: bool = False
 
 
 class Between(NamedTuple):
@@ -95,6 +96,10 @@ class CallFormat(ABC):
         """An id that the chat template accepts when the call comes back. number: of the calls before it in the conversation."""
         return f"call_{secrets.token_hex(12)}"
 
+    def own_id(self, call_id: str, name: str, number: int) -> str:
+        """The id of an earlier call, of whatever server, as the chat template accepts it. name, number: as for `new_id`."""
+        return call_id
+
     @abstractmethod
     def calls(self, feed: TextFeed) -> Reads:
         """The calls at a mark, which comes next, with all that belongs to them.
@@ -124,7 +129,7 @@ class CallFormat(ABC):
                 yield from calls.take(event)
         except UnreadableError as error:
             if calls.open:
-                yield CallEnd(False)
+                yield CallEnd(False, cut=isinstance(error, EndedError))
             elif feed.cut and isinstance(error, EndedError) and calls.expected:
                 yield from calls.cut_short()
                 feed.drop()
@@ -205,7 +210,7 @@ class _CallsAtMark:
         """A call whose arguments would have begun next, where the text was cut."""
         yield from self._begin()
         if self.open:
-            yield CallEnd(False)
+            yield CallEnd(False, cut=True)
 
     def _begin(self) -> Iterator[CallBegin]:
         """The call that was named last is one."""

@@ -82,6 +82,7 @@ class Experts:
     count: the number of experts per layer. width: of an expert. shared: the width of the shared expert, 0 if there is none.
     rule: how a token's experts are selected (`expert_router`). corrected: whether a bias is added to the scores for selection.
     layers: which layers have experts; the others are dense. biases: whether the router and the experts' products have biases.
+    beside_dense: whether a layer with experts has a dense block too, as `SideBySide`.
     """
 
     count: int
@@ -91,6 +92,7 @@ class Experts:
     corrected: bool
     layers: tuple[bool, ...]
     biases: bool = False
+    beside_dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,9 @@ class Config:
 
     def feed_forward_of(self, layer: int) -> int:
         return self.feed_forwards[layer] if self.feed_forwards else self.feed_forward
+
+    def has_dense_block(self, layer: int) -> bool:
+        return not self.has_experts(layer) or (self.experts is not None and self.experts.beside_dense)
 
     def has_experts(self, layer: int) -> bool:
         """layer: in [0, L + K). Those for next-token prediction are sparse wherever the model has a sparse layer."""

@@ -13,7 +13,7 @@ from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.float32_layer import inputs_of_layers, scale
 from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
 from decodestep.decoding.layer_decoder import next_token_text
-from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
+from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, SideBySide, Weights
 from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
@@ -45,6 +45,8 @@ def obstacle(config: Config) -> str | None:
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
         return why
+    if experts is not None and experts.beside_dense:
+        return "it has no experts beside a dense block"
     if config.layer_inputs % 32:
         return f"width of a layer's input {config.layer_inputs} is not a multiple of 32"
     if latent is None:
@@ -203,8 +205,9 @@ def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
 
 
-def _feed_forward(weights: FeedForward | ExpertWeights, config: Config) -> FeedForward | Mixture:
+def _feed_forward(weights: FeedForward | ExpertWeights | SideBySide, config: Config) -> FeedForward | Mixture:
     if isinstance(weights, FeedForward):
         return weights
-    assert config.experts is not None
-    return Mixture(**vars(weights) | {"router": LinearPanels.pack(weights.router)}, rule=config.experts.rule)
+    assert isinstance(weights, ExpertWeights) and config.experts is not None
+    fields = {name: value for name, value in vars(weights).items() if name != "factors"}  # which those in `SideBySide` have
+    return Mixture(**fields | {"router": LinearPanels.pack(weights.router)}, rule=config.experts.rule)

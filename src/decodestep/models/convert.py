@@ -22,6 +22,7 @@ from decodestep.decoding.layer_weights import (
     Layer,
     LayerInputWeights,
     NextTokenWeights,
+    SideBySide,
     Weight,
     Weights,
 )
@@ -153,12 +154,22 @@ def _layer(layer: _LayerParts, attention: Attention) -> Layer:
         attention_norm=layer.optional_vector("attention_norm"),
         attention=attention(layer),
         ffn_norm=layer.optional_vector("ffn_norm"),
-        feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer),
+        feed_forward=_feed_forward(layer),
         attention_post_norm=layer.optional_vector("attention_post_norm"),
         ffn_post_norm=layer.optional_vector("ffn_post_norm"),
         input=_layer_input(layer) if layer.config.layer_inputs else None,
         scale=float(layer.vector("layer_scale")[0]) if layer.has("layer_scale") else 1.0,
     )
+
+
+def _feed_forward(layer: _LayerParts) -> FeedForward | ExpertWeights | SideBySide:
+    if not layer.is_of_experts:
+        return _dense(layer)
+    if not layer.config.has_dense_block(layer.number):
+        return _experts(layer)
+    norms = (layer.vector(name) for name in ("dense_post_norm", "routed_norm", "routed_post_norm"))
+    of_dense, before, after = norms
+    return SideBySide(_dense(layer), of_dense, _experts(layer), before, after)
 
 
 def _layer_input(layer: _LayerParts) -> LayerInputWeights:
@@ -337,7 +348,7 @@ def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
 
 
 def _experts(layer: _LayerParts) -> ExpertWeights:
-    experts, router = layer.config.experts, whole(layer.weight("router").weight)
+    experts, router = layer.config.experts, _router(layer)
     assert experts is not None
     if layer.has("experts_gate_up_in_turn_bias"):
         in_turn = layer.experts_in_turn()
@@ -351,12 +362,22 @@ def _experts(layer: _LayerParts) -> ExpertWeights:
             gate, up = (layer.pack(layer.stack(f"experts_{part}")) for part in ("gate", "up"))
         down = layer.pack(layer.stack("experts_down"))
     return ExpertWeights(
-        router=router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense()),
+        router=router,
         bias=layer.optional_vector("correction"),
         router_bias=layer.optional_vector("router_bias"),
         routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
         shared=_dense(layer, "shared_") if experts.shared else None,
+        factors=layer.optional_vector("factors_of_experts"),
     )
+
+
+def _router(layer: _LayerParts) -> PackedWeight:
+    """In a dense format, with the factors of what it reads in it."""
+    router = whole(layer.weight("router").weight)
+    if layer.has("router_scale"):
+        factors = layer.vector("router_scale") * np.float32(layer.config.hidden**-0.5)
+        return PackedWeight.from_array(router.dense() * factors[:, None])
+    return router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense())
 
 
 def _halves(stored: Stored, blocks: int) -> list[Stored]:

@@ -140,6 +140,9 @@ def _values(checkpoint: Checkpoint, half_split: bool, tensor: NamedTensor, i: in
     elif tensor.part in ("gate", "up") and checkpoint.has("gate_up", i):
         (both,) = checkpoint.values("gate_up", i)
         yield both.reshape(2, *tensor.shape)[int(tensor.part == "up")]
+    elif tensor.part in ("experts_gate", "experts_up") and checkpoint.has("experts_gate_up", i):
+        (both,) = checkpoint.values("experts_gate_up", i)
+        yield both.reshape(-1, 2, *tensor.shape[1:])[:, int(tensor.part == "experts_up")]
     elif tensor.part in _IN_TURN and checkpoint.has("experts_gate_up_in_turn_bias", i):
         yield _in_turn(checkpoint, tensor.part, i).reshape(tensor.shape)
     elif tensor.part in ("query", "key", "value") and checkpoint.has("qkv", i):

@@ -204,7 +204,12 @@ class Sampler:
         """
         return self._step(self._batch or self._gathered(), logits)
 
-    def steps(self, logits: Array, drafts: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], StepResult]]:
+    def steps(
+        self,
+        logits: Array,
+        drafts: Sequence[Sequence[int]],
+        may_go_on: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
+    ) -> Iterator[tuple[list[int], StepResult]]:
         """Steps each row on several logits in turn, as long as it draws the tokens of its draft.
 
             for turn = 0, 1, ...:
@@ -214,6 +219,7 @@ class Sampler:
             logits: (n, V), the rows' one after the other: for each those after its last token, and after each token of its
                 draft.
             drafts: for each of `rows` the tokens that it may draw, any number. Without any, this is `step`.
+            may_go_on: which of the rows that could step again in this turn do so; the others have had their last. None: all.
 
         Yields:
             For every turn the indices of the rows that took it and their `StepResult`: of the first turn all rows. A row
@@ -235,6 +241,8 @@ class Sampler:
             indices = [
                 i for i, token in drawn if turn < len(drafts[i]) and token == drafts[i][turn] and not self.rows[i].reason
             ]
+            if indices and may_go_on is not None:
+                indices = list(itertools.compress(indices, may_go_on([self.rows[i] for i in indices])))
             if not indices:
                 return
             batch = RowBatch([self.rows[i] for i in indices])

@@ -189,8 +189,13 @@ def name_terminal(
         parts = [STRING]
     parts += [_quoted(each) for each in inside] + [f"~{_quoted(each)}" for each in outside]
     but = [literal(json_text(name)) for name in (*taken, *sorted(shape.without))]
-    but += [f"({literal(json_text(name)[:-1])} /(.|\\n)*/)" for name in begun]
+    but += map(beginning, begun)
     return " & ".join([*parts, *([f"~({' | '.join(but)})"] if but else [])])
+
+
+def beginning(name: str) -> str:
+    """The terminal of all texts that begin with a name in quotes but for the last one."""
+    return f"({literal(json_text(name)[:-1])} /(.|\\n)*/)"
 
 
 def _quoted(pattern: str) -> str:

@@ -27,7 +27,8 @@ class ExpertKeys:
     """The mixture of experts of a folder.
 
     sparse: which of so many layers have experts. rule: how they are selected. count, shared: the keys of their number, and of
-    the shared ones; None: there are none. corrected, biases: as in `Experts`. width: the key of that of an expert.
+    the shared ones; None: there are none. corrected, biases, beside_dense: as in `Experts`. width: the key of that of an
+    expert.
     """
 
     sparse: Callable[[Keys, int], tuple[bool, ...]]
@@ -37,6 +38,7 @@ class ExpertKeys:
     corrected: bool
     width: str = "moe_intermediate_size"
     biases: bool = False
+    beside_dense: bool = False
 
     def __call__(self, keys: Keys, layers: int) -> Experts | None:
         sparse = self.sparse(keys, layers)
@@ -45,7 +47,7 @@ class ExpertKeys:
         count, width = keys.size(self.count, most=MAX_EXPERTS), keys.size(self.width)
         shared = 0 if self.shared is None else width * keys.size(self.shared, least=0, most=MAX_EXPERTS)
         rule = _checked(self.rule(keys), count, f"{keys.path}: config.json", _FOLDER_RULE)
-        return Experts(count, width, shared, rule, self.corrected, sparse, self.biases)
+        return Experts(count, width, shared, rule, self.corrected, sparse, self.biases, self.beside_dense)
 
 
 def every_layer(keys: Keys, layers: int) -> tuple[bool, ...]:
@@ -71,9 +73,9 @@ def stored_gating(keys: GgufKeys, unsaid: str = "softmax") -> Gating:
 
 
 def file_experts(
-    gating: Callable[[GgufKeys, Fields], Gating], *, biases: bool = False
+    gating: Callable[[GgufKeys, Fields], Gating], *, biases: bool = False, beside_dense: bool = False
 ) -> Callable[[GgufKeys, Fields], Experts | None]:
-    """Reads the mixture of experts of a GGUF file. biases: as in `Experts`."""
+    """Reads the mixture of experts of a GGUF file. biases, beside_dense: as in `Experts`."""
 
     def read(keys: GgufKeys, common: Fields) -> Experts | None:
         count, layers = keys.size("expert_count", 0, least=0, most=MAX_EXPERTS), common["layers"]
@@ -102,6 +104,7 @@ def file_experts(
             corrected=any(names.GGUF["correction"].format(i=i) in keys.file.tensors for i in range(layers)),
             layers=sparse,
             biases=biases,
+            beside_dense=beside_dense,
         )
 
     return read

@@ -197,7 +197,7 @@ def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], b
     shapes |= _grouped_shapes(config, table, has, i) if latent is None else _latent_shapes(config, latent, table, has, i)
     if config.has_experts(i):
         shapes |= _expert_shapes(config, table, has, i)
-    else:
+    if config.has_dense_block(i):
         shapes |= _dense_shapes(config, table, config.feed_forward_of(i) if i < config.layers else config.feed_forward)
     if config.layer_inputs:
         shapes |= {"input_gate": (config.layer_inputs, config.hidden), "input_output": (config.hidden, config.layer_inputs)}
@@ -302,6 +302,9 @@ def _expert_shapes(config: Config, table: dict[str, str], has: Callable[[str], b
     shapes: dict[str, Shape] = {"router": (e.count, hidden)}
     if e.corrected:
         shapes["correction"] = (e.count,)
+    if e.beside_dense:
+        shapes |= {"router_scale": (hidden,), "factors_of_experts": (e.count,)}
+        shapes |= dict.fromkeys(("dense_post_norm", "routed_norm", "routed_post_norm"), (hidden,))
     if "experts_gate_up_in_turn" in table:
         return shapes | _experts_in_turn(config, e, table, has, i)
     if e.biases:
