@@ -7,7 +7,6 @@ import json
 import re
 import time
 from contextlib import suppress
-from contextlib import suppress
 
 import jsonschema
 import numpy as np

@@ -368,8 +368,13 @@ IMAGE = [{"type": "input_image", "image_url": "x"}]
         ({"text": {"format": {"type": "grammar"}}}, "text.format"),
         ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "lark"}}]}, "tools[0].format.syntax"),
         ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "regex"}}]}, "tools[0].format.definition"),
-        ({"tools": [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "("}}], "tool_choice": "required"},
-         "tools"),
+        (
+            {
+                "tools": [{**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "("}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
         ({"tools": [{**PATCH, "format": {"type": "json"}}]}, "tools[0].format.type"),
         ({"tools": [{**PATCH, "description": 3}]}, "tools[0].description"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),

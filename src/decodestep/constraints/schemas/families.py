@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from decodestep.constraints.schemas.document import Document
-from decodestep.constraints.schemas.leaves import beginning, embedded, name_terminal, number_schema, require_plain, string_schema
+from decodestep.constraints.schemas.leaves import (
+    beginning,
+    embedded,
+    name_terminal,
+    number_schema,
+    require_plain,
+    string_schema,
+)
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.reading import Reader
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, is_exact

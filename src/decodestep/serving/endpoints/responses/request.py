@@ -181,7 +181,12 @@ def _custom_function(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _custom_schema(more: Mapping[str, Any]) -> dict[str, Any]:
     text = {"type": "string", **more}
-    return {"type": "object", "properties": {CUSTOM_ARGUMENT: text}, "required": [CUSTOM_ARGUMENT], "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": {CUSTOM_ARGUMENT: text},
+        "required": [CUSTOM_ARGUMENT],
+        "additionalProperties": False,
+    }
 
 
 def _tool_choice(choice: object) -> object:
