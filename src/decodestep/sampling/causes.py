@@ -36,6 +36,10 @@ def _repetition(processor: Any, history: Sequence[int], tokens: frozenset[int]) 
     return _occurrences(history, tokens, int(processor.prompt_ignore_length or 0))
 
 
+def _recent_repetition(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
+    return _occurrences(history, tokens, max(0, len(history) - processor.range) if processor.range else 0)
+
+
 def _occurrences_generated(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
     return _occurrences(history, tokens, int(processor.prompt_length))
 
@@ -81,6 +85,7 @@ def _dry(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict
 
 _RULES: dict[type, Callable[[Any, Sequence[int], frozenset[int]], dict[int, list[Span]]]] = {
     p.RepetitionPenaltyLogitsProcessor: _repetition,
+    p.RecentRepetitionPenaltyLogitsProcessor: _recent_repetition,
     p.PresenceFrequencyPenaltyLogitsProcessor: _occurrences_generated,
     p.NoRepeatNGramLogitsProcessor: _ngrams,
     p.SequenceBiasLogitsProcessor: _sequences,
