@@ -318,7 +318,7 @@ class Batch:
         waiting = len(self._prefill) + len(self._scoring)
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         budget = self._scheduler.prompt_budget(work) if waiting else None
-        drafts = [[] for _ in decoding]
+        drafts: list[list[int]] = [[] for _ in decoding]
         if drafting and decoding and self._drafting.possible(uncertain=budget is None):
             have_masks([self._rows[key] for key in decoding])  # with which they know what must follow
             drafts = self._choose_drafts(decoding, work, budget is None)
