@@ -83,7 +83,7 @@ def test_ids_of_other_servers_are_those_of_the_format(kind, ids):
     found = [call["id"] for call in message["tool_calls"]]
     assert found == [answer["tool_call_id"] for answer in answers][::-1] and len(set(found)) == 3
     for each, wanted in zip(found, ids, strict=True):
-        assert re.fullmatch("[a-zA-Z0-9]{9}", each) if wanted is None else each == wanted
+        assert each == wanted if wanted else re.fullmatch("[a-zA-Z0-9]{9}", each)
     assert with_calls(model, [say("assistant", None, tool_calls=calls[1:])], kind({}))[0]["tool_calls"][0]["id"] in (
         found[1],
         "functions.stay:0",

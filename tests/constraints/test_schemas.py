@@ -285,6 +285,11 @@ def test_many_optional_properties():
     ):
         takes = matcher(schema)
         assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
+    more = [f"name{i}" for i in range(1200)]
+    takes = matcher(named(more, required=["name7", "name900"]))
+    assert takes(nulls(["name3", "name7", "name8", "name12", "name900", "name1199"]), END)
+    assert not takes(nulls(["name3", "name8"])) and not takes(nulls(["name7", "name899", "name901"]))
+    assert not takes(nulls(["name7", "name899"]), END)
     takes = matcher(listed, closed=False)
     assert takes(nulls(["name3", "name499", "other"]), END) and not takes(nulls(["name4", "name3"]), END)
 

@@ -32,6 +32,7 @@ FIELDS = {
     "sequence_bias": st.dictionaries(some_ids, st.floats(-2, 2) | st.integers(-2, 2), min_size=1, max_size=5),
     "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-2, 2) | st.just(-np.inf), min_size=1, max_size=5),
     "repetition_penalty": st.floats(0.5, 2) | st.just(2),
+    "repetition_range": st.integers(0, 9),
     "presence_penalty": st.floats(-1, 1) | st.just(1),
     "frequency_penalty": st.floats(-1, 1),
     "dry_multiplier": st.floats(0, 2) | st.just(1),
@@ -122,7 +123,7 @@ WITHOUT_THRESHOLD = {
 WITHOUT_OPTION = {
     "sequence_bias", "logit_bias", "bad_words_ids", "stop_token_ids", "forced_bos_token_id", "forced_eos_token_id",
     "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "exponential_decay_length_penalty",
-    "dry_sequence_breakers", "dry_base", "dry_allowed_length", "dry_range", "min_length", "min_tokens",
+    "dry_sequence_breakers", "dry_base", "dry_allowed_length", "dry_range", "repetition_range", "min_length", "min_tokens",
     "remove_invalid_values", "watermarking_config",
     "renormalize_logits",
 }  # fmt: skip

@@ -40,12 +40,11 @@ class ConstraintLogitsProcessor:
     might be others if the text after it were known are not decided: there, each token that goes on with the text is allowed,
     also one that reaches beyond it.
 
-    Keeps the state of one row. `begin` computes a mask on another thread, whose `ahead` tells when it is known; all other
-    methods that need it wait for it. A call raises ConstraintError if the text is not in the language, or if the next step
-    would exceed the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema,
-    expression or grammar that is invalid, unsupported, or too expensive for the first token, whose mask is computed here rather
-    than in a step shared with other rows, and for end tokens that have a text; ModuleNotFoundError without
-    decodestep[generate].
+    Keeps the state of one row. `begin` computes a mask on another thread, and `ahead` tells when it is known; all other methods
+    that need it wait for it. A call raises ConstraintError if the text is not in the language, or if the next step would exceed
+    the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or
+    grammar that is invalid, unsupported, or too expensive for the first token, whose mask is computed here rather than in a
+    step shared with other rows, and for end tokens that have a text; ModuleNotFoundError without decodestep[generate].
     Source: llguidance.
     """
 

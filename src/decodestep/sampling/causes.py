@@ -37,6 +37,12 @@ def _repetition(processor: p.RepetitionPenaltyLogitsProcessor, history: Sequence
     return _occurrences(history, tokens, int(processor.prompt_ignore_length or 0))
 
 
+def _recent_repetition(
+    processor: p.RecentRepetitionPenaltyLogitsProcessor, history: Sequence[int], tokens: frozenset[int]
+) -> _Found:
+    return _occurrences(history, tokens, max(0, len(history) - processor.range) if processor.range else 0)
+
+
 def _occurrences_generated(
     processor: p.PresenceFrequencyPenaltyLogitsProcessor, history: Sequence[int], tokens: frozenset[int]
 ) -> _Found:
@@ -84,6 +90,7 @@ def _dry(processor: p.DRYLogitsProcessor, history: Sequence[int], tokens: frozen
 
 _RULES: dict[type, Callable[[Any, Sequence[int], frozenset[int]], _Found]] = {
     p.RepetitionPenaltyLogitsProcessor: _repetition,
+    p.RecentRepetitionPenaltyLogitsProcessor: _recent_repetition,
     p.PresenceFrequencyPenaltyLogitsProcessor: _occurrences_generated,
     p.NoRepeatNGramLogitsProcessor: _ngrams,
     p.SequenceBiasLogitsProcessor: _sequences,

@@ -91,6 +91,11 @@ def repetition_penalty(processor: p.RepetitionPenaltyLogitsProcessor, vocab: int
     return s.PenaliseSeen(int(processor.prompt_ignore_length or 0), float(processor.penalty))
 
 
+@rule(p.RecentRepetitionPenaltyLogitsProcessor, "patch")
+def recent_repetition_penalty(processor: p.RecentRepetitionPenaltyLogitsProcessor, vocab: int) -> Part:
+    return parts.penalise_recent(float(processor.penalty), processor.range, vocab)
+
+
 @rule(p.EncoderRepetitionPenaltyLogitsProcessor, "patch")
 def encoder_repetition_penalty(processor: p.EncoderRepetitionPenaltyLogitsProcessor, vocab: int) -> Part:
     ids = np.asarray(processor.encoder_input_ids)
