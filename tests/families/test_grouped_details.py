@@ -130,14 +130,14 @@ def test_the_last_block_of_a_glm_may_be_for_prediction(model, ids, tmp_path, key
     extra = {
         name.replace("layers.2.", "layers.3."): value for name, value in theirs.state_dict().items() if "layers.2." in name
     }
-    extra |= {f"nextn.{part}": torch.ones(2, 2) for part in ("eh_proj", "enorm", "hnorm")}
+    extra |= {"nextn.eh_proj": torch.ones(64, 128), "nextn.enorm": torch.ones(64), "nextn.hnorm": torch.ones(64)}
     path = write_gguf(theirs, tmp_path / "model.gguf", more=extra, block_count=4, **keys)
     mine = ds.load(path, dtype="float32")
-    assert (mine.config.layers, mine.config.skipped_layers) == (3, 1)
+    assert (mine.config.layers, mine.config.next_token_layers) == (3, 1)
     assert family_models.relative(mine.logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 
-def test_layers_for_prediction_of_a_folder_are_left_out(model, ids, tmp_path):
+def test_layers_for_prediction_of_a_folder_change_no_logits(model, ids, tmp_path):
     theirs = model("glm4_moe", 0)
     folder = family_models.save(theirs, tmp_path)
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
@@ -146,7 +146,7 @@ def test_layers_for_prediction_of_a_folder_are_left_out(model, ids, tmp_path):
     more["model.layers.3.eh_proj.weight"] = torch.ones(64, 128)
     safetensors.torch.save_file(tensors | last | more, folder / "model.safetensors")
     mine = ds.load(folder, dtype="float32")
-    assert mine.config.skipped_layers == 1 and "1 layer for next-token prediction left out" in mine.decoder.description
+    assert mine.config.next_token_layers == 1 and "1 layer for next-token prediction drafts" in mine.decoder.description
     assert family_models.relative(mine.logits(ids), family_models.model_logits(theirs, ids)) < LOGITS
 
 

@@ -85,7 +85,11 @@ def _convert(
     layers, count = [], config.layers + config.next_token_layers
     for i in range(count):
         progress(i, count)
-        layers.append(_layer(_LayerParts(checkpoint, i, pack), attention))
+        # Those for next-token prediction run operator by operator, on heads without padding.
+        own = (
+            attention if i < config.layers or config.latent_attention else partial(_grouped_weights, padded=lambda width: width)
+        )
+        layers.append(_layer(_LayerParts(checkpoint, i, pack), own))
     embedding, output = _embedding_and_output(checkpoint, pack)
     weights = Weights(
         config=config,
