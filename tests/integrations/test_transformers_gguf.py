@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import runpy
+import sys
 import threading
 
 import pytest
@@ -20,6 +22,7 @@ from decodestep.integrations.transformers.block_weight import BlockWeight
 from decodestep.weights import LinearPanels
 from support import tiny_gguf_files
 from support import transformers_gguf_files as files
+from support.project import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -273,6 +276,19 @@ def test_files_that_are_cut_or_not_finite(registered, tmp_path):
     path.write_bytes(damaged)
     with pytest.raises(DecodestepError, match="must have finite scales"):
         load(tmp_path)
+
+
+def test_the_example_compares_both(tmp_path, monkeypatch, capsys):
+    path = llama(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["transformers_gguf.py", str(path), "--alone", "--prompt", "9", "--tokens", "2", "--rounds", "1"]
+    )
+    runpy.run_path(str(ROOT / "examples" / "transformers_gguf.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^loaded in [\d.]+ s, -?\d+ MiB more memory; the file has 0 MiB$", printed, re.M)) == 2
+    for name in ("blocks", "alone"):
+        assert re.search(rf"^{name}: \d+ ms for 9 tokens of a prompt, [\d.]+ ms for each further one$", printed, re.M)
+    assert re.search(r"^logits: [\d.]+% apart, root mean square; \d+% of the positions", printed, re.M)
 
 
 def test_a_class_without_generation(registered, tmp_path):
