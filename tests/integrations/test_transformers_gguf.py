@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, GgufConfig
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
@@ -221,7 +222,7 @@ def test_what_is_refused(registered, tmp_path):
         model.save_pretrained(tmp_path / "saved")
     with pytest.raises(ValueError, match="device must be the CPU"):
         model.to("meta")
-    for device_map in ({"": "meta"}, {"model": "cpu", "lm_head": "disk"}):
+    for device_map in ({"": "meta"}, {"model": "cpu", "lm_head": "disk"}, "cuda", 0):
         with pytest.raises(ValueError, match="device_map must be of the CPU"):
             load(tmp_path, device_map=device_map)
     assert len(kept(load(tmp_path, device_map="auto"))) == 15
@@ -271,6 +272,13 @@ def test_files_that_are_cut_or_not_finite(registered, tmp_path):
         path.write_bytes(whole[:size])
         with pytest.raises(DecodestepError, match=r"truncated|not a GGUF file"):
             load(tmp_path, config=config)
+    damaged = bytearray(whole)
+    name = b"output_norm.weight"
+    at = whole.index(name) + len(name) + 12  # after the number of axes and the one axis
+    damaged[at : at + 4] = int(GGMLQuantizationType.I32).to_bytes(4, "little")
+    path.write_bytes(damaged)
+    with pytest.raises(DecodestepError, match="output_norm.weight is of I32, which cannot be decoded"):
+        load(tmp_path, config=config)
     damaged = bytearray(whole)
     damaged[-142:-140] = b"\x00\x7c"  # the minimum's scale of the last block
     path.write_bytes(damaged)
