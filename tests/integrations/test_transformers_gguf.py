@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import runpy
+import sys
 import threading
 
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, GgufConfig
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
@@ -20,6 +23,7 @@ from decodestep.integrations.transformers.block_weight import BlockWeight
 from decodestep.weights import LinearPanels
 from support import tiny_gguf_files
 from support import transformers_gguf_files as files
+from support.project import ROOT
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -218,7 +222,7 @@ def test_what_is_refused(registered, tmp_path):
         model.save_pretrained(tmp_path / "saved")
     with pytest.raises(ValueError, match="device must be the CPU"):
         model.to("meta")
-    for device_map in ({"": "meta"}, {"model": "cpu", "lm_head": "disk"}):
+    for device_map in ({"": "meta"}, {"model": "cpu", "lm_head": "disk"}, "cuda", 0):
         with pytest.raises(ValueError, match="device_map must be of the CPU"):
             load(tmp_path, device_map=device_map)
     assert len(kept(load(tmp_path, device_map="auto"))) == 15
@@ -269,10 +273,30 @@ def test_files_that_are_cut_or_not_finite(registered, tmp_path):
         with pytest.raises(DecodestepError, match=r"truncated|not a GGUF file"):
             load(tmp_path, config=config)
     damaged = bytearray(whole)
+    name = b"output_norm.weight"
+    at = whole.index(name) + len(name) + 12  # after the number of axes and the one axis
+    damaged[at : at + 4] = int(GGMLQuantizationType.I32).to_bytes(4, "little")
+    path.write_bytes(damaged)
+    with pytest.raises(DecodestepError, match="output_norm.weight is of I32, which cannot be decoded"):
+        load(tmp_path, config=config)
+    damaged = bytearray(whole)
     damaged[-142:-140] = b"\x00\x7c"  # the minimum's scale of the last block
     path.write_bytes(damaged)
     with pytest.raises(DecodestepError, match="must have finite scales"):
         load(tmp_path)
+
+
+def test_the_example_compares_both(tmp_path, monkeypatch, capsys):
+    path = llama(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["transformers_gguf.py", str(path), "--alone", "--prompt", "9", "--tokens", "2", "--rounds", "1"]
+    )
+    runpy.run_path(str(ROOT / "examples" / "transformers_gguf.py"), run_name="__main__")
+    printed = capsys.readouterr().out
+    assert len(re.findall(r"^loaded in [\d.]+ s, -?\d+ MiB more memory; the file has 0 MiB$", printed, re.M)) == 2
+    for name in ("blocks", "alone"):
+        assert re.search(rf"^{name}: \d+ ms for 9 tokens of a prompt, [\d.]+ ms for each further one$", printed, re.M)
+    assert re.search(r"^logits: [\d.]+% apart, root mean square; \d+% of the positions", printed, re.M)
 
 
 def test_a_class_without_generation(registered, tmp_path):

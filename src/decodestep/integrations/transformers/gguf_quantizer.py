@@ -79,16 +79,12 @@ class BlockQuantizer(GgufHfQuantizer):  # type: ignore[misc]
     def _check_types(self) -> None:
         for tensor in self._file.tensors.values():
             if _format(tensor) is None and not can_be_read(tensor.type):
-                raise ModelError(
-                    f"{tensor.path}: tensor {tensor.name} has the type {tensor.type.name}, which cannot be decoded"
-                )
+                raise ModelError(f"{tensor.path}: tensor {tensor.name} is of {tensor.type.name}, which cannot be decoded")
 
     def _read(self, tensor: Tensor) -> torch.Tensor:
-        return (
-            torch.from_numpy(read_float32(tensor))
-            if _format(tensor) is None
-            else self._weight(_rows(tensor), tensor.shape[:-1])
-        )
+        if _format(tensor) is None:
+            return torch.from_numpy(read_float32(tensor))
+        return self._weight(_rows(tensor), tensor.shape[:-1])
 
     def _weight(self, rows: PackedWeight, shape: tuple[int, ...], *, transposed: bool = False) -> BlockWeight:
         """shape: of the parameter's rows."""
@@ -135,12 +131,8 @@ class BlockQuantizer(GgufHfQuantizer):  # type: ignore[misc]
         names = [f"{tensor.name} ({tensor.type.name})" for tensor in tensors]
         if names:
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-            _LOG.warning(
-                "%s: without products for its blocks, decoded to floats: %s%s",
-                self._file.path,
-                ", ".join(names[:_LISTED]),
-                more,
-            )
+            listed = ", ".join(names[:_LISTED])
+            _LOG.warning("%s: without products for its blocks, decoded to floats: %s%s", self._file.path, listed, more)
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: object) -> None:
         if self.supported:
