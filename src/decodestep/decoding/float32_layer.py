@@ -32,7 +32,7 @@ def run_layer(
     attend: of normalised rows, before the output's weight. given: (T, P), the layer's input.
     """
     read = normalise(x, layer.attention_norm, config)
-    added = with_bias(linear(attend(read), layer.attention.output), layer.attention.output_bias)
+    added = with_bias(linear(attend(read), layer.mixer.output), layer.mixer.output_bias)
     x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
     h = read if config.block_norms == "parallel" else normalise(x, layer.ffn_norm, config)
     x += scale(normalise(_feed_forward(h, layer.feed_forward, config), layer.ffn_post_norm, config), config.residual_scale)

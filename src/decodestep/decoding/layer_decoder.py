@@ -9,7 +9,7 @@ from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.float32_layer import inputs_of_layers, normalise, run_layer, scale, soft_capped
 from decodestep.decoding.kv_cache import PAGE, LatentPages, PageLayout, Pages, float32_layout
-from decodestep.decoding.layer_weights import GroupedWeights, LatentWeights, Weights
+from decodestep.decoding.layer_weights import GroupedWeights, LatentWeights, MixerWeights, Weights
 from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
@@ -24,7 +24,7 @@ class LayerDecoder(Decoder):
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
         self.weights = weights
         self.config = config = weights.config
-        latents = [layer.attention for layer in weights.layers if isinstance(layer.attention, LatentWeights)]
+        latents = [layer.mixer for layer in weights.layers if isinstance(layer.mixer, LatentWeights)]
         self._prologs = latent_layer.prolog_weights(latents, config) if latents else []
         self.description = f"layer by layer, float32 activations ({why}){next_token_text(config)}"
         self.cache_dtype = "float32"
@@ -55,7 +55,7 @@ class LayerDecoder(Decoder):
         given = None if made is None else inputs_of_layers(batch.tokens, x, made, config)
         for i, layer in enumerate(self.weights.layers):
 
-            def attend(h: np.ndarray, i: int = i, weights: GroupedWeights | LatentWeights = layer.attention) -> np.ndarray:
+            def attend(h: np.ndarray, i: int = i, weights: MixerWeights | None = layer.mixer) -> np.ndarray:
                 source, index = config.grouped.source(i), config.grouped.rope_index(i)
                 cache = (pages.kv[source], pages.kr[source])
                 rope = ropes[index]

@@ -57,7 +57,7 @@ class NextTokenLayers:
         self.count = len(weights.next_tokens)
         self.config = config = weights.config
         self._layers, self._weights = weights.next_tokens, weights
-        self._attention = [one.layer.attention for one in self._layers if isinstance(one.layer.attention, LatentWeights)]
+        self._attention = [one.layer.mixer for one in self._layers if isinstance(one.layer.mixer, LatentWeights)]
         assert len(self._attention) == self.count > 0
         self._prologs = latent_layer.prolog_weights(self._attention, config)
         self.page_layout = float32_layout(self.count, config.latent_dim, config.rope_dim)

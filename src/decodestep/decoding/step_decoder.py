@@ -13,7 +13,7 @@ from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.float32_layer import inputs_of_layers, scale
 from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
 from decodestep.decoding.layer_decoder import next_token_text
-from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
+from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, MixerWeights, Weights
 from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
@@ -41,6 +41,10 @@ QUANTISED = {name.lower(): Format[name] for name in ("Q8_0", "Q4_0", "Q2_K", "Q3
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run a model of this config, or None."""
     latent, experts = config.latent_attention, config.experts
+    if config.mixers or config.grouped.gated:
+        return "layers with a state" if config.mixers else "attention with a gate"
+    if experts is not None and (experts.shared_gated or experts.latent):
+        return "a gate of the shared expert" if experts.shared_gated else "experts of a latent"
     blocks = [*(config.feed_forwards or [config.feed_forward])] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
@@ -98,7 +102,7 @@ class StepDecoder(Decoder):
         parallel = self.config.block_norms == "parallel"
         return LayerWeights(
             attention_norm=layer.attention_norm,
-            attention=self._attention(layer.attention, number),
+            attention=self._attention(layer.mixer, number),
             ffn_norm=layer.attention_norm if parallel else layer.ffn_norm,
             feed_forward=_feed_forward(layer.feed_forward, self.config),
             attention_post_norm=layer.attention_post_norm,
@@ -108,14 +112,15 @@ class StepDecoder(Decoder):
             scale=layer.scale,
         )
 
-    def _attention(self, weights: GroupedWeights | LatentWeights, number: int) -> GroupedAttention | LatentAttention:
+    def _attention(self, weights: MixerWeights | None, number: int) -> GroupedAttention | LatentAttention:
         """`DecoderWeights` checks that every weight is in panels."""
         if isinstance(weights, LatentWeights):
             return LatentAttention(**vars(weights))
+        assert isinstance(weights, GroupedWeights) and weights.gate is None
         grouped, rope = self.config.grouped, self.config.grouped.rope_index(number)
         grows = [i for i, each in enumerate(self._layer_ropes) if each.query_growth]
         return GroupedAttention(
-            **vars(weights),
+            **{name: value for name, value in vars(weights).items() if name != "gate"},
             norms_after_rope=grouped.query_key_norm == "head_after_rope",
             window=grouped.window(number),
             rope=rope,
@@ -203,8 +208,15 @@ def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
 
 
-def _feed_forward(weights: FeedForward | ExpertWeights, config: Config) -> FeedForward | Mixture:
+def _feed_forward(weights: FeedForward | ExpertWeights | None, config: Config) -> FeedForward | Mixture:
     if isinstance(weights, FeedForward):
         return weights
-    assert config.experts is not None
-    return Mixture(**vars(weights) | {"router": LinearPanels.pack(weights.router)}, rule=config.experts.rule)
+    assert weights is not None and config.experts is not None
+    return Mixture(
+        router=LinearPanels.pack(weights.router),
+        bias=weights.bias,
+        routed=weights.routed,
+        shared=weights.shared,
+        router_bias=weights.router_bias,
+        rule=config.experts.rule,
+    )

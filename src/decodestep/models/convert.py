@@ -151,7 +151,7 @@ Attention = Callable[[_LayerParts], GroupedWeights | LatentWeights]
 def _layer(layer: _LayerParts, attention: Attention) -> Layer:
     return Layer(
         attention_norm=layer.optional_vector("attention_norm"),
-        attention=attention(layer),
+        mixer=attention(layer),
         ffn_norm=layer.optional_vector("ffn_norm"),
         feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer),
         attention_post_norm=layer.optional_vector("attention_post_norm"),
