@@ -184,7 +184,7 @@ class StepDecoder(Decoder):
 def page_layout(config: Config, cache_dtype: str) -> PageLayout:
     latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
     if latent is None:
-        return grouped_layout(config.layers, config.kv_heads, step_head_dim(config), dtype)
+        return grouped_layout(config.cache_layers, config.kv_heads, step_head_dim(config), dtype)
     return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
 
 
