@@ -27,6 +27,7 @@ from decodestep.families.common.mixers import (
     kinds_of_layers,
     written_head_counts,
 )
+from decodestep.families.common.refusals import first_of, unbiased_convolution
 
 LAYERS = Layers(activation="relu_squared")
 _DEFAULTS: dict[str, Any] = llama.DEFAULTS | {
@@ -149,7 +150,7 @@ def _written(config: Config) -> Fields:
     return made
 
 
-def _refused(config: Config, vectors: object) -> str | None:
+def _unlike_files(config: Config, vectors: object) -> str | None:
     if config.mamba is None:
         return "no layers of Mamba2"
     return "dense blocks beside experts" if config.experts is not None and any(config.feed_forwards) else None
@@ -169,7 +170,7 @@ def _architecture(name: str, *, mixture: bool) -> Architecture:
         else None,
         more=_file_more,
         has_rope=False,
-        refused=_refused,
+        refused=first_of(_unlike_files, unbiased_convolution),
         written=_written,
     )
 
