@@ -102,7 +102,7 @@ class StepDecoder(Decoder):
         parallel = self.config.block_norms == "parallel"
         return LayerWeights(
             attention_norm=layer.attention_norm,
-            attention=self._attention(layer.mixer, number),
+            mixer=self._attention(layer.mixer, number),
             ffn_norm=layer.attention_norm if parallel else layer.ffn_norm,
             feed_forward=_feed_forward(layer.feed_forward, self.config),
             attention_post_norm=layer.attention_post_norm,
