@@ -279,6 +279,15 @@ class Config:
         """layer: in [0, L + K). Those for next-token prediction have attention."""
         return self.mixers[layer] if layer < len(self.mixers) else "attention"
 
+    @property
+    def cache_layers(self) -> int:
+        """How many layers the cache has keys and values of: those with attention."""
+        return sum(self.mixer_of(i) == "attention" for i in range(self.layers))
+
+    def cache_layer(self, layer: int) -> int:
+        """Where the cache has the keys and values that a layer with attention reads."""
+        return sum(self.mixer_of(i) == "attention" for i in range(self.grouped.source(layer)))
+
     def has_feed_forward(self, layer: int) -> bool:
         """layer: in [0, L)."""
         return self.has_experts(layer) or self.feed_forward_of(layer) > 0

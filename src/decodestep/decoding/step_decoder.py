@@ -154,7 +154,7 @@ class StepDecoder(Decoder):
         return logits
 
     def _step(self, batch: TokenBatch, pages: SlabPages, long: bool, hidden: np.ndarray | None) -> np.ndarray:
-        tokens, sequence, positions, page_table, wanted, _ = batch
+        tokens, sequence, positions, page_table, wanted = batch[:5]
         sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
         call = Call(
@@ -184,7 +184,7 @@ class StepDecoder(Decoder):
 def page_layout(config: Config, cache_dtype: str) -> PageLayout:
     latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
     if latent is None:
-        return grouped_layout(config.layers, config.kv_heads, step_head_dim(config), dtype)
+        return grouped_layout(config.cache_layers, config.kv_heads, step_head_dim(config), dtype)
     return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
 
 
