@@ -29,7 +29,10 @@ def hybrid_of(name, format_, rng):
     if name == "mamba":
         return hybrid([of(mamba), of(mamba, heads=3, groups=1, width=32, rows=128, with_bias=False)], format_, rng)
     if name == "odd widths":
-        odd = delta(HIDDEN, Format.F32, rng, heads=6, rows=5, columns=37), mamba(HIDDEN, Format.F32, rng, heads=5, groups=1, width=21)
+        odd = (
+            delta(HIDDEN, Format.F32, rng, heads=6, rows=5, columns=37),
+            mamba(HIDDEN, Format.F32, rng, heads=5, groups=1, width=21),
+        )
         return hybrid([*odd], format_, rng)
     if name == "convolutions":
         return hybrid([of(convolution), "attention", of(convolution, biases=True, count=6)], format_, rng)
@@ -170,15 +173,20 @@ def test_a_state_is_left_in_another_row(name, backend, rng):
         call = exact(call)
     expected = ds.decoder_forward(**(whole := copied(call)), backend=backend)
     ds.decoder_forward(**part_of(call, np.arange(3)), into=[2, 0], backend=backend)
-    begun = call["states"].copy()
-    assert (begun[4] == 0).all()
-    call["page_table"] = call["page_table"][[0, 0]]  # a page for both would be written twice: one after the other
-    for i, which in enumerate((np.array([3, 4]), np.array([8, 9]))):
-        rows = ds.decoder_forward(**part_of(call, which), slots=[2, 2], into=[1, 5], backend=backend)
-        near = np.array_equal if backend == "cpu" else np.allclose
-        assert near(rows, expected[which])
-        assert near(call["states"][(1, 5)[i]][begun[2] == begun[2]], whole["states"][(4, 6)[i]][begun[2] == begun[2]])
+    first, second = call["page_table"][:, 0]
+    for name in ("keys", "values"):
+        call[name][:, :, second] = call[name][:, :, first]
+    begun, later = call["states"].copy(), np.array([3, 4, 8, 9])
+    rows = ds.decoder_forward(**part_of(call, later, slots=[2, 2]), into=[1, 5], backend=backend)
+    has_states = ~np.isnan(begun[2])  # what lies between them is not written
+    for ours, theirs in (
+        (rows, expected[later]),
+        (call["states"][[1, 5]][:, has_states], whole["states"][[4, 6]][:, has_states]),
+    ):
+        apart = np.abs(ours - theirs).max()
+        assert apart == 0 if backend == "cpu" else apart < 1e-3 * np.abs(theirs).max()
     assert np.array_equal(call["states"][[2, 4, 6]], begun[[2, 4, 6]], equal_nan=True)
+    assert (begun[[4, 6]] == 0).all()
 
 
 def test_nan_stays_in_its_sequence(rng):

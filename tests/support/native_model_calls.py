@@ -238,7 +238,8 @@ def decoder_forward(s: Source) -> Arguments:
         keys, values = (block, block) if in_bytes or half else pairs
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     rows, _, *outputs = made["embedding"]
-    size, sequence, places = state_size(made["layers"]), s.ids(tokens, end=sequences), s.ids(tokens, end=min(positions, 16 * room))
+    size, sequence = state_size(made["layers"]), s.ids(tokens, end=sequences)
+    places = s.ids(tokens, end=min(positions, 16 * room))
     if size and s.one_of(*[True] * 9, False):  # the tokens of a sequence in order
         sequence = np.sort(sequence)
         places = np.arange(tokens) - np.searchsorted(sequence, sequence)

@@ -108,9 +108,9 @@ def hybrid(kinds: list[Recurrence | str | None], format_: Format, rng: np.random
 
 
 def without_feed_forward(w: DecoderWeights, *numbers: int) -> DecoderWeights:
-    layers = [
-        replace(layer, feed_forward=None, ffn_norm=None) if number in numbers else layer for number, layer in enumerate(w.layers)
-    ]
+    layers = list(w.layers)
+    for number in numbers:
+        layers[number] = replace(layers[number], feed_forward=None, ffn_norm=None)
     return replace(w, layers=tuple(layers))
 
 

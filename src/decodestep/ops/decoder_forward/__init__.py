@@ -39,12 +39,11 @@ def decoder_forward(
     into: Integers | None = None,
     backend: str = "auto",
 ) -> ArrayT:
-    """Runs T tokens of any sequences through all layers, and writes their keys and values to the cache and the sequences' states,
-    in place.
+    """Runs T tokens of any sequences through all layers; writes their keys and values to the cache, and states, in place.
 
         for every token t, with x its row of the residual stream, first embedding_scale * embedding[token_ids[t]]:
             in every layer:
-                x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output), or a recurrence in place of attention
+                x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output)    or a recurrence's results
                 h = rms_norm(x, ffn_norm)
                 x += residual_scale * post(the `FeedForward` of h, or mixture_of_experts(h))
                 x += residual_scale * rms_norm((GELU(x @ gate) * layer_inputs[t, layer]) @ output, norm)    if it has an input
@@ -103,8 +102,8 @@ def decoder_forward(
         sin: (P, D / 2), with latent attention (P, Dr / 2): the rope of pair i of a head at each position; or (R, P, D / 2), one
             for each `rope` of the layers. float32; or float64, in which "reference" then computes.
         cos: of sin's shape and dtype.
-        keys: for the L layers with keys of their own, (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
-            page holds 16 positions of one key-value head:
+        keys: for the L layers with keys of their own, (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2);
+            bfloat16, C order, written in place. A page holds 16 positions of one key-value head:
             keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
         values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, apart from keys in memory, written in place:
             values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
@@ -145,7 +144,21 @@ def decoder_forward(
         DeepSeek-V2 and V3, 2024.
     """
     call = bind(
-        weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted, hidden, layer_inputs, states, slots, into
+        weights,
+        token_ids,
+        sequence,
+        positions,
+        sin,
+        cos,
+        keys,
+        values,
+        page_table,
+        wanted,
+        hidden,
+        layer_inputs,
+        states,
+        slots,
+        into,
     )
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})
     logits: ArrayT = arrays.like(keys, run(OP, backend, (cpu if backend == "cpu" else reference).forward, call))

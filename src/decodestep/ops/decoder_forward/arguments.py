@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -195,8 +196,8 @@ def _check_states(call: Call) -> None:
 
 def token_runs(sequence: np.ndarray) -> list[slice]:
     """Neighbouring tokens of the same sequence."""
-    bounds = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)] if len(sequence) else [0]
-    return [slice(first, end) for first, end in zip(bounds, bounds[1:], strict=False)]
+    bounds = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]
+    return [slice(first, end) for first, end in pairwise(bounds) if first < end]
 
 
 def _require_writeable(name: str, array: np.ndarray) -> None:

@@ -17,8 +17,8 @@ STATE_ALIGNMENT = 16  # values: where a state may begin in a row of states
 
 
 class RecurrentSizes(NamedTuple):
-    """heads, columns: of the results. key_heads, rows: of what a state is multiplied by; a state is (heads, rows, columns), and 0
-    rows mean none. channels: of the convolution, whose state is (taps - 1, channels)."""
+    """heads, columns: of results. key_heads, rows: of what a state is multiplied by, (heads, rows, columns); 0 rows: there is
+    none. channels: of the convolution, whose state is (taps - 1, channels)."""
 
     heads: int
     columns: int
@@ -74,10 +74,7 @@ class Recurrence(ABC):
         """Refuses weights that do not fit together, as those of a layer `name`."""
         for product, panels in self.inputs().items():
             require_panels(f"{name}.{product}", panels, (hidden, getattr(panels, "outputs", 0)))
-        taps = self.convolution
-        ok = isinstance(taps, np.ndarray) and taps.dtype == np.float32 and taps.ndim == 2 and len(taps) > 0
-        require(ok, CLASS, f"{name}.convolution", "float32 of shape (K, C) with K >= 1", taps)
-        self._check_heads(name)
+        self._check_sized(name)
         s, outputs = self.sizes(), sum(panels.outputs for panels in self.inputs().values())
         fits = min(s.heads, s.columns) > 0 and s.heads % max(s.key_heads, 1) == 0 and outputs == self.input_width()
         rule = "of products, taps, heads and norm that fit together"
@@ -87,13 +84,18 @@ class Recurrence(ABC):
         require_panels(f"{name}.output", self.output, (s.width, hidden))
         require_bias(f"{name}.output_bias", self.output_bias, self.output)
 
-    def _check_heads(self, name: str) -> None:
+    def _check_sized(self, name: str) -> None:
         """Refuses what `sizes` cannot be found of."""
+        taps = self.convolution
+        ok = isinstance(taps, np.ndarray) and taps.dtype == np.float32 and taps.ndim == 2 and len(taps) > 0
+        require(ok, CLASS, f"{name}.convolution", "float32 of shape (K, C) with K >= 1", taps)
 
 
 @dataclass(frozen=True, eq=False)
 class DeltaRule(Recurrence):
-    """Linear attention by the gated delta rule, with H value heads of dv and Hk key heads of dk.
+    """Linear attention by the gated delta rule.
+
+    With H value heads of dv and Hk key heads of dk:
 
         q, k, v = silu(causal_conv1d(h @ qkv))
         beta, alpha = h @ beta_alpha
@@ -131,7 +133,8 @@ class DeltaRule(Recurrence):
         s = self.sizes()
         return {"decay": s.heads, "step_bias": s.heads, "norm": s.columns}
 
-    def _check_heads(self, name: str) -> None:
+    def _check_sized(self, name: str) -> None:
+        super()._check_sized(name)
         _require_positive(f"{name}.key_heads", self.key_heads)
         require(isinstance(self.tiled, bool), CLASS, f"{name}.tiled", "True or False", self.tiled)
         _require_vectors(name, {"decay": self.decay, "norm": self.norm})
@@ -139,7 +142,9 @@ class DeltaRule(Recurrence):
 
 @dataclass(frozen=True, eq=False)
 class Mamba(Recurrence):
-    """Mamba2, with H heads of P in G groups, and states of N rows.
+    """The recurrence of Mamba2.
+
+    With H heads of P in G groups, and states of N rows:
 
         z, xbc, dt = h @ input
         x, b, c = silu(causal_conv1d(xbc) + convolution_bias)
@@ -177,17 +182,20 @@ class Mamba(Recurrence):
         bias = {} if self.convolution_bias is None else {"convolution_bias": s.channels}
         return {"decay": s.heads, "step_bias": s.heads, "skip": s.heads, "norm": s.width, **bias}
 
-    def _check_heads(self, name: str) -> None:
+    def _check_sized(self, name: str) -> None:
+        super()._check_sized(name)
         _require_positive(f"{name}.groups", self.groups)
         _require_vectors(name, {"decay": self.decay, "norm": self.norm})
 
 
 @dataclass(frozen=True, eq=False)
 class ShortConvolution(Recurrence):
-    """A convolution between two gates:
+    """A convolution between two gates.
 
-    b, c, x = h @ input + input_bias
-    y = (c * (causal_conv1d(b * x) + convolution_bias)) @ output + output_bias
+    Of rows h of the hidden state:
+
+        b, c, x = h @ input + input_bias
+        y = (c * (causal_conv1d(b * x) + convolution_bias)) @ output + output_bias
     """
 
     kind: ClassVar[str] = "convolution"

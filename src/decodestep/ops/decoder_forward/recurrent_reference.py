@@ -51,10 +51,10 @@ class Recurrences:
             for first, shape in zip(places, (sizes.state, sizes.kept), strict=True)
         )  # type: ignore[return-value]
 
-    def _convolve(
-        self, w: Recurrence, x: np.ndarray, kept: np.ndarray, bias: np.ndarray | None, *, silu: bool
-    ) -> np.ndarray:
-        return convolve(x, w.convolution.T.astype(x.dtype), None if bias is None else bias.astype(x.dtype), silu, kept, self._rows)
+    def _convolve(self, w: Recurrence, x: np.ndarray, kept: np.ndarray, bias: np.ndarray | None, *, silu: bool) -> np.ndarray:
+        return convolve(
+            x, w.convolution.T.astype(x.dtype), None if bias is None else bias.astype(x.dtype), silu, kept, self._rows
+        )
 
     def _delta(self, w: DeltaRule, h: np.ndarray, state: np.ndarray, kept: np.ndarray) -> np.ndarray:
         s, tokens = w.sizes(), len(h)

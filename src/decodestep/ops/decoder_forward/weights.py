@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodestep._base.checks import Phrase, is_finite, is_int, require, shape_text
+from decodestep._base.checks import Phrase, is_finite, is_int, require
 from decodestep.ops.decoder_forward.checks import CLASS, require_bias, require_cap, require_panels, require_vector
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence, state_places
@@ -108,7 +108,9 @@ class DecoderWeights:
             if getattr(layer, norm) is not None:
                 require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
         of_mixer = layer.attention_norm is None and layer.attention_post_norm is None
-        require(layer.mixer is not None or of_mixer, CLASS, f"{name}.attention_norm", "None without a mixer", layer.attention_norm)
+        require(
+            layer.mixer is not None or of_mixer, CLASS, f"{name}.attention_norm", "None without a mixer", layer.attention_norm
+        )
         both = layer.mixer is not None and layer.feed_forward is not None
         require(both or not layer.parallel, CLASS, f"{name}.parallel", "False without two blocks", layer.parallel)
         alone = not layer.parallel or (layer.attention_post_norm is None and layer.ffn_post_norm is None)
@@ -334,7 +336,9 @@ def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
         require(mixture.shared.count == 1, CLASS, f"{name}.shared", "one block", mixture.shared.count)
     if mixture.shared_gate is not None:
         ok = mixture.shared is not None and mixture.shared.down_bias is None
-        require(ok, CLASS, f"{name}.shared_gate", "None but for a shared block without a bias of its outputs", mixture.shared_gate)
+        require(
+            ok, CLASS, f"{name}.shared_gate", "None but for a shared block without a bias of its outputs", mixture.shared_gate
+        )
         require_panels(f"{name}.shared_gate", mixture.shared_gate, (hidden, 1))
 
 
