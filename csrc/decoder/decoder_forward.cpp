@@ -3,6 +3,7 @@
 #include "decoder/feed_forward_part.h"
 #include "decoder/grouped_attention_part.h"
 #include "decoder/latent_attention_part.h"
+#include "decoder/recurrent_part.h"
 #include "linear/unpack_linear_panels.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -15,6 +16,7 @@ class StagePart : public StageMember {
 
     void run() const {
         const auto latents = [&] { return LatentAttentionPart(*this); };
+        const auto recurrent = [&] { return RecurrentPart(*this); };
         const auto feed_forward = [&] { return FeedForwardPart(*this); };
         const size_t head_rows = step_.tokens * decoder_.heads;
         switch (stage_.kind) {
@@ -50,6 +52,15 @@ class StagePart : public StageMember {
             case StageKind::value_up:
                 return latents().value_up(
                     rows_of(head_rows, decoder_.latent.latent, latents().rows_of_value_up(), latents().latent_rows()));
+
+            case StageKind::project_inputs:
+                return recurrent().project(hidden_rows(layer().attention_norm));
+            case StageKind::convolve:
+                return recurrent().convolve();
+            case StageKind::update_delta:
+                return recurrent().update_delta();
+            case StageKind::update_mamba:
+                return recurrent().update_mamba();
 
             case StageKind::attended_rows:
                 return with_attended([&](auto&& attended) { share_rows(step_.tokens, attended_width(), attended); });
@@ -120,20 +131,21 @@ class StagePart : public StageMember {
         with_cache(step_.cache, [&]<class Cache>() { body(GroupedAttentionPart<Cache>(*this)); });
     }
 
-    // Calls body with what makes rows of the attention's outputs.
+    // Calls body with what makes rows of the mixer's outputs.
     template <class Body>
     void with_attended(Body&& body) const {
+        if (layer().has_state()) return RecurrentPart(*this).with_results(body);
         if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width(layer())));
         GroupedPartials(*this).with_attended(body);
     }
 
     void add_output() const {
-        const bool has_latents = decoder_.latent.is_given();
+        const auto [output, bias] = layer().has_state()         ? std::pair(&layer().recurrent.output, layer().recurrent.output_bias)
+                                    : decoder_.latent.is_given() ? std::pair(&layer().latent.output, layer().latent.output_bias)
+                                                                 : std::pair(&layer().grouped.output, layer().grouped.output_bias);
         const Activations x = row_space(step_.tokens, attended_width());
         if (begins_rows()) with_attended([&](auto&& attended) { make_rows(x, {0, step_.tokens}, attended); });
-        add_product(has_latents ? layer().latent.output : layer().grouped.output,
-                    has_latents ? layer().latent.output_bias : layer().grouped.output_bias,
-                    layer().parallel || layer().attention_post_norm, x);
+        add_product(*output, bias, layer().parallel || layer().attention_post_norm, x);
     }
 
     void store_hidden() const {

@@ -34,12 +34,15 @@ class FeedForwardPart : public StageMember {
         store_products(m_.router, router, after_router, x, step_.tokens, plan_.router_logits, m_.router.out, 1.0f,
                        m_.router_bias);
         multiply_dense(m_.shared, panels_of(1).first, x, plan_.shared_gated);
+        const auto [gate, after_gate] = panels_of(2);
+        store_products(m_.shared_gate, gate, after_gate, x, step_.tokens, plan_.shared_gates, 1);
     }
 
     // The experts of the share's tokens, for all members.
     void choose() const { choose(plan_.routing, share_.of(step_.tokens)); }
 
     void gate_up_experts(const Activations& x) const {
+        if (m_.shared_gate.data) share_.each(step_.tokens, [&](size_t t) { multiply_shared(t); });
         multiply_experts(m_.routed, expert_rows(), x, stage_.forms, share_, plan_.gated);
     }
 
@@ -58,6 +61,13 @@ class FeedForwardPart : public StageMember {
 
   private:
     size_t entries() const { return step_.tokens * m_.rule.used; }
+
+    // What the shared block gives for a token is linear in its activations: they are multiplied by the sigmoid.
+    void multiply_shared(size_t t) const {
+        const f32x16 factor = sigmoid(broadcast(plan_.shared_gates[t]));
+        float* row = plan_.shared_gated + t * m_.shared.width();
+        for (size_t i = 0; i < m_.shared.width(); i += kLanes) store(row + i, load(row + i) * factor);
+    }
 
     // The activation of a block without a gate.
     void square(const Activations& x) const {

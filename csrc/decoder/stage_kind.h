@@ -8,7 +8,7 @@ namespace decodestep::DECODESTEP_BUILD {
 // What a stage does. Stages run one after another, each on all members of the team. The stages named *_rows make the
 // activations that the following product reads.
 enum class StageKind {
-    attention_rows,  // x normalised
+    attention_rows,  // x normalised, for the mixer
     // Grouped-query attention:
     project,     // queries; keys and values, into the cache
     norm_heads,  // of queries and keys, if they have norms; keys into the cache
@@ -24,8 +24,13 @@ enum class StageKind {
     merge_latents,
     latent_rows,  // each head's attention output
     value_up,
-    // Both:
-    attended_rows,  // the attention's outputs
+    // Recurrences:
+    project_inputs,  // what they read
+    convolve,        // parts of it; and decays and betas of a delta rule
+    update_delta,    // the states, and what queries read of them
+    update_mamba,
+    // All mixers:
+    attended_rows,  // the attention's outputs, or a recurrence's
     add_output,     // x += attended W_output; this product alone with a post norm, or beside the feed-forward block
     add_attended,   // x += that, or its norm
     ffn_rows,       // x normalised
@@ -57,6 +62,7 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::attention_rows:
         case StageKind::project:
         case StageKind::norm_heads:
+        case StageKind::project_inputs:
         case StageKind::attended_rows:
         case StageKind::add_output:
         case StageKind::add_attended:
@@ -78,6 +84,12 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::latent_rows:
         case StageKind::value_up:
             return StepPart::mla_attention;
+        case StageKind::convolve:
+            return StepPart::convolution;
+        case StageKind::update_delta:
+            return StepPart::delta_rule;
+        case StageKind::update_mamba:
+            return StepPart::state_update;
         case StageKind::ffn_rows:
         case StageKind::gate_up:
         case StageKind::gated_rows:

@@ -281,12 +281,15 @@ class Config:
 
     @property
     def cache_layers(self) -> int:
-        """How many layers the cache has keys and values of: those with attention."""
-        return sum(self.mixer_of(i) == "attention" for i in range(self.layers))
+        """How many layers the cache has keys and values of: those with attention to their own."""
+        return sum(map(self._has_keys, range(self.layers)))
 
     def cache_layer(self, layer: int) -> int:
         """Where the cache has the keys and values that a layer with attention reads."""
-        return sum(self.mixer_of(i) == "attention" for i in range(self.grouped.source(layer)))
+        return sum(map(self._has_keys, range(self.grouped.source(layer))))
+
+    def _has_keys(self, layer: int) -> bool:
+        return self.mixer_of(layer) == "attention" and self.grouped.source(layer) == layer
 
     def has_feed_forward(self, layer: int) -> bool:
         """layer: in [0, L)."""
