@@ -145,7 +145,7 @@ def _written(config: Config) -> Fields:
     made["feed_forward_length"] = list(config.feed_forwards)
     if experts is not None:
         made["feed_forward_length"] = [experts.width if sparse else 0 for sparse in experts.layers]
-        made |= {"expert_shared_feed_forward_length": experts.shared, "expert_shared_count": 1}
+        made["expert_shared_feed_forward_length"] = experts.shared
         made |= {"moe_latent_size": experts.latent} if experts.latent else {}
     return made
 
