@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn
 
@@ -11,14 +11,15 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, Holding, Page, PagePool
+from decodestep.decoding.page_pool import LOCK, Page, PagePool
+from decodestep.decoding.paged_tokens import PagedTokens, count_pages
 from decodestep.decoding.slot_feed import SlotFeed, fill_slots
 from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
 
 
-class CachedSequence:
+class CachedSequence(PagedTokens):
     """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
 
     tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them. drafted: how many of them, the
@@ -34,29 +35,14 @@ class CachedSequence:
     way are shared.
 
     The package's own: `forward` runs tokens between `begin_forward_locked` and `end_forward`. As in `PagePool`, methods whose
-    names end in `_locked` require `LOCK`, and a change of the pool. Wherever an interrupt comes, the sequence has the pages of
-    its tokens: pages and tokens change in one statement, since Python raises it around calls.
+    names end in `_locked` require `LOCK`, and a change of the pool.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
-        ok = capacity is None or (is_int(capacity) and capacity >= 0)
-        require(ok, _OP, "capacity", "a number of tokens or None", capacity)
-        self.tokens: list[int] = []
+        super().__init__(pool, capacity, admitted=admitted)
         self.reused = 0  # how many tokens `reuse` has appended
         self.drafted = 0
         self.feed: SlotFeed | None = None
-        self._pool = pool
-        self._held = Holding(self, pool, admitted=admitted)
-        self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
-        self._capacity_pages = count_pages(capacity or 0)  # how many pages it may have without running out
-        self._expected = 0  # the length of the text that is being read
-        self._long = False  # whether the first token was rotated by the long frequencies
-        self._same_rope = 0  # how many tokens, from the first on, were rotated as that one
-        with LOCK, pool.changing_locked():
-            pool.open_locked(self._held, self._capacity_pages)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
@@ -79,23 +65,6 @@ class CachedSequence:
                 self._reuse_part_locked(tokens[len(self.tokens) - start :])
         self.reused += len(self.tokens) - start
         return len(self.tokens) - start
-
-    def expect(self, length: int) -> None:
-        """Announces a text of `length` tokens, those in the sequence included, that will be run in several calls.
-
-        With long-rope its tokens are then rotated as in a single call. A call of `Model.forward` announces its own tokens, and
-        `reuse` those that it is given.
-        """
-        require(is_int(length) and length >= 0, _OP, "length", "an integer >= 0", length)
-        self._expected = max(self._expected, int(length))
-        if not self.tokens:
-            self._long = self.is_long
-
-    def next_page(self, tokens: Sequence[int]) -> Hashable:
-        """A key that is equal for two sequences if running `tokens` would fill the same page in both; otherwise unique."""
-        parent, rest = self._last_full_page()
-        missing = PAGE - len(rest)
-        return (parent, (*rest, *tokens[:missing])) if len(tokens) >= missing and self._rotates_alike else object()
 
     def fork(self, capacity: int | None = None) -> CachedSequence:
         """A new sequence with the same tokens: full pages are shared, a partly filled last one is copied.
@@ -211,34 +180,6 @@ class CachedSequence:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def belongs_to(self, pool: PagePool) -> bool:
-        """Whether its pages are those of `pool`."""
-        return self._pool is pool
-
-    @property
-    def reserved(self) -> int:
-        """The number of pages that the pool has reserved for it, of those that it does not have."""
-        return self._held.reserved
-
-    @property
-    def _pages(self) -> list[Page]:
-        return self._held.pages
-
-    @property
-    def page_numbers(self) -> np.ndarray:
-        """The numbers of its pages in the storage, in order, int64; a view."""
-        return self._table[: len(self._pages)]
-
-    @property
-    def is_long(self) -> bool:
-        """Whether long frequencies rotate what is read now."""
-        after = self._pool.long_after
-        return after is not None and self._expected > after
-
-    def room(self, unused: int) -> int:
-        """How many more tokens its pages hold, with the reserved ones and `unused` more."""
-        return (len(self._pages) + self.reserved + unused) * PAGE - len(self.tokens)
-
     def missing_pages(self, tokens: int) -> int:
         """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
         self._require_settled()
@@ -285,32 +226,12 @@ class CachedSequence:
         """Also of a forward pass that failed: its pages stay, to be filled by the next."""
         self._held.runner = None
 
-    def _require_idle(self) -> None:
-        # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
-        closed = not self._pool.is_open(self._held)
-        if closed or self._held.runner not in (None, threading.get_ident()):
-            state = Phrase("a closed one" if closed else "a running one")
-            refuse(_OP, "sequence", "open and used by one thread at a time", state)
-
     def _require_settled(self) -> None:
         self._require_idle()
         if self.drafted:
             refuse(
                 _OP, "sequence", "one whose drafts are settled, by `keep`", Phrase(f"one with {self.drafted} drafted tokens")
             )
-
-    @property
-    def _rotates_alike(self) -> bool:
-        """Whether what is read now is rotated as all tokens before it."""
-        return self._same_rope == len(self.tokens) and self._long == self.is_long
-
-    def _page_before(self, page: int) -> Page:
-        return self._pages[page - 1] if page else self._pool.roots[self._long]
-
-    def _last_full_page(self) -> tuple[Page, list[int]]:
-        """The last full page, and the tokens after it."""
-        full = len(self.tokens) // PAGE
-        return self._page_before(full), self.tokens[full * PAGE :]
 
     def _reuse_pages_locked(self, tokens: Sequence[int]) -> None:
         """Appends the pages that hold the next of tokens, the first in place of one that is partly filled."""
@@ -355,24 +276,6 @@ class CachedSequence:
         if feed is not None:
             feed.begin(len(self.tokens), None, again)
 
-    def _claim_locked(self, pages: int) -> None:
-        """Uses up to this many of the reserved pages."""
-        self._pool.reserve_locked(self._held, -min(max(pages, 0), self.reserved))
-
-    def _reserve_again_locked(self, freed: int) -> None:
-        """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
-        self._pool.reserve_locked(self._held, max(0, min(freed, self._capacity_pages - len(self._pages) - self.reserved)))
-
-    def _put(self, first: int, listed: Sequence[Page], added: Sequence[int] = ()) -> None:
-        """Puts pages in the place of those from the first-th on, and appends tokens, which they hold."""
-        end, numbers, before = first + len(listed), [page.number for page in listed], len(self.tokens)
-        if end > len(self._table):
-            self._table = np.concatenate([self._table, np.zeros(end, np.int64)])
-        alike, table, pages, tokens = self._rotates_alike, self._table, self._pages, self.tokens
-        table[first:end], pages[first:], tokens[before:] = numbers, listed, added
-        if alike:
-            self._same_rope += len(added)
-
 
 def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
     """`count` sequences with pages reserved for `capacity` tokens each, for a caller that closes them without waiting.
@@ -389,8 +292,3 @@ def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
             sequence.close()
         raise
     return made
-
-
-def count_pages(tokens: int) -> int:
-    """The number of pages for this many tokens."""
-    return -(-tokens // PAGE)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decodestep.decoding.paged_tokens import count_pages
 from decodestep.decoding.prefill import Budget, Prefill, count_keys
-from decodestep.decoding.sequence import CachedSequence, admit, count_pages
+from decodestep.decoding.sequence import CachedSequence, admit
 from decodestep.errors import CacheFullError
 from decodestep.generation.drafts.drafter import Drafter
 from decodestep.generation.drafts.drafting import Drafting

@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep._base.checks import require_scores
 from decodestep.decoding.forward import BLOCK
-from decodestep.decoding.sequence import count_pages
+from decodestep.decoding.paged_tokens import count_pages
 from decodestep.errors import CacheFullError
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
