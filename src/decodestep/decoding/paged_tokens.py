@@ -103,6 +103,53 @@ class PagedTokens:
         full = len(self.tokens) // PAGE
         return self._page_before(full), self.tokens[full * PAGE :]
 
+    def _shared_from(self, position: int) -> list[Page]:
+        """Those of its pages from this position on that cannot be written again: others have them, or what follows them."""
+        pages = self._pages[position // PAGE :]
+        for place in reversed(range(len(pages))):
+            following = pages[place + 1 : place + 2]
+            if pages[place].users > 1 or any(child not in following for child in pages[place].children.values()):
+                return pages[: place + 1]
+        return []
+
+    def _own_from_locked(self, position: int) -> None:
+        """Makes the pages from this position on the sequence's alone, whose tokens from there on will run again."""
+        shared, first = self._shared_from(position), position // PAGE
+        for page in reversed(self._pages[first + len(shared) :]):
+            self._pool.withdraw_locked(page)
+        for place, page in enumerate(shared, first):
+            self._claim_locked(1)
+            own = self._pool.take_locked()
+            if place == first and position % PAGE:
+                self._pool.storage.copy(page.number, own.number)
+            self._table[place], self._pages[place] = own.number, own
+            self._pool.release_locked([page])
+
+    def _tree_page_locked(self, length: int) -> Page | None:
+        """The page of the pool's tree that ends with the first `length` tokens; added to it where it is partly filled, and None if
+        that cannot be."""
+        full, part = divmod(length, PAGE)
+        before = self._page_before(full)
+        if before.parent is None and full:
+            return None
+        if not part:
+            return before
+        tokens = tuple(self.tokens[full * PAGE : length])
+        found = before.children.get(tokens)
+        if found is not None:
+            return found
+        page = self._pages[full]
+        if page.users == 1 and page.parent is None:
+            self._pool.share_part_locked(page, before, tokens)
+            return page
+        if not self._pool.available_locked():
+            return None
+        copied = self._pool.take_locked()
+        self._pool.storage.copy(page.number, copied.number)
+        self._pool.share_part_locked(copied, before, tokens)
+        self._pool.release_locked([copied])
+        return copied
+
     def _claim_locked(self, pages: int) -> None:
         """Uses up to this many of the reserved pages."""
         self._pool.reserve_locked(self._held, -min(max(pages, 0), self.reserved))

@@ -13,7 +13,9 @@ from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.page_pool import LOCK, Page, PagePool
 from decodestep.decoding.paged_tokens import PagedTokens, count_pages
+from decodestep.decoding.sequence_state import SequenceState
 from decodestep.decoding.slot_feed import SlotFeed, fill_slots
+from decodestep.decoding.state_rows import last_snapshot
 from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
@@ -31,6 +33,10 @@ class CachedSequence(PagedTokens):
     may use a sequence; several threads may use several sequences of a model. In a forked child only sequences created by the
     forking thread stay open.
 
+    Of a model with recurrent layers the sequence also has a state, which cannot be cut back as pages can: after `truncate`, or
+    `keep` of a part, it may be one after fewer tokens (`position`). The next pass then runs the others again, which changes no
+    bit. `reuse` goes on from a snapshot of a state, and `close` leaves one.
+
     With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
     way are shared.
 
@@ -43,6 +49,12 @@ class CachedSequence(PagedTokens):
         self.reused = 0  # how many tokens `reuse` has appended
         self.drafted = 0
         self.feed: SlotFeed | None = None
+        self.state = None if pool.rows is None else SequenceState(pool.rows, self._held)
+
+    @property
+    def position(self) -> int:
+        """How many of its tokens, the first ones, the next pass does not run again."""
+        return len(self.tokens) if self.state is None else self.state.position
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
@@ -50,6 +62,8 @@ class CachedSequence(PagedTokens):
             while a full page of the cache holds the next of tokens after this sequence, and not the last one:
                 append them
             if a page holds some of them (the last such page that was filled): copy it, and append those
+
+        Of a model with recurrent layers only as many as are before a snapshot of its state.
 
         tokens: ids that would continue the sequence. At least one is left, to be run for its logits.
         """
@@ -60,9 +74,14 @@ class CachedSequence(PagedTokens):
         if len(self._pages) > count_pages(start) or not self._rotates_alike:
             return 0  # a forward pass that failed had taken pages, or pages from here on are rotated in another way
         with LOCK, self._pool.changing_locked():
-            self._reuse_pages_locked(tokens)
-            if len(self.tokens) % PAGE == 0:
-                self._reuse_part_locked(tokens[len(self.tokens) - start :])
+            if self.state is not None:
+                self._mend_locked()
+                self.state.expect(start + len(tokens))
+                self._resume_locked(tokens, self.state)
+            else:
+                self._reuse_pages_locked(tokens)
+                if len(self.tokens) % PAGE == 0:
+                    self._reuse_part_locked(tokens[len(self.tokens) - start :])
         self.reused += len(self.tokens) - start
         return len(self.tokens) - start
 
@@ -100,6 +119,9 @@ class CachedSequence(PagedTokens):
             if partial:
                 pool.require_locked(1 - given_back - min(self.reserved, max(0, full + 1 - len(old))))
             pool.hold_locked(*shared)
+            if self.state is not None:
+                self.state.clear_locked()
+                source._mend_locked()
             own[:], tokens[:] = [], []
             pool.release_locked(old)
             self._claim_locked(full + partial - len(old))
@@ -107,6 +129,8 @@ class CachedSequence(PagedTokens):
                 shared.append(pool.take_locked())
                 pool.storage.copy(source._pages[full].number, shared[full].number)
             self._put(0, shared, source.tokens)
+            if self.state is not None and source.state is not None:
+                self.state.follow_locked(source.state)
             self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
             if self.feed is not None:
                 self.feed.follow(source.feed)
@@ -134,6 +158,8 @@ class CachedSequence(PagedTokens):
         if count < drafted:
             self._truncate(len(self.tokens) - drafted + count)
         with LOCK, self._pool.changing_locked():
+            if self.state is not None:
+                self.state.settle_locked()
             self._share_full_pages_locked(len(self.tokens) - count)
 
     def _truncate(self, length: int) -> None:
@@ -150,6 +176,8 @@ class CachedSequence(PagedTokens):
                 pool.require_locked(1 - freed - (self.reserved > 0))
                 kept, whole = kept - 1, (kept - 1) * PAGE
             part = tokens[whole:length]
+            if self.state is not None:
+                self.state.go_back_locked([self._page_before(0), *pages], tokens, length)
             del pages[kept:], tokens[whole:]
             pool.release_locked(dropped)
             self._reserve_again_locked(freed)
@@ -165,10 +193,14 @@ class CachedSequence(PagedTokens):
                 self.feed.cut(length, pages[-1].states if pages and length % PAGE == 0 else None)
 
     def close(self) -> None:
-        """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
+        """Releases the pages; full ones are kept for reuse, and all up to the state of a recurrent model. The sequence cannot be
+        used afterwards."""
         if self._pool.is_open(self._held):
             self._require_idle()
             with LOCK, self._pool.changing_locked():
+                self._mend_locked()
+                if self.state is not None and not self.drafted and self.state.is_worth_leaving:
+                    self._leave_snapshot_locked(self.state)
                 self._pool.close_locked(self._held)
 
     def __reduce__(self) -> NoReturn:  # two objects would release the same pages
@@ -183,30 +215,60 @@ class CachedSequence(PagedTokens):
     def missing_pages(self, tokens: int) -> int:
         """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
         self._require_settled()
-        return max(0, count_pages(len(self.tokens) + tokens) - len(self._pages) - self.reserved)
+        again = 0
+        if self.state is not None:
+            self._mend_locked()
+            again = len(self._shared_from(self.position))
+        return max(0, count_pages(len(self.tokens) + tokens) - len(self._pages) + again - self.reserved)
 
-    def begin_forward_locked(self, tokens: int) -> None:
-        """Takes the pages of this many more tokens, and keeps other threads out until `end_forward`."""
+    def begin_forward_locked(self, tokens: int, *, drafts: bool) -> None:
+        """Takes the pages of this many more tokens, and keeps other threads out until `end_forward`.
+
+        drafts: whether there are drafts among them.
+        """
         self._held.runner = threading.get_ident()
         length = len(self.tokens) + tokens
         self.expect(length)
+        if self.state is not None:
+            self._own_from_locked(self.position)
+            if drafts:
+                self.state.keep_locked()
         for place in range(len(self._pages), count_pages(length)):
             self._claim_locked(1)
             self._put(place, [self._pool.take_locked()])
 
+    def pass_length(self, position: int, count: int, *, ends: bool = False) -> int:
+        """How many of `count` tokens from a position on one pass should run: fewer where a snapshot of the state is wanted.
+
+        ends: whether they end a prompt.
+        """
+        return count if self.state is None else self.state.pass_length(position, count, ends=ends)
+
+    def part_at(self, length: int) -> None:
+        """Announces another prompt that begins with so many tokens of this one, and then goes on in another way."""
+        if self.state is not None:
+            self.state.part_at(length)
+
     def commit_locked(self, tokens: Sequence[int], drafted: int) -> None:
-        """Appends tokens that the forward pass has run; pages that they fill can be reused from now on.
+        """Appends tokens that the forward pass has run, but for those that it has run again; pages that they fill can be reused
+        from now on.
 
         drafted: how many of the last of them are drafts; pages that these fill are the sequence's alone until `keep`.
         """
-        before = len(self.tokens)
+        before = self.position
         self.drafted += drafted
-        self._put(len(self._pages), [], tokens)
+        self._put(len(self._pages), [], tokens[len(self.tokens) - before :])
+        if self.state is not None:
+            self.state.reach_locked(before + len(tokens), drafts=self.drafted > 0)
         self._share_full_pages_locked(before)
+        if self.state is not None and not self.drafted:
+            page = self._pages[self.position // PAGE - 1] if self.position % PAGE == 0 else None
+            self.state.take_snapshot_locked(page, prompt=len(tokens) > 1)
 
     def _share_full_pages_locked(self, before: int) -> None:
         """Adds the pages to the pool's tree that have become full since the sequence had `before` tokens, without drafts."""
-        for i in range(before // PAGE, min(self._same_rope, len(self.tokens) - self.drafted) // PAGE):
+        last = len(self.tokens) - self.drafted if self.state is None else min(self.position, len(self.tokens) - self.drafted)
+        for i in range(before // PAGE, min(self._same_rope, last) // PAGE):
             pages, table = self._pages, self._table
             own, filled = pages[i], 0 if self.feed is None else self.feed.filled - i * PAGE
             page = self._pool.share_locked(own, self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
@@ -253,6 +315,48 @@ class CachedSequence(PagedTokens):
         self._pool.release_locked(replaced)
         if self.feed is not None:
             self.feed.begin(len(self.tokens), pages[-1].states)
+
+    def _resume_locked(self, tokens: Sequence[int], state: SequenceState) -> None:
+        """Appends the pages up to the last snapshot from which the next of tokens go on; one that it has a part of is copied."""
+        parent, rest = self._last_full_page()
+        path = [parent, *self._pool.path_locked(parent, (*rest, *tokens))]
+        first, base = len(self.tokens) // PAGE, len(self.tokens) - len(rest)
+        state.branch = base + (len(path) - 1) * PAGE
+        found = last_snapshot(path, (*rest, *tokens[:-1]))
+        if found is None:
+            return
+        place, page = found
+        part = len(page.tokens) < PAGE
+        pages, length = path[1 : place + 1], base + place * PAGE + len(page.tokens) % PAGE
+        room = self._pool.available_locked() + self.reserved + bool(rest)
+        taken = sum(each.users == 0 for each in {*pages, page}) + part
+        if length <= len(self.tokens) or taken > room or (part and rest and not place):
+            return
+        replaced = self._pages[first:]
+        self._pool.hold_locked(*pages, *[page] * part)
+        self._claim_locked(len(pages) + part - len(replaced))
+        if part:
+            pages.append(self._pool.take_locked())
+            self._pool.storage.copy(page.number, pages[-1].number)
+        self._put(first, pages, tokens[: length - len(self.tokens)])
+        state.resume_locked(path[1 : place + part], page, length)
+        self._pool.release_locked([*replaced, *[page] * part])
+        if self.feed is not None:
+            self.feed.begin(length, page.states)
+
+    def _leave_snapshot_locked(self, state: SequenceState) -> None:
+        page = self._tree_page_locked(state.position)
+        if page is not None and page.parent is not None:
+            state.leave_locked(page)
+            if self.feed is not None and len(page.tokens) < PAGE and (own := self.feed.states(state.position - 1)) is not None:
+                page.states = own.copy()
+
+    def _mend_locked(self) -> None:
+        """Goes back to an earlier state if a pass has failed that wrote the last one."""
+        if self.state is not None:
+            self.state.go_back_locked([self._page_before(0), *self._pages], self.tokens, len(self.tokens))
+            if not self.drafted:
+                self.state.settle_locked()
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""
