@@ -87,7 +87,8 @@ class StatesArgument {
             written_.push_back(written_by[static_cast<size_t>(sequence[t])]);
         }
         starts_.push_back(static_cast<int64_t>(sequence.size()));
-        require(all_within(read_, states->shape(0)) && all_within(written_, states->shape(0)), "a state is out of range");
+        require(all_within(read_, states->shape(0)) && all_within(written_, states->shape(0)),
+                "a state is out of range");
         std::unordered_map<int64_t, size_t> writer;
         for (size_t run = 0; run < written_.size(); ++run)
             require(writer.emplace(written_[run], run).second,

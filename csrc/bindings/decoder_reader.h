@@ -28,7 +28,7 @@ struct HeldDecoder {
 
 inline constexpr const char* kDecoderOp = "Decoder";
 inline constexpr const char* kMixers[] = {"attention", "delta", "mamba", "convolution", "none"};  // in Mixer's order
-inline constexpr size_t kStateAlignment = 16;  // floats
+inline constexpr size_t kStateAlignment = 16;                                                     // floats
 
 // Checks the weights of a decoder and keeps their arrays alive. Groups of arguments have the names of the classes'
 // fields in src/decodestep/ops/decoder_forward: layers.py, weights.py.
@@ -121,7 +121,7 @@ class DecoderReader {
             require(!w.ffn_post_norm, "a mixture has no norm after it");
             w.mixture = mixture({kDecoderOp, *mixture_argument});
         } else {
-            w.feed_forward = feed_forward(given, "feed_forward", 1);
+            w.feed_forward = feed_forward(given, "feed_forward", 1, d_.hidden);
             require(w.feed_forward.is_given() || (mixes && !w.ffn_norm && !w.ffn_post_norm && !w.parallel),
                     "a layer has a mixer or a feed-forward block, and norms of what it has");
         }
@@ -235,7 +235,8 @@ class DecoderReader {
 
     bool has_cache(size_t layer, size_t kv_heads, size_t head_dim) const {
         const GroupedAttention& w = d_.layers[layer].grouped;
-        return d_.layers[layer].mixer == Mixer::attention && w.has_keys() && w.kv_heads == kv_heads && w.head_dim == head_dim;
+        return d_.layers[layer].mixer == Mixer::attention && w.has_keys() && w.kv_heads == kv_heads &&
+               w.head_dim == head_dim;
     }
 
     LayerInput layer_input(Keywords given) {
@@ -293,9 +294,15 @@ class DecoderReader {
         m.router = panels(router, d_.hidden, experts);
         require(m.router.data != nullptr, "a router has no weights");
         m.router_bias = vector(given, "router_bias", experts);
-        m.routed = feed_forward(given, "routed", experts);
+        const auto down = given.array<std::optional<PanelArgument>>("latent_down");
+        const size_t read = down ? std::get<2>(*down) : d_.hidden;
+        require(read > 0 && read < kMaxAxis && read % 32 == 0, "the rows of experts must be multiples of 32");
+        m.latent_down = down ? panels(*down, d_.hidden, read) : LinearPanelWeight{};
+        m.latent_up = optional_panels(given, "latent_up", read, d_.hidden);
+        require(down.has_value() == (m.latent_up.data != nullptr), "experts of a latent have both of its products");
+        m.routed = feed_forward(given, "routed", experts, read);
         require(m.routed.is_given(), "a mixture has experts");
-        m.shared = feed_forward(given, "shared", 1);
+        m.shared = feed_forward(given, "shared", 1, d_.hidden);
         m.shared_gate = optional_panels(given, "shared_gate", d_.hidden, 1);
         require(!m.shared_gate.data || (m.shared.is_given() && !m.shared.down_bias),
                 "a gate is that of a shared block without a bias of its outputs");
@@ -350,14 +357,14 @@ class DecoderReader {
     }
 
     // A block that is not given has no weights.
-    FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count) {
+    FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count, size_t inputs) {
         const auto argument = given.array<FeedForwardArgument>(name);
         const auto& [weights, activation, biases] = argument;
         if (weights.empty()) return {};
         for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
         for (const OptionalVector& bias : biases)
             if (bias) held_.arrays.emplace_back(*bias);
-        return feed_forward_of(argument, count, d_.hidden);
+        return feed_forward_of(argument, count, inputs);
     }
 
     HeldDecoder& held_;

@@ -98,12 +98,28 @@ class StagePart : public StageMember {
                 return feed_forward().route(hidden_rows(layer().ffn_norm));
             case StageKind::choose:
                 return feed_forward().choose();
+            case StageKind::latent_expert_rows:
+                return share_rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().latent_rows());
             case StageKind::gate_up_experts:
-                return feed_forward().gate_up_experts(hidden_rows(layer().ffn_norm));
+                return feed_forward().gate_up_experts(
+                    layer().mixture.has_latent()
+                        ? rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().latent_rows())
+                        : hidden_rows(layer().ffn_norm));
             case StageKind::expert_rows:
                 return feed_forward().share_gated();
             case StageKind::add_experts:
                 return feed_forward().add_experts();
+
+            case StageKind::shared_rows:
+                return share_rows(step_.tokens, shared_width(), copied(plan_.shared_gated, shared_width()));
+            case StageKind::add_shared:
+                return add_product(layer().mixture.shared.down, layer().mixture.shared.down_bias, false,
+                                   rows(step_.tokens, shared_width(), copied(plan_.shared_gated, shared_width())));
+            case StageKind::latent_sum_rows:
+                return share_rows(step_.tokens, layer().mixture.latent_up.in, feed_forward().latent_sum_rows());
+            case StageKind::add_latent_sum:
+                return add_product(layer().mixture.latent_up, nullptr, false,
+                                   rows(step_.tokens, layer().mixture.latent_up.in, feed_forward().latent_sum_rows()));
 
             case StageKind::hidden:
                 return store_hidden();
@@ -120,6 +136,7 @@ class StagePart : public StageMember {
     size_t input_width() const { return layer().input.width(); }
     size_t attended_width() const { return DecoderPlan::in_blocks(plan_.attended_width(layer())); }
     size_t gated_width() const { return layer().feed_forward.width(); }
+    size_t shared_width() const { return layer().mixture.shared.width(); }
 
     Activations hidden_rows(const float* gamma) const {
         return rows(step_.tokens, decoder_.hidden, residual_rows(gamma));
@@ -139,10 +156,15 @@ class StagePart : public StageMember {
         GroupedPartials(*this).with_attended(body);
     }
 
+    std::pair<const LinearPanelWeight*, const float*> output_of_mixer() const {
+        const auto of = [](const auto& mixer) { return std::pair(&mixer.output, mixer.output_bias); };
+        return layer().has_state()          ? of(layer().recurrent)
+               : decoder_.latent.is_given() ? of(layer().latent)
+                                            : of(layer().grouped);
+    }
+
     void add_output() const {
-        const auto [output, bias] = layer().has_state()         ? std::pair(&layer().recurrent.output, layer().recurrent.output_bias)
-                                    : decoder_.latent.is_given() ? std::pair(&layer().latent.output, layer().latent.output_bias)
-                                                                 : std::pair(&layer().grouped.output, layer().grouped.output_bias);
+        const auto [output, bias] = output_of_mixer();
         const Activations x = row_space(step_.tokens, attended_width());
         if (begins_rows()) with_attended([&](auto&& attended) { make_rows(x, {0, step_.tokens}, attended); });
         add_product(*output, bias, layer().parallel || layer().attention_post_norm, x);

@@ -74,8 +74,11 @@ struct Mixture {
     RouterRule rule;
     FeedForwardPanels routed, shared;  // shared is optional
     LinearPanelWeight shared_gate;     // optional: hidden to 1, whose sigmoid multiplies the shared block
+    // Optional: hidden to the rows that the routed experts read, and from their sum, as wide, back to hidden.
+    LinearPanelWeight latent_down, latent_up;
 
     bool is_given() const { return router.data != nullptr; }
+    bool has_latent() const { return latent_down.data != nullptr; }
 };
 
 // What a layer adds of an input of its own, after its blocks:
@@ -146,7 +149,8 @@ struct Decoder {
 //   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
 //   which c are the values; what it gives times W_value_up
 // Recurrences, of parts of h W_inputs:
-//   delta: q, k, v = silu(causal_conv1d);  logarithms of decays decay * softplus(step + step_bias), betas sigmoid(beta);
+//   delta: q, k, v = silu(causal_conv1d);  logarithms of decays decay * softplus(step + step_bias), betas
+//   sigmoid(beta);
 //     gated_delta_rule of normalised q and k, every head normalised by `norm`, times silu(gate)
 //   mamba: x, b, c = silu(causal_conv1d);  selective_state_update, times silu(gate), and the heads of each key head
 //     normalised by `norm` as one row

@@ -135,9 +135,10 @@ class DecoderPlan {
     float* heads = nullptr;   // [tokens, query_width + 2 * kv_heads * head_dim]: queries, keys and values before norms
     float* branch = nullptr;  // [tokens, hidden]: a block's output before its post norm
     float* gated = nullptr;   // [tokens, width] of a dense block, [tokens * used, width] of experts
-    float* shared_gated = nullptr;   // [tokens, width]
-    float* router_logits = nullptr;  // [tokens, experts]
-    float* shared_gates = nullptr;   // [tokens]
+    float* shared_gated = nullptr;                            // [tokens, width]
+    float* router_logits = nullptr;                           // [tokens, experts]
+    float* shared_gates = nullptr;                            // [tokens]
+    float *expert_latents = nullptr, *latent_sums = nullptr;  // [tokens, latent of the experts]
     RecurrentBuffers recurrent;
     // Of latent attention:
     float* compressed = nullptr;       // [tokens, outputs of query_down]
@@ -259,23 +260,43 @@ class DecoderPlan {
     void list_mixture(const Mixture& w) {
         const FeedForwardPanels &routed = w.routed, &shared = w.shared;
         const size_t entries = step.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
-        const Forms of_x{&w.router, &routed.gate, &routed.up, &shared.gate, &shared.up, &w.shared_gate};
+        const LinearPanelWeight none{};
+        const bool has_latent = w.has_latent();
+        const auto unless_latent = [&](const LinearPanelWeight& weight) { return has_latent ? &none : &weight; };
+        const Forms of_x{&w.router,
+                         unless_latent(routed.gate),
+                         unless_latent(routed.up),
+                         &shared.gate,
+                         &shared.up,
+                         &w.shared_gate,
+                         &w.latent_down};
+        const Forms of_routed = has_latent ? Forms{&routed.gate, &routed.up} : of_x;
         product(StageKind::ffn_rows, StageKind::route, step.tokens, decoder.hidden,
-                {&w.router, &shared.first(), &w.shared_gate}, of_x);
+                {&w.router, &shared.first(), &w.shared_gate, &w.latent_down}, of_x);
         if (!replicated_rows) stage(StageKind::choose);
-        stages.push_back({StageKind::gate_up_experts, &decoder.layers[at_], at_, of_x, 0});
-        const Forms of_gated{&routed.down, &shared.down};
-        if (!replicated_rows) stages.push_back({StageKind::expert_rows, &decoder.layers[at_], at_, of_gated, 0});
-        stages.push_back({StageKind::add_experts, &decoder.layers[at_], at_, of_gated, 0});
-        row_floats_ = std::max(row_floats_,
-                               of_gated.floats(entries, routed.width()) + of_gated.floats(step.tokens, shared_width));
+        if (has_latent && !replicated_rows) stage(StageKind::latent_expert_rows, of_routed);
+        stage(StageKind::gate_up_experts, of_routed);
+        const Forms of_gated{&routed.down, unless_latent(shared.down)};
+        if (!replicated_rows) stage(StageKind::expert_rows, of_gated);
+        stage(StageKind::add_experts, of_gated);
+        row_floats_ = std::max({row_floats_, of_routed.floats(step.tokens, routed.inputs()),
+                                of_gated.floats(entries, routed.width()) + of_gated.floats(step.tokens, shared_width)});
+        if (has_latent) list_sum_of_latents(w);
         gated_floats_ = std::max(gated_floats_, entries * routed.width());
         shared_floats_ = std::max(shared_floats_, step.tokens * shared_width);
         most_experts_ = std::max(most_experts_, w.rule.experts);
         entries_ = std::max(entries_, entries);
     }
 
-    void stage(StageKind kind) { stages.push_back({kind, layer(), at_, {}, 0}); }
+    // What the routed experts of a latent and the shared block add to x.
+    void list_sum_of_latents(const Mixture& w) {
+        if (w.shared.is_given())
+            product(StageKind::shared_rows, StageKind::add_shared, step.tokens, w.shared.width(), {&w.shared.down});
+        product(StageKind::latent_sum_rows, StageKind::add_latent_sum, step.tokens, w.latent_up.in, {&w.latent_up});
+        expert_latent_floats_ = std::max(expert_latent_floats_, step.tokens * w.latent_up.in);
+    }
+
+    void stage(StageKind kind, Forms forms = {}) { stages.push_back({kind, layer(), at_, forms, 0}); }
 
     void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width,
                  std::initializer_list<const LinearPanelWeight*> weights) {
@@ -302,6 +323,8 @@ class DecoderPlan {
         shared_gated = buffers.take(shared_floats_);
         router_logits = of_tokens(most_experts_);
         shared_gates = of_tokens(most_experts_ > 0);
+        expert_latents = buffers.take(expert_latent_floats_);
+        latent_sums = buffers.take(expert_latent_floats_);
         members = std::vector<MemberMemory>(static_cast<size_t>(step.threads));
         for (size_t i = 0; i < (replicated_rows ? members.size() : 1); ++i) members[i].rows = buffers.take(row_floats_);
         if (replicated_rows)
@@ -331,7 +354,8 @@ class DecoderPlan {
 
     size_t at_ = 0;  // the layer that is being listed, their number after the last
     size_t row_floats_ = 0, attended_floats_ = 0, gate_floats_ = 0, input_floats_ = 0, convolved_floats_ = 0,
-           gated_floats_ = 0, shared_floats_ = 0, most_experts_ = 0, entries_ = 0, widest_compressed_ = 0;
+           gated_floats_ = 0, shared_floats_ = 0, expert_latent_floats_ = 0, most_experts_ = 0, entries_ = 0,
+           widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
     std::vector<int64_t> lengths_;  // the number of positions that each token attends to
     float* partials_ = nullptr;

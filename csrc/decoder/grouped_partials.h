@@ -48,8 +48,7 @@ class GroupedPartials : public StageMember {
         if (w_.sinks) read.merge_sink(w_.sinks[head]);
         float* const out = rows + unit.token_of(query) * attended_width() + head * w_.head_values;
         read.finish(nullptr, out);
-        if (w_.gate.data)
-            multiply_by_gate(out, plan_.gates + unit.token_of(query) * w_.gate.out + head * w_.head_dim);
+        if (w_.gate.data) multiply_by_gate(out, plan_.gates + unit.token_of(query) * w_.gate.out + head * w_.head_dim);
     }
 
     void multiply_by_gate(float* values, const float* gate) const {

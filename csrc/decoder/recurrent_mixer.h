@@ -17,9 +17,9 @@ enum class Mixer { attention, delta, mamba, convolution, none };
 //     convolution  factor; gate; x (convolved, after its product with the factor), each as wide as the hidden rows
 struct RecurrentMixer {
     Mixer kind;
-    size_t heads, columns;    // of the results and of the states; of a convolution alone one head of all channels
-    size_t key_heads, rows;   // of queries and keys, or of b and c; 0 of a convolution alone
-    bool tiled;               // head h reads key head h mod key_heads, and not h / (heads / key_heads)
+    size_t heads, columns;        // of the results and of the states; of a convolution alone one head of all channels
+    size_t key_heads, rows;       // of queries and keys, or of b and c; 0 of a convolution alone
+    bool tiled;                   // head h reads key head h mod key_heads, and not h / (heads / key_heads)
     LinearPanelWeight inputs[4];  // the last ones may not be given
     LinearPanelWeight output;     // heads * columns to hidden
     const float *input_bias, *output_bias;  // of the products' outputs, or null
@@ -29,7 +29,8 @@ struct RecurrentMixer {
     // Of heads: what a step is multiplied by to be the logarithm of a decay, and added to before its softplus; Mamba's
     // factor of x in the results. Null of a convolution alone.
     const float *decay, *step_bias, *skip;
-    const float* norm;  // of a delta rule's results [columns], and then the gate; of Mamba's [heads * columns], after it
+    const float*
+        norm;  // of a delta rule's results [columns], and then the gate; of Mamba's [heads * columns], after it
     size_t state_at, inputs_at;  // where a sequence's row of states has the layer's matrices and last inputs
 
     size_t width() const { return heads * columns; }
@@ -37,17 +38,11 @@ struct RecurrentMixer {
     size_t channels() const { return kind == Mixer::convolution ? width() : 2 * key_width() + width(); }
 
     // Where the parts of an input row begin.
-    size_t convolved_at() const {
-        return kind == Mixer::delta ? 0 : kind == Mixer::mamba ? width() : 2 * width();
-    }
-    size_t gate_at() const {
-        return kind == Mixer::delta ? channels() : kind == Mixer::mamba ? 0 : width();
-    }
+    size_t convolved_at() const { return kind == Mixer::delta ? 0 : kind == Mixer::mamba ? width() : 2 * width(); }
+    size_t gate_at() const { return kind == Mixer::delta ? channels() : kind == Mixer::mamba ? 0 : width(); }
     size_t beta_at() const { return channels() + width(); }
     size_t step_at() const { return channels() + width() + (kind == Mixer::delta ? heads : 0); }
-    size_t input_width() const {
-        return kind == Mixer::convolution ? 3 * width() : step_at() + heads;
-    }
+    size_t input_width() const { return kind == Mixer::convolution ? 3 * width() : step_at() + heads; }
 
     size_t state_floats() const { return heads * rows * columns; }
     size_t input_floats() const { return (taps - 1) * channels(); }

@@ -63,8 +63,9 @@ class RecurrentPart : public StageMember {
     DECODESTEP_INLINE static void each_vector(size_t count, F&& f) {
         for (size_t i = 0; i < count; i += kLanes) {
             const size_t values = std::min<size_t>(kLanes, count - i);
-            f(i, [=](const float* p) { return load_partial(p, values); },
-              [=](float* p, f32x16 v) { store_partial(p, v, values); });
+            f(
+                i, [=](const float* p) { return load_partial(p, values); },
+                [=](float* p, f32x16 v) { store_partial(p, v, values); });
         }
     }
 

@@ -46,13 +46,18 @@ enum class StageKind {
     add_input,        // this times W_output
     add_input_norm,   // x += that, normalised
     // A mixture of experts:
-    route,   // the router's logits; gate_up of the shared block
-    choose,  // the experts of each token
+    route,               // the router's logits; gate_up of the shared block
+    choose,              // the experts of each token
+    latent_expert_rows,  // of experts of a latent: what they read
     gate_up_experts,
-    expert_rows,  // the swiglu's outputs, of experts and shared block
-    add_experts,  // x += the weighted sum
-    hidden,       // x normalised, into the call's `hidden`
-    logits_rows,  // the wanted tokens of x, normalised
+    expert_rows,      // the swiglu's outputs, of experts and shared block
+    add_experts,      // x += the weighted sum; or the sum of experts of a latent
+    shared_rows,      // then the shared block's outputs
+    add_shared,       // x += these W_down
+    latent_sum_rows,  // and the experts' sum
+    add_latent_sum,   // x += this times latent_up
+    hidden,           // x normalised, into the call's `hidden`
+    logits_rows,      // the wanted tokens of x, normalised
     logits,
 };
 
@@ -104,9 +109,14 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::route:
         case StageKind::choose:
             return StepPart::expert_router;
+        case StageKind::latent_expert_rows:
         case StageKind::gate_up_experts:
         case StageKind::expert_rows:
         case StageKind::add_experts:
+        case StageKind::shared_rows:
+        case StageKind::add_shared:
+        case StageKind::latent_sum_rows:
+        case StageKind::add_latent_sum:
             return StepPart::experts;
     }
     return StepPart::linear;

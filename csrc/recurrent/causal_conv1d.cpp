@@ -10,7 +10,7 @@ namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 constexpr size_t kTaskValues = size_t{1} << 14;  // fewer take less time than waking a thread for them
-constexpr int kMostTaps = 4;  // in one sweep of a token
+constexpr int kMostTaps = 4;                     // in one sweep of a token
 
 // The channels from `first` to `end` of a row: they depend on no others.
 class RowChannels {

@@ -45,6 +45,10 @@ def hybrid_of(name, format_, rng):
         return without_feed_forward(w, 0, 3)
     if name == "delta and experts":
         return with_experts(hybrid([of(delta), "gated attention"], format_, rng), format_, rng)
+    if name == "mamba and experts of a latent":
+        w = hybrid([of(mamba), of(mamba)], format_, rng)
+        parts = with_experts(w, format_, rng, latent=32, gated=False), with_experts(w, format_, rng, latent=96, shared=False)
+        return replace(w, layers=tuple(part.layers[i] for i, part in enumerate(parts)))
     if name == "norms after blocks":
         w = hybrid([of(delta), of(convolution), "attention"], format_, rng)
         after = {"attention_post_norm": w.norm, "ffn_post_norm": w.norm}
@@ -64,6 +68,7 @@ CASES = [
     "mamba and attention",
     "one block a layer",
     "delta and experts",
+    "mamba and experts of a latent",
     "norms after blocks",
     "parallel blocks, one tap",
 ]

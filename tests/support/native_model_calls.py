@@ -168,9 +168,12 @@ def decoder(s: Source) -> Arguments:
         gated = bool(shared[0]) and shared[2][2] is None and s.one_of(False, True)
         rule = {"used": s.one_of(1, 2), "scores": s.one_of(0, 1), "groups": 2, "kept_groups": s.one_of(1, 2),
                 "group_score": s.one_of(0, 1), "normalise": s.one_of(True, False), "scale": 1.5}  # fmt: skip
-        return {"router": panels_of(s, hidden, experts), "rule": rule, "bias": vector(experts),
+        latent = s.one_of(None, None, 32, 96)
+        latents = {"latent_down": panels_of(s, hidden, latent) if latent else None,
+                   "latent_up": panels_of(s, latent, hidden) if latent else None}  # fmt: skip
+        return {**latents, "router": panels_of(s, hidden, experts), "rule": rule, "bias": vector(experts),
                 "router_bias": vector(experts),
-                "routed": feed_forward(s, hidden, 32, experts),
+                "routed": feed_forward(s, latent or hidden, 32, experts),
                 "shared": shared, "shared_gate": panels_of(s, hidden, 1) if gated else None}  # fmt: skip
 
     def layer() -> Arguments:

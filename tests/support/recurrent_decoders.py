@@ -114,17 +114,21 @@ def without_feed_forward(w: DecoderWeights, *numbers: int) -> DecoderWeights:
     return replace(w, layers=tuple(layers))
 
 
-def with_experts(w: DecoderWeights, format_: Format, rng: np.random.Generator) -> DecoderWeights:
-    """Every layer with experts, and a shared block that has a gate."""
+def with_experts(
+    w: DecoderWeights, format_: Format, rng: np.random.Generator, *, latent: int = 0, gated: bool = True, shared: bool = True
+) -> DecoderWeights:
+    """Every layer with experts, and a shared block. latent: of the experts. gated: whether the shared block has a gate."""
 
     def mixture() -> Mixture:
         return Mixture(
             router=matrix(w.hidden, 5, Format.F32, rng),
             rule=RouterRule(2),
             bias=None,
-            routed=block(w.hidden, 32, format_, rng, 5),
-            shared=block(w.hidden, 64, format_, rng),
-            shared_gate=matrix(w.hidden, 1, Format.F32, rng),
+            routed=block(latent or w.hidden, 32, format_, rng, 5),
+            shared=block(w.hidden, 64, format_, rng) if shared else None,
+            shared_gate=matrix(w.hidden, 1, Format.F32, rng) if gated and shared else None,
+            latent_down=matrix(w.hidden, latent, format_, rng) if latent else None,
+            latent_up=matrix(latent, w.hidden, format_, rng) if latent else None,
         )
 
     return replace(w, layers=tuple(replace(layer, feed_forward=mixture()) for layer in w.layers))

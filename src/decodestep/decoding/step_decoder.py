@@ -54,12 +54,12 @@ QUANTISED = {name.lower(): Format[name] for name in ("Q8_0", "Q4_0", "Q2_K", "Q3
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run a model of this config, or None."""
     latent, experts = config.latent_attention, config.experts
-    if experts is not None and experts.latent:
-        return "experts of a latent"
     blocks = [*(config.feed_forwards or [config.feed_forward])] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
         return why
+    if experts is not None and experts.latent % 32:
+        return f"latent of experts {experts.latent} is not a multiple of 32"
     if config.layer_inputs % 32:
         return f"width of a layer's input {config.layer_inputs} is not a multiple of 32"
     if latent is None:
@@ -235,12 +235,6 @@ def _feed_forward(weights: FeedForward | ExpertWeights | None, config: Config) -
     if weights is None or isinstance(weights, FeedForward):
         return weights
     assert config.experts is not None
-    return Mixture(
-        router=LinearPanels.pack(weights.router),
-        bias=weights.bias,
-        routed=weights.routed,
-        shared=weights.shared,
-        router_bias=weights.router_bias,
-        rule=config.experts.rule,
-        shared_gate=None if weights.shared_gate is None else LinearPanels.pack(weights.shared_gate),
-    )
+    gate = None if weights.shared_gate is None else LinearPanels.pack(weights.shared_gate)
+    dense = {"router": LinearPanels.pack(weights.router), "shared_gate": gate}
+    return Mixture(**vars(weights) | dense, rule=config.experts.rule)

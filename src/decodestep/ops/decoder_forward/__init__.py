@@ -80,6 +80,7 @@ def decoder_forward(
         a mixture of experts of h:
             mixture_of_experts(h, *expert_router(h @ router + router_bias, rule, bias), routed, shared)
             with shared_gate the shared block is multiplied by sigmoid(h @ shared_gate)
+            with a latent the routed experts read h @ latent_down, and their sum is multiplied by latent_up
 
     Causality: a token attends only to positions 0 to its own of its own sequence. The contents of other positions of a page,
     NaN included, have no effect on it, and a call writes only at its tokens' positions. So pages may be recycled without

@@ -63,6 +63,10 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
         return None
     if (why := block_obstacle(w.hidden, (block.width for block in w.feed_forwards))) is not None:
         return why
+    mixtures = (layer.feed_forward for layer in w.layers if isinstance(layer.feed_forward, Mixture))
+    odd = next((m.routed.hidden for m in mixtures if m.routed.hidden % 32), 0)
+    if odd:
+        return f"latent of experts {odd} is not a multiple of 32"
     if w.input_width % 32:
         return f"width of a layer's input {w.input_width} is not a multiple of 32"
     if w.latent is None:
@@ -197,5 +201,5 @@ def _mixture(m: Mixture) -> dict[str, Any]:
         "router_bias": _native_form(m.router_bias),
         "routed": native_panels(m.routed),
         "shared": native_panels(m.shared),
-        "shared_gate": _native_form(m.shared_gate),
+        **{name: _native_form(getattr(m, name)) for name in ("shared_gate", "latent_down", "latent_up")},
     }

@@ -87,6 +87,8 @@ class Mixture:
     shared: FeedForward | None  # of one block, `LinearPanels`
     router_bias: np.ndarray | None = None  # float32 (E,), added to the router's logits
     shared_gate: LinearPanels | None = None  # (He, 1), whose sigmoid multiplies the shared block
+    latent_down: LinearPanels | None = None  # (He, R), to the rows that the routed experts read
+    latent_up: LinearPanels | None = None  # (R, He), from their sum
 
 
 @dataclass(frozen=True, eq=False)

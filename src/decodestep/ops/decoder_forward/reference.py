@@ -97,10 +97,14 @@ def _feed_forward(h: np.ndarray, block: FeedForward | Mixture) -> np.ndarray:
     if isinstance(block, FeedForward):
         return feed_forward(h, block)
     experts, weights = route(with_bias(linear(h, block.router), block.router_bias), block.rule, block.bias)
-    if block.shared_gate is None or block.shared is None:
-        return mixture(h, experts, weights, block.routed, block.shared)
-    shared = sigmoid(linear(h, block.shared_gate)) * feed_forward(h, block.shared)
-    return mixture(h, experts, weights, block.routed, None) + shared
+    if block.latent_down is None or block.latent_up is None:
+        routed = mixture(h, experts, weights, block.routed, None)
+    else:
+        routed = linear(mixture(linear(h, block.latent_down), experts, weights, block.routed, None), block.latent_up)
+    if block.shared is None:
+        return routed
+    shared = feed_forward(h, block.shared)
+    return routed + (shared if block.shared_gate is None else sigmoid(linear(h, block.shared_gate)) * shared)
 
 
 def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -303,7 +303,8 @@ class DecoderWeights:
     def nbytes(self) -> int:
         """Bytes of the panels: everything but the embedding and the norms. A step of many tokens reads all of them once."""
         mixtures = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
-        routers = [panels for m in mixtures for panels in (m.router, m.shared_gate) if panels is not None]
+        of_mixtures = [(m.router, m.shared_gate, m.latent_down, m.latent_up) for m in mixtures]
+        routers = [panels for given in of_mixtures for panels in given if panels is not None]
         products = [panels for layer in self.layers if layer.mixer for panels in layer.mixer.products()]
         products += [panels for layer in self.layers if layer.input for panels in (layer.input.gate, layer.input.output)]
         blocks = sum(block.nbytes for block in self.feed_forwards)
@@ -321,7 +322,14 @@ def _check_latent_sizes(sizes: LatentSizes, kv_heads: int, head_dim: int) -> Non
 
 
 def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
-    _check_block(f"{name}.routed", mixture.routed, hidden)
+    both = (mixture.latent_down is None) == (mixture.latent_up is None)
+    require(both, CLASS, f"{name}.latent_up", "given with latent_down, and only then", mixture.latent_up)
+    read = hidden
+    if mixture.latent_down is not None and mixture.latent_up is not None:
+        read = getattr(mixture.latent_down, "outputs", 0)
+        require_panels(f"{name}.latent_down", mixture.latent_down, (hidden, read))
+        require_panels(f"{name}.latent_up", mixture.latent_up, (read, hidden))
+    _check_block(f"{name}.routed", mixture.routed, read)
     experts = mixture.routed.count
     require_panels(f"{name}.router", mixture.router, (hidden, experts))
     require(isinstance(mixture.rule, RouterRule), CLASS, f"{name}.rule", "a RouterRule", mixture.rule)
