@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
 ALL = [(family, size) for family, cases in CASES.items() for size in range(len(cases.sizes))]
 # GGUF has no keys for biases, pairs half a head apart, dense layers among sparse ones, a second mscale, MiniCPM3's scales.
-IN_GGUF = family_models.in_gguf(latent=True)
+IN_GGUF = family_models.in_gguf("latent")
 
 
 @pytest.fixture(scope="module")

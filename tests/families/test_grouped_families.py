@@ -22,7 +22,7 @@ from support.tolerances import LLAMA_CPP, LOGITS
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 NATIVE = [(family, size) for family, cases in CASES.items() for size in cases.native]
-IN_GGUF = family_models.in_gguf(latent=False)
+IN_GGUF = family_models.in_gguf("grouped")
 
 
 @pytest.fixture(scope="module")
