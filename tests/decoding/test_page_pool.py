@@ -45,7 +45,7 @@ class Recall:
         vocab_size, context = VOCAB, 200
 
     def logits(self, batch, pages):
-        tokens, sequence, positions, page_table, wanted, long = batch
+        tokens, sequence, positions, page_table, wanted, long = batch[:6]
         written = tokens if long is None else tokens + LONG * long
         for token, row, position in zip(written, sequence, positions, strict=True):
             pages.tokens[page_table[row, position // PAGE], position % PAGE] = token

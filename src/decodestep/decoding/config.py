@@ -10,6 +10,7 @@ from decodestep.ops.expert_router.arguments import RouterRule
 
 BlockNorms = Literal["before", "after", "both", "parallel"]
 QueryKeyNorm = Literal["head", "row", "head_after_rope"]
+Mixer = Literal["attention", "delta", "mamba", "convolution", "none"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class GroupedConfig:
     softmax. head_dims, kv_heads: for every layer its own, of which `Config` has the largest; (): those of `Config`. keys_of:
     for every layer that whose keys and values it reads, itself or an earlier one; (): itself. keys_as_values: for every layer
     whether its values are its keys, before norm and rope; (): they are not. value_norm: whether every head of values is
-    divided by its root mean square.
+    divided by its root mean square. gated: whether the result of every head is multiplied by the sigmoid of a gate.
     """
 
     scale: float | None = None
@@ -60,6 +61,7 @@ class GroupedConfig:
     keys_of: tuple[int, ...] = ()
     keys_as_values: tuple[bool, ...] = ()
     value_norm: bool = False
+    gated: bool = False
 
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
@@ -76,12 +78,80 @@ class GroupedConfig:
 
 
 @dataclass(frozen=True)
+class DeltaConfig:
+    """Sizes of linear attention by the gated delta rule (`gated_delta_rule`).
+
+    key_heads, key_dim: of queries and keys. value_heads, value_dim: of values; the state of a layer is (value_heads, key_dim,
+    value_dim). taps: of the convolution of queries, keys and values. tiled: whether value head h reads key head h mod key_heads;
+    otherwise value_heads / key_heads neighbours read the same one.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    tiled: bool = False
+
+    @property
+    def keys(self) -> int:
+        """The width of all keys, and of all queries."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """The width of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+
+@dataclass(frozen=True)
+class MambaConfig:
+    """Sizes of Mamba2 (`selective_state_update`).
+
+    heads, head_dim: of the inputs. groups: of heads that share what the state reads and what reads the state; the norm of the
+    results is over each. state: N; the state of a layer is (heads, state, head_dim). taps, bias: of the convolution.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    taps: int
+    bias: bool = True
+
+    @property
+    def inner(self) -> int:
+        """The width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: inputs, and for each group what the state reads and what reads it."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True)
+class ConvolutionConfig:
+    """Short convolutions in attention's place: their taps, of He channels, and whether they and their products have biases."""
+
+    taps: int
+    bias: bool = False
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts.
 
     count: the number of experts per layer. width: of an expert. shared: the width of the shared expert, 0 if there is none.
     rule: how a token's experts are selected (`expert_router`). corrected: whether a bias is added to the scores for selection.
     layers: which layers have experts; the others are dense. biases: whether the router and the experts' products have biases.
+    shared_gated: whether the shared expert is multiplied by the sigmoid of a product of its own. latent: the width to which the
+    rows are projected that routed experts read, and from which their sum is projected back; 0: they read the rows themselves.
     beside_dense: whether a layer with experts has a dense block too, as `SideBySide`.
     """
 
@@ -92,6 +162,8 @@ class Experts:
     corrected: bool
     layers: tuple[bool, ...]
     biases: bool = False
+    shared_gated: bool = False
+    latent: int = 0
     beside_dense: bool = False
 
 
@@ -104,6 +176,8 @@ class Config:
     a sequence, prompt included.
     latent_attention: None for grouped-query attention. experts: None if all layers are dense.
     grouped: the options of grouped-query attention.
+    mixers: for every layer what mixes the rows of different positions: attention, the others with a state instead of keys and
+    values, or none; (): attention. delta, mamba, convolution: the sizes of the others, each None where no layer has it.
     activation: of feed-forward blocks: "swiglu", "gelu_gated" (tanh form), "clamped_swiglu" (`FeedForward`) or "relu_squared",
     which has no gate. biases: whether the products of a dense block have biases. block_norms: whether what attention and
     feed-forward blocks read is normalised, or what they add to the residual stream, or both; "parallel": one norm is before
@@ -113,7 +187,8 @@ class Config:
     embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
     state is divided by. logits_cap: c of logits that become c * tanh(logit / c); 0: none. tied: whether the embedding is the
     logits weight.
-    feed_forwards: for every layer the width of its dense block, of which feed_forward is the largest; (): feed_forward.
+    feed_forwards: for every layer the width of its dense block, of which feed_forward is the largest; (): feed_forward. One of
+    0 without experts has no feed-forward block.
     layer_inputs: the width of an input that every layer has of its own, made of each token and its embedding; 0: none.
     layer_scales: whether every layer multiplies the residual stream by a factor.
     next_token_layers: K layers for next-token prediction after the model's L: they draft, and no logits depend on them.
@@ -135,6 +210,10 @@ class Config:
     norm_eps: float
     latent_attention: LatentConfig | None = None
     grouped: GroupedConfig = GroupedConfig()
+    mixers: tuple[Mixer, ...] = ()
+    delta: DeltaConfig | None = None
+    mamba: MambaConfig | None = None
+    convolution: ConvolutionConfig | None = None
     experts: Experts | None = None
     activation: str = "swiglu"
     biases: bool = False
@@ -174,6 +253,7 @@ class Config:
         plain = self.block_norms == "before" and options.query_key_norm is None and options.rope_dim is None
         capped = options.score_cap or options.sinks or options.value_norm or options.head_dims or options.kv_heads
         capped = capped or options.keys_of or options.keys_as_values or self.layer_inputs or self.layer_scales
+        capped = capped or options.gated or self.mixers
         return plain and not (options.biases or any(options.windows) or any(options.ropes) or capped)
 
     @property
@@ -198,7 +278,30 @@ class Config:
         return self.feed_forwards[layer] if self.feed_forwards else self.feed_forward
 
     def has_dense_block(self, layer: int) -> bool:
-        return not self.has_experts(layer) or (self.experts is not None and self.experts.beside_dense)
+        """layer: in [0, L + K)."""
+        if self.has_experts(layer):
+            return self.experts is not None and self.experts.beside_dense
+        return layer >= self.layers or self.feed_forward_of(layer) > 0
+
+    def mixer_of(self, layer: int) -> Mixer:
+        """layer: in [0, L + K). Those for next-token prediction have attention."""
+        return self.mixers[layer] if layer < len(self.mixers) else "attention"
+
+    @property
+    def cache_layers(self) -> int:
+        """How many layers the cache has keys and values of: those with attention to their own."""
+        return sum(map(self._has_keys, range(self.layers)))
+
+    def cache_layer(self, layer: int) -> int:
+        """Where the cache has the keys and values that a layer with attention reads."""
+        return sum(map(self._has_keys, range(self.grouped.source(layer))))
+
+    def _has_keys(self, layer: int) -> bool:
+        return self.mixer_of(layer) == "attention" and self.grouped.source(layer) == layer
+
+    def has_feed_forward(self, layer: int) -> bool:
+        """layer: in [0, L + K)."""
+        return self.has_experts(layer) or self.has_dense_block(layer)
 
     def has_experts(self, layer: int) -> bool:
         """layer: in [0, L + K). Those for next-token prediction are sparse wherever the model has a sparse layer."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from decodestep.decoding.config import Config
 from decodestep.decoding.kv_cache import PageLayout, Pages, PairedPages
+from decodestep.decoding.states import StateLayout, state_layout
 
 if TYPE_CHECKING:
     from decodestep.decoding.next_tokens import NextTokenLayers
@@ -21,6 +23,8 @@ class TokenBatch(NamedTuple):
     page_table: int64 (B, M); page_table[b, p // 16] holds position p of sequence b.
     wanted: int64, which of the T tokens to return logits of; may be empty.
     long: bool (T,), which tokens have the rope of the long frequencies, the same for all of a sequence; None: none.
+    slots, into: int64 (B,), the rows of `Pages.states` that a sequence's first token in the batch reads, and that its last one
+    leaves behind; the same, or a row that no other sequence reads. None for models without recurrent states.
     """
 
     tokens: np.ndarray
@@ -29,6 +33,8 @@ class TokenBatch(NamedTuple):
     page_table: np.ndarray
     wanted: np.ndarray
     long: np.ndarray | None = None
+    slots: np.ndarray | None = None
+    into: np.ndarray | None = None
 
 
 class Decoder(ABC):
@@ -46,6 +52,11 @@ class Decoder(ABC):
     long_after: int | None
     next_tokens: NextTokenLayers | None = None
 
+    @cached_property
+    def state_layout(self) -> StateLayout | None:
+        """Of the rows of recurrent states; None for a model that has only attention."""
+        return state_layout(self.config)
+
     @abstractmethod
     def new_pages(self, count: int) -> Pages:
         """Storage for `count` pages."""
@@ -55,9 +66,11 @@ class Decoder(ABC):
         """With its part of the cache of `next_tokens`."""
         return self.page_layout.page_bytes + (0 if self.next_tokens is None else self.next_tokens.page_bytes)
 
-    def new_storage(self, count: int) -> Pages:
-        """Storage for `count` pages, with that of `next_tokens`."""
+    def new_storage(self, count: int, rows: int = 0) -> Pages:
+        """Storage for `count` pages, with that of `next_tokens`. rows: how many rows of states, where the model has them."""
         pages = self.new_pages(count)
+        if self.state_layout is not None:
+            pages.states = self.state_layout.new_rows(rows)
         return pages if self.next_tokens is None else PairedPages(pages, self.next_tokens.new_pages(pages.count))
 
     @abstractmethod

@@ -19,11 +19,13 @@ SLAB_BYTES = 2**24
 class Pages(ABC):
     """Pages 0 to count - 1. Memory is allocated only when pages are written, or by `prepare`.
 
-    count: the number of pages. page_bytes: the size of one, over all layers.
+    count: the number of pages. page_bytes: the size of one, over all layers. states: float32 (rows, values of a row), the
+    recurrent states of sequences; None for a model without.
     """
 
     count: int
     page_bytes: int
+    states: np.ndarray | None = None
 
     @abstractmethod
     def copy(self, source: int, target: int) -> None:
@@ -100,6 +102,7 @@ class PairedPages(Pages):
     def __init__(self, model: Pages, next_tokens: LatentPages) -> None:
         self.model, self.next_tokens = model, next_tokens
         self.count, self.page_bytes = model.count, model.page_bytes + next_tokens.page_bytes
+        self.states = model.states
 
     def copy(self, source: int, target: int) -> None:
         self.model.copy(source, target)

@@ -17,7 +17,8 @@ Weight = PackedWeight | LinearPanels
 
 @dataclass(frozen=True, eq=False)
 class GroupedWeights:
-    """Grouped-query attention: `GroupedAttention` without what the config says of a layer."""
+    """Grouped-query attention: `GroupedAttention` without what the config says of a layer. gate: (He, N * D), whose sigmoid
+    multiplies the results."""
 
     query: Weight
     values_keys: Weight | None
@@ -30,6 +31,7 @@ class GroupedWeights:
     key_norm: np.ndarray | None
     norms_of_rows: bool
     sinks: np.ndarray | None = None
+    gate: Weight | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,9 +52,66 @@ class LatentWeights:
 
 
 @dataclass(frozen=True, eq=False)
+class DeltaWeights:
+    """Linear attention by the gated delta rule.
+
+    qkv: (He, C), queries, keys and values, which are convolved. gate: (He, Hv * dv), of the results after their norm. beta_alpha:
+    (He, 2 * Hv), those of which sigmoids are beta, and those from which decays are made. convolution: float32 (K, C). decay:
+    float32 (Hv,), -e^A_log. step_bias: float32 (Hv,). norm: float32 (dv,). output: (Hv * dv, He).
+    """
+
+    qkv: Weight
+    gate: Weight
+    beta_alpha: Weight
+    convolution: np.ndarray
+    decay: np.ndarray
+    step_bias: np.ndarray
+    norm: np.ndarray
+    output: Weight
+    output_bias: None = None
+
+
+@dataclass(frozen=True, eq=False)
+class MambaWeights:
+    """Mamba2.
+
+    input: (He, H * P + C + H), the gate, what is convolved (inputs, what the state reads, what reads it), and steps.
+    convolution: float32 (K, C). convolution_bias: float32 (C,). decay: float32 (H,), -e^A_log. step_bias, skip: float32 (H,), dt_bias
+    and D. norm: float32 (H * P,). output: (H * P, He).
+    """
+
+    input: Weight
+    convolution: np.ndarray
+    convolution_bias: np.ndarray | None
+    decay: np.ndarray
+    step_bias: np.ndarray
+    skip: np.ndarray
+    norm: np.ndarray
+    output: Weight
+    output_bias: None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionWeights:
+    """A short convolution. input: (He, 3 * He), what multiplies its inputs, what multiplies its results, its inputs.
+    convolution: float32 (K, He)."""
+
+    input: Weight
+    convolution: np.ndarray
+    output: Weight
+    input_bias: np.ndarray | None = None
+    convolution_bias: np.ndarray | None = None
+    output_bias: np.ndarray | None = None
+
+
+MixerWeights = GroupedWeights | LatentWeights | DeltaWeights | MambaWeights | ConvolutionWeights
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertWeights:
     """A mixture of experts: `Mixture` without the rule, which is the config's. router: in a dense format. factors: of the
-    weights of every expert, after the selection."""
+    weights of every expert, after the selection. shared_gate: (He, 1), in a dense format, whose sigmoid multiplies the shared
+    expert. latent_down, latent_up: (He, R) and (R, He), before and after the routed experts."""
 
     router: PackedWeight
     bias: np.ndarray | None
@@ -60,6 +119,9 @@ class ExpertWeights:
     shared: FeedForward | None
     router_bias: np.ndarray | None = None
     factors: np.ndarray | None = None
+    shared_gate: PackedWeight | None = None
+    latent_down: Weight | None = None
+    latent_up: Weight | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +166,12 @@ class InputsOfLayers:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer: `LayerWeights`."""
+    """A layer: `LayerWeights`. attention_norm: of what the mixer reads. mixer, feed_forward: None where the layer has none."""
 
     attention_norm: np.ndarray | None
-    attention: GroupedWeights | LatentWeights
+    mixer: MixerWeights | None
     ffn_norm: np.ndarray | None
-    feed_forward: FeedForward | ExpertWeights | SideBySide
+    feed_forward: FeedForward | ExpertWeights | SideBySide | None
     attention_post_norm: np.ndarray | None
     ffn_post_norm: np.ndarray | None
     input: LayerInputWeights | None = None

@@ -57,7 +57,7 @@ class NextTokenLayers:
         self.count = len(weights.next_tokens)
         self.config = config = weights.config
         self._layers, self._weights = weights.next_tokens, weights
-        latents = [one.layer.attention for one in self._layers if isinstance(one.layer.attention, LatentWeights)]
+        latents = [one.layer.mixer for one in self._layers if isinstance(one.layer.mixer, LatentWeights)]
         self._prologs = latent_layer.prolog_weights(latents, config) if latents else []
         self.page_layout = float32_layout(self.count, config.latent_dim, config.rope_dim)
         self._spare = threading.Lock()
@@ -143,7 +143,7 @@ class NextTokenLayers:
     def _store(self, k: int, x: np.ndarray, positions: np.ndarray, slots: np.ndarray, pages: LatentPages) -> None:
         """Fills slots of depth k, by their places, and computes nothing else of the layer."""
         h = normalise(x, self._layers[k].layer.attention_norm, self.config)
-        cache, rope, weights = (pages.kv[k], pages.kr[k]), self._rope(positions), self._layers[k].layer.attention
+        cache, rope, weights = (pages.kv[k], pages.kr[k]), self._rope(positions), self._layers[k].layer.mixer
         if isinstance(weights, GroupedWeights):
             grouped_layer.store(h, weights, self.config, cache, slots, rope, layer=self.config.layers + k)
         else:
@@ -174,7 +174,7 @@ class NextTokenLayers:
         # In blocks of one slot, so that a sequence may begin anywhere in its first page, and end in spare ones.
         kv, kr = (part[k].reshape(-1, 1, 1, part.shape[-1]) for part in (pages.kv, pages.kr))
         batch = TokenBatch(positions, sequence, positions - (k + 1), slots[:, k + 1 :], positions)
-        rope, own, weights = self._rope(positions), slots[sequence, positions], self._layers[k].layer.attention
+        rope, own, weights = self._rope(positions), slots[sequence, positions], self._layers[k].layer.mixer
         own = own if fills is None else np.where(fills[ran], own, -1)
 
         def attend(h: np.ndarray) -> np.ndarray:

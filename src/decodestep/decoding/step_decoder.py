@@ -13,20 +13,34 @@ from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.float32_layer import inputs_of_layers, scale
 from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
 from decodestep.decoding.layer_decoder import next_token_text
-from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, SideBySide, Weights
+from decodestep.decoding.layer_weights import (
+    ConvolutionWeights,
+    DeltaWeights,
+    ExpertWeights,
+    LatentWeights,
+    Layer,
+    MambaWeights,
+    MixerWeights,
+    SideBySide,
+    Weights,
+)
 from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
+    DeltaRule,
     GroupedAttention,
     LatentAttention,
     LatentSizes,
     LayerInput,
     LayerWeights,
+    Mamba,
     Mixture,
+    ShortConvolution,
     cpu,
 )
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
 from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
+from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.linear import Format, LinearPanels
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.weights.feed_forward import FeedForward
@@ -47,6 +61,8 @@ def obstacle(config: Config) -> str | None:
         return why
     if experts is not None and experts.beside_dense:
         return "it has no experts beside a dense block"
+    if experts is not None and experts.latent % 32:
+        return f"latent of experts {experts.latent} is not a multiple of 32"
     if config.layer_inputs % 32:
         return f"width of a layer's input {config.layer_inputs} is not a multiple of 32"
     if latent is None:
@@ -100,7 +116,7 @@ class StepDecoder(Decoder):
         parallel = self.config.block_norms == "parallel"
         return LayerWeights(
             attention_norm=layer.attention_norm,
-            attention=self._attention(layer.attention, number),
+            mixer=self._mixer(layer.mixer, number),
             ffn_norm=layer.attention_norm if parallel else layer.ffn_norm,
             feed_forward=_feed_forward(layer.feed_forward, self.config),
             attention_post_norm=layer.attention_post_norm,
@@ -110,10 +126,20 @@ class StepDecoder(Decoder):
             scale=layer.scale,
         )
 
-    def _attention(self, weights: GroupedWeights | LatentWeights, number: int) -> GroupedAttention | LatentAttention:
+    def _mixer(self, weights: MixerWeights | None, number: int) -> GroupedAttention | LatentAttention | Recurrence | None:
         """`DecoderWeights` checks that every weight is in panels."""
+        delta, mamba = self.config.delta, self.config.mamba
         if isinstance(weights, LatentWeights):
             return LatentAttention(**vars(weights))
+        if isinstance(weights, DeltaWeights) and delta is not None:
+            return DeltaRule(**vars(weights), key_heads=delta.key_heads, tiled=delta.tiled)
+        if isinstance(weights, MambaWeights) and mamba is not None:
+            return Mamba(**vars(weights), groups=mamba.groups)
+        if isinstance(weights, ConvolutionWeights):
+            return ShortConvolution(**vars(weights))
+        return None if weights is None else self._grouped_attention(weights, number)
+
+    def _grouped_attention(self, weights: MixerWeights, number: int) -> GroupedAttention:
         grouped, rope = self.config.grouped, self.config.grouped.rope_index(number)
         grows = [i for i, each in enumerate(self._layer_ropes) if each.query_growth]
         return GroupedAttention(
@@ -143,20 +169,23 @@ class StepDecoder(Decoder):
             chosen, rows = long == kind, long[batch.wanted] == kind
             place = np.cumsum(chosen) - 1  # of a token among those of its kind
             tokens, sequence, positions = (array[chosen] for array in batch[:3])
-            part = TokenBatch(tokens, sequence, positions, batch.page_table, place[batch.wanted[rows]])
-            states = None if hidden is None else np.empty_like(hidden[chosen])
-            logits[rows] = self._step(part, pages, kind, states)
+            wanted = place[batch.wanted[rows]]
+            part = batch._replace(tokens=tokens, sequence=sequence, positions=positions, wanted=wanted)
+            kept = None if hidden is None else np.empty_like(hidden[chosen])
+            logits[rows] = self._step(part, pages, kind, kept)
             if hidden is not None:
-                hidden[chosen] = states
+                hidden[chosen] = kept
         return logits
 
     def _step(self, batch: TokenBatch, pages: SlabPages, long: bool, hidden: np.ndarray | None) -> np.ndarray:
-        tokens, sequence, positions, page_table, wanted, _ = batch
+        tokens, sequence, positions, page_table, wanted = batch[:5]
         sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
         call = Call(
             self.native_weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted, hidden
         )
+        if batch.slots is not None:
+            call = call._replace(states=pages.states, slots=batch.slots, into=batch.into)
         if self._inputs is not None:
             x = scale(gather_rows(self.native_weights.embedding, tokens), self.config.embedding_scale)
             call = call._replace(layer_inputs=inputs_of_layers(tokens, x, self._inputs, self.config))
@@ -181,7 +210,7 @@ class StepDecoder(Decoder):
 def page_layout(config: Config, cache_dtype: str) -> PageLayout:
     latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
     if latent is None:
-        return grouped_layout(config.layers, config.kv_heads, step_head_dim(config), dtype)
+        return grouped_layout(config.cache_layers, config.kv_heads, step_head_dim(config), dtype)
     return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
 
 
@@ -205,9 +234,11 @@ def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
 
 
-def _feed_forward(weights: FeedForward | ExpertWeights | SideBySide, config: Config) -> FeedForward | Mixture:
-    if isinstance(weights, FeedForward):
+def _feed_forward(weights: FeedForward | ExpertWeights | SideBySide | None, config: Config) -> FeedForward | Mixture | None:
+    if weights is None or isinstance(weights, FeedForward):
         return weights
     assert isinstance(weights, ExpertWeights) and config.experts is not None
     fields = {name: value for name, value in vars(weights).items() if name != "factors"}  # which those in `SideBySide` have
-    return Mixture(**fields | {"router": LinearPanels.pack(weights.router)}, rule=config.experts.rule)
+    gate = None if weights.shared_gate is None else LinearPanels.pack(weights.shared_gate)
+    dense = {"router": LinearPanels.pack(weights.router), "shared_gate": gate}
+    return Mixture(**fields | dense, rule=config.experts.rule)
