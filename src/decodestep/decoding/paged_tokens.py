@@ -8,8 +8,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
+from decodestep.decoding.holdings import Holding, Page
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, Holding, Page, PagePool
+from decodestep.decoding.page_pool import LOCK, PagePool
 
 _OP = "CachedSequence"
 

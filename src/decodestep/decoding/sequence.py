@@ -10,8 +10,9 @@ from typing import NoReturn
 import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
+from decodestep.decoding.holdings import Page
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, Page, PagePool
+from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.paged_tokens import PagedTokens, count_pages
 from decodestep.decoding.sequence_state import SequenceState
 from decodestep.decoding.slot_feed import SlotFeed, fill_slots

@@ -10,7 +10,7 @@ from decodestep.decoding.state_rows import START, WRITTEN, Reached, StateRows, l
 from decodestep.decoding.states import ZERO_ROW
 
 if TYPE_CHECKING:
-    from decodestep.decoding.page_pool import Holding, Page
+    from decodestep.decoding.holdings import Holding, Page
 
 _REWRITTEN = 8  # tokens at the end of a prompt that the next turn's may not have: a template's beginning of an answer
 _APART = 256  # tokens between the end of a prompt and the snapshot before: another costs a pass, which these are worth

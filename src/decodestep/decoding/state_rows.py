@@ -13,7 +13,7 @@ from decodestep.decoding.states import ZERO_ROW
 from decodestep.errors import CacheFullError
 
 if TYPE_CHECKING:
-    from decodestep.decoding.page_pool import Holding, Page
+    from decodestep.decoding.holdings import Holding, Page
 
 _END_RANK = 12  # of snapshots where a prompt or an answer ended; below it those between, by the power of two in their position
 
