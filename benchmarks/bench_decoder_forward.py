@@ -52,7 +52,7 @@ def weights(made: list[dict[str, np.ndarray]], form: Format) -> DecoderWeights:
     layers = (
         LayerWeights(
             attention_norm=ONES,
-            attention=GroupedAttention(*(panels(layer[name]) for name in ("query", "values_keys", "output"))),
+            mixer=GroupedAttention(*(panels(layer[name]) for name in ("query", "values_keys", "output"))),
             ffn_norm=ONES,
             feed_forward=FeedForward(*(panels(layer[name]) for name in ("gate", "up", "down"))),
         )

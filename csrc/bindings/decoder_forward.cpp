@@ -1,5 +1,7 @@
 #include "decoder/decoder_forward.h"
 
+#include <unordered_map>
+
 #include "bindings/decoder_reader.h"
 #include "bindings/table_copy.h"
 
@@ -37,7 +39,7 @@ struct CacheView {
 
 // keys.shape: with as many dimensions as a cache of this decoder has; the slabs and the pages of a slab are free.
 void require_cache(const Decoder& d, const CacheView& keys, const CacheView& values, CacheType cache) {
-    const size_t slabs = keys.shape[0], layers = d.layers.size();
+    const size_t slabs = keys.shape[0], layers = d.cache_layers;
     Shape expected_keys, expected_values;
     if (d.latent.is_given()) {
         require(!keys.in_bytes, "rope keys are not int8");
@@ -59,12 +61,60 @@ void require_cache(const Decoder& d, const CacheView& keys, const CacheView& val
     require(values.shape == expected_values, "values has the wrong shape");
 }
 
+// The tokens of a call as runs of one sequence's tokens, and the states of these sequences.
+class StatesArgument {
+  public:
+    // slots, into: of every sequence the state that it reads and the one that it writes.
+    StatesArgument(const Decoder& d, const std::optional<Packed<float, 2>>& states, const std::optional<Ids>& slots,
+                   const std::optional<Ids>& into, const std::vector<int64_t>& sequence,
+                   const std::vector<int64_t>& positions, size_t sequences) {
+        const bool given = d.state_size > 0;
+        require(states.has_value() == given && slots.has_value() == given && into.has_value() == given,
+                "states, slots and into are given if layers have states");
+        if (!given) return;
+        require_aligned(*states, *slots, *into);
+        require(states->shape(1) == d.state_size && slots->shape(0) == sequences && into->shape(0) == sequences,
+                "states, slots or into has the wrong shape");
+        data_ = states->data();
+        const auto read_by = copy_of(*slots), written_by = copy_of(*into);
+        for (size_t t = 0; t < sequence.size(); ++t) {
+            if (t > 0 && sequence[t] == sequence[t - 1]) {
+                require(positions[t] == positions[t - 1] + 1, "the tokens of a sequence are in order");
+                continue;
+            }
+            starts_.push_back(static_cast<int64_t>(t));
+            read_.push_back(read_by[static_cast<size_t>(sequence[t])]);
+            written_.push_back(written_by[static_cast<size_t>(sequence[t])]);
+        }
+        starts_.push_back(static_cast<int64_t>(sequence.size()));
+        require(all_within(read_, states->shape(0)) && all_within(written_, states->shape(0)),
+                "a state is out of range");
+        std::unordered_map<int64_t, size_t> writer;
+        for (size_t run = 0; run < written_.size(); ++run)
+            require(writer.emplace(written_[run], run).second,
+                    "the tokens of a sequence lie together, and each writes a state of its own");
+        for (size_t run = 0; run < read_.size(); ++run) {
+            const auto found = writer.find(read_[run]);
+            require(found == writer.end() || found->second == run, "a sequence writes the state that another reads");
+        }
+    }
+
+    float* data() const { return data_; }
+    StateRows rows() const { return {read_.size(), starts_.data(), read_.data(), written_.data()}; }
+
+  private:
+    float* data_ = nullptr;
+    std::vector<int64_t> starts_, read_, written_;
+};
+
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array,
                           Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys_array,
                           const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,
                           Ids wanted_array, Packed<float, 2> logits, int threads,
                           const std::optional<Packed<double, 2>>& costs, const std::optional<Packed<float, 2>>& hidden,
-                          const std::optional<Packed<const float, 3>>& layer_inputs) {
+                          const std::optional<Packed<const float, 3>>& layer_inputs,
+                          const std::optional<Packed<float, 2>>& states_array, const std::optional<Ids>& slots,
+                          const std::optional<Ids>& into) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
     const CacheView keys(keys_array), values(values_array);
@@ -98,7 +148,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(all_within(positions, std::min<size_t>(rope_positions, page_table.shape(1) * kPagePositions)),
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
-    const size_t slab_places = layers * d.kv_heads * slab_pages;
+    const StatesArgument states(d, states_array, slots, into, sequence, positions, page_table.shape(0));
+    const size_t slab_places = d.cache_layers * d.kv_heads * slab_pages;
     const TableCopy table = copy_of_table(
         page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; },
         slabs * slab_pages, "a page is out of range",
@@ -123,6 +174,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .wanted = wanted.data(),
                               .rows = wanted.size(),
                               .layer_inputs = layer_inputs ? layer_inputs->data() : nullptr,
+                              .states = states.data(),
+                              .state_rows = states.rows(),
                               .logits = logits.data(),
                               .hidden = hidden ? hidden->data() : nullptr,
                               .threads = thread_count(threads),
@@ -141,7 +194,9 @@ void bind_decoder(nb::module_& m) {
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("half"),
           nb::arg("page_table").noconvert(), nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(),
           nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none(),
-          nb::arg("hidden").noconvert().none() = nb::none(), nb::arg("layer_inputs").noconvert().none() = nb::none());
+          nb::arg("hidden").noconvert().none() = nb::none(), nb::arg("layer_inputs").noconvert().none() = nb::none(),
+          nb::arg("states").noconvert().none() = nb::none(), nb::arg("slots").noconvert().none() = nb::none(),
+          nb::arg("into").noconvert().none() = nb::none());
     nb::list parts;
     for (const char* part : kStepParts) parts.append(part);
     m.attr("STEP_PARTS") = nb::tuple(parts);

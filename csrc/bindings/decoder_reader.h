@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -26,6 +27,8 @@ struct HeldDecoder {
 };
 
 inline constexpr const char* kDecoderOp = "Decoder";
+inline constexpr const char* kMixers[] = {"attention", "delta", "mamba", "convolution", "none"};  // in Mixer's order
+inline constexpr size_t kStateAlignment = 16;                                                     // floats
 
 // Checks the weights of a decoder and keeps their arrays alive. Groups of arguments have the names of the classes'
 // fields in src/decodestep/ops/decoder_forward: layers.py, weights.py.
@@ -57,6 +60,7 @@ class DecoderReader {
             require(nb::isinstance<nb::dict>(item), "a layer is a dict");
             d_.layers.push_back(layer({kDecoderOp, nb::borrow<nb::dict>(item)}));
         }
+        d_.state_size = round_up(d_.state_size, kStateAlignment);
         require(!d_.layers.empty(), "a decoder needs a layer");
         d_.norm = keep(norm, d_.hidden);
         const auto logits = given.array<PanelArgument>("logits");
@@ -99,23 +103,89 @@ class DecoderReader {
         require(w.scale == 1.0f || w.ffn_post_norm || w.input.is_given(), "nothing is added with a scale");
         require(!w.parallel || (!w.attention_post_norm && !w.ffn_post_norm),
                 "parallel blocks have no norms after them");
-        if (d_.latent.is_given())
-            w.latent = latent(given.group("attention"));
-        else
-            w.grouped = grouped(given.group("attention"));
+        w.mixer = mixer_named(given.array<std::string>("mixer"));
+        if (w.has_state()) w.recurrent = recurrent(w.mixer, given.group("weights"));
+        if (w.mixer == Mixer::attention) {
+            w.cache_layer = d_.cache_layers;
+            if (d_.latent.is_given())
+                w.latent = latent(given.group("weights"));
+            else
+                w.grouped = grouped(given.group("weights"), w.cache_layer);
+            d_.cache_layers += w.cache_layer == d_.cache_layers;
+        }
+        const bool mixes = w.mixer != Mixer::none;
+        require(mixes || (!w.attention_norm && !w.attention_post_norm && !w.parallel),
+                "a layer without a mixer has no norms of one");
         const auto mixture_argument = given.array<std::optional<nb::dict>>("mixture");
         if (mixture_argument) {
             require(!w.ffn_post_norm, "a mixture has no norm after it");
             w.mixture = mixture({kDecoderOp, *mixture_argument});
         } else {
-            w.feed_forward = feed_forward(given, "feed_forward", 1);
-            require(w.feed_forward.is_given(), "a layer has a dense block or a mixture");
+            w.feed_forward = feed_forward(given, "feed_forward", 1, d_.hidden);
+            require(w.feed_forward.is_given() || (mixes && !w.ffn_norm && !w.ffn_post_norm && !w.parallel),
+                    "a layer has a mixer or a feed-forward block, and norms of what it has");
         }
         given.require_all_read();
         return w;
     }
 
-    GroupedAttention grouped(Keywords given) {
+    static Mixer mixer_named(const std::string& name) {
+        const auto* const found = std::find(std::begin(kMixers), std::end(kMixers), name);
+        require(found != std::end(kMixers), "a mixer is unknown");
+        return static_cast<Mixer>(found - std::begin(kMixers));
+    }
+
+    RecurrentMixer recurrent(Mixer kind, Keywords given) {
+        RecurrentMixer w{.kind = kind,
+                         .heads = given.number<size_t>("heads"),
+                         .columns = given.number<size_t>("columns"),
+                         .key_heads = given.number<size_t>("key_heads"),
+                         .rows = given.number<size_t>("rows"),
+                         .tiled = given.number<bool>("tiled")};
+        const auto within = [](size_t least, size_t size) { return size >= least && size < kMaxAxis; };
+        const bool alone = kind == Mixer::convolution;
+        require(within(1, w.heads) && within(1, w.columns) && within(!alone, w.key_heads) && within(!alone, w.rows),
+                "a size of a recurrence is out of range");
+        require(alone ? w.heads == 1 && w.columns == d_.hidden && w.key_heads == 0 && w.rows == 0
+                      : w.heads % w.key_heads == 0,
+                "the heads of a recurrence do not fit");
+        size_t outputs = 0;
+        const auto inputs = given.array<std::vector<PanelArgument>>("inputs");
+        require(inputs.size() <= std::size(w.inputs), "a recurrence has too many products");
+        for (size_t i = 0; i < inputs.size(); ++i) {
+            w.inputs[i] = weight(inputs[i], d_.hidden);
+            require(w.inputs[i].out > 0, "a weight has no outputs");
+            outputs += w.inputs[i].out;
+        }
+        require(outputs == w.input_width(), "the products of a recurrence have the wrong number of outputs");
+        w.output = panels(given, "output", w.width(), d_.hidden);
+        w.input_bias = vector(given, "input_bias", outputs);
+        w.output_bias = vector(given, "output_bias", d_.hidden);
+        const auto taps = given.array<Packed<const float, 2>>("convolution");
+        require_aligned(taps);
+        w.taps = taps.shape(0);
+        require(w.taps > 0 && taps.shape(1) == w.channels(), "the taps of a convolution have the wrong shape");
+        held_.arrays.emplace_back(taps);
+        w.weight = taps.data();
+        w.conv_bias = vector(given, "convolution_bias", w.channels());
+        w.decay = vector(given, "decay", w.heads);
+        w.step_bias = vector(given, "step_bias", w.heads);
+        w.skip = vector(given, "skip", w.heads);
+        w.norm = vector(given, "norm", kind == Mixer::delta ? w.columns : w.width());
+        given.require_all_read();
+        require(alone || (w.decay && w.step_bias && w.norm), "a recurrence has decays and a norm");
+        const auto place = [&](size_t floats) {
+            const size_t at = round_up(d_.state_size, kStateAlignment);
+            d_.state_size = at + floats;
+            return at;
+        };
+        w.state_at = place(w.state_floats());
+        w.inputs_at = place(w.input_floats());
+        return w;
+    }
+
+    // cache_layer: that of the layer's own keys and values, or what it becomes where it reads those of another.
+    GroupedAttention grouped(Keywords given, size_t& cache_layer) {
         const size_t kv_heads = given.number<size_t>("kv_heads"), head_dim = given.number<size_t>("head_dim"),
                      head_values = given.number<size_t>("head_values");
         require(kv_heads > 0 && kv_heads <= d_.kv_heads && d_.heads % kv_heads == 0,
@@ -126,6 +196,7 @@ class DecoderReader {
         const size_t queries = d_.heads * head_dim, keys = kv_heads * head_dim, number = d_.layers.size();
         const auto shared = given.array<std::optional<size_t>>("keys_of");
         require(!shared || (*shared < number && has_cache(*shared, kv_heads, head_dim)), "keys_of is no such layer");
+        if (shared) cache_layer = d_.layers[*shared].cache_layer;
         const auto values_keys = given.array<std::optional<PanelArgument>>("values_keys");
         require(shared.has_value() != values_keys.has_value(), "a layer has keys and values, or those of another");
         const auto apart = given.array<std::optional<PanelArgument>>("keys");
@@ -139,6 +210,7 @@ class DecoderReader {
             .values_keys = shared ? LinearPanelWeight{} : panels(*values_keys, d_.hidden, apart ? keys : 2 * keys),
             .keys = apart ? panels(*apart, d_.hidden, keys) : LinearPanelWeight{},
             .output = panels(given, "output", d_.heads * head_values, d_.hidden),
+            .gate = optional_panels(given, "gate", d_.hidden, queries),
             .query_bias = vector(given, "query_bias", queries),
             .values_keys_bias = vector(given, "values_keys_bias", 2 * keys),
             .output_bias = vector(given, "output_bias", d_.hidden),
@@ -151,7 +223,6 @@ class DecoderReader {
             .rope = given.number<size_t>("rope"),
             .query_rope = given.number<size_t>("query_rope"),
             .score_cap = cap(given, "score_cap"),
-            .cache_layer = shared.value_or(number),
             .value_norm = given.number<bool>("value_norm")};
         given.require_all_read();
         require(shared ? !w.key_norm : (w.query_norm == nullptr) == (w.key_norm == nullptr),
@@ -164,7 +235,8 @@ class DecoderReader {
 
     bool has_cache(size_t layer, size_t kv_heads, size_t head_dim) const {
         const GroupedAttention& w = d_.layers[layer].grouped;
-        return w.has_keys() && w.kv_heads == kv_heads && w.head_dim == head_dim;
+        return d_.layers[layer].mixer == Mixer::attention && w.has_keys() && w.kv_heads == kv_heads &&
+               w.head_dim == head_dim;
     }
 
     LayerInput layer_input(Keywords given) {
@@ -222,9 +294,18 @@ class DecoderReader {
         m.router = panels(router, d_.hidden, experts);
         require(m.router.data != nullptr, "a router has no weights");
         m.router_bias = vector(given, "router_bias", experts);
-        m.routed = feed_forward(given, "routed", experts);
+        const auto down = given.array<std::optional<PanelArgument>>("latent_down");
+        const size_t read = down ? std::get<2>(*down) : d_.hidden;
+        require(read > 0 && read < kMaxAxis && read % 32 == 0, "the rows of experts must be multiples of 32");
+        m.latent_down = down ? panels(*down, d_.hidden, read) : LinearPanelWeight{};
+        m.latent_up = optional_panels(given, "latent_up", read, d_.hidden);
+        require(down.has_value() == (m.latent_up.data != nullptr), "experts of a latent have both of its products");
+        m.routed = feed_forward(given, "routed", experts, read);
         require(m.routed.is_given(), "a mixture has experts");
-        m.shared = feed_forward(given, "shared", 1);
+        m.shared = feed_forward(given, "shared", 1, d_.hidden);
+        m.shared_gate = optional_panels(given, "shared_gate", d_.hidden, 1);
+        require(!m.shared_gate.data || (m.shared.is_given() && !m.shared.down_bias),
+                "a gate is that of a shared block without a bias of its outputs");
         given.require_all_read();
         return m;
     }
@@ -252,6 +333,12 @@ class DecoderReader {
         return panels(given.array<PanelArgument>(name), in, out);
     }
 
+    // No weight for None.
+    LinearPanelWeight optional_panels(Keywords& given, const char* name, size_t in, size_t out) {
+        const auto argument = given.array<std::optional<PanelArgument>>(name);
+        return argument ? panels(*argument, in, out) : LinearPanelWeight{};
+    }
+
     LinearPanelWeight panels(const PanelArgument& argument, size_t in, size_t out) {
         require(std::get<2>(argument) == out, "a weight has the wrong number of outputs");
         return weight(argument, in);
@@ -270,14 +357,14 @@ class DecoderReader {
     }
 
     // A block that is not given has no weights.
-    FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count) {
+    FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count, size_t inputs) {
         const auto argument = given.array<FeedForwardArgument>(name);
         const auto& [weights, activation, biases] = argument;
         if (weights.empty()) return {};
         for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
         for (const OptionalVector& bias : biases)
             if (bias) held_.arrays.emplace_back(*bias);
-        return feed_forward_of(argument, count, d_.hidden);
+        return feed_forward_of(argument, count, inputs);
     }
 
     HeldDecoder& held_;

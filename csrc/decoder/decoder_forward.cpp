@@ -3,6 +3,7 @@
 #include "decoder/feed_forward_part.h"
 #include "decoder/grouped_attention_part.h"
 #include "decoder/latent_attention_part.h"
+#include "decoder/recurrent_part.h"
 #include "linear/unpack_linear_panels.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -15,6 +16,7 @@ class StagePart : public StageMember {
 
     void run() const {
         const auto latents = [&] { return LatentAttentionPart(*this); };
+        const auto recurrent = [&] { return RecurrentPart(*this); };
         const auto feed_forward = [&] { return FeedForwardPart(*this); };
         const size_t head_rows = step_.tokens * decoder_.heads;
         switch (stage_.kind) {
@@ -50,6 +52,15 @@ class StagePart : public StageMember {
             case StageKind::value_up:
                 return latents().value_up(
                     rows_of(head_rows, decoder_.latent.latent, latents().rows_of_value_up(), latents().latent_rows()));
+
+            case StageKind::project_inputs:
+                return recurrent().project(hidden_rows(layer().attention_norm));
+            case StageKind::convolve:
+                return recurrent().convolve();
+            case StageKind::update_delta:
+                return recurrent().update_delta();
+            case StageKind::update_mamba:
+                return recurrent().update_mamba();
 
             case StageKind::attended_rows:
                 return with_attended([&](auto&& attended) { share_rows(step_.tokens, attended_width(), attended); });
@@ -87,12 +98,28 @@ class StagePart : public StageMember {
                 return feed_forward().route(hidden_rows(layer().ffn_norm));
             case StageKind::choose:
                 return feed_forward().choose();
+            case StageKind::latent_expert_rows:
+                return share_rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().latent_rows());
             case StageKind::gate_up_experts:
-                return feed_forward().gate_up_experts(hidden_rows(layer().ffn_norm));
+                return feed_forward().gate_up_experts(
+                    layer().mixture.has_latent()
+                        ? rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().latent_rows())
+                        : hidden_rows(layer().ffn_norm));
             case StageKind::expert_rows:
                 return feed_forward().share_gated();
             case StageKind::add_experts:
                 return feed_forward().add_experts();
+
+            case StageKind::shared_rows:
+                return share_rows(step_.tokens, shared_width(), copied(plan_.shared_gated, shared_width()));
+            case StageKind::add_shared:
+                return add_product(layer().mixture.shared.down, layer().mixture.shared.down_bias, false,
+                                   rows(step_.tokens, shared_width(), copied(plan_.shared_gated, shared_width())));
+            case StageKind::latent_sum_rows:
+                return share_rows(step_.tokens, layer().mixture.latent_up.in, feed_forward().latent_sum_rows());
+            case StageKind::add_latent_sum:
+                return add_product(layer().mixture.latent_up, nullptr, false,
+                                   rows(step_.tokens, layer().mixture.latent_up.in, feed_forward().latent_sum_rows()));
 
             case StageKind::hidden:
                 return store_hidden();
@@ -109,6 +136,7 @@ class StagePart : public StageMember {
     size_t input_width() const { return layer().input.width(); }
     size_t attended_width() const { return DecoderPlan::in_blocks(plan_.attended_width(layer())); }
     size_t gated_width() const { return layer().feed_forward.width(); }
+    size_t shared_width() const { return layer().mixture.shared.width(); }
 
     Activations hidden_rows(const float* gamma) const {
         return rows(step_.tokens, decoder_.hidden, residual_rows(gamma));
@@ -120,20 +148,26 @@ class StagePart : public StageMember {
         with_cache(step_.cache, [&]<class Cache>() { body(GroupedAttentionPart<Cache>(*this)); });
     }
 
-    // Calls body with what makes rows of the attention's outputs.
+    // Calls body with what makes rows of the mixer's outputs.
     template <class Body>
     void with_attended(Body&& body) const {
+        if (layer().has_state()) return RecurrentPart(*this).with_results(body);
         if (decoder_.latent.is_given()) return body(copied(plan_.attended, plan_.attended_width(layer())));
         GroupedPartials(*this).with_attended(body);
     }
 
+    std::pair<const LinearPanelWeight*, const float*> output_of_mixer() const {
+        const auto of = [](const auto& mixer) { return std::pair(&mixer.output, mixer.output_bias); };
+        return layer().has_state()          ? of(layer().recurrent)
+               : decoder_.latent.is_given() ? of(layer().latent)
+                                            : of(layer().grouped);
+    }
+
     void add_output() const {
-        const bool has_latents = decoder_.latent.is_given();
+        const auto [output, bias] = output_of_mixer();
         const Activations x = row_space(step_.tokens, attended_width());
         if (begins_rows()) with_attended([&](auto&& attended) { make_rows(x, {0, step_.tokens}, attended); });
-        add_product(has_latents ? layer().latent.output : layer().grouped.output,
-                    has_latents ? layer().latent.output_bias : layer().grouped.output_bias,
-                    layer().parallel || layer().attention_post_norm, x);
+        add_product(*output, bias, layer().parallel || layer().attention_post_norm, x);
     }
 
     void store_hidden() const {

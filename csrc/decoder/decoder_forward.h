@@ -1,6 +1,6 @@
 // One step of a decoder: tokens of any sequences in, logits out, in one native call, so that the threads synchronise
-// between stages of a layer rather than in Python. All layers have the same kind of attention, grouped-query or latent;
-// each has one of two kinds of feed-forward block.
+// between stages of a layer rather than in Python. A layer has attention, of one kind in all of them, grouped-query or
+// latent, or a recurrence, or neither; and a feed-forward block of one of two kinds, or none.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,12 @@
 
 #include "attention/cache_type.h"
 #include "core/isa.h"
+#include "decoder/recurrent_mixer.h"
 #include "decoder/step_costs.h"
 #include "linear/linear_panels.h"
 #include "mixture_of_experts/expert_router.h"
 #include "mixture_of_experts/mixture_of_experts.h"
+#include "recurrent/state_rows.h"
 
 namespace decodestep {
 
@@ -26,6 +28,7 @@ struct GroupedAttention {
     // keys have a weight of their own, in another format
     LinearPanelWeight values_keys, keys;
     LinearPanelWeight output;
+    LinearPanelWeight gate;  // optional: hidden to heads * head_dim, whose sigmoids multiply the heads' results
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
     const float* sinks;       // [heads]: of each a score without a value, which takes a part of the softmax; or null
@@ -34,11 +37,9 @@ struct GroupedAttention {
     size_t window;            // the number of positions that a token attends to, its own included; 0: all up to its own
     size_t rope, query_rope;  // indices of the rotations of keys and of queries in sin and cos
     float score_cap;          // c of scores that become c tanh(score / c); 0: none
-    // The layer whose keys and values it attends to: its own; or an earlier one of the same sizes, and it has no
-    // weights of keys and values.
-    size_t cache_layer;
-    bool value_norm;  // every head of values is divided by its root mean square
+    bool value_norm;          // every head of values is divided by its root mean square
 
+    // Else it attends to those of an earlier layer of the same sizes.
     bool has_keys() const { return values_keys.data != nullptr; }
 };
 
@@ -72,8 +73,12 @@ struct Mixture {
     const float* router_bias;  // [experts], added to the logits; or null
     RouterRule rule;
     FeedForwardPanels routed, shared;  // shared is optional
+    LinearPanelWeight shared_gate;     // optional: hidden to 1, whose sigmoid multiplies the shared block
+    // Optional: hidden to the rows that the routed experts read, and from their sum, as wide, back to hidden.
+    LinearPanelWeight latent_down, latent_up;
 
     bool is_given() const { return router.data != nullptr; }
+    bool has_latent() const { return latent_down.data != nullptr; }
 };
 
 // What a layer adds of an input of its own, after its blocks:
@@ -89,13 +94,18 @@ struct LayerInput {
 struct DecoderLayer {
     const float *attention_norm, *ffn_norm;            // [hidden], of a block's input; null if there is none
     const float *attention_post_norm, *ffn_post_norm;  // [hidden], of a block's output; null if there is none
-    GroupedAttention grouped;                          // unless the decoder has LatentSizes
-    LatentAttention latent;                            // if it has
-    FeedForwardPanels feed_forward;                    // a dense block, unless the mixture is given
+    Mixer mixer;
+    GroupedAttention grouped;        // of attention, unless the decoder has LatentSizes
+    LatentAttention latent;          // if it has
+    RecurrentMixer recurrent;        // of the mixers with a state
+    size_t cache_layer;              // of attention: the number of the cache's layer that it reads
+    FeedForwardPanels feed_forward;  // a dense block, unless the mixture is given, or a layer has neither
     Mixture mixture;
     bool parallel;     // the feed-forward block reads x as it was before attention; without post norms
     LayerInput input;  // optional
     float scale;  // a factor of x after the layer; 1 without a norm after the feed-forward block and without an input
+
+    bool has_state() const { return mixer != Mixer::attention && mixer != Mixer::none; }
 };
 
 // heads is a multiple of kv_heads, head_dim of 16; hidden and the widths of feed-forward blocks are multiples of 32.
@@ -109,6 +119,7 @@ struct Decoder {
     float embedding_scale, residual_scale, logits_scale;  // factors
     float logits_cap;                                     // c of logits that become c tanh(logit / c); 0: none
     std::vector<DecoderLayer> layers;
+    size_t cache_layers, state_size;                       // layers of the cache; floats of a sequence's states
     const float* norm;                                     // [hidden]
     LinearPanelWeight logits;                              // hidden to vocabulary
     std::variant<RowWeight, LinearPanelWeight> embedding;  // [vocabulary, hidden]; panels may be those of the logits
@@ -116,7 +127,7 @@ struct Decoder {
 
 // For each token, with x its row of the residual stream, first embedding_scale * the embedding:
 //   in every layer
-//     h = rms_norm(x, attention_norm);  x += residual_scale * attention(h) W_output
+//     h = rms_norm(x, attention_norm);  x += residual_scale * (attention(h), or the recurrence's results) W_output
 //     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts);
 //     a block without W_gate has max(h W_up, 0)^2 in place of swiglu, others what their `activation` says
 //     a block without a norm before it reads x; with a post norm, what is added is normalised before residual_scale
@@ -129,18 +140,25 @@ struct Decoder {
 //   every head of q and of k normalised, or q and k as one row each, where there are norms; or after the next line
 //   q and k rotated by the position;  k and v rounded to the cache's type, q to bfloat16 where that is the cache's
 //   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
-//   last `window` of them, with capped scores and a sink where there are;  output_bias is added to its product with
-//   W_output
+//   last `window` of them, with capped scores and a sink where there are, times sigmoid(h W_gate) with a gate;
+//   output_bias is added to its product with W_output
 // Latent attention:
 //   q = h W_query, or rms_norm(h W_query_down, query_norm) W_query;  c, r = h W_latent;  c = rms_norm(c, latent_norm)
 //   biases are added to the products by W_query_down, W_latent and W_output
 //   r and the rope part of q rotated by the position;  c and r rounded to the cache's types and written to it
 //   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
 //   which c are the values; what it gives times W_value_up
+// Recurrences, of parts of h W_inputs:
+//   delta: q, k, v = silu(causal_conv1d);  logarithms of decays decay * softplus(step + step_bias), betas
+//   sigmoid(beta);
+//     gated_delta_rule of normalised q and k, every head normalised by `norm`, times silu(gate)
+//   mamba: x, b, c = silu(causal_conv1d);  selective_state_update, times silu(gate), and the heads of each key head
+//     normalised by `norm` as one row
+//   convolution: gate * causal_conv1d of (factor * x), without silu
 // Products are those of linear_panels.h: activations are quantised if the weight's format requires it. Attention is
 // that of attention/group_attention.h or attention/mla_attention.h, the mixture that of mixture_of_experts/.
 //
-// Layout of the cache, slabs of pages of every layer. Grouped-query attention, bfloat16:
+// Layout of the cache, slabs of pages of every layer with attention. Grouped-query attention, bfloat16:
 //   keys [slabs, layers, kv_heads, slab_pages, head_dim / 2, 16, 2]: the two columns of a pair innermost, then the
 //   position
 //   values [slabs, layers, kv_heads, slab_pages, 8, head_dim, 2]: the two positions of a pair innermost, then the
@@ -160,6 +178,8 @@ struct Decoder {
 // another one, have no effect. NaN: reaches later tokens of its own sequence and nothing else. Determinism: a token's
 // bits depend on the tokens up to its own in its sequence alone, not on the other tokens of the call, on how a prompt
 // is split into calls, or on the thread count.
+// The states of a sequence, a row of float32: those of its layers in order, from multiples of 16 floats on, first the
+// matrices as gated_delta_rule or selective_state_update have them, then the last inputs of the convolution.
 struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;
@@ -174,6 +194,8 @@ struct DecoderForward {
     const int64_t* wanted;  // [rows]: indices of tokens
     size_t rows;
     const float* layer_inputs;  // [tokens, layers, width], if layers have inputs
+    float* states;              // [slots, state_size], if layers have states
+    StateRows state_rows;       // then the runs of a sequence's tokens, in order, each of another sequence
     float* logits;              // [rows, vocabulary]
     float* hidden;              // [tokens, hidden], or null
     int threads;

@@ -9,6 +9,7 @@
 #include "attention/mla_attention_tasks.h"
 #include "decoder/attention_plan.h"
 #include "decoder/panel_sweep.h"
+#include "decoder/recurrent_calls.h"
 #include "decoder/stage_kind.h"
 #include "decoder/step_buffers.h"
 #include "linear/forms.h"
@@ -53,8 +54,7 @@ class DecoderPlan {
           decoder(*step.decoder),
           replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
           query_width(decoder.latent.is_given() ? decoder.heads * decoder.head_dim
-                                                : in_blocks(decoder.heads * decoder.head_dim)),
-          most_attended(decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : decoder.head_values)) {
+                                                : in_blocks(decoder.heads * decoder.head_dim)) {
         decoder.latent.is_given() ? plan_latents(buffers) : plan_groups();
         for (size_t number = 0; number < decoder.layers.size(); ++number) list_layer(number);
         at_ = decoder.layers.size();
@@ -67,7 +67,7 @@ class DecoderPlan {
     // Prepares a stage, before any of its shares is run: attention to latents is told where its layer's are.
     void begin(const Stage& stage) {
         if (stage.kind != StageKind::attend_latents) return;
-        const auto offset = [&](size_t width) { return page_offset(stage.layer_number, 0, 0, width); };
+        const auto offset = [&](size_t width) { return page_offset(stage.layer->cache_layer, 0, 0, width); };
         latent_call.kv.data = step.values + offset(latent_call.kv.pitch()) * value_bytes(step.cache);
         latent_call.kr.data = step.keys + offset(decoder.latent.rope) * value_bytes(latent_call.kr.type);
     }
@@ -86,8 +86,10 @@ class DecoderPlan {
         return *std::find_if(groups.begin(), groups.end(), [&](const auto& plan) { return plan.serves(w); });
     }
 
-    // The values that a token's heads give to the output of a layer.
+    // The values that a token's heads, or its recurrence, give to the output of a layer.
     size_t attended_width(const DecoderLayer& layer) const {
+        if (layer.mixer == Mixer::none) return 0;
+        if (layer.has_state()) return layer.recurrent.width();
         return decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : layer.grouped.head_values);
     }
 
@@ -117,9 +119,7 @@ class DecoderPlan {
     const DecoderForward& step;
     const Decoder& decoder;
     const bool replicated_rows;
-    // Values per token of all queries (padded to whole panels, except with latent attention), and of the attention
-    // output, in the widest layer.
-    const size_t query_width, most_attended;
+    const size_t query_width;  // values of all queries of a token, padded to whole panels, except with latent attention
     std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window and number of key-value heads
     MlaAttention latent_call{};         // latent attention of the layer that `begin` was last called for
     std::optional<MlaAttentionTasks> latents;
@@ -131,11 +131,15 @@ class DecoderPlan {
     float* x = nullptr;         // [tokens, hidden]
     void* q = nullptr;          // [tokens, query_width], in the type of the cache's factors
     float* attended = nullptr;  // [tokens, attended_width of the layer]
+    float* gates = nullptr;     // [tokens, heads * head_dim of the layer]
     float* heads = nullptr;   // [tokens, query_width + 2 * kv_heads * head_dim]: queries, keys and values before norms
     float* branch = nullptr;  // [tokens, hidden]: a block's output before its post norm
     float* gated = nullptr;   // [tokens, width] of a dense block, [tokens * used, width] of experts
-    float* shared_gated = nullptr;   // [tokens, width]
-    float* router_logits = nullptr;  // [tokens, experts]
+    float* shared_gated = nullptr;                            // [tokens, width]
+    float* router_logits = nullptr;                           // [tokens, experts]
+    float* shared_gates = nullptr;                            // [tokens]
+    float *expert_latents = nullptr, *latent_sums = nullptr;  // [tokens, latent of the experts]
+    RecurrentBuffers recurrent;
     // Of latent attention:
     float* compressed = nullptr;       // [tokens, outputs of query_down]
     float* queries = nullptr;          // [tokens, query_width]
@@ -148,7 +152,8 @@ class DecoderPlan {
     void plan_groups() {
         for (const DecoderLayer& layer : decoder.layers) {
             const GroupedAttention& w = layer.grouped;
-            if (std::none_of(groups.begin(), groups.end(), [&](const auto& plan) { return plan.serves(w); }))
+            if (layer.mixer == Mixer::attention &&
+                std::none_of(groups.begin(), groups.end(), [&](const auto& plan) { return plan.serves(w); }))
                 groups.emplace_back(step, w.window, w.kv_heads);
         }
     }
@@ -185,9 +190,13 @@ class DecoderPlan {
     void list_layer(size_t number) {
         at_ = number;
         const DecoderLayer& w = decoder.layers[number];
-        decoder.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
+        if (w.has_state()) list_recurrence(w.recurrent);
+        if (w.mixer == Mixer::attention)
+            decoder.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
+        attended_floats_ = std::max(attended_floats_, step.tokens * attended_width(w));
         if (w.attention_post_norm && !w.parallel) stage(StageKind::add_attended);
-        w.mixture.is_given() ? list_mixture(w.mixture) : list_feed_forward(w.feed_forward);
+        if (w.mixture.is_given()) list_mixture(w.mixture);
+        if (w.feed_forward.is_given()) list_feed_forward(w.feed_forward);
         if (w.parallel) stage(StageKind::add_attended);
         if (w.ffn_post_norm) stage(StageKind::add_gated);
         if (w.input.is_given()) list_input(w.input);
@@ -196,7 +205,8 @@ class DecoderPlan {
 
     void list_grouped_attention(const GroupedAttention& w) {
         product(StageKind::attention_rows, StageKind::project, step.tokens, decoder.hidden,
-                {&w.query, &w.values_keys, &w.keys});
+                {&w.query, &w.values_keys, &w.keys, &w.gate});
+        if (w.gate.data) gate_floats_ = std::max(gate_floats_, step.tokens * w.gate.out);
         if (w.query_norm) {
             stage(StageKind::norm_heads);
             has_head_norms_ = true;
@@ -204,6 +214,17 @@ class DecoderPlan {
         stage(StageKind::attend);
         if (merges_apart(groups_of(w))) stage(StageKind::merge_partials);
         product(StageKind::attended_rows, StageKind::add_output, step.tokens, in_blocks(w.output.in), {&w.output});
+    }
+
+    void list_recurrence(const RecurrentMixer& w) {
+        product(StageKind::attention_rows, StageKind::project_inputs, step.tokens, decoder.hidden,
+                {&w.inputs[0], &w.inputs[1], &w.inputs[2], &w.inputs[3]});
+        stage(StageKind::convolve);
+        if (w.kind != Mixer::convolution)
+            stage(w.kind == Mixer::delta ? StageKind::update_delta : StageKind::update_mamba);
+        product(StageKind::attended_rows, StageKind::add_output, step.tokens, in_blocks(w.output.in), {&w.output});
+        input_floats_ = std::max(input_floats_, step.tokens * w.input_width());
+        convolved_floats_ = std::max(convolved_floats_, step.tokens * w.channels());
     }
 
     void list_latent_attention(const LatentAttention& w) {
@@ -239,22 +260,43 @@ class DecoderPlan {
     void list_mixture(const Mixture& w) {
         const FeedForwardPanels &routed = w.routed, &shared = w.shared;
         const size_t entries = step.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
-        const Forms of_x{&w.router, &routed.gate, &routed.up, &shared.gate, &shared.up};
-        product(StageKind::ffn_rows, StageKind::route, step.tokens, decoder.hidden, {&w.router, &shared.first()}, of_x);
+        const LinearPanelWeight none{};
+        const bool has_latent = w.has_latent();
+        const auto unless_latent = [&](const LinearPanelWeight& weight) { return has_latent ? &none : &weight; };
+        const Forms of_x{&w.router,
+                         unless_latent(routed.gate),
+                         unless_latent(routed.up),
+                         &shared.gate,
+                         &shared.up,
+                         &w.shared_gate,
+                         &w.latent_down};
+        const Forms of_routed = has_latent ? Forms{&routed.gate, &routed.up} : of_x;
+        product(StageKind::ffn_rows, StageKind::route, step.tokens, decoder.hidden,
+                {&w.router, &shared.first(), &w.shared_gate, &w.latent_down}, of_x);
         if (!replicated_rows) stage(StageKind::choose);
-        stages.push_back({StageKind::gate_up_experts, &decoder.layers[at_], at_, of_x, 0});
-        const Forms of_gated{&routed.down, &shared.down};
-        if (!replicated_rows) stages.push_back({StageKind::expert_rows, &decoder.layers[at_], at_, of_gated, 0});
-        stages.push_back({StageKind::add_experts, &decoder.layers[at_], at_, of_gated, 0});
-        row_floats_ = std::max(row_floats_,
-                               of_gated.floats(entries, routed.width()) + of_gated.floats(step.tokens, shared_width));
+        if (has_latent && !replicated_rows) stage(StageKind::latent_expert_rows, of_routed);
+        stage(StageKind::gate_up_experts, of_routed);
+        const Forms of_gated{&routed.down, unless_latent(shared.down)};
+        if (!replicated_rows) stage(StageKind::expert_rows, of_gated);
+        stage(StageKind::add_experts, of_gated);
+        row_floats_ = std::max({row_floats_, of_routed.floats(step.tokens, routed.inputs()),
+                                of_gated.floats(entries, routed.width()) + of_gated.floats(step.tokens, shared_width)});
+        if (has_latent) list_sum_of_latents(w);
         gated_floats_ = std::max(gated_floats_, entries * routed.width());
         shared_floats_ = std::max(shared_floats_, step.tokens * shared_width);
         most_experts_ = std::max(most_experts_, w.rule.experts);
         entries_ = std::max(entries_, entries);
     }
 
-    void stage(StageKind kind) { stages.push_back({kind, layer(), at_, {}, 0}); }
+    // What the routed experts of a latent and the shared block add to x.
+    void list_sum_of_latents(const Mixture& w) {
+        if (w.shared.is_given())
+            product(StageKind::shared_rows, StageKind::add_shared, step.tokens, w.shared.width(), {&w.shared.down});
+        product(StageKind::latent_sum_rows, StageKind::add_latent_sum, step.tokens, w.latent_up.in, {&w.latent_up});
+        expert_latent_floats_ = std::max(expert_latent_floats_, step.tokens * w.latent_up.in);
+    }
+
+    void stage(StageKind kind, Forms forms = {}) { stages.push_back({kind, layer(), at_, forms, 0}); }
 
     void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width,
                  std::initializer_list<const LinearPanelWeight*> weights) {
@@ -274,10 +316,15 @@ class DecoderPlan {
     void take_memory(StepBuffers& buffers) {
         const auto of_tokens = [&](size_t width) { return buffers.take(step.tokens * width); };
         x = of_tokens(decoder.hidden);
-        attended = of_tokens(most_attended);
+        attended = buffers.take(attended_floats_);
+        gates = buffers.take(gate_floats_);
+        recurrent = {buffers.take(input_floats_), buffers.take(convolved_floats_), attended};
         gated = buffers.take(gated_floats_);
         shared_gated = buffers.take(shared_floats_);
         router_logits = of_tokens(most_experts_);
+        shared_gates = of_tokens(most_experts_ > 0);
+        expert_latents = buffers.take(expert_latent_floats_);
+        latent_sums = buffers.take(expert_latent_floats_);
         members = std::vector<MemberMemory>(static_cast<size_t>(step.threads));
         for (size_t i = 0; i < (replicated_rows ? members.size() : 1); ++i) members[i].rows = buffers.take(row_floats_);
         if (replicated_rows)
@@ -306,7 +353,8 @@ class DecoderPlan {
     }
 
     size_t at_ = 0;  // the layer that is being listed, their number after the last
-    size_t row_floats_ = 0, gated_floats_ = 0, shared_floats_ = 0, most_experts_ = 0, entries_ = 0,
+    size_t row_floats_ = 0, attended_floats_ = 0, gate_floats_ = 0, input_floats_ = 0, convolved_floats_ = 0,
+           gated_floats_ = 0, shared_floats_ = 0, expert_latent_floats_ = 0, most_experts_ = 0, entries_ = 0,
            widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
     std::vector<int64_t> lengths_;  // the number of positions that each token attends to

@@ -34,12 +34,23 @@ class FeedForwardPart : public StageMember {
         store_products(m_.router, router, after_router, x, step_.tokens, plan_.router_logits, m_.router.out, 1.0f,
                        m_.router_bias);
         multiply_dense(m_.shared, panels_of(1).first, x, plan_.shared_gated);
+        const auto [gate, after_gate] = panels_of(2);
+        store_products(m_.shared_gate, gate, after_gate, x, step_.tokens, plan_.shared_gates, 1);
+        const auto [latent, after_latent] = panels_of(3);
+        store_products(m_.latent_down, latent, after_latent, x, step_.tokens, plan_.expert_latents, m_.latent_down.out);
     }
 
     // The experts of the share's tokens, for all members.
     void choose() const { choose(plan_.routing, share_.of(step_.tokens)); }
 
+    // What experts of a latent read, and their sum.
+    auto latent_rows() const { return copied(plan_.expert_latents, m_.routed.inputs()); }
+    auto latent_sum_rows() const { return copied(plan_.latent_sums, m_.routed.inputs()); }
+
     void gate_up_experts(const Activations& x) const {
+        const size_t latent = m_.latent_down.out;
+        share_.each(step_.tokens, [&](size_t t) { std::fill_n(plan_.latent_sums + t * latent, latent, 0.0f); });
+        if (m_.shared_gate.data) share_.each(step_.tokens, [&](size_t t) { multiply_shared(t); });
         multiply_experts(m_.routed, expert_rows(), x, stage_.forms, share_, plan_.gated);
     }
 
@@ -53,11 +64,19 @@ class FeedForwardPart : public StageMember {
         if (begins_rows())
             for (size_t row = 0; row < in.count(); ++row) in.store(row, plan_.gated, plan_.shared_gated);
         in.rows = &expert_rows();
-        decodestep::DECODESTEP_BUILD::add_experts(in, decoder_.residual_scale, share_, plan_.x);
+        m_.has_latent() ? decodestep::DECODESTEP_BUILD::add_experts(in, 1.0f, share_, plan_.latent_sums)
+                        : decodestep::DECODESTEP_BUILD::add_experts(in, decoder_.residual_scale, share_, plan_.x);
     }
 
   private:
     size_t entries() const { return step_.tokens * m_.rule.used; }
+
+    // What the shared block gives for a token is linear in its activations: they are multiplied by the sigmoid.
+    void multiply_shared(size_t t) const {
+        const f32x16 factor = sigmoid(broadcast(plan_.shared_gates[t]));
+        float* row = plan_.shared_gated + t * m_.shared.width();
+        for (size_t i = 0; i < m_.shared.width(); i += kLanes) store(row + i, load(row + i) * factor);
+    }
 
     // The activation of a block without a gate.
     void square(const Activations& x) const {
@@ -96,7 +115,7 @@ class FeedForwardPart : public StageMember {
     MixtureInputs gated_in_space() const {
         float* space = plan_.row_space(share_.member);
         MixtureInputs in{.routed = &m_.routed,
-                         .shared = m_.shared.is_given() ? &m_.shared : nullptr,
+                         .shared = m_.shared.is_given() && !m_.has_latent() ? &m_.shared : nullptr,
                          .rows = nullptr,
                          .gated = stage_.forms.in_space(space, entries(), m_.routed.width()),
                          .shared_gated = {},

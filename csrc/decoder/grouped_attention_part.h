@@ -20,6 +20,8 @@ class GroupedAttentionPart : public GroupedPartials {
             [&](size_t i, size_t t) { return query_at(t, i * kPanelOutputs); });
         project_to_cache(x, 1, w_.values_keys, 0);
         project_to_cache(x, 2, w_.keys, w_.values_keys.out);
+        const auto [gates, after_gates] = panels_of(3);
+        store_products(w_.gate, gates, after_gates, x, step_.tokens, plan_.gates, w_.gate.out);
     }
 
     // Normalises, rotates and stores the share's queries, keys and values, every head or all heads of a token as one
@@ -82,7 +84,7 @@ class GroupedAttentionPart : public GroupedPartials {
         return cache_offset(plan_.page_table_of(t)[step_.positions[t] / kPagePositions], kv_head);
     }
     size_t cache_offset(size_t page, size_t kv_head) const {
-        return plan_.page_offset(w_.cache_layer, page, kv_head, Cache::bytes(decoder_.head_dim));
+        return plan_.page_offset(stage_.layer->cache_layer, page, kv_head, Cache::bytes(decoder_.head_dim));
     }
     size_t row_of(size_t t) const { return step_.positions[t] % kPagePositions; }
 

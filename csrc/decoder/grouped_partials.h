@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decoder/stage_member.h"
+#include "elementwise/silu.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -45,7 +46,16 @@ class GroupedPartials : public StageMember {
         const PartialSoftmax read{partial.record, w_.head_values};
         const size_t head = unit.head_of(query);
         if (w_.sinks) read.merge_sink(w_.sinks[head]);
-        read.finish(nullptr, rows + unit.token_of(query) * attended_width() + head * w_.head_values);
+        float* const out = rows + unit.token_of(query) * attended_width() + head * w_.head_values;
+        read.finish(nullptr, out);
+        if (w_.gate.data) multiply_by_gate(out, plan_.gates + unit.token_of(query) * w_.gate.out + head * w_.head_dim);
+    }
+
+    void multiply_by_gate(float* values, const float* gate) const {
+        for (size_t i = 0; i < w_.head_values; i += kLanes) {
+            const size_t count = std::min<size_t>(kLanes, w_.head_values - i);
+            store_partial(values + i, load_partial(values + i, count) * sigmoid(load_partial(gate + i, count)), count);
+        }
     }
 
     static void copy(const PartialSoftmax& from, const PartialSoftmax& to) {

@@ -8,7 +8,7 @@ namespace decodestep::DECODESTEP_BUILD {
 // What a stage does. Stages run one after another, each on all members of the team. The stages named *_rows make the
 // activations that the following product reads.
 enum class StageKind {
-    attention_rows,  // x normalised
+    attention_rows,  // x normalised, for the mixer
     // Grouped-query attention:
     project,     // queries; keys and values, into the cache
     norm_heads,  // of queries and keys, if they have norms; keys into the cache
@@ -24,8 +24,13 @@ enum class StageKind {
     merge_latents,
     latent_rows,  // each head's attention output
     value_up,
-    // Both:
-    attended_rows,  // the attention's outputs
+    // Recurrences:
+    project_inputs,  // what they read
+    convolve,        // parts of it; and decays and betas of a delta rule
+    update_delta,    // the states, and what queries read of them
+    update_mamba,
+    // All mixers:
+    attended_rows,  // the attention's outputs, or a recurrence's
     add_output,     // x += attended W_output; this product alone with a post norm, or beside the feed-forward block
     add_attended,   // x += that, or its norm
     ffn_rows,       // x normalised
@@ -41,13 +46,18 @@ enum class StageKind {
     add_input,        // this times W_output
     add_input_norm,   // x += that, normalised
     // A mixture of experts:
-    route,   // the router's logits; gate_up of the shared block
-    choose,  // the experts of each token
+    route,               // the router's logits; gate_up of the shared block
+    choose,              // the experts of each token
+    latent_expert_rows,  // of experts of a latent: what they read
     gate_up_experts,
-    expert_rows,  // the swiglu's outputs, of experts and shared block
-    add_experts,  // x += the weighted sum
-    hidden,       // x normalised, into the call's `hidden`
-    logits_rows,  // the wanted tokens of x, normalised
+    expert_rows,      // the swiglu's outputs, of experts and shared block
+    add_experts,      // x += the weighted sum; or the sum of experts of a latent
+    shared_rows,      // then the shared block's outputs
+    add_shared,       // x += these W_down
+    latent_sum_rows,  // and the experts' sum
+    add_latent_sum,   // x += this times latent_up
+    hidden,           // x normalised, into the call's `hidden`
+    logits_rows,      // the wanted tokens of x, normalised
     logits,
 };
 
@@ -57,6 +67,7 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::attention_rows:
         case StageKind::project:
         case StageKind::norm_heads:
+        case StageKind::project_inputs:
         case StageKind::attended_rows:
         case StageKind::add_output:
         case StageKind::add_attended:
@@ -78,6 +89,12 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::latent_rows:
         case StageKind::value_up:
             return StepPart::mla_attention;
+        case StageKind::convolve:
+            return StepPart::convolution;
+        case StageKind::update_delta:
+            return StepPart::delta_rule;
+        case StageKind::update_mamba:
+            return StepPart::state_update;
         case StageKind::ffn_rows:
         case StageKind::gate_up:
         case StageKind::gated_rows:
@@ -92,9 +109,14 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::route:
         case StageKind::choose:
             return StepPart::expert_router;
+        case StageKind::latent_expert_rows:
         case StageKind::gate_up_experts:
         case StageKind::expert_rows:
         case StageKind::add_experts:
+        case StageKind::shared_rows:
+        case StageKind::add_shared:
+        case StageKind::latent_sum_rows:
+        case StageKind::add_latent_sum:
             return StepPart::experts;
     }
     return StepPart::linear;

@@ -100,10 +100,16 @@ class StageMember {
         return {{within(part.first), within(part.end)}, part.end > whole.end ? sweep.from(whole.end) : panels_after()};
     }
 
+    // Rows for outputs, `pitch` floats from one to the next.
+    struct OutputRows {
+        float* data;
+        size_t pitch;
+    };
+
     // out [tokens, width] = the outputs of some panels of a weight, multiplied by `scale`, plus the bias if there is
     // one; soft-capped if cap > 0. Outputs from `width` on are dropped.
     void store_products(const LinearPanelWeight& w, Range panels, NextPanels next, const Activations& x, size_t tokens,
-                        float* out, size_t width, float scale = 1.0f, const float* bias = nullptr,
+                        OutputRows out, size_t width, float scale = 1.0f, const float* bias = nullptr,
                         float cap = 0.0f) const {
         multiply_panels(w, panels, next, x, tokens, [&](size_t i, size_t t, float* y) {
             const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
@@ -112,8 +118,13 @@ class StageMember {
             add_bias(bias, first, width, y);
             if (cap > 0)
                 for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(y + j, soft_capped(load(y + j), cap));
-            std::memcpy(out + t * width + first, y, count * sizeof(float));
+            std::memcpy(out.data + t * out.pitch + first, y, count * sizeof(float));
         });
+    }
+    void store_products(const LinearPanelWeight& w, Range panels, NextPanels next, const Activations& x, size_t tokens,
+                        float* out, size_t width, float scale = 1.0f, const float* bias = nullptr,
+                        float cap = 0.0f) const {
+        store_products(w, panels, next, x, tokens, OutputRows{out, width}, width, scale, bias, cap);
     }
 
     // y += bias for outputs [first, first + kPanelOutputs) of `outputs`; nothing if bias is null.
@@ -152,9 +163,9 @@ class StageMember {
         });
     }
 
-    // The offset of the cache of the stage's layer, for `width` values per position.
+    // The offset of the cache that the stage's layer reads, for `width` values per position.
     size_t layer_offset(size_t width, size_t page = 0) const {
-        return plan_.page_offset(stage_.layer_number, page, 0, width);
+        return plan_.page_offset(stage_.layer->cache_layer, page, 0, width);
     }
 
     const DecoderPlan& plan_;

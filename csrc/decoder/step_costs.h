@@ -6,9 +6,21 @@
 
 namespace decodestep {
 
-enum class StepPart { linear, grouped_attention, mla_prolog, mla_attention, feed_forward, expert_router, experts };
-constexpr const char* kStepParts[] = {"linear",       "grouped_attention", "mla_prolog",        "mla_attention",
-                                      "feed_forward", "expert_router",     "mixture_of_experts"};
+enum class StepPart {
+    linear,
+    grouped_attention,
+    mla_prolog,
+    mla_attention,
+    convolution,
+    delta_rule,
+    state_update,
+    feed_forward,
+    expert_router,
+    experts
+};
+constexpr const char* kStepParts[] = {
+    "linear",           "grouped_attention",      "mla_prolog",   "mla_attention", "causal_conv1d",
+    "gated_delta_rule", "selective_state_update", "feed_forward", "expert_router", "mixture_of_experts"};
 
 // Per part: seconds, and the number of stages.
 using StepCost = double[2];

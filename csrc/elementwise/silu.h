@@ -5,6 +5,13 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
+// 1 / (1 + e^-x)
+DECODESTEP_INLINE f32x16 sigmoid(f32x16 x) {
+    const f32x16 one = broadcast(1.0f);
+    return one / (one + exp(broadcast(0.0f) - max(broadcast(-88.0f), x)));
+}
+
+// gate * sigmoid(gate) * up
 DECODESTEP_INLINE f32x16 gated(f32x16 gate, f32x16 up) {
     const f32x16 one = broadcast(1.0f);
     gate = max(broadcast(-88.0f), gate);  // exp(-gate) stays finite; the result is about 0 there

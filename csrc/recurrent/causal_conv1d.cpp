@@ -1,18 +1,16 @@
-#include "recurrent/causal_conv1d.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "core/parallel.h"
 #include "core/pieces.h"
 #include "elementwise/silu.h"
+#include "recurrent/recurrent_tasks.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 constexpr size_t kTaskValues = size_t{1} << 14;  // fewer take less time than waking a thread for them
-constexpr size_t kLeastChannels = 256;
-constexpr int kMostTaps = 4;  // in one sweep of a token
+constexpr int kMostTaps = 4;                     // in one sweep of a token
 
 // The channels from `first` to `end` of a row: they depend on no others.
 class RowChannels {
@@ -81,18 +79,25 @@ class RowChannels {
 
 }  // namespace
 
+ChannelBlocks::ChannelBlocks(const CausalConv1d& a, size_t least) : rows_(a.rows.count), channels_(a.channels) {
+    const size_t of_row = ceil_div(2 * static_cast<size_t>(a.threads), std::max<size_t>(rows_, 1));
+    width_ = round_up(std::max(least, ceil_div(channels_, of_row)), kLanes);
+    blocks_ = ceil_div(channels_, width_);
+}
+
+ChannelBlock ChannelBlocks::operator[](size_t number) const {
+    const size_t first = number % blocks_ * width_;
+    return {number / blocks_, first, std::min(first + width_, channels_)};
+}
+
+void convolve(const CausalConv1d& a, const ChannelBlock& block) {
+    RowChannels(a, block.row, block.first, block.end).run();
+}
+
 void causal_conv1d(const CausalConv1d& a) {
-    if (a.rows.count == 0) return;
-    // As few blocks of a row as keep the threads busy: a token's channels are read in long stretches, or every token
-    // costs a miss of the page table.
-    const size_t of_row = std::max<size_t>(a.tokens / a.rows.count, 1);
-    const size_t share = ceil_div(a.channels, ceil_div(2 * static_cast<size_t>(a.threads), a.rows.count));
-    const size_t channels = round_up(std::max({kLeastChannels, kTaskValues / of_row, share}), kLanes);
-    const size_t blocks = ceil_div(a.channels, channels);
-    parallel_for(a.rows.count * blocks, a.threads, [&](size_t task) {
-        const size_t first = task % blocks * channels;
-        RowChannels(a, task / blocks, first, std::min(first + channels, a.channels)).run();
-    });
+    const size_t of_row = std::max<size_t>(a.tokens / std::max<size_t>(a.rows.count, 1), 1);
+    const ChannelBlocks blocks(a, std::max(kLeastChannels, kTaskValues / of_row));
+    parallel_for(blocks.count(), a.threads, [&](size_t number) { convolve(a, blocks[number]); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

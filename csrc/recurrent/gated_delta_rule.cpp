@@ -1,9 +1,9 @@
-#include "recurrent/gated_delta_rule.h"
-
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "elementwise/rms_norm_row.h"
 #include "recurrent/decay.h"
+#include "recurrent/recurrent_tasks.h"
 #include "recurrent/state_columns.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -98,8 +98,14 @@ class HeadTokens {
 
 }  // namespace
 
+size_t task_count(const GatedDeltaRule& a) { return head_tasks(a); }
+
+void run_task(const GatedDeltaRule& a, size_t task) {
+    a.beta.data ? run_head_task<HeadTokens<true>>(a, task) : run_head_task<HeadTokens<false>>(a, task);
+}
+
 void gated_delta_rule(const GatedDeltaRule& a) {
-    a.beta.data ? run_heads<HeadTokens<true>>(a) : run_heads<HeadTokens<false>>(a);
+    parallel_for(task_count(a), a.threads, [&](size_t task) { run_task(a, task); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -1,8 +1,8 @@
-#include "recurrent/selective_state_update.h"
-
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "recurrent/decay.h"
+#include "recurrent/recurrent_tasks.h"
 #include "recurrent/softplus.h"
 #include "recurrent/state_columns.h"
 
@@ -70,6 +70,12 @@ class HeadTokens {
 
 }  // namespace
 
-void selective_state_update(const SelectiveStateUpdate& a) { run_heads<HeadTokens>(a); }
+size_t task_count(const SelectiveStateUpdate& a) { return head_tasks(a); }
+
+void run_task(const SelectiveStateUpdate& a, size_t task) { run_head_task<HeadTokens>(a, task); }
+
+void selective_state_update(const SelectiveStateUpdate& a) {
+    parallel_for(task_count(a), a.threads, [&](size_t task) { run_task(a, task); });
+}
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/parallel.h"
 #include "core/pieces.h"
 #include "core/thread_scratch.h"
 #include "recurrent/state_heads.h"
@@ -151,30 +150,36 @@ void run_columns(Tokens& of, const HeadColumns& at, Columns from, Columns to, si
     if (!whole) copy_columns(kept, to, rows, at.columns);
 }
 
-// All tasks of a call. Args: a kernel's, with `state`, `rows` and `threads`. Tokens: what its tokens do, for a task:
+// The tasks of a call: for every row and head the blocks of columns. Args: a kernel's, with `state` and `rows`.
+inline size_t column_blocks(const StateHeads& state) { return ceil_div(state.columns, kMostColumns); }
+
+template <class Args>
+size_t head_tasks(const Args& args) {
+    return args.rows.count * args.state.heads * column_blocks(args.state);
+}
+
+// Runs one of them. Tokens: what the call's tokens do, for a task:
 //
-//     recalls                          whether `added` needs what the state recalls
-//     Tokens(args, at, memory)         memory: Tokens::floats(args) floats
-//     change(t)                        the RowChange of token t; asked for in ascending order, valid until that of t +
-//     2 is decayed_key(t)                   likewise added(t, recalled), put(t, out)  what the key is multiplied by,
-//     and what the query has read
+//     recalls                   whether `added` needs what the state recalls
+//     Tokens(args, at, memory)  memory: Tokens::floats(args) floats
+//     change(t)                 the RowChange of token t; asked for in ascending order, valid until that of t + 2 is
+//     decayed_key(t)            likewise
+//     added(t, recalled)        what the key is multiplied by
+//     put(t, out)               takes what the query has read
 template <class Tokens, class Args>
-void run_heads(const Args& args) {
+void run_head_task(const Args& args, size_t task) {
     const StateHeads& state = args.state;
-    const size_t blocks = ceil_div(state.columns, kMostColumns), held = state.rows * kMostColumns;
-    parallel_for(args.rows.count * state.heads * blocks, args.threads, [&](size_t task) {
-        const size_t row = task / blocks / state.heads, column = task % blocks * kMostColumns;
-        const HeadColumns at{args.rows.first(row), args.rows.tokens(row), task / blocks % state.heads, column,
-                             std::min(kMostColumns, state.columns - column)};
-        const auto columns = [&](const int64_t* slots) {
-            return Columns{state.data + slots[row] * state.stride + at.head * state.head_stride + column,
-                           state.row_stride};
-        };
-        const ThreadScratch scratch(held + Tokens::floats(args));
-        Tokens of(args, at, scratch.data() + held);
-        with_constant<kMostVectors>(ceil_div(at.columns, kLanes), [&]<int N>() {
-            run_columns<N>(of, at, columns(args.rows.read), columns(args.rows.written), state.rows, scratch.data());
-        });
+    const size_t blocks = column_blocks(state), held = state.rows * kMostColumns;
+    const size_t row = task / blocks / state.heads, column = task % blocks * kMostColumns;
+    const HeadColumns at{args.rows.first(row), args.rows.tokens(row), task / blocks % state.heads, column,
+                         std::min(kMostColumns, state.columns - column)};
+    const auto columns = [&](const int64_t* slots) {
+        return Columns{state.data + slots[row] * state.stride + at.head * state.head_stride + column, state.row_stride};
+    };
+    const ThreadScratch scratch(held + Tokens::floats(args));
+    Tokens of(args, at, scratch.data() + held);
+    with_constant<kMostVectors>(ceil_div(at.columns, kLanes), [&]<int N>() {
+        run_columns<N>(of, at, columns(args.rows.read), columns(args.rows.written), state.rows, scratch.data());
     });
 }
 

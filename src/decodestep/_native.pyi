@@ -207,6 +207,9 @@ def decoder_forward(
     costs: NDArray[np.float64] | None = None,
     hidden: NDArray[np.float32] | None = None,
     layer_inputs: NDArray[np.float32] | None = None,
+    states: NDArray[np.float32] | None = None,
+    slots: NDArray[np.int64] | None = None,
+    into: NDArray[np.int64] | None = None,
 ) -> None: ...
 
 # Sampling.

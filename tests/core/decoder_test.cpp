@@ -23,6 +23,7 @@ size_t differences_of(const char* path) {
     const auto panels = [&](size_t in, size_t out) { return LinearPanelWeight{file.kept<uint8_t>(), in, out, format}; };
     for (size_t layer = 0; layer < sizes[6]; ++layer) {
         DecoderLayer w{};
+        w.cache_layer = d.cache_layers++;
         w.attention_norm = file.kept<float>();
         w.ffn_norm = file.kept<float>();
         w.grouped.query = panels(d.hidden, width);

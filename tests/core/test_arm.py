@@ -55,7 +55,7 @@ def write_call(path: Path, format_: Format, cache: np.dtype, rng: np.random.Gene
     arrays = [np.array(sizes, np.uint64), np.array([w.norm_eps, w.scale], np.float32)]
     for layer in w.layers:
         block = layer.feed_forward
-        products = (*layer.attention.products(), block.gate, block.up, block.down)
+        products = (*layer.mixer.products(), block.gate, block.up, block.down)
         arrays += [layer.attention_norm, layer.ffn_norm, *(product.data for product in products)]
     arrays += [w.norm, w.logits.data, w.embedding.rows]
     arrays += [call[name].astype(np.int64) for name in ("token_ids", "sequence", "positions", "page_table", "wanted")]

@@ -208,7 +208,7 @@ def dense_pass(call, row):
     hidden_later = np.triu(np.full((count, count), -np.inf), 1)
     for layer in w.layers:
         h = norm(x, layer.attention_norm)
-        attention, block = layer.attention, layer.feed_forward
+        attention, block = layer.mixer, layer.feed_forward
         q = rope(product(h, attention.query).reshape(count, w.heads, -1))
         v, k = np.moveaxis(product(h, attention.values_keys).reshape(count, 2, w.kv_heads, -1), 1, 0)
         k, v = (np.repeat(a, w.heads // w.kv_heads, 1) for a in (rope(k), v))
@@ -441,7 +441,7 @@ def test_sizes_that_the_kernel_lacks_take_the_reference(rng):
         ("scale must be a finite number; got nan", {"scale": float("nan")}),
         ("norm_eps must be a finite number >= 0; got -1.0", {"norm_eps": -1.0}),
         ("norm must be float32 of shape 64; got float64 64", {"norm": np.ones(64)}),
-        (r"layers\[0\].attention.query must be of shape 64x64; got 64x128", {"head_dim": 16}),
+        (r"layers\[0\].mixer.query must be of shape 64x64; got 64x128", {"head_dim": 16}),
     ],
 )
 def test_refused_weights(message, changes, rng):

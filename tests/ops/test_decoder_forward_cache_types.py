@@ -101,7 +101,7 @@ def caches_of_subnormals() -> str:
     }
     digest = sha256()
     for w, changed in parts.items():
-        layer = replace(w.layers[0], attention=replace(w.layers[0].attention, **changed))
+        layer = replace(w.layers[0], mixer=replace(w.layers[0].mixer, **changed))
         call = step(replace(w, layers=(layer,)), [20], rng)
         ds.decoder_forward(**call)
         written = call["values"][~np.isnan(call["values"])].view(np.uint16) & 0x7FFF

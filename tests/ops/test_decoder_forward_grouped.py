@@ -129,7 +129,7 @@ def made(name, format_, rng, **changes):
     layers = tuple(
         replace(
             layer,
-            attention=attention(layer.attention, number),
+            mixer=attention(layer.mixer, number),
             attention_norm=layer.attention_norm if more.get("pre_norms", True) else None,
             ffn_norm=layer.ffn_norm if more.get("pre_norms", True) else None,
             attention_post_norm=after,
@@ -211,7 +211,7 @@ def test_blocks_batches_and_threads_change_no_bit(name, rng):
 def test_what_lies_before_the_window_is_not_looked_at(window, length, bad, rng):
     """In one layer: in the next a token would see those that have seen the bad one."""
     w = made("biases", Format.F32, rng, layers=1)
-    layers = tuple(replace(layer, attention=replace(layer.attention, window=window)) for layer in w.layers)
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, window=window)) for layer in w.layers)
     values = w.embedding.dense(np.float32)
     values[:, 0] = bad
     w = replace(w, layers=layers, embedding=PackedWeight.from_array(values))
@@ -230,7 +230,7 @@ def test_what_lies_before_the_window_is_not_looked_at(window, length, bad, rng):
 
 def test_a_window_that_nothing_is_beyond_changes_no_bit(rng):
     w = made("biases", Format.BF16, rng)
-    layers = tuple(replace(layer, attention=replace(layer.attention, window=300)) for layer in w.layers)
+    layers = tuple(replace(layer, mixer=replace(layer.mixer, window=300)) for layer in w.layers)
     call = build_call(w, [300, 20], rng)
     wide = copied(call, weights=replace(w, layers=layers))
     np.testing.assert_array_equal(ds.decoder_forward(**wide), ds.decoder_forward(**copied(call)))
@@ -259,7 +259,7 @@ REFUSED = {
 @pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
 def test_refuses(changes, message, rng):
     w = weights(Sizes(layers=1), Format.F32, rng)
-    layer = replace(w.layers[0], attention=replace(w.layers[0].attention, **changes))
+    layer = replace(w.layers[0], mixer=replace(w.layers[0].mixer, **changes))
     with pytest.raises(ValueError, match=message):
         replace(w, layers=(layer,))
 
@@ -275,15 +275,15 @@ def test_a_sink_alone_takes_its_part(rng):
     """By hand: one position, whose weight is 1 of 1 + e^(sink - score)."""
     w = made("sinks", Format.F32, rng, layers=1)
     call = build_call(w, [1], rng)
-    plain = replace(w.layers[0], attention=replace(w.layers[0].attention, sinks=None))
-    huge = replace(w.layers[0], attention=replace(w.layers[0].attention, sinks=np.full(6, 1e4, np.float32)))
-    tiny = replace(w.layers[0], attention=replace(w.layers[0].attention, sinks=np.full(6, -1e4, np.float32)))
+    plain = replace(w.layers[0], mixer=replace(w.layers[0].mixer, sinks=None))
+    huge = replace(w.layers[0], mixer=replace(w.layers[0].mixer, sinks=np.full(6, 1e4, np.float32)))
+    tiny = replace(w.layers[0], mixer=replace(w.layers[0].mixer, sinks=np.full(6, -1e4, np.float32)))
     without, dropped, kept = (
         ds.decoder_forward(**copied(call, weights=replace(w, layers=(layer,)))) for layer in (plain, huge, tiny)
     )
     np.testing.assert_array_equal(kept, without)
-    silent = replace(plain, attention=replace(plain.attention, output=type(w.logits).pack(
-        PackedWeight.from_array(np.zeros(plain.attention.output.shape, np.float32)))))  # fmt: skip
+    silent = replace(plain, mixer=replace(plain.mixer, output=type(w.logits).pack(
+        PackedWeight.from_array(np.zeros(plain.mixer.output.shape, np.float32)))))  # fmt: skip
     np.testing.assert_array_equal(dropped, ds.decoder_forward(**copied(call, weights=replace(w, layers=(silent,)))))
 
 

@@ -70,7 +70,7 @@ def expanded_pass(call):
 
     x = w.embedding.dense(np.float64).T[call["token_ids"]] * factors[0]
     for layer in w.layers:
-        a, block = layer.attention, layer.feed_forward
+        a, block = layer.mixer, layer.feed_forward
         h = norm(x, layer.attention_norm)
         q = h if a.query_down is None else norm(product(h, a.query_down, a.query_down_bias), a.query_norm, sizes.eps)
         q = product(q, a.query).reshape(count, w.heads, -1)
@@ -239,11 +239,11 @@ def test_writes_at_its_tokens_alone(rng):
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
-        (r"layers\[0\].attention must be a GroupedAttention; got LatentAttention", {"latent": None}),
+        (r"layers\[0\].mixer must be a GroupedAttention; got LatentAttention", {"latent": None}),
         ("kv_heads must be 1 with latent attention; got 3", {"kv_heads": 3}),
         ("head_dim must be 32 \\+ 16, as in `latent`; got 64", {"head_dim": 64}),
         ("latent must be of widths > 0, the rope's even; got", {"latent": LatentSizes(32, 15, 64, 32)}),
-        (r"layers\[0\].attention.latent must be of shape 64x112; got 64x80", {"latent": LatentSizes(32, 16, 96, 32)}),
+        (r"layers\[0\].mixer.latent must be of shape 64x112; got 64x80", {"latent": LatentSizes(32, 16, 96, 32)}),
         ("residual_scale must be a finite number; got inf", {"residual_scale": np.inf}),
     ],
 )
@@ -263,9 +263,9 @@ def test_refused_mixtures_and_caches(rng):
     ):
         with pytest.raises(ValueError, match=rf"^DecoderWeights: layers\[1\].{message}"):
             replace(w, layers=(dense, replace(mixed, feed_forward=replace(mixed.feed_forward, **change))))
-    attention = replace(dense.attention, query_norm=np.ones(64, np.float32))
-    with pytest.raises(ValueError, match=r"layers\[0\].attention.query_norm must be None without query_down; got float32 64"):
-        replace(w, layers=(replace(dense, attention=attention), mixed))
+    attention = replace(dense.mixer, query_norm=np.ones(64, np.float32))
+    with pytest.raises(ValueError, match=r"layers\[0\].mixer.query_norm must be None without query_down; got float32 64"):
+        replace(w, layers=(replace(dense, mixer=attention), mixed))
     call = step(w, [3], rng)
     with pytest.raises(ValueError, match="keys must be of shape 1x2x1x16x16; got bfloat16 1x2x1x16x64"):
         ds.decoder_forward(**{**call, "keys": call["values"]})

@@ -58,7 +58,7 @@ def weights(sizes: Sizes, format_: Format, rng: np.random.Generator) -> DecoderW
         layers=tuple(
             LayerWeights(
                 attention_norm=norm(hidden, rng),
-                attention=GroupedAttention(
+                mixer=GroupedAttention(
                     query=matrix(hidden, queries, format_, rng),
                     values_keys=matrix(hidden, 2 * keys, format_, rng),
                     output=matrix(queries, hidden, format_, rng),
@@ -155,9 +155,9 @@ def step(
     pages = -(-needed // slabs)
     half = w.rope_dim // 2
     if w.latent is None:
-        shapes = [(len(w.layers), w.kv_heads, pages, *page) for page in page_shapes(cache, w.head_dim)]
+        shapes = [(w.cache_depth, w.kv_heads, pages, *page) for page in page_shapes(cache, w.head_dim)]
     else:
-        shapes = [(len(w.layers), pages, 16, width) for width in (w.latent.rope, w.latent.latent)]
+        shapes = [(w.cache_depth, pages, 16, width) for width in (w.latent.rope, w.latent.latent)]
     shapes = [shape if slabs == 1 else (slabs, *shape) for shape in shapes]
     keys, values = (np.full(shape, -1 if cache == np.int8 else np.nan, cache) for shape in shapes)  # scales of -1s are NaN
     if byte_latents:
@@ -179,5 +179,6 @@ def step(
 
 
 def copied(call: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The same step on a cache of its own."""
-    return {**call, "keys": call["keys"].copy(), "values": call["values"].copy(), **changes}
+    """The same step on a cache and states of its own."""
+    written = {name: call[name].copy() for name in ("keys", "values", "states") if call.get(name) is not None}
+    return {**call, **written, **changes}

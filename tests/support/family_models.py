@@ -68,6 +68,10 @@ def build_model(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = t
                 parameter.normal_()
             elif "bias" in name or "sinks" in name:
                 parameter.normal_(0, 0.2)
+            elif name.endswith("A_log"):
+                parameter.uniform_(-4, 0)  # of states that last
+            elif name.endswith(".D"):
+                parameter.uniform_(0.5, 1.5)
             elif parameter.dim() > 1:
                 parameter.normal_(0, 1.5 * parameter.shape[-1] ** -0.5)
     return model.to(dtype)

@@ -33,6 +33,12 @@ class Cases:
 
 
 FOUR_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 WINDOWED = ["sliding_attention", "full_attention", "sliding_attention"]  # three layers
 WIDE_LATENT = {
     "hidden_size": 64,

@@ -9,7 +9,7 @@ import numpy as np
 
 from support.native_call_arguments import ROW_BYTES, Arguments, Held, Source, formats_of, panel_bytes
 
-STEP_PARTS = 7
+STEP_PARTS = 10
 ROUNDED = {3, 5, 6, 7, 8, 9, 14, 15}  # the numbers of the formats that values are rounded to
 NO_BLOCK = ([], 0, [None] * 3)
 
@@ -123,12 +123,31 @@ def decoder(s: Source) -> Arguments:
         apart = s.one_of(False, True)
         return {"query": panels_of(s, hidden, queries), "values_keys": panels_of(s, hidden, keys if apart else 2 * keys),
                 "keys": panels_of(s, hidden, keys) if apart else None, "output": panels_of(s, heads * values, hidden),
+                "gate": s.one_of(None, panels_of(s, hidden, queries)),
                 "query_bias": vector(queries), "values_keys_bias": vector(2 * keys), "output_bias": vector(hidden),
                 "query_norm": norms[0], "key_norm": norms[1], "norms_of_rows": rows, "window": s.one_of(0, 1, 5, 20),
                 "rope": s.one_of(0, 0, 1), "query_rope": s.one_of(0, 0, 1), "norms_after_rope": s.one_of(False, True),
                 "sinks": vector(heads), "score_cap": s.one_of(0.0, 0.0, 5.0),
                 "keys_of": None, "kv_heads": groups, "head_dim": width, "head_values": values,
                 "value_norm": norms[0] is not None and s.one_of(False, True)}  # fmt: skip
+
+    def recurrence(kind: str) -> Arguments:
+        if kind == "convolution":
+            heads, columns, key_heads, rows, outputs, channels = 1, hidden, 0, 0, (3 * hidden,), hidden
+        else:
+            key_heads, columns, rows = s.one_of(1, 2), s.one_of(1, 16, 33, 64), s.one_of(1, 8, 16, 33)
+            heads = key_heads * s.one_of(1, 3)
+            channels = 2 * key_heads * rows + heads * columns
+            outputs = (channels + heads * columns + heads,)
+            if kind == "delta":
+                outputs = s.one_of((channels, heads * columns, 2 * heads), (channels, heads * columns, heads, heads))
+        norm = {"delta": columns, "mamba": heads * columns, "convolution": 0}[kind]
+        return {"heads": heads, "columns": columns, "key_heads": key_heads, "rows": rows, "tiled": s.one_of(False, True),
+                "inputs": [panels_of(s, hidden, count) for count in outputs],
+                "output": panels_of(s, heads * columns, hidden), "input_bias": vector(sum(outputs)),
+                "output_bias": vector(hidden), "convolution": s.array(s.one_of(1, 2, 4, 6), channels),
+                "convolution_bias": vector(channels), "decay": s.array(heads), "step_bias": s.array(heads),
+                "skip": vector(heads), "norm": s.array(norm) if norm else None}  # fmt: skip
 
     def by_latents() -> Arguments:
         nope, rope, latent, value = (sizes[name] for name in ("nope", "rope", "latent", "value"))
@@ -145,22 +164,32 @@ def decoder(s: Source) -> Arguments:
 
     def mixture() -> Arguments:
         experts = s.one_of(4, 6)
+        shared = s.one_of(NO_BLOCK, feed_forward(s, hidden, 64))
+        gated = bool(shared[0]) and shared[2][2] is None and s.one_of(False, True)
         rule = {"used": s.one_of(1, 2), "scores": s.one_of(0, 1), "groups": 2, "kept_groups": s.one_of(1, 2),
                 "group_score": s.one_of(0, 1), "normalise": s.one_of(True, False), "scale": 1.5}  # fmt: skip
-        return {"router": panels_of(s, hidden, experts), "rule": rule, "bias": vector(experts),
+        latent = s.one_of(None, None, 32, 96)
+        latents = {"latent_down": panels_of(s, hidden, latent) if latent else None,
+                   "latent_up": panels_of(s, latent, hidden) if latent else None}  # fmt: skip
+        return {**latents, "router": panels_of(s, hidden, experts), "rule": rule, "bias": vector(experts),
                 "router_bias": vector(experts),
-                "routed": feed_forward(s, hidden, 32, experts),
-                "shared": s.one_of(NO_BLOCK, feed_forward(s, hidden, 64))}  # fmt: skip
+                "routed": feed_forward(s, latent or hidden, 32, experts),
+                "shared": shared, "shared_gate": panels_of(s, hidden, 1) if gated else None}  # fmt: skip
 
     def layer() -> Arguments:
-        mixed = s.one_of(False, True)
-        block = {"mixture": mixture()} if mixed else {"mixture": None, "feed_forward": feed_forward(s, hidden, inner)}
-        parallel = s.one_of(False, False, True)
-        after = None if parallel else vector(hidden)
-        return {"attention_norm": vector(hidden), "ffn_norm": vector(hidden), "attention_post_norm": after,
-                "ffn_post_norm": None if mixed or parallel else vector(hidden), "parallel": parallel, "scale": 1.0,
-                "input": s.one_of(None, layer_input) and layer_input(),
-                "attention": (by_latents if sizes else grouped)(), **block}  # fmt: skip
+        mixer = s.one_of(*["attention"] * 4, "delta", "mamba", "convolution", "none")
+        mixed, empty = s.one_of(False, True), mixer != "none" and s.one_of(*[False] * 5, True)
+        dense = NO_BLOCK if empty else feed_forward(s, hidden, inner)
+        block = {"mixture": mixture()} if mixed and not empty else {"mixture": None, "feed_forward": dense}
+        parallel = mixer != "none" and not empty and s.one_of(False, False, True)
+        after, of_mixer = None if parallel else vector(hidden), mixer != "none"
+        made = {} if mixer == "none" else {"weights": (by_latents if sizes else grouped)()}
+        if mixer in ("delta", "mamba", "convolution"):
+            made = {"weights": recurrence(mixer)}
+        return {"attention_norm": vector(hidden) if of_mixer else None, "ffn_norm": None if empty else vector(hidden),
+                "attention_post_norm": after if of_mixer else None,
+                "ffn_post_norm": None if mixed or parallel or empty else vector(hidden), "parallel": parallel, "scale": 1.0,
+                "input": s.one_of(None, layer_input) and layer_input(), "mixer": mixer, **made, **block}  # fmt: skip
 
     latents = {"nope": 32, "rope": s.one_of(16, 32), "latent": s.one_of(32, 64), "value": 32, "eps": 1e-6}
     sizes = s.one_of(None, latents)
@@ -175,6 +204,18 @@ def decoder(s: Source) -> Arguments:
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding}  # fmt: skip
 
 
+def state_size(layers: list[Arguments]) -> int:
+    """The values of a row of states."""
+    size = 0
+    for layer in layers:
+        if layer["mixer"] in ("delta", "mamba", "convolution"):
+            w = layer["weights"]
+            taps, channels = w["convolution"].shape
+            for values in (w["heads"] * w["rows"] * w["columns"], (taps - 1) * channels):
+                size += -(-values // 16) * 16
+    return size
+
+
 def decoder_forward(s: Source) -> Arguments:
     made = decoder(s)
     tokens, sequences, room, pages, positions = (
@@ -185,7 +226,8 @@ def decoder_forward(s: Source) -> Arguments:
         s.one_of(1, 16, 300),
     )
     slabs = s.one_of(1, 2)
-    layers, groups, width, sizes = len(made["layers"]), made["kv_heads"], made["head_dim"], made["latent"]
+    layers = sum(layer["mixer"] == "attention" for layer in made["layers"])
+    groups, width, sizes = made["kv_heads"], made["head_dim"], made["latent"]
     half = key_bytes = False
     if sizes:
         width, keys = sizes["rope"], (slabs, layers, pages, 16, sizes["rope"])
@@ -199,10 +241,16 @@ def decoder_forward(s: Source) -> Arguments:
         keys, values = (block, block) if in_bytes or half else pairs
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     rows, _, *outputs = made["embedding"]
+    size, sequence = state_size(made["layers"]), s.ids(tokens, end=sequences)
+    places = s.ids(tokens, end=min(positions, 16 * room))
+    if size and s.one_of(*[True] * 9, False):  # the tokens of a sequence in order
+        sequence = np.sort(sequence)
+        places = np.arange(tokens) - np.searchsorted(sequence, sequence)
+        positions = max(positions, tokens)
+    slots, written = np.split(s.rng.permutation(2 * sequences), 2)
     return {
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=outputs[0] if outputs else len(rows)),
-        "sequence": s.ids(tokens, end=sequences),
-        "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(2, positions, width // 2),
+        "sequence": sequence, "positions": places, "sin": s.array(2, positions, width // 2),
         "cos": s.array(2, positions, width // 2),
         "keys": s.array(*keys, dtype=np.int8 if key_bytes else np.uint16),
         "values": s.array(*values, dtype=np.int8 if in_bytes else np.uint16), "half": half,
@@ -210,7 +258,9 @@ def decoder_forward(s: Source) -> Arguments:
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
         "hidden": s.one_of(None, s.array(tokens, len(made["norm"]))),
-        "layer_inputs": s.array(tokens, layers, 32) if any(layer["input"] for layer in made["layers"]) else None,
+        "states": s.array(2 * sequences + 1, size) if size else None,
+        "slots": slots if size else None, "into": s.one_of(slots, slots, written) if size else None,
+        "layer_inputs": s.array(tokens, len(made["layers"]), 32) if any(layer["input"] for layer in made["layers"]) else None,
     }  # fmt: skip
 
 

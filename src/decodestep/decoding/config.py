@@ -279,6 +279,18 @@ class Config:
         """layer: in [0, L + K). Those for next-token prediction have attention."""
         return self.mixers[layer] if layer < len(self.mixers) else "attention"
 
+    @property
+    def cache_layers(self) -> int:
+        """How many layers the cache has keys and values of: those with attention to their own."""
+        return sum(map(self._has_keys, range(self.layers)))
+
+    def cache_layer(self, layer: int) -> int:
+        """Where the cache has the keys and values that a layer with attention reads."""
+        return sum(map(self._has_keys, range(self.grouped.source(layer))))
+
+    def _has_keys(self, layer: int) -> bool:
+        return self.mixer_of(layer) == "attention" and self.grouped.source(layer) == layer
+
     def has_feed_forward(self, layer: int) -> bool:
         """layer: in [0, L)."""
         return self.has_experts(layer) or self.feed_forward_of(layer) > 0

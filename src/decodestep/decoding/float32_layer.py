@@ -24,18 +24,21 @@ def run_layer(
     x: np.ndarray,
     layer: Layer,
     config: Config,
-    attend: Callable[[np.ndarray], np.ndarray],
+    mix: Callable[[np.ndarray], np.ndarray],
     given: np.ndarray | None = None,
 ) -> None:
     """Adds what the layer does to x, the residual stream (T, He).
 
-    attend: of normalised rows, before the output's weight. given: (T, P), the layer's input.
+    mix: the layer's mixer on normalised rows, before the output's weight. given: (T, P), the layer's input.
     """
     read = normalise(x, layer.attention_norm, config)
-    added = with_bias(linear(attend(read), layer.mixer.output), layer.mixer.output_bias)
-    x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
-    h = read if config.block_norms == "parallel" else normalise(x, layer.ffn_norm, config)
-    x += scale(normalise(_feed_forward(h, layer.feed_forward, config), layer.ffn_post_norm, config), config.residual_scale)
+    if layer.mixer is not None:
+        added = with_bias(linear(mix(read), layer.mixer.output), layer.mixer.output_bias)
+        x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
+    if layer.feed_forward is not None:
+        h = read if config.block_norms == "parallel" else normalise(x, layer.ffn_norm, config)
+        added = _feed_forward(h, layer.feed_forward, config)
+        x += scale(normalise(added, layer.ffn_post_norm, config), config.residual_scale)
     if layer.input is not None and given is not None:
         gated = gelu_gated(linear(x, layer.input.gate), given)
         x += scale(normalise(linear(gated, layer.input.output), layer.input.norm, config), config.residual_scale)
@@ -64,6 +67,11 @@ def scale(x: np.ndarray, factor: float) -> np.ndarray:
     return x if factor == 1 else x * np.float32(factor)
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return 1 / (1 + np.exp(-x))
+
+
 def soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
     return x if cap == 0 else np.float32(cap) * np.tanh(x / np.float32(cap))
 
@@ -75,8 +83,13 @@ def _feed_forward(h: np.ndarray, weights: FeedForward | ExpertWeights, config: C
     assert experts is not None
     logits = with_bias(linear(h, weights.router), weights.router_bias)
     routes = expert_router(logits, bias=weights.bias, **asdict(experts.rule))
-    mixed = mixture_of_experts(h, routes.experts, routes.weights, weights.routed)
-    return mixed if weights.shared is None else mixed + _dense(h, weights.shared)
+    read = h if weights.latent_down is None else linear(h, weights.latent_down)
+    mixed = mixture_of_experts(read, routes.experts, routes.weights, weights.routed)
+    mixed = mixed if weights.latent_up is None else linear(mixed, weights.latent_up)
+    if weights.shared is None:
+        return mixed
+    shared = _dense(h, weights.shared)
+    return mixed + (shared if weights.shared_gate is None else shared * sigmoid(linear(h, weights.shared_gate)))
 
 
 def _dense(h: np.ndarray, block: FeedForward) -> np.ndarray:

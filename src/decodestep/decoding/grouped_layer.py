@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
-from decodestep.decoding.float32_layer import soft_capped
+from decodestep.decoding.float32_layer import sigmoid, soft_capped
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.layer_weights import GroupedWeights
 from decodestep.ops.linear import linear
@@ -64,7 +64,8 @@ def attend(
         end, pages = positions[t] + 1, page_table[sequence[t]]
         seen = np.arange(max(0, end - window) if window else 0, end)
         out[t] = _attend_to(seen, queries[t], config, groups, kv, kr, pages, weights.sinks)
-    return out.reshape(tokens, -1)
+    rows = out.reshape(tokens, -1)
+    return rows if weights.gate is None else rows * sigmoid(linear(h, weights.gate))
 
 
 def _attend_to_all(

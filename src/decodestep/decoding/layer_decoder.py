@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep.decoding import grouped_layer, latent_layer
+from decodestep.decoding import grouped_layer, latent_layer, recurrent_layer
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.float32_layer import inputs_of_layers, normalise, run_layer, scale, soft_capped
 from decodestep.decoding.kv_cache import PAGE, LatentPages, PageLayout, Pages, float32_layout
-from decodestep.decoding.layer_weights import GroupedWeights, LatentWeights, MixerWeights, Weights
+from decodestep.decoding.layer_weights import (
+    ConvolutionWeights,
+    DeltaWeights,
+    GroupedWeights,
+    LatentWeights,
+    MambaWeights,
+    MixerWeights,
+    Weights,
+)
 from decodestep.decoding.next_tokens import NextTokenLayers
+from decodestep.decoding.recurrent_layer import Rows
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 
@@ -53,22 +62,29 @@ class LayerDecoder(Decoder):
         slots = batch.page_table[batch.sequence, batch.positions // PAGE] * PAGE + batch.positions % PAGE
         x = scale(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
         given = None if made is None else inputs_of_layers(batch.tokens, x, made, config)
+        states, rows = [], None
+        if self.state_layout is not None:
+            assert pages.states is not None
+            states, rows = self.state_layout.views(pages.states), Rows.of(batch)
         for i, layer in enumerate(self.weights.layers):
 
-            def attend(h: np.ndarray, i: int = i, weights: MixerWeights | None = layer.mixer) -> np.ndarray:
-                source, index = config.grouped.source(i), config.grouped.rope_index(i)
-                cache = (pages.kv[source], pages.kr[source])
+            def mix(h: np.ndarray, i: int = i, weights: MixerWeights | None = layer.mixer) -> np.ndarray:
+                if isinstance(weights, DeltaWeights | MambaWeights | ConvolutionWeights):
+                    assert rows is not None
+                    return recurrent_layer.mix(h, weights, config, states[i], rows)
+                cached, index = config.cache_layer(i), config.grouped.rope_index(i)
+                cache = (pages.kv[cached], pages.kr[cached])
                 rope = ropes[index]
                 if isinstance(weights, GroupedWeights):
                     return grouped_layer.attend(h, weights, config, cache, batch, slots, (of_queries[index], rope), layer=i)
                 return latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale)
 
-            run_layer(x, layer, config, attend, None if given is None else given[:, i])
+            run_layer(x, layer, config, mix, None if given is None else given[:, i])
         return x
 
 
 def page_layout(config: Config) -> PageLayout:
-    return float32_layout(config.layers, config.latent_dim, config.rope_dim)
+    return float32_layout(config.cache_layers, config.latent_dim, config.rope_dim)
 
 
 def next_token_text(config: Config) -> str:

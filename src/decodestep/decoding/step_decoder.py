@@ -13,20 +13,33 @@ from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.float32_layer import inputs_of_layers, scale
 from decodestep.decoding.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
 from decodestep.decoding.layer_decoder import next_token_text
-from decodestep.decoding.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, MixerWeights, Weights
+from decodestep.decoding.layer_weights import (
+    ConvolutionWeights,
+    DeltaWeights,
+    ExpertWeights,
+    LatentWeights,
+    Layer,
+    MambaWeights,
+    MixerWeights,
+    Weights,
+)
 from decodestep.decoding.next_tokens import NextTokenLayers
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
+    DeltaRule,
     GroupedAttention,
     LatentAttention,
     LatentSizes,
     LayerInput,
     LayerWeights,
+    Mamba,
     Mixture,
+    ShortConvolution,
     cpu,
 )
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
 from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
+from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.linear import Format, LinearPanels
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.weights.feed_forward import FeedForward
@@ -41,14 +54,12 @@ QUANTISED = {name.lower(): Format[name] for name in ("Q8_0", "Q4_0", "Q2_K", "Q3
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run a model of this config, or None."""
     latent, experts = config.latent_attention, config.experts
-    if config.mixers or config.grouped.gated:
-        return "layers with a state" if config.mixers else "attention with a gate"
-    if experts is not None and (experts.shared_gated or experts.latent):
-        return "a gate of the shared expert" if experts.shared_gated else "experts of a latent"
     blocks = [*(config.feed_forwards or [config.feed_forward])] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
         return why
+    if experts is not None and experts.latent % 32:
+        return f"latent of experts {experts.latent} is not a multiple of 32"
     if config.layer_inputs % 32:
         return f"width of a layer's input {config.layer_inputs} is not a multiple of 32"
     if latent is None:
@@ -102,7 +113,7 @@ class StepDecoder(Decoder):
         parallel = self.config.block_norms == "parallel"
         return LayerWeights(
             attention_norm=layer.attention_norm,
-            attention=self._attention(layer.mixer, number),
+            mixer=self._mixer(layer.mixer, number),
             ffn_norm=layer.attention_norm if parallel else layer.ffn_norm,
             feed_forward=_feed_forward(layer.feed_forward, self.config),
             attention_post_norm=layer.attention_post_norm,
@@ -112,15 +123,24 @@ class StepDecoder(Decoder):
             scale=layer.scale,
         )
 
-    def _attention(self, weights: MixerWeights | None, number: int) -> GroupedAttention | LatentAttention:
+    def _mixer(self, weights: MixerWeights | None, number: int) -> GroupedAttention | LatentAttention | Recurrence | None:
         """`DecoderWeights` checks that every weight is in panels."""
+        delta, mamba = self.config.delta, self.config.mamba
         if isinstance(weights, LatentWeights):
             return LatentAttention(**vars(weights))
-        assert isinstance(weights, GroupedWeights) and weights.gate is None
+        if isinstance(weights, DeltaWeights) and delta is not None:
+            return DeltaRule(**vars(weights), key_heads=delta.key_heads, tiled=delta.tiled)
+        if isinstance(weights, MambaWeights) and mamba is not None:
+            return Mamba(**vars(weights), groups=mamba.groups)
+        if isinstance(weights, ConvolutionWeights):
+            return ShortConvolution(**vars(weights))
+        return None if weights is None else self._grouped_attention(weights, number)
+
+    def _grouped_attention(self, weights: MixerWeights, number: int) -> GroupedAttention:
         grouped, rope = self.config.grouped, self.config.grouped.rope_index(number)
         grows = [i for i, each in enumerate(self._layer_ropes) if each.query_growth]
         return GroupedAttention(
-            **{name: value for name, value in vars(weights).items() if name != "gate"},
+            **vars(weights),
             norms_after_rope=grouped.query_key_norm == "head_after_rope",
             window=grouped.window(number),
             rope=rope,
@@ -146,11 +166,12 @@ class StepDecoder(Decoder):
             chosen, rows = long == kind, long[batch.wanted] == kind
             place = np.cumsum(chosen) - 1  # of a token among those of its kind
             tokens, sequence, positions = (array[chosen] for array in batch[:3])
-            part = TokenBatch(tokens, sequence, positions, batch.page_table, place[batch.wanted[rows]])
-            states = None if hidden is None else np.empty_like(hidden[chosen])
-            logits[rows] = self._step(part, pages, kind, states)
+            wanted = place[batch.wanted[rows]]
+            part = batch._replace(tokens=tokens, sequence=sequence, positions=positions, wanted=wanted)
+            kept = None if hidden is None else np.empty_like(hidden[chosen])
+            logits[rows] = self._step(part, pages, kind, kept)
             if hidden is not None:
-                hidden[chosen] = states
+                hidden[chosen] = kept
         return logits
 
     def _step(self, batch: TokenBatch, pages: SlabPages, long: bool, hidden: np.ndarray | None) -> np.ndarray:
@@ -160,6 +181,8 @@ class StepDecoder(Decoder):
         call = Call(
             self.native_weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted, hidden
         )
+        if batch.slots is not None:
+            call = call._replace(states=pages.states, slots=batch.slots, into=batch.into)
         if self._inputs is not None:
             x = scale(gather_rows(self.native_weights.embedding, tokens), self.config.embedding_scale)
             call = call._replace(layer_inputs=inputs_of_layers(tokens, x, self._inputs, self.config))
@@ -184,7 +207,7 @@ class StepDecoder(Decoder):
 def page_layout(config: Config, cache_dtype: str) -> PageLayout:
     latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
     if latent is None:
-        return grouped_layout(config.layers, config.kv_heads, step_head_dim(config), dtype)
+        return grouped_layout(config.cache_layers, config.kv_heads, step_head_dim(config), dtype)
     return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
 
 
@@ -208,15 +231,10 @@ def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
 
 
-def _feed_forward(weights: FeedForward | ExpertWeights | None, config: Config) -> FeedForward | Mixture:
-    if isinstance(weights, FeedForward):
+def _feed_forward(weights: FeedForward | ExpertWeights | None, config: Config) -> FeedForward | Mixture | None:
+    if weights is None or isinstance(weights, FeedForward):
         return weights
-    assert weights is not None and config.experts is not None
-    return Mixture(
-        router=LinearPanels.pack(weights.router),
-        bias=weights.bias,
-        routed=weights.routed,
-        shared=weights.shared,
-        router_bias=weights.router_bias,
-        rule=config.experts.rule,
-    )
+    assert config.experts is not None
+    gate = None if weights.shared_gate is None else LinearPanels.pack(weights.shared_gate)
+    dense = {"router": LinearPanels.pack(weights.router), "shared_gate": gate}
+    return Mixture(**vars(weights) | dense, rule=config.experts.rule)

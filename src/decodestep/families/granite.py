@@ -1,4 +1,4 @@
-"""Granite 3, and of Granite 4 the dense models: factors of the embedding, the residual stream, scores and logits."""
+"""Granite 3: factors of the embedding, the residual stream, scores and logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decodestep.families.common.description import Architecture, Family, Fields,
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import ATTENTION_BIAS, FACTOR, GroupedFile, GroupedKeys
 
-_DEFAULTS = llama.DEFAULTS | {
+DEFAULTS = llama.DEFAULTS | {
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,
     "residual_multiplier": 1.0,
@@ -17,11 +17,11 @@ _DEFAULTS = llama.DEFAULTS | {
 }
 
 
-def _file_scale(keys: GgufKeys, common: Fields, head_dim: int) -> float | None:
+def file_scale(keys: GgufKeys, common: Fields, head_dim: int) -> float | None:
     return keys.number("attention.scale", 0.0, **FACTOR) or None
 
 
-def _file_factors(keys: GgufKeys, common: Fields) -> Fields:
+def file_factors(keys: GgufKeys, common: Fields) -> Fields:
     return {
         "embedding_scale": keys.number("embedding_scale", 1.0, **FACTOR) or 1.0,
         "residual_scale": keys.number("residual_scale", 1.0, **FACTOR) or 1.0,
@@ -29,7 +29,7 @@ def _file_factors(keys: GgufKeys, common: Fields) -> Fields:
     }
 
 
-def _written(config: Config) -> Fields:
+def written(config: Config) -> Fields:
     return {
         "attention.scale": config.scale,
         "embedding_scale": config.embedding_scale,
@@ -38,7 +38,7 @@ def _written(config: Config) -> Fields:
     }
 
 
-def _factors(keys: Keys, common: Fields) -> Fields:
+def factors(keys: Keys, common: Fields) -> Fields:
     return {
         "embedding_scale": keys.number("embedding_multiplier", **FACTOR),
         "residual_scale": keys.number("residual_multiplier", **FACTOR),
@@ -46,54 +46,27 @@ def _factors(keys: Keys, common: Fields) -> Fields:
     }
 
 
-def _check_hybrid(keys: Keys, common: Fields) -> None:
-    """Granite 4's class has Mamba layers and experts, of which its dense models have none."""
-    if keys.size("num_local_experts", least=0):
-        raise keys.refusal(
-            f"num_local_experts {keys.get('num_local_experts')}, experts, is not supported for {keys.model_type}"
-        )
-    kinds, layers = keys.get("layer_types"), common["layers"]
-    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
-        raise keys.refusal(f"layer_types must have one for each of {layers} layers")
-    other = next((kind for kind in kinds or ["mamba"] if kind not in ("attention", "full_attention")), None)
-    if other is not None:
-        raise keys.refusal(f"layer_types with {other!r} is not supported for {keys.model_type} ('attention' is)")
-
-
-_GGUF = Architecture(
+GGUF = Architecture(
     "granite",
-    GroupedFile(scale=_file_scale, long_rope=True),
-    more=_file_factors,
+    GroupedFile(scale=file_scale, long_rope=True),
+    more=file_factors,
     rope_flag="rope.scaling.finetuned",
     feed_forward_biases=True,
     rope_divisors=True,
-    written=_written,
+    written=written,
 )
-_ATTENTION = GroupedKeys(bias_keys=ATTENTION_BIAS, scale=lambda keys: keys.number("attention_multiplier", **FACTOR))
+ATTENTION = GroupedKeys(bias_keys=ATTENTION_BIAS, scale=lambda keys: keys.number("attention_multiplier", **FACTOR))
 FAMILY = Family(
     types=(
         ModelType(
             "granite",
-            written_as=_GGUF,
-            attention=_ATTENTION,
-            defaults=_DEFAULTS,
+            written_as=GGUF,
+            attention=ATTENTION,
+            defaults=DEFAULTS,
             mlp_bias="mlp_bias",
-            more=_factors,
+            more=factors,
             pre_tokenizer="refact",
         ),
-        ModelType(
-            "granitemoehybrid",
-            written_as=_GGUF,
-            attention=_ATTENTION,
-            defaults=_DEFAULTS | {"num_local_experts": 8, "shared_intermediate_size": 1024},
-            aliases={"layers_block_type": "layer_types"},
-            feed_forward="shared_intermediate_size",  # intermediate_size is that of experts
-            more=_factors,
-            check=_check_hybrid,
-            has_rope=lambda keys: keys.get("position_embedding_type") == "rope",
-            tensors={"gate_up": "shared_mlp.input_linear.weight", "down": "shared_mlp.output_linear.weight"},
-            pre_tokenizer="dbrx",
-        ),
     ),
-    gguf=_GGUF,
+    gguf=GGUF,
 )

@@ -30,7 +30,7 @@ def _windows(keys: Keys, layers: int) -> tuple[int, ...]:
     return same_windows(keys, layers) if keys.flag("use_sliding_window") else ()
 
 
-def _sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
+def sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
     count = keys.size("num_experts", least=0, most=MAX_EXPERTS)
     step, dense = keys.size("decoder_sparse_step", most=MAX_LAYERS), keys.get("mlp_only_layers") or []
     if not isinstance(dense, list):
@@ -60,7 +60,7 @@ FAMILY = Family(
             defaults=_DEFAULTS,
             layers=qwen3.LAYERS,
             aliases={"num_local_experts": "num_experts"},  # which is what it saves
-            experts=ExpertKeys(_sparse, _rule, count="num_experts", shared=None, corrected=False),
+            experts=ExpertKeys(sparse, _rule, count="num_experts", shared=None, corrected=False),
         ),
     ),
     gguf=_GGUF,

@@ -42,7 +42,7 @@ _COMPARED = 8  # rows of a table
 
 # Tensors that no decoder has a use for: frequencies that old checkpoints hold, scales of activations, and of layers for
 # next-token prediction those that lack tensors, and copies of the model's embedding and of its logits weight.
-_UNUSED = re.compile(r".*\.(rotary_emb\.inv_freq|activation_scale)")
+_UNUSED = re.compile(r".*\.(rotary_emb\.inv_freq|activation_scale)|mtp\..*")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 
 
@@ -139,7 +139,7 @@ class Checkpoint:
         if tensor is None:
             other = next((other for other in self._tensors if f".{other}".endswith(f".{name}")), None)
             raise ModelError(f"{self.path}: tensor {name} is missing" + (f"; there is {other}" if other else ""))
-        if tensor.shape not in (shape, (1, *shape)[-2:]):  # a vector may be a matrix of one row
+        if _without_ones(tensor.shape) != _without_ones(shape):
             raise ModelError(f"{self.path}: tensor {name} has shape {tensor.shape}, not {shape}")
         if isinstance(tensor, SafeTensor) and tensor.type not in _DENSE and not _is_quantised(tensor):
             raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type}, which is not supported")
@@ -201,9 +201,10 @@ class Checkpoint:
         return self._parts[part, i][0].name
 
     def vector(self, part: str, i: int = -1) -> np.ndarray:
-        """A bias or the weight of a norm, float32, flat, with the config's norm_shift added to the latter."""
+        """A bias or the weight of a norm, float32, flat, with the config's norm_shift added to the latter, but not to that of a
+        gated norm."""
         values = read_float32(self._tensors[self.name(part, i)]).reshape(-1)
-        shift = self.config.norm_shift if part.endswith("norm") else 0.0
+        shift = self.config.norm_shift if part.endswith("norm") and part != "gated_norm" else 0.0
         return values + np.float32(shift) if shift else values
 
     def optional_vector(self, part: str, i: int = -1) -> np.ndarray | None:
@@ -257,6 +258,11 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """The GGUF file or the folder at `path`. Raises ModelError if it cannot be opened, is corrupt or not supported."""
     is_folder = os.path.isdir(path)  # Path.is_dir raises for some paths, such as a name that is too long
     return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A vector may be a matrix of one row or one column."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _scales_of(tensor: Tensor | SafeTensor) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from decodestep.decoding import latent_form
-from decodestep.decoding.config import LatentConfig
+from decodestep.decoding.config import LatentConfig, Mixer
 from decodestep.decoding.layer_weights import (
     ExpertWeights,
     GroupedWeights,
@@ -21,15 +21,17 @@ from decodestep.decoding.layer_weights import (
     LatentWeights,
     Layer,
     LayerInputWeights,
+    MixerWeights,
     NextTokenWeights,
     Weight,
     Weights,
 )
 from decodestep.errors import ModelError
 from decodestep.families.common.names import FEED_FORWARD
+from decodestep.models import convert_mixers
 from decodestep.models.checkpoint import Checkpoint, Stored
 from decodestep.models.experts_in_turn import read_experts
-from decodestep.models.row_order import neighbour_order, padded_heads, qkv_rows
+from decodestep.models.row_order import chosen_rows, gated_rows, neighbour_order, padded_heads, qkv_rows
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_weight import FileWeight, FileWeightError
 from decodestep.weights.lazy_weight import RowWeight, whole
@@ -75,7 +77,7 @@ def _convert(
     checkpoint: Checkpoint, pack: Pack, as_latent: bool, padded: Callable[[int], int] | None, progress: Progress
 ) -> Weights:
     config, ropes = checkpoint.config, checkpoint.ropes()
-    attention: Attention = _latent
+    attention: MixerReader = _latent
     if config.latent_attention is None:
         attention = partial(_grouped_weights, padded=padded or (lambda width: width))
     if as_latent and config.latent_attention is None:
@@ -145,15 +147,22 @@ class _LayerParts:
         return self.pack(self.weight(part))
 
 
-Attention = Callable[[_LayerParts], GroupedWeights | LatentWeights]
+MixerReader = Callable[[_LayerParts], MixerWeights]
 
 
-def _layer(layer: _LayerParts, attention: Attention) -> Layer:
+def _layer(layer: _LayerParts, attention: MixerReader) -> Layer:
+    readers: dict[Mixer, MixerReader] = {
+        "attention": attention,
+        "delta": convert_mixers.delta,
+        "mamba": convert_mixers.mamba,
+        "convolution": convert_mixers.convolution,
+    }
+    mixer = readers.get(layer.config.mixer_of(layer.number))
     return Layer(
         attention_norm=layer.optional_vector("attention_norm"),
-        mixer=attention(layer),
+        mixer=None if mixer is None else mixer(layer),
         ffn_norm=layer.optional_vector("ffn_norm"),
-        feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer),
+        feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer) if layer.has("down") else None,
         attention_post_norm=layer.optional_vector("attention_post_norm"),
         ffn_post_norm=layer.optional_vector("ffn_post_norm"),
         input=_layer_input(layer) if layer.config.layer_inputs else None,
@@ -199,6 +208,7 @@ def _grouped_weights(layer: _LayerParts, padded: Callable[[int], int]) -> Groupe
         key_norm=_norm(layer, "key") if layer.has_keys else None,
         norms_of_rows=options.query_key_norm == "row",
         sinks=layer.optional_vector("sinks"),
+        gate=layer.pack(_gate(layer, head_dim)) if options.gated else None,
     )
 
 
@@ -214,20 +224,28 @@ def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
     """The weight of queries, keys or values: the rope pairs side by side, the heads padded."""
     config, heads, own = layer.config, layer.head_count(part), layer.head_dim
     name = "key" if part == "value" and not config.grouped.has_value_weight(layer.number) else part
-    stored = _of_qkv(layer, part) if layer.has("qkv") else layer.weight(name)
+    if layer.has("qkv"):
+        stored = chosen_rows(layer.weight("qkv"), qkv_rows(config, part, layer.number))
+    elif part == "query" and config.grouped.gated:
+        stored = chosen_rows(layer.weight(name), gated_rows(heads, own)[0])
+    else:
+        stored = layer.weight(name)
     if part != "value":
         stored = _neighbours(stored, heads, 0, layer.rotated, config.rope_half_split, after=own - layer.rotated)
+    return _padded(stored, heads, own, head_dim)
+
+
+def _gate(layer: _LayerParts, head_dim: int) -> Stored:
+    """The weight of the gates of attention's results, which the one of queries has too."""
+    heads, own = layer.config.heads, layer.head_dim
+    return _padded(chosen_rows(layer.weight("query"), gated_rows(heads, own)[1]), heads, own, head_dim)
+
+
+def _padded(stored: Stored, heads: int, own: int, head_dim: int) -> Stored:
     if head_dim == own:
         return stored
     weight = whole(stored.weight)
     return stored._replace(weight=replace(weight, rows=padded_heads(weight.rows, heads, head_dim)))
-
-
-def _of_qkv(layer: _LayerParts, part: str) -> Stored:
-    """The part's rows of the weight that has all of queries, keys and values."""
-    stored, rows = layer.weight("qkv"), qkv_rows(layer.config, part, layer.number)
-    weight = whole(stored.weight)
-    return stored._replace(weight=replace(weight, rows=np.ascontiguousarray(weight.rows[rows])))
 
 
 def _paired_vector(layer: _LayerParts, values: np.ndarray, heads: int) -> np.ndarray:
@@ -337,7 +355,7 @@ def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
 
 
 def _experts(layer: _LayerParts) -> ExpertWeights:
-    experts, router = layer.config.experts, whole(layer.weight("router").weight)
+    experts = layer.config.experts
     assert experts is not None
     if layer.has("experts_gate_up_in_turn_bias"):
         in_turn = layer.experts_in_turn()
@@ -348,15 +366,24 @@ def _experts(layer: _LayerParts) -> ExpertWeights:
         if layer.has("experts_gate_up"):
             gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
         else:
-            gate, up = (layer.pack(layer.stack(f"experts_{part}")) for part in ("gate", "up"))
-        down = layer.pack(layer.stack("experts_down"))
+            up = layer.pack(layer.stack("experts_up"))
+            gate = layer.pack(layer.stack("experts_gate")) if layer.has("experts_gate") else None
+        down = layer.pack(layer.stack("experts_down_together" if layer.has("experts_down_together") else "experts_down"))
     return ExpertWeights(
-        router=router if router.format in DENSE_FORMATS else PackedWeight.from_array(router.dense()),
+        router=_in_dense_format(layer.weight("router")),
         bias=layer.optional_vector("correction"),
         router_bias=layer.optional_vector("router_bias"),
         routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
         shared=_dense(layer, "shared_") if experts.shared else None,
+        shared_gate=_in_dense_format(layer.weight("shared_factor")) if experts.shared_gated else None,
+        latent_down=layer.packed("latent_down") if experts.latent else None,
+        latent_up=layer.packed("latent_up") if experts.latent else None,
     )
+
+
+def _in_dense_format(stored: Stored) -> PackedWeight:
+    weight = whole(stored.weight)
+    return weight if weight.format in DENSE_FORMATS else PackedWeight.from_array(weight.dense())
 
 
 def _halves(stored: Stored, blocks: int) -> list[Stored]:

@@ -13,14 +13,14 @@ from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from decodestep.families.common.gguf_header import build_header
-from decodestep.families.common.names import FEED_FORWARD, NamedTensor
+from decodestep.families.common.names import NamedTensor
 from decodestep.families.common.registry import read_model_type
 from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile, Tensor
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import read_float32
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.experts_in_turn import read_experts
-from decodestep.models.row_order import neighbour_order, qkv_rows
+from decodestep.models.file_values import EXPERTS, IN_TURN, file_values
 from decodestep.models.sampling_defaults import FIELDS, default_params
 from decodestep.tokenizers.folder_tokenizer import FolderTokenizer
 from decodestep.tokenizers.gguf_fields import tokenizer_fields
@@ -28,12 +28,6 @@ from decodestep.weights.lazy_weight import whole
 
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
-# Parts with rows of rope pairs, whose order a file may have to change.
-_PERMUTED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
-# Parts of experts, by the fields of those whose outputs of gate and up take turns.
-_EXPERTS = {f"experts_{part}": part for part in FEED_FORWARD}
-_IN_TURN = _EXPERTS | {f"experts_{part}_bias": f"{part}_bias" for part in FEED_FORWARD}
-
 
 @dataclass(frozen=True)
 class SourceTensor:
@@ -101,13 +95,13 @@ def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
             writer.add_chat_template(templates)
 
     def source_tensor(i: int, tensor: NamedTensor) -> SourceTensor:
-        in_blocks = tensor.part in _EXPERTS and checkpoint.has("experts_gate_up_in_turn_blocks", i)
+        in_blocks = tensor.part in EXPERTS and checkpoint.has("experts_gate_up_in_turn_blocks", i)
         return SourceTensor(
             tensor.name,
             tensor.shape,
             GGMLQuantizationType.MXFP4 if in_blocks else GGMLQuantizationType.F32,
-            (lambda: whole(getattr(read_experts(checkpoint, i), _IN_TURN[tensor.part]).weight).rows) if in_blocks else None,
-            lambda: _values(checkpoint, header.config.rope_half_split, tensor, i),
+            (lambda: whole(getattr(read_experts(checkpoint, i), IN_TURN[tensor.part]).weight).rows) if in_blocks else None,
+            lambda: file_values(checkpoint, header.config, tensor, i),
         )
 
     tensors = {tensor.name: source_tensor(i, tensor) for i, tensor in header.tensors}
@@ -128,44 +122,6 @@ def _sampling_keys(path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     if params.greedy:
         fields["temperature"] = 0.0
     return {SAMPLING_KEYS[name]: value for name, value in fields.items()}
-
-
-def _values(checkpoint: Checkpoint, half_split: bool, tensor: NamedTensor, i: int) -> Iterator[np.ndarray]:
-    """A tensor of the folder as the file has it. half_split: whether rope pairs lie half a head apart there."""
-    config, latent = checkpoint.config, checkpoint.config.latent_attention
-    if tensor.part in ("keys_up", "values_up") and latent is not None:
-        (both,) = checkpoint.values("keys_values_up", i)
-        rows = both.reshape(config.heads, latent.nope_dim + latent.value_dim, -1)
-        yield rows[:, : latent.nope_dim].swapaxes(1, 2) if tensor.part == "keys_up" else rows[:, latent.nope_dim :]
-    elif tensor.part in ("gate", "up") and checkpoint.has("gate_up", i):
-        (both,) = checkpoint.values("gate_up", i)
-        yield both.reshape(2, *tensor.shape)[int(tensor.part == "up")]
-    elif tensor.part in _IN_TURN and checkpoint.has("experts_gate_up_in_turn_bias", i):
-        yield _in_turn(checkpoint, tensor.part, i).reshape(tensor.shape)
-    elif tensor.part in ("query", "key", "value") and checkpoint.has("qkv", i):
-        (both,) = checkpoint.values("qkv", i)
-        yield both[qkv_rows(config, tensor.part, i)]
-    else:
-        permuted = config.rope_half_split and not half_split and tensor.part in _PERMUTED
-        order = _order(checkpoint, tensor) if permuted else slice(None)
-        is_vector = len(tensor.shape) == 1
-        for values in [checkpoint.vector(tensor.part, i)] if is_vector else checkpoint.values(tensor.part, i):
-            yield values[order]
-
-
-def _in_turn(checkpoint: Checkpoint, part: str, i: int) -> np.ndarray:
-    found = getattr(read_experts(checkpoint, i), _IN_TURN[part])
-    return found if isinstance(found, np.ndarray) else whole(found.weight).values()
-
-
-def _order(checkpoint: Checkpoint, tensor: NamedTensor) -> np.ndarray:
-    """The rows with pairs side by side."""
-    config, latent = checkpoint.config, checkpoint.config.latent_attention
-    if latent is None:
-        return neighbour_order(tensor.shape[0] // config.head_dim, 0, config.rotated, config.head_dim - config.rotated)
-    if tensor.part == "latent_rope":
-        return neighbour_order(1, latent.latent_dim, latent.rope_dim)
-    return neighbour_order(config.heads, latent.nope_dim, latent.rope_dim)
 
 
 def _value_type(value: object) -> tuple[GGUFValueType, GGUFValueType | None]:

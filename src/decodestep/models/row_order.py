@@ -1,10 +1,14 @@
-"""The places of rows in weights of queries, keys and values."""
+"""The places of rows in weights of queries, keys and values, of attention and of the gated delta rule."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from decodestep.decoding.config import Config
+from decodestep.decoding.config import Config, DeltaConfig
+from decodestep.models.checkpoint import Stored
+from decodestep.weights.lazy_weight import whole
 
 
 def qkv_rows(config: Config, part: str, layer: int) -> slice:
@@ -29,3 +33,37 @@ def padded_heads(rows: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
     padded = np.zeros((heads, head_dim, rows.shape[1]), rows.dtype)
     padded[:, :own] = rows.reshape(heads, own, -1)
     return padded.reshape(heads * head_dim, -1)
+
+
+def chosen_rows(stored: Stored, rows: np.ndarray | slice) -> Stored:
+    """Rows of a weight, in this order."""
+    weight = whole(stored.weight)
+    return stored._replace(weight=replace(weight, rows=np.ascontiguousarray(weight.rows[rows])))
+
+
+def gated_rows(heads: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of queries and those of gates, of a weight that has both of a head after another."""
+    rows = np.arange(2 * heads * head_dim).reshape(heads, 2, head_dim)
+    return rows[:, 0].reshape(-1), rows[:, 1].reshape(-1)
+
+
+def delta_rows(d: DeltaConfig) -> dict[str, np.ndarray]:
+    """The rows of weights that a checkpoint has by key heads: of queries, keys, values and gates, and of beta and decays. Each key
+    head's come together, those of its value heads one after the other."""
+    members = d.value_heads // d.key_heads
+    widths = [d.key_dim, d.key_dim, members * d.value_dim, members * d.value_dim]
+    rows = np.arange(d.key_heads * sum(widths)).reshape(d.key_heads, -1)
+    query, key, value, gate = np.split(rows, np.cumsum(widths)[:-1], axis=1)
+    beta, alpha = np.split(np.arange(2 * d.value_heads).reshape(d.key_heads, -1), 2, axis=1)
+    return {
+        "delta_qkv": np.concatenate([part.reshape(-1) for part in (query, key, value)]),
+        "delta_gate": gate.reshape(-1),
+        "delta_beta": beta.reshape(-1),
+        "delta_alpha": alpha.reshape(-1),
+    }
+
+
+def tiled_order(d: DeltaConfig, width: int) -> np.ndarray:
+    """The places of value heads of a width, that come by key heads, in an order in which neighbours read neighbouring key heads."""
+    members = d.value_heads // d.key_heads
+    return np.arange(d.value_heads * width).reshape(d.key_heads, members, width).swapaxes(0, 1).reshape(-1)

@@ -10,11 +10,14 @@ from decodestep.ops.causal_conv1d import causal_conv1d
 from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
+    DeltaRule,
     GroupedAttention,
     LatentAttention,
     LatentSizes,
     LayerWeights,
+    Mamba,
     Mixture,
+    ShortConvolution,
     decoder_forward,
 )
 from decodestep.ops.expert_router import RouterRule, Routes, expert_router
@@ -46,6 +49,7 @@ from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sam
 __all__ = [
     "DecodeStep",
     "DecoderWeights",
+    "DeltaRule",
     "FeedForward",
     "Format",
     "GroupedAttention",
@@ -53,6 +57,7 @@ __all__ = [
     "LatentSizes",
     "LayerWeights",
     "LinearPanels",
+    "Mamba",
     "Mixture",
     "MlaPrologPlan",
     "MlaPrologTilingKey",
@@ -60,6 +65,7 @@ __all__ = [
     "PanelWeight",
     "RouterRule",
     "Routes",
+    "ShortConvolution",
     "TokenLogprobs",
     "apply_top_k_top_p",
     "cache_from_nz",

@@ -9,11 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from decodestep.decoding import rope
-from decodestep.decoding.config import BlockNorms, Config, Experts, QueryKeyNorm
+from decodestep.decoding.config import BlockNorms, Config, Experts, Mixer, QueryKeyNorm
 from decodestep.decoding.rope import Rope
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.gguf_keys import GgufKeys
+from decodestep.families.common.limits import MAX_LAYERS
 
 Fields = dict[str, Any]  # of `Config`, by name; or keys of a GGUF file without their prefix
 
@@ -24,6 +25,10 @@ def nothing(*_: Any) -> Fields:
 
 def no_objection(*_: Any) -> None:
     return None
+
+
+def attention_alone(*_: Any) -> tuple[Mixer, ...]:
+    return ()
 
 
 def no_rope(keys: GgufKeys, width: int) -> Rope:
@@ -69,11 +74,12 @@ class Architecture:
     """A family as a GGUF file of llama.cpp's.
 
     name: that general.architecture. layers: what all its layers have. rope_half_split: as in `Config`.
-    tensors: the names of the parts of a layer that differ from those of `names.GGUF`.
+    tensors: the names of the parts of a layer that differ from those of `names.GGUF`. outside: of parts of no layer.
+    mixers: the mixer of every layer of so many, as in `Config`.
     experts: the mixture of experts of a file; None: files with experts are refused.
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
-    rope_flag: the key that says whether there is a rope; None: there is. second_rope: rope 1 of `GroupedConfig`,
+    has_rope: whether there is a rope. rope_flag: the key that says so; None: none does. second_rope: rope 1 of `GroupedConfig`,
         for heads of a width.
     yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
         does not read that key. yarn_truncates: whether the ends of YaRN's ramp are rounded, for which a file has no key.
@@ -81,7 +87,8 @@ class Architecture:
     Of what is written:
     feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of
         the attention's output. rope_divisors: whether it reads the tensor that divides the rope's frequencies.
-    split_up_projections: whether those of latent keys and values are two tensors.
+    split_up_projections: whether those of latent keys and values are two tensors. tiled_heads: whether value heads that read one
+        key head are apart by the number of key heads (`DeltaConfig.tiled`).
     written: further keys. refused: what else llama.cpp refuses, by the model and the rope's tensors, or None.
     scaled_scores: by which of the rope's keys llama.cpp scales scores as transformers does not, or None.
     """
@@ -91,9 +98,12 @@ class Architecture:
     layers: Layers = Layers()
     rope_half_split: bool = False
     tensors: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, str] = field(default_factory=dict)
+    mixers: Callable[[GgufKeys, int], tuple[Mixer, ...]] = attention_alone
     experts: Callable[[GgufKeys, Fields], Experts | None] | None = None
     more: Callable[[GgufKeys, Fields], Fields] = nothing
     check: Callable[[GgufKeys, Fields], None] = no_objection
+    has_rope: bool = True
     rope_flag: str | None = None
     second_rope: Callable[[GgufKeys, int], Rope] = no_rope
     yarn_multiplier: float | None = None
@@ -102,13 +112,14 @@ class Architecture:
     output_bias: bool = True
     rope_divisors: bool = False
     split_up_projections: bool = False
+    tiled_heads: bool = False
     written: Callable[[Config], Fields] = nothing
     refused: Callable[[Config, Mapping[str, np.ndarray]], str | None] = no_objection
     scaled_scores: Callable[[Fields], str | None] = no_objection
 
     @property
     def tensor_names(self) -> dict[str, str]:
-        return names.changed(names.GGUF, names.of_gguf_layers(self.tensors))
+        return names.changed(names.GGUF, names.of_gguf_layers(self.tensors) | dict(self.outside))
 
     def yarn_strength(self, keys: GgufKeys) -> float:
         """transformers' mscale_all_dim; 0 if the file has none."""
@@ -129,7 +140,9 @@ class Activation:
 class ModelType:
     """A family as a folder with one model_type in config.json.
 
-    name: that model_type. written_as: the architecture of a GGUF file of it. layers: what all its layers have.
+    name: that model_type. written_as: the architecture of a GGUF file of it. written_otherwise: another one for some models, or
+        None. layers: what all its layers have. layer_count: how many there are. mixers: the mixer of every layer of so many, as
+        in `Config`. norm_eps: the key of the norms' epsilon; None: the usual one.
     defaults: of transformers' class, for missing keys. aliases: keys that the class reads as another one, which they replace.
     taken_for: keys with which transformers takes the folder for another model_type.
     activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: the key
@@ -142,7 +155,8 @@ class ModelType:
         their position; None: they do not.
     has_rope: whether there is a rope. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
         one for "sliding_attention"; otherwise a layer whose rope is another one has none.
-    tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. norm_shift: as in `Config`.
+    tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. outside: of parts of no layer. prefixes:
+        as of a `Wrapper`. norm_shift: as in `Config`.
     pre_tokenizer: the name that its GGUF files have, of several that cut texts alike. tiktoken: the name of the rules for
         tiktoken.model; None: its folders have tokenizer.json alone.
     """
@@ -151,7 +165,11 @@ class ModelType:
     written_as: Architecture
     attention: FolderAttention
     defaults: Mapping[str, Any]
+    written_otherwise: Callable[[Config], Architecture | None] = no_objection
     layers: Layers = Layers()
+    layer_count: Callable[[Keys], int] = lambda keys: keys.size("num_hidden_layers", most=MAX_LAYERS)
+    mixers: Callable[[Keys, int], tuple[Mixer, ...]] = attention_alone
+    norm_eps: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     taken_for: Mapping[str, ModelType] = field(default_factory=dict)
     activation: Activation = Activation()
@@ -167,13 +185,15 @@ class ModelType:
     has_rope: Callable[[Keys], bool] = lambda keys: True
     ropes_by_layer_type: bool = False
     tensors: Mapping[str, str] = field(default_factory=dict)
+    outside: Mapping[str, str] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
     norm_shift: float = 0.0
     pre_tokenizer: str | None = None
     tiktoken: str | None = None
 
     @property
     def tensor_names(self) -> dict[str, str]:
-        return names.changed(names.FOLDER, names.layer_names(self.tensors))
+        return names.changed(names.FOLDER, names.layer_names(self.tensors) | dict(self.outside))
 
 
 @dataclass(frozen=True)

@@ -27,16 +27,21 @@ class ExpertKeys:
     """The mixture of experts of a folder.
 
     sparse: which of so many layers have experts. rule: how they are selected. count, shared: the keys of their number, and of
-    the shared ones; None: there are none. corrected, biases: as in `Experts`. width: the key of that of an expert.
+    the shared ones; None: there are none. corrected, biases, shared_gated: as in `Experts`; corrected may be said by the config.
+    width: the key of that of an expert. shared_width: of that of the one shared expert, where it is another. latent: the key of
+    `Experts.latent`.
     """
 
     sparse: Callable[[Keys, int], tuple[bool, ...]]
     rule: Callable[[Keys], RouterRule]
     count: str
     shared: str | None
-    corrected: bool
+    corrected: bool | Callable[[Keys], bool]
     width: str = "moe_intermediate_size"
     biases: bool = False
+    shared_width: str | None = None
+    shared_gated: bool = False
+    latent: str | None = None
 
     def __call__(self, keys: Keys, layers: int) -> Experts | None:
         sparse = self.sparse(keys, layers)
@@ -44,8 +49,11 @@ class ExpertKeys:
             return None
         count, width = keys.size(self.count, most=MAX_EXPERTS), keys.size(self.width)
         shared = 0 if self.shared is None else width * keys.size(self.shared, least=0, most=MAX_EXPERTS)
+        shared = shared if self.shared_width is None else keys.size(self.shared_width)
+        corrected = self.corrected if isinstance(self.corrected, bool) else self.corrected(keys)
+        latent = 0 if self.latent is None else keys.size_or_none(self.latent) or 0
         rule = _checked(self.rule(keys), count, f"{keys.path}: config.json", _FOLDER_RULE)
-        return Experts(count, width, shared, rule, self.corrected, sparse, self.biases)
+        return Experts(count, width, shared, rule, corrected, sparse, self.biases, self.shared_gated, latent)
 
 
 def every_layer(keys: Keys, layers: int) -> tuple[bool, ...]:
@@ -70,22 +78,36 @@ def stored_gating(keys: GgufKeys, unsaid: str = "softmax") -> Gating:
     return Gating(_SCORES[function], keys.flag("expert_weights_norm"), scale)
 
 
+def sparse_by_keys(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
+    """Which layers of a file have experts: after the dense ones every n-th."""
+    dense = keys.size("leading_dense_block_count", 0, least=0, most=MAX_LAYERS)
+    step = keys.size("interleave_moe_layer_step", 1, most=MAX_LAYERS)
+    return tuple(i >= dense and (i + 1) % step == 0 for i in range(layers))
+
+
 def file_experts(
-    gating: Callable[[GgufKeys, Fields], Gating], *, biases: bool = False
+    gating: Callable[[GgufKeys, Fields], Gating],
+    *,
+    biases: bool = False,
+    sparse_layers: Callable[[GgufKeys, int], tuple[bool, ...]] = sparse_by_keys,
+    own_shared: bool = False,
+    shared_gated: bool = False,
 ) -> Callable[[GgufKeys, Fields], Experts | None]:
-    """Reads the mixture of experts of a GGUF file. biases: as in `Experts`."""
+    """Reads the mixture of experts of a GGUF file. biases, shared_gated: as in `Experts`. own_shared: whether the shared expert
+    has a width of its own."""
 
     def read(keys: GgufKeys, common: Fields) -> Experts | None:
         count, layers = keys.size("expert_count", 0, least=0, most=MAX_EXPERTS), common["layers"]
-        dense = keys.size("leading_dense_block_count", 0, least=0, most=MAX_LAYERS)
-        if not count or dense >= layers:
+        sparse = sparse_layers(keys, layers) if count else ()
+        if not any(sparse):
             return None
-        step = keys.size("interleave_moe_layer_step", 1, most=MAX_LAYERS)
-        sparse = tuple(i >= dense and (i + 1) % step == 0 for i in range(layers))
-        own, width = gating(keys, common), keys.size_of_layers(_width_key(keys))
+        own, width = gating(keys, common), keys.size_of_layers(_width_key(keys), of=sparse)
+        shared = width * keys.size("expert_shared_count", 0, least=0, most=MAX_EXPERTS)
+        if own_shared:
+            shared = keys.size("expert_shared_feed_forward_length", 0, least=0)
         groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
         rule = RouterRule(
-            used=keys.size_of_layers("expert_used_count"),
+            used=keys.size_of_layers("expert_used_count", of=sparse),
             scores=own.scores,
             groups=groups,
             kept_groups=(keys.size("expert_group_used_count", groups, least=0) or groups) if groups > 1 else 1,
@@ -97,11 +119,13 @@ def file_experts(
         return Experts(
             count,
             width,
-            shared=width * keys.size("expert_shared_count", 0, least=0, most=MAX_EXPERTS),
+            shared=shared,
             rule=_checked(rule, count, str(keys.file.path), said),
             corrected=any(names.GGUF["correction"].format(i=i) in keys.file.tensors for i in range(layers)),
             layers=sparse,
             biases=biases,
+            shared_gated=shared_gated,
+            latent=keys.size("moe_latent_size", 0, least=0),
         )
 
     return read

@@ -13,7 +13,7 @@ from decodestep.decoding.rope import Rope
 from decodestep.families.common import config_json, names
 from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Fields, ModelType
-from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MOST_FACTOR
+from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
 from decodestep.families.common.registry import read_model_type
 from decodestep.files.model_folder import ModelFolder
 
@@ -34,7 +34,8 @@ def read_config(folder: ModelFolder) -> Config:
         raise keys.refusal("is_causal false, bidirectional attention, is not supported")
     if keys.get("per_layer_config") and not model_type.sizes_by_layer:
         raise keys.refusal("per_layer_config, sizes of single layers, is not supported")
-    activation, layers = model_type.activation, keys.size("num_hidden_layers", most=MAX_LAYERS)
+    activation, layers = model_type.activation, model_type.layer_count(keys)
+    norm_eps = model_type.norm_eps or f"{'layer' if model_type.layers.centred_norms else 'rms'}_norm_eps"
     if keys.get(activation.key) not in activation.names:
         raise keys.refusal(f"{activation.key} {keys.get(activation.key)!r} is not supported ({activation.names[0]!r} is)")
     name = folder.config.get("_name_or_path") or folder.path.resolve().name
@@ -47,9 +48,10 @@ def read_config(folder: ModelFolder) -> Config:
         "heads": keys.size("num_attention_heads", most=MAX_HEADS),
         "feed_forward": keys.size(model_type.feed_forward),
         "context": keys.size("max_position_embeddings", most=MAX_CONTEXT),
-        "norm_eps": keys.number(f"{'layer' if model_type.layers.centred_norms else 'rms'}_norm_eps", least=1e-30, most=1.0),
+        "norm_eps": keys.number(norm_eps, least=1e-30, most=1.0),
         # A head of its own counts, as in transformers, which ties nothing where the two differ.
         "tied": keys.flag("tie_word_embeddings") and names.FOLDER["output"] not in folder.tensors,
+        "mixers": model_type.mixers(keys, layers),
         "biases": model_type.mlp_bias is not None and keys.flag(model_type.mlp_bias),
         "activation": model_type.layers.activation,
         "block_norms": model_type.layers.block_norms,

@@ -28,6 +28,7 @@ def read_config(file: Described) -> Config:
         raise ModelError(f"{file.path}: architecture {name!r} is not supported ({supported} are){told}")
     architecture, keys = ARCHITECTURES[name], GgufKeys(file, name)
     common = keys.common(architecture.layers.centred_norms)
+    common["mixers"] = architecture.mixers(keys, common["layers"])
     architecture.check(keys, common)
     attention = architecture.attention.read(keys, common, architecture)
     if architecture.experts is None and keys.size("expert_count", 0, least=0):

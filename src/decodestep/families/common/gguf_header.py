@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from decodestep.decoding import rope
-from decodestep.decoding.config import Config, Experts
+from decodestep.decoding.config import Config, DeltaConfig, Experts
 from decodestep.decoding.rope import Rope
 from decodestep.families.common import gguf, names
 from decodestep.families.common.config_json import Keys, RopeParameters
@@ -19,6 +19,7 @@ from decodestep.families.common.description import Architecture, Fields, ModelTy
 from decodestep.families.common.experts import written_experts
 from decodestep.families.common.folder import read_keys
 from decodestep.families.common.gguf_keys import NORM_EPS
+from decodestep.families.common.mixers import written_sizes
 from decodestep.families.common.names import NamedTensor
 from decodestep.files.model_folder import ModelFolder
 
@@ -53,16 +54,21 @@ def build_header(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -
     Raises ModelError for a model that would differ when the file is read back, and for one whose file llama.cpp would not load.
     """
     model_type, keys = read_keys(folder)
-    architecture = model_type.written_as
+    architecture = model_type.written_otherwise(config) or model_type.written_as
     config = replace(config, experts=_with_groups_that_count(config.experts))
-    rope_fields, vectors = _rope_keys(model_type, keys, config, ropes)
+    rope_fields, vectors = _rope_keys(model_type, architecture, keys, config, ropes)
     refused = _refused_by_llama_cpp(architecture, config, vectors)
     if refused is not None:
         raise keys.refusal(f"llama.cpp does not load a file of {architecture.name} with {refused}")
     data = {f"{architecture.name}.{key}": value for key, value in (_size_keys(architecture, config) | rope_fields).items()}
     data = {"general.architecture": architecture.name, "general.name": config.name, **data}
     expected = replace(
-        config, architecture=architecture.name, rope_half_split=architecture.rope_half_split, norm_shift=0.0, skipped_layers=0
+        config,
+        architecture=architecture.name,
+        rope_half_split=architecture.rope_half_split,
+        norm_shift=0.0,
+        skipped_layers=0,
+        delta=_with_tiles(config.delta) if architecture.tiled_heads else config.delta,
     )
     tensors = _tensors(architecture, keys, expected)
     file = _Unwritten(folder.path, data, dict.fromkeys([tensor.name for _, tensor in tensors]) | vectors)
@@ -127,7 +133,13 @@ def _size_keys(architecture: Architecture, config: Config) -> Fields:
     }
     if config.next_token_layers:
         made["nextn_predict_layers"] = config.next_token_layers
-    return made | architecture.attention.written(config) | architecture.written(config) | written_experts(config)
+    made |= architecture.attention.written(config) | written_experts(config) | written_sizes(config)
+    return made | architecture.written(config)
+
+
+def _with_tiles(delta: DeltaConfig | None) -> DeltaConfig | None:
+    """Heads in the order that a file has them in, which is the same where none share a key head."""
+    return None if delta is None else replace(delta, tiled=delta.value_heads > delta.key_heads)
 
 
 def _with_groups_that_count(experts: Experts | None) -> Experts | None:
@@ -138,10 +150,11 @@ def _with_groups_that_count(experts: Experts | None) -> Experts | None:
 
 
 def _rope_keys(
-    model_type: ModelType, keys: Keys, config: Config, ropes: tuple[Rope, ...]
+    model_type: ModelType, architecture: Architecture, keys: Keys, config: Config, ropes: tuple[Rope, ...]
 ) -> tuple[Fields, dict[str, np.ndarray]]:
     """The keys of the rope, and its tensors by name."""
-    architecture = model_type.written_as
+    if not architecture.has_rope:
+        return {}, {}
     if architecture.rope_flag is not None and not ropes[0].inverse_frequencies.any():
         return {architecture.rope_flag: False}, {}
     p = RopeParameters(keys, "full_attention" if model_type.ropes_by_layer_type else None)

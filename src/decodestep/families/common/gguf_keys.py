@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,21 +45,38 @@ class GgufKeys:
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
         return md.integer(self.file.metadata, self.key(key), default, least=least, most=most)
 
-    def size_of_layers(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> int:
-        """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal."""
-        sizes = self.sizes(key, default, most=most)
+    def size_of_layers(
+        self, key: str, default: int | None = None, *, most: int = MAX_WIDTH, of: Sequence[bool] | None = None
+    ) -> int:
+        """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal. of: which layers
+        have one; None: all."""
+        sizes = self.sizes(key, default, most=most, least=1 if of is None else 0)
+        if of is not None:
+            sizes = tuple(size for size, has in zip(sizes, of, strict=False) if has) or sizes
         if min(sizes) != max(sizes):
             raise self.refusal(f"{self.key(key)} {min(sizes)} to {max(sizes)}, sizes of single layers, is not supported")
         return sizes[0]
 
-    def sizes(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH) -> tuple[int, ...]:
+    def sizes(
+        self, key: str, default: int | None = None, *, most: int = MAX_WIDTH, least: int = 1
+    ) -> tuple[int, ...]:
         """The size of each layer, for which a file may have one for all."""
         count, given = self.size("block_count", most=MAX_LAYERS), self.file.metadata.get(self.key(key))
         if not isinstance(given, (np.ndarray, list)):  # a list is of a file that is not written yet
-            return (self.size(key, default, most=most),) * count
+            return (self.size(key, default, most=most),) * count  # as one for all it is not 0
         found = md.numbers({self.key(key): np.array(given)}, self.key(key), count, integers=True)
         assert found is not None
-        return tuple(md.integer({self.key(key): size}, self.key(key), most=most) for size in found)
+        return tuple(md.integer({self.key(key): size}, self.key(key), least=least, most=most) for size in found)
+
+    def flags(self, key: str) -> tuple[bool, ...] | None:
+        """One of each block; None if the file has none."""
+        given = self.file.metadata.get(self.key(key))
+        if given is None:
+            return None
+        count, found = self.size("block_count", most=MAX_LAYERS), np.asarray(given)
+        if found.dtype.kind not in "iub" or found.shape != (count,):
+            raise self.refusal(f"{self.key(key)} must have one for each of {count} blocks")
+        return tuple(map(bool, found))
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self.file.metadata, self.key(key), default, least=least, most=most)

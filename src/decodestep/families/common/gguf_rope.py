@@ -22,7 +22,7 @@ NO_ROPE = 1e20  # a divisor from here on leaves its pair as it is
 def first_rope(keys: GgufKeys, architecture: Architecture, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
     """The rope of all layers without one of their own. vector: reads a tensor of the file by its name and length."""
     width = config.rope_width(0)
-    if architecture.rope_flag is not None and not keys.flag(architecture.rope_flag, True):
+    if not architecture.has_rope or (architecture.rope_flag is not None and not keys.flag(architecture.rope_flag, True)):
         return rope.none(width)
     made = _first_rope(keys, architecture, config, vector, width)
     growth = 0.0 if config.latent_attention else keys.number("attention.temperature_scale", 0.0, least=0.0, most=1e3)

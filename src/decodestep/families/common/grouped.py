@@ -87,7 +87,7 @@ class GroupedFile:
     of layers; None: one for all. scale: of the scores, by the fields that all models have and the width of a head; None: the
     usual one. long_rope: whether llama.cpp reads the tensors of long-rope. partial_rope: whether it rotates a part of a head
     where rope.dimension_count says so. optional_norms: whether a file may have no norms of queries and keys. score_cap: of the
-    scores, as in `GroupedConfig`; None: a file with one is refused.
+    scores, as in `GroupedConfig`; None: a file with one is refused. gated: as there.
     """
 
     windows: Callable[[GgufKeys, int], tuple[int, ...]] = same_file_windows
@@ -97,11 +97,14 @@ class GroupedFile:
     partial_rope: bool = False
     optional_norms: bool = False
     score_cap: Callable[[GgufKeys], float] | None = None
+    gated: bool = False
     parts = frozenset(QKV)
 
     def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
         hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
-        kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS)
+        attend = [mixer == "attention" for mixer in common["mixers"]] or [True] * layers
+        of = None if all(attend) else attend
+        kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS, of=of)
         head_dim = keys.size("attention.key_length", hidden // heads)
         values = keys.size("attention.value_length", head_dim)
         rope_dim = keys.size("rope.dimension_count", head_dim)
@@ -118,16 +121,18 @@ class GroupedFile:
             if keys.number(key, 0.0, **FACTOR):
                 raise keys.refusal(f"{key} is not supported")
         windows = self.windows(keys, layers)
-        normed = not self.optional_norms or names.GGUF["queries_norm"].format(i=0) in keys.file.tensors
+        first = attend.index(True)
+        normed = not self.optional_norms or names.GGUF["queries_norm"].format(i=first) in keys.file.tensors
         grouped = GroupedConfig(
             scale=None if self.scale is None else self.scale(keys, common, head_dim),
-            biases=tuple(part for part in ATTENTION_PRODUCTS if names.has_bias(keys.file.tensors, part)),
+            biases=tuple(part for part in ATTENTION_PRODUCTS if names.has_bias(keys.file.tensors, part, first)),
             query_key_norm=architecture.layers.query_key_norm if normed else None,
             windows=windows,
             ropes=() if self.ropes is None else self.ropes(windows, layers),
             rope_dim=rope_dim if partial else None,
             score_cap=0.0 if self.score_cap is None else self.score_cap(keys),
             sinks=architecture.layers.sinks,
+            gated=self.gated,
         )
         return {"kv_heads": kv_heads, "head_dim": head_dim, "grouped": grouped}
 
@@ -177,7 +182,8 @@ class GroupedKeys:
     biases: the products of attention that have one in every checkpoint. bias_keys: the keys that say whether others have one.
     windows, ropes: of so many layers, as in `GroupedConfig`. scale: of the scores; None: the usual one. rope_dim: how many
     columns of a head of so many have a rope; None: all. half_split: as in `Config`. norm_key: the key that says whether there
-    are the norms of queries and keys; None: there are, if the family has them. score_cap: of the scores; None: none.
+    are the norms of queries and keys; None: there are, if the family has them. score_cap: of the scores; None: none. gated: as in
+    `GroupedConfig`.
     """
 
     biases: tuple[str, ...] = ()
@@ -189,6 +195,7 @@ class GroupedKeys:
     half_split: bool = True
     norm_key: str | None = None
     score_cap: Callable[[Keys], float] | None = None
+    gated: bool = False
     parts = frozenset(QKV)
 
     def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
@@ -210,6 +217,7 @@ class GroupedKeys:
             rope_dim=None if rope_dim == head_dim else rope_dim,
             score_cap=0.0 if self.score_cap is None else self.score_cap(keys),
             sinks=model_type.layers.sinks,
+            gated=self.gated,
         )
         return {"kv_heads": kv_heads, "head_dim": head_dim, "grouped": grouped, "rope_half_split": self.half_split}
 

@@ -55,6 +55,21 @@ _GGUF_LAYER = {
     "shared_gate": "ffn_gate_shexp.weight",
     "shared_up": "ffn_up_shexp.weight",
     "shared_down": "ffn_down_shexp.weight",
+    "shared_factor": "ffn_gate_inp_shexp.weight",
+    "latent_down": "ffn_latent_down.weight",
+    "latent_up": "ffn_latent_up.weight",
+    "delta_qkv": "attn_qkv.weight",
+    "delta_gate": "attn_gate.weight",
+    "delta_beta": "ssm_beta.weight",
+    "delta_alpha": "ssm_alpha.weight",
+    "mixer_input": "ssm_in.weight",
+    "convolution": "ssm_conv1d.weight",
+    "convolution_bias": "ssm_conv1d.bias",
+    "decay": "ssm_a",
+    "step_bias": "ssm_dt.bias",
+    "skip": "ssm_d",
+    "gated_norm": "ssm_norm.weight",
+    "mixer_output": "ssm_out.weight",
     "input_gate": "inp_gate.weight",
     "input_output": "proj.weight",
     "input_norm": "post_norm.weight",
@@ -77,10 +92,10 @@ GGUF = {
 }  # of most architectures
 
 
-def has_bias(tensors: Container[str], part: str) -> bool:
-    """Whether a GGUF file has a bias of the part, in its first layer: its own, or one for all of queries, keys and values."""
-    of_all = part in ("query", "key", "value") and GGUF["qkv_bias"].format(i=0) in tensors
-    return of_all or GGUF[f"{part}_bias"].format(i=0) in tensors
+def has_bias(tensors: Container[str], part: str, i: int = 0) -> bool:
+    """Whether a GGUF file has a bias of the part, in layer i: its own, or one for all of queries, keys and values."""
+    of_all = part in ("query", "key", "value") and GGUF["qkv_bias"].format(i=i) in tensors
+    return of_all or GGUF[f"{part}_bias"].format(i=i) in tensors
 
 
 def changed(table: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
@@ -123,6 +138,11 @@ _FOLDER_LAYER = {
     **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in FEED_FORWARD},
     **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in FEED_FORWARD},
+    "convolution": "linear_attn.conv1d.weight",
+    "decay_logarithm": "linear_attn.A_log",
+    "step_bias": "linear_attn.dt_bias",
+    "gated_norm": "linear_attn.norm.weight",
+    "mixer_output": "linear_attn.out_proj.weight",
     "input_gate": "per_layer_input_gate.weight",
     "input_output": "per_layer_projection.weight",
     "input_norm": "post_per_layer_input_norm.weight",
@@ -191,13 +211,14 @@ def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[
 
 
 def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[NamedTensor]:
-    latent = config.latent_attention
     norms = {"before": _NORMS, "after": _POST_NORMS, "both": _NORMS + _POST_NORMS, "parallel": _NORMS[:1]}
-    shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms[config.block_norms]}
-    shapes |= _grouped_shapes(config, table, has, i) if latent is None else _latent_shapes(config, latent, table, has, i)
+    has_block = i >= config.layers or config.has_feed_forward(i)
+    there = {"attention": config.mixer_of(i) != "none", "ffn": has_block}  # by the beginning of a norm's name
+    shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms[config.block_norms] if there[norm.split("_")[0]]}
+    shapes |= _mixer_shapes(config, table, has, i)
     if config.has_experts(i):
         shapes |= _expert_shapes(config, table, has, i)
-    else:
+    elif has_block:
         shapes |= _dense_shapes(config, table, config.feed_forward_of(i) if i < config.layers else config.feed_forward)
     if config.layer_inputs:
         shapes |= {"input_gate": (config.layer_inputs, config.hidden), "input_output": (config.hidden, config.layer_inputs)}
@@ -212,6 +233,64 @@ def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], b
                 yield NamedTensor(part, table[part].format(i=i, e=e), shape[1:])
         else:
             yield NamedTensor(part, table[part].format(i=i), shape)
+
+
+def _mixer_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
+    match config.mixer_of(i):
+        case "delta":
+            return _delta_shapes(config, table, has, i)
+        case "mamba":
+            return _mamba_shapes(config, table)
+        case "convolution":
+            return _convolution_shapes(config)
+        case "none":
+            return {}
+    latent = config.latent_attention
+    return _grouped_shapes(config, table, has, i) if latent is None else _latent_shapes(config, latent, table, has, i)
+
+
+def _delta_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
+    """Products of queries, keys, values and gates may be one weight, by key heads; likewise those of beta and decays."""
+    d, hidden = config.delta, config.hidden
+    assert d is not None
+    shapes: dict[str, Shape] = {"convolution": (d.channels, d.taps), "gated_norm": (d.value_dim,)}
+    if "delta_qkvz" in table and ("delta_qkv" not in table or has(table["delta_qkvz"].format(i=i))):
+        shapes["delta_qkvz"] = (d.channels + d.values, hidden)
+    else:
+        shapes |= {"delta_qkv": (d.channels, hidden), "delta_gate": (d.values, hidden)}
+    if "delta_beta_alpha" in table:
+        shapes["delta_beta_alpha"] = (2 * d.value_heads, hidden)
+    else:
+        shapes |= {"delta_beta": (d.value_heads, hidden), "delta_alpha": (d.value_heads, hidden)}
+    decay = "decay" if "decay" in table else "decay_logarithm"
+    return {**shapes, decay: (d.value_heads,), "step_bias": (d.value_heads,), "mixer_output": (hidden, d.values)}
+
+
+def _mamba_shapes(config: Config, table: dict[str, str]) -> dict[str, Shape]:
+    m = config.mamba
+    assert m is not None
+    in_gguf = "decay" in table
+    shapes: dict[str, Shape] = {
+        "mixer_input": (m.inner + m.channels + m.heads, config.hidden),
+        "convolution": (m.channels, m.taps),
+        "decay" if in_gguf else "decay_logarithm": (m.heads, 1),
+        "step_bias": (m.heads,),
+        "skip": (m.heads, 1),
+        "gated_norm": (m.groups, m.inner // m.groups) if in_gguf else (m.inner,),
+        "mixer_output": (config.hidden, m.inner),
+    }
+    return shapes | ({"convolution_bias": (m.channels,)} if m.bias else {})
+
+
+def _convolution_shapes(config: Config) -> dict[str, Shape]:
+    c, hidden = config.convolution, config.hidden
+    assert c is not None
+    shapes: dict[str, Shape] = {
+        "mixer_input": (3 * hidden, hidden),
+        "convolution": (hidden, c.taps),
+        "mixer_output": (hidden, hidden),
+    }
+    return shapes | ({f"{part}_bias": shape[:1] for part, shape in shapes.items()} if c.bias else {})
 
 
 def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
@@ -229,7 +308,7 @@ def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str
 def _grouped_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:
     head_dim, options = config.head_dim_of(i), config.grouped
     queries, keys = config.heads * head_dim, config.kv_heads_of(i) * head_dim
-    sizes = {"query": queries}
+    sizes = {"query": queries * (2 if options.gated else 1)}
     if options.source(i) == i:
         sizes |= {"key": keys} | ({"value": keys} if options.has_value_weight(i) else {})
     if "qkv" in table and ("query" not in table or has(table["qkv"].format(i=i))):
@@ -302,14 +381,21 @@ def _expert_shapes(config: Config, table: dict[str, str], has: Callable[[str], b
     shapes: dict[str, Shape] = {"router": (e.count, hidden)}
     if e.corrected:
         shapes["correction"] = (e.count,)
+    if e.shared_gated:
+        shapes["shared_factor"] = (1, hidden)
+    if e.latent:
+        shapes |= {"latent_down": (e.latent, hidden), "latent_up": (hidden, e.latent)}
     if "experts_gate_up_in_turn" in table:
         return shapes | _experts_in_turn(config, e, table, has, i)
     if e.biases:
         shapes |= {"router_bias": (e.count,), "experts_down_bias": (e.count, hidden)}
         shapes |= {f"experts_{part}_bias": (e.count, e.width) for part in ("gate", "up")}
+    inputs = e.latent or hidden
     if "experts_gate_up" in table and has(table["experts_gate_up"].format(i=i)):
-        shapes["experts_gate_up"] = (e.count, 2 * e.width, hidden)
+        shapes["experts_gate_up"] = (e.count, 2 * e.width, inputs)
     else:
-        shapes |= {"experts_gate": (e.count, e.width, hidden), "experts_up": (e.count, e.width, hidden)}
-    shapes["experts_down"] = (e.count, hidden, e.width)
+        gated = config.activation != "relu_squared"
+        shapes |= {f"experts_{part}": (e.count, e.width, inputs) for part in ("gate", "up")[not gated :]}
+    together = "experts_down_together" in table and has(table["experts_down_together"].format(i=i))
+    shapes["experts_down_together" if together else "experts_down"] = (e.count, inputs, e.width)
     return shapes | (_dense_shapes(config, table, e.shared, "shared_") if e.shared else {})

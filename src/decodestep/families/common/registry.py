@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import copy
 from importlib import import_module
 from pkgutil import iter_modules
@@ -29,10 +30,12 @@ _OF_ALL = ("tie_word_embeddings", "quantization_config", "_name_or_path")
 
 
 def text_model(folder: ModelFolder) -> ModelFolder:
-    """The text model of a folder that has others beside it; another folder as it is."""
-    wrapper = WRAPPERS.get(str(folder.config.get("model_type")))
+    """The text model of a folder that has others beside it; another folder as it is, but for its family's older names."""
+    name = str(folder.config.get("model_type"))
+    wrapper = WRAPPERS.get(name)
     if wrapper is None:
-        return folder
+        prefixes = MODEL_TYPES[name].prefixes if name in MODEL_TYPES else {}
+        return _renamed(folder, prefixes) if prefixes else folder
     config = folder.config.get("text_config")
     if not isinstance(config, dict):
         raise ModelError(f"{folder.path}: config.json: text_config must be an object")
@@ -44,6 +47,15 @@ def text_model(folder: ModelFolder) -> ModelFolder:
         prefix = next((prefix for prefix in wrapper.prefixes if name.startswith(prefix)), None)
         if prefix is not None:
             made.tensors[wrapper.prefixes[prefix] + name.removeprefix(prefix)] = tensor
+    return made
+
+
+def _renamed(folder: ModelFolder, prefixes: Mapping[str, str]) -> ModelFolder:
+    made = copy(folder)
+    made.tensors = {}
+    for name, tensor in folder.tensors.items():
+        prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        made.tensors[prefixes.get(prefix, "") + name.removeprefix(prefix)] = tensor
     return made
 
 

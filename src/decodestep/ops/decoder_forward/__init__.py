@@ -13,6 +13,9 @@ from decodestep.ops.decoder_forward.layers import LatentAttention as LatentAtten
 from decodestep.ops.decoder_forward.layers import LayerInput as LayerInput
 from decodestep.ops.decoder_forward.layers import LayerWeights as LayerWeights
 from decodestep.ops.decoder_forward.layers import Mixture as Mixture
+from decodestep.ops.decoder_forward.recurrent_layers import DeltaRule as DeltaRule
+from decodestep.ops.decoder_forward.recurrent_layers import Mamba as Mamba
+from decodestep.ops.decoder_forward.recurrent_layers import ShortConvolution as ShortConvolution
 from decodestep.ops.decoder_forward.weights import DecoderWeights as DecoderWeights
 from decodestep.ops.decoder_forward.weights import LatentSizes as LatentSizes
 
@@ -31,13 +34,16 @@ def decoder_forward(
     *,
     hidden: Array | None = None,
     layer_inputs: Array | None = None,
+    states: Array | None = None,
+    slots: Integers | None = None,
+    into: Integers | None = None,
     backend: str = "auto",
 ) -> ArrayT:
-    """Runs T tokens of any sequences through all layers and writes their keys and values to the cache, in place.
+    """Runs T tokens of any sequences through all layers; writes their keys and values to the cache, and states, in place.
 
         for every token t, with x its row of the residual stream, first embedding_scale * embedding[token_ids[t]]:
             in every layer:
-                x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output)
+                x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output)    or a recurrence's results
                 h = rms_norm(x, ffn_norm)
                 x += residual_scale * post(the `FeedForward` of h, or mixture_of_experts(h))
                 x += residual_scale * rms_norm((GELU(x @ gate) * layer_inputs[t, layer]) @ output, norm)    if it has an input
@@ -54,6 +60,7 @@ def decoder_forward(
             cache[sequence[t], positions[t]] = k, v
             attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions: of scores that
                 are soft-capped by score_cap, and with a sink divided by the sum of weights and e^(sink - maximum)
+            with a gate the result is multiplied by sigmoid(h @ gate)
             with keys_of there are no v and k: it reads the cache of that layer
         soft-capped by c: c * tanh(y / c), or y where c is 0
         rms_norm(x, attention_norm) and rms_norm(x, ffn_norm) are x where the layer has no such norm
@@ -68,12 +75,17 @@ def decoder_forward(
             for every head n: mla_attention of (q_nope @ key_up_n, q_rope) to cache[sequence[t], 0 .. positions[t]]
                 @ value_up_n
 
+        a recurrence of h: as `DeltaRule`, `Mamba` and `ShortConvolution` say, with the states of the token's sequence
+
         a mixture of experts of h:
             mixture_of_experts(h, *expert_router(h @ router + router_bias, rule, bias), routed, shared)
+            with shared_gate the shared block is multiplied by sigmoid(h @ shared_gate)
+            with a latent the routed experts read h @ latent_down, and their sum is multiplied by latent_up
 
     Causality: a token attends only to positions 0 to its own of its own sequence. The contents of other positions of a page,
     NaN included, have no effect on it, and a call writes only at its tokens' positions. So pages may be recycled without
-    clearing, full pages may be shared by sequences, and later calls may write positions again in any order.
+    clearing, full pages may be shared by sequences, and later calls may write positions again in any order. States are those
+    after a sequence's tokens so far: its next token follows them, and none can be run again.
     Rounding: activations are quantised if the weight's format requires it (`linear`). Keys and values are of the
     cache's type; where that is bfloat16, so are queries and weights e^(score - maximum) of grouped-query attention. With
     latents in bytes queries for them are int16, and so are the weights of positions 64i to 64i + 63 times their scales: each
@@ -91,8 +103,8 @@ def decoder_forward(
         sin: (P, D / 2), with latent attention (P, Dr / 2): the rope of pair i of a head at each position; or (R, P, D / 2), one
             for each `rope` of the layers. float32; or float64, in which "reference" then computes.
         cos: of sin's shape and dtype.
-        keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
-            page holds 16 positions of one key-value head:
+        keys: for the L layers with keys of their own, (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2);
+            bfloat16, C order, written in place. A page holds 16 positions of one key-value head:
             keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
         values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, apart from keys in memory, written in place:
             values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
@@ -110,7 +122,15 @@ def decoder_forward(
             to a place that another reads is read as written, so that a prefix may be run once, in the call that continues it.
         wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
         hidden: (T, He), of the dtype of sin, C order, apart from the others in memory; written if it is given.
-        layer_inputs: (T, L, P), of the dtype of sin; given where layers have inputs.
+        layer_inputs: (T, layers, P), of the dtype of sin; given where layers have inputs.
+        states: (slots, `weights.state_size`) float32, C order, apart from the others in memory, written in place; given where
+            layers have states. A row has them for the layers in order, each from a multiple of 16 values on: the matrices as
+            the operators have them, (H, dk, dv) or (H, N, P), then the inputs of the convolution, (K - 1, C). Zeros at the
+            beginning of a sequence.
+        slots: (B,) integers in [0, slots): the row of states that each sequence begins with. Given with states; the tokens of a
+            sequence then lie side by side, at consecutive positions.
+        into: (B,) integers: the rows that the sequences leave, all different for those that have tokens; None for `slots`. A
+            sequence may not write what another reads.
         backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16;
             He, P, Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
 
@@ -124,7 +144,23 @@ def decoder_forward(
         Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
         DeepSeek-V2 and V3, 2024.
     """
-    call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted, hidden, layer_inputs)
+    call = bind(
+        weights,
+        token_ids,
+        sequence,
+        positions,
+        sin,
+        cos,
+        keys,
+        values,
+        page_table,
+        wanted,
+        hidden,
+        layer_inputs,
+        states,
+        slots,
+        into,
+    )
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})
     logits: ArrayT = arrays.like(keys, run(OP, backend, (cpu if backend == "cpu" else reference).forward, call))
     return logits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,9 @@ class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is m
     wanted: np.ndarray
     hidden: np.ndarray | None = None
     layer_inputs: np.ndarray | None = None
+    states: np.ndarray | None = None
+    slots: np.ndarray | None = None
+    into: np.ndarray | None = None
 
 
 def bind(
@@ -48,8 +52,12 @@ def bind(
     wanted: Integers,
     hidden: Array | None = None,
     layer_inputs: Array | None = None,
+    states: Array | None = None,
+    slots: Integers | None = None,
+    into: Integers | None = None,
 ) -> Call:
     """Checks every rule of the contract, before anything is written."""
+    read = None if slots is None else arrays.integers(OP, "slots", slots, rank=1)
     require(isinstance(weights, DecoderWeights), OP, "weights", "a DecoderWeights", weights)
     call = Call(
         weights,
@@ -64,6 +72,9 @@ def bind(
         arrays.integers(OP, "wanted", wanted, rank=1),
         arrays.optional_view(OP, "hidden", hidden),
         arrays.optional_view(OP, "layer_inputs", layer_inputs),
+        arrays.optional_view(OP, "states", states),
+        read,
+        read if into is None else arrays.integers(OP, "into", into, rank=1),
     )
     tokens = call.token_ids.shape
     require_shape(OP, "sequence", call.sequence, tokens)
@@ -80,6 +91,7 @@ def bind(
     if call.hidden is not None:
         _check_hidden(call, call.hidden)
     _check_inputs(call)
+    _check_states(call)
     return call
 
 
@@ -117,7 +129,7 @@ def _check_rope(call: Call) -> None:
 def _check_cache(call: Call) -> int:
     """The number of pages."""
     w = call.weights
-    layers, axis = len(w.layers), 3 if w.latent is None else 2
+    layers, axis = w.cache_depth, 3 if w.latent is None else 2
     slabs, pages = (call.keys.shape[0], call.keys.shape[axis]) if call.keys.ndim > axis else (1, 0)
     if w.latent is None:
         require_dtype(OP, "keys", call.keys, TYPES)
@@ -153,6 +165,39 @@ def _check_inputs(call: Call) -> None:
     if given is not None:
         require_dtype(OP, "layer_inputs", given, (call.sin.dtype,))
         require_shape(OP, "layer_inputs", given, (*call.token_ids.shape, len(call.weights.layers), width))
+
+
+def _check_states(call: Call) -> None:
+    size, states, slots, into = call.weights.state_size, call.states, call.slots, call.into
+    for name, given in (("states", states), ("slots", slots)):
+        require((given is not None) == (size > 0), OP, name, "given where layers have states, and only there", given)
+    if states is None or slots is None or into is None:
+        require(into is None, OP, "into", "given with slots alone", into)
+        return
+    require_dtype(OP, "states", states, (np.float32,))
+    require(states.ndim == 2 and states.shape[1] == size, OP, "states", f"of shape (S, {size})", states)
+    _require_writeable("states", states)
+    others = {name: value for name in ("keys", "values", "sin", "cos", "hidden") if (value := getattr(call, name)) is not None}
+    require_apart(OP, {"states": states}, others)
+    runs = token_runs(call.sequence)
+    sequences = call.sequence[[run.start for run in runs]]
+    for name, given in (("slots", slots), ("into", into)):
+        require_shape(OP, name, given, call.page_table.shape[:1])
+        require_within(OP, name, given[sequences], len(states))
+    together = len(runs) == len(np.unique(call.sequence))
+    in_order = all((np.diff(call.positions[run]) == 1).all() for run in runs)
+    require(together and in_order, OP, "positions", "those of a sequence side by side and one after another", call.positions)
+    read, written = slots[sequences].tolist(), into[sequences].tolist()
+    writer = dict(zip(written, range(len(written)), strict=True))
+    own = len(writer) == len(written) and all(writer.get(slot, row) == row for row, slot in enumerate(read))
+    rule = "states of their own, that no other sequence of the call reads"
+    require(own, OP, "into", rule, Phrase(f"{read} read, {written} written"))
+
+
+def token_runs(sequence: np.ndarray) -> list[slice]:
+    """Neighbouring tokens of the same sequence."""
+    bounds = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]
+    return [slice(first, end) for first, end in pairwise(bounds) if first < end]
 
 
 def _require_writeable(name: str, array: np.ndarray) -> None:

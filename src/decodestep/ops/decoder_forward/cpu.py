@@ -15,6 +15,7 @@ from decodestep._base.profiling import add_part, is_timed
 from decodestep._base.threads import threads
 from decodestep.ops.decoder_forward.arguments import Call
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentSizes
 from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
@@ -62,12 +63,16 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
         return None
     if (why := block_obstacle(w.hidden, (block.width for block in w.feed_forwards))) is not None:
         return why
+    mixtures = (layer.feed_forward for layer in w.layers if isinstance(layer.feed_forward, Mixture))
+    odd = next((m.routed.hidden for m in mixtures if m.routed.hidden % 32), 0)
+    if odd:
+        return f"latent of experts {odd} is not a multiple of 32"
     if w.input_width % 32:
         return f"width of a layer's input {w.input_width} is not a multiple of 32"
     if w.latent is None:
-        dims = [w.sizes(layer.attention)[1] for layer in w.layers if isinstance(layer.attention, GroupedAttention)]
+        dims = [w.sizes(layer.mixer)[1] for layer in w.layers if isinstance(layer.mixer, GroupedAttention)]
         return next((why for why in map(grouped_obstacle, dims) if why is not None), None)
-    downs = [layer.attention.query_down for layer in w.layers if isinstance(layer.attention, LatentAttention)]
+    downs = [layer.mixer.query_down for layer in w.layers if isinstance(layer.mixer, LatentAttention)]
     obstacles = (latent_obstacle(w.latent, compressed=None if down is None else down.outputs) for down in downs)
     return next((why for why in obstacles if why is not None), None)
 
@@ -92,6 +97,9 @@ def forward(call: Call) -> np.ndarray:
         costs=costs,
         hidden=call.hidden,
         layer_inputs=None if call.layer_inputs is None else contiguous(call.layer_inputs),
+        states=call.states,
+        slots=call.slots,
+        into=call.into,
     )
     if costs is not None:
         for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):
@@ -144,9 +152,30 @@ def _layer(w: LayerWeights, weights: DecoderWeights) -> dict[str, Any]:
         "parallel": w.parallel,
         "scale": w.scale,
         "input": w.input and {field.name: _native_form(getattr(w.input, field.name)) for field in fields(w.input)},
-        "attention": _attention(w.attention, weights),
+        **_mixer(w.mixer, weights),
         "mixture": _mixture(block) if isinstance(block, Mixture) else None,
         **({} if isinstance(block, Mixture) else {"feed_forward": native_panels(block)}),
+    }
+
+
+def _mixer(mixer: GroupedAttention | LatentAttention | Recurrence | None, weights: DecoderWeights) -> dict[str, Any]:
+    if mixer is None:
+        return {"mixer": "none"}
+    if isinstance(mixer, Recurrence):
+        return {"mixer": mixer.kind, "weights": _recurrence(mixer)}
+    return {"mixer": "attention", "weights": _attention(mixer, weights)}
+
+
+def _recurrence(w: Recurrence) -> dict[str, Any]:
+    sizes, vectors = w.sizes(), ("decay", "step_bias", "skip", "norm", "input_bias", "convolution_bias")
+    return {
+        **{name: getattr(sizes, name) for name in ("heads", "columns", "key_heads", "rows")},
+        "tiled": getattr(w, "tiled", False),
+        "inputs": [panel_argument(panels) for panels in w.inputs().values()],
+        "output": panel_argument(w.output),
+        "output_bias": _native_form(w.output_bias),
+        "convolution": contiguous(w.convolution),
+        **{name: _native_form(getattr(w, name, None)) for name in vectors},
     }
 
 
@@ -172,4 +201,5 @@ def _mixture(m: Mixture) -> dict[str, Any]:
         "router_bias": _native_form(m.router_bias),
         "routed": native_panels(m.routed),
         "shared": native_panels(m.shared),
+        **{name: _native_form(getattr(m, name)) for name in ("shared_gate", "latent_down", "latent_up")},
     }

@@ -1,4 +1,4 @@
-"""The weights of one layer: one of two kinds of attention, and one of two kinds of feed-forward block."""
+"""The weights of one layer: attention of one of two kinds or a recurrence, and one of two kinds of feed-forward block."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.expert_router.arguments import RouterRule
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
@@ -40,10 +41,11 @@ class GroupedAttention:
     kv_heads: int | None = None  # its own sizes; None: those of the decoder
     head_dim: int | None = None
     head_values: int | None = None
+    gate: LinearPanels | None = None  # (He, N * D), whose sigmoid multiplies the attention's result
     sinks: np.ndarray | None = None  # float32 (N,): of every head a score without a value, which takes a part of the softmax
 
     def products(self) -> tuple[LinearPanels, ...]:
-        given = (weight for weight in (self.values_keys, self.keys) if weight is not None)
+        given = (weight for weight in (self.values_keys, self.keys, self.gate) if weight is not None)
         return (self.query, *given, self.output)
 
 
@@ -84,6 +86,9 @@ class Mixture:
     routed: FeedForward  # of E blocks, `LinearPanels`
     shared: FeedForward | None  # of one block, `LinearPanels`
     router_bias: np.ndarray | None = None  # float32 (E,), added to the router's logits
+    shared_gate: LinearPanels | None = None  # (He, 1), whose sigmoid multiplies the shared block
+    latent_down: LinearPanels | None = None  # (He, R), to the rows that the routed experts read
+    latent_up: LinearPanels | None = None  # (R, He), from their sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,22 +102,23 @@ class LayerInput:
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`.
+    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`. One of mixer and
+    feed_forward may be None, and has no norms then.
 
     Attributes:
-        attention_norm: of what attention reads; None: it is the residual stream itself.
+        attention_norm: of what the mixer reads; None: it is the residual stream itself.
         ffn_norm: what the feed-forward block reads, likewise.
-        attention_post_norm: of the output of attention; None if there is none.
+        attention_post_norm: of the output of the mixer; None if there is none.
         ffn_post_norm: of the output of the feed-forward block, likewise; a mixture has none.
-        parallel: whether the feed-forward block reads the residual stream as it was before attention; without post norms.
+        parallel: whether the feed-forward block reads the residual stream as it was before the mixer; without post norms.
         input: what is added of an input of the layer; None: it has none.
         scale: a factor of the residual stream after the layer, of one with a norm after the feed-forward block or an input.
     """
 
     attention_norm: np.ndarray | None
-    attention: GroupedAttention | LatentAttention
+    mixer: GroupedAttention | LatentAttention | Recurrence | None
     ffn_norm: np.ndarray | None
-    feed_forward: FeedForward | Mixture
+    feed_forward: FeedForward | Mixture | None
     attention_post_norm: np.ndarray | None = None
     ffn_post_norm: np.ndarray | None = None
     parallel: bool = False

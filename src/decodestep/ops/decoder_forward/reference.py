@@ -8,6 +8,8 @@ from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward import group_cache
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture
+from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
+from decodestep.ops.decoder_forward.recurrent_reference import Recurrences, sigmoid
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear, with_bias
@@ -30,14 +32,17 @@ def forward(call: Call) -> np.ndarray:
         centred = rows - rows.mean(axis=-1, keepdims=True) if w.centred_norms and norm is not None else rows
         return _normalise(centred, norm, w.norm_eps)
 
-    for number, layer in enumerate(w.layers):
+    recurrences = Recurrences(call)
+    for number, (layer, cache) in enumerate(zip(w.layers, w.cache_layers, strict=True)):
         h, before = normalise(x, layer.attention_norm), x
-        source = getattr(layer.attention, "keys_of", None)
-        cache = number if source is None else source
-        added = _attention(call, layer.attention, h, call.keys[:, cache], call.values[:, cache])
-        x = x + normalise(added, layer.attention_post_norm) * scale
-        h = normalise(before if layer.parallel else x, layer.ffn_norm)
-        x = x + normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm) * scale
+        if isinstance(layer.mixer, Recurrence):
+            x = x + normalise(recurrences.run(layer.mixer, h), layer.attention_post_norm) * scale
+        elif layer.mixer is not None:
+            added = _attention(call, layer.mixer, h, call.keys[:, cache], call.values[:, cache])
+            x = x + normalise(added, layer.attention_post_norm) * scale
+        if layer.feed_forward is not None:
+            h = normalise(before if layer.parallel else x, layer.ffn_norm)
+            x = x + normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm) * scale
         if layer.input is not None and call.layer_inputs is not None:
             gated = gelu_gated(linear(x, layer.input.gate), call.layer_inputs[:, number])
             x = x + normalise(linear(gated, layer.input.output), layer.input.norm) * scale
@@ -64,10 +69,14 @@ def _attention(
     """The attention's output; writes the tokens' entries to the layer's cache."""
     if isinstance(layer, LatentAttention):
         return _latent_attention(call, layer, h, keys, values)
-    kv_heads, head_dim, _ = call.weights.sizes(layer)
+    kv_heads, head_dim, width = call.weights.sizes(layer)
     keys, values = group_cache.of_layer(keys, values, kv_heads, head_dim)
     queries = _project(call, layer, h, keys, values)
-    return with_bias(linear(_attend(call, queries, keys, values, layer), layer.output), layer.output_bias)
+    attended = _attend(call, queries, keys, values, layer)
+    if layer.gate is not None:
+        gates = linear(h, layer.gate).reshape(len(h), call.weights.heads, head_dim)[..., :width]
+        attended = attended * sigmoid(gates.reshape(attended.shape))
+    return with_bias(linear(attended, layer.output), layer.output_bias)
 
 
 def _normalise(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
@@ -88,7 +97,14 @@ def _feed_forward(h: np.ndarray, block: FeedForward | Mixture) -> np.ndarray:
     if isinstance(block, FeedForward):
         return feed_forward(h, block)
     experts, weights = route(with_bias(linear(h, block.router), block.router_bias), block.rule, block.bias)
-    return mixture(h, experts, weights, block.routed, block.shared)
+    if block.latent_down is None or block.latent_up is None:
+        routed = mixture(h, experts, weights, block.routed, None)
+    else:
+        routed = linear(mixture(linear(h, block.latent_down), experts, weights, block.routed, None), block.latent_up)
+    if block.shared is None:
+        return routed
+    shared = feed_forward(h, block.shared)
+    return routed + (shared if block.shared_gate is None else sigmoid(linear(h, block.shared_gate)) * shared)
 
 
 def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodestep._base.checks import Phrase, is_finite, is_int, require, shape_text
+from decodestep._base.checks import Phrase, is_finite, is_int, require
+from decodestep.ops.decoder_forward.checks import CLASS, require_bias, require_cap, require_panels, require_vector
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.recurrent_layers import Recurrence, state_places
 from decodestep.ops.expert_router.arguments import RouterRule
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
-
-_CLASS = "DecoderWeights"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DecoderWeights:
 
     Attributes:
         embedding: (He, V) as a `PackedWeight`, one row per token, or as `LinearPanels`, which may be `logits` itself.
-        layers: one `LayerWeights` or more, of one kind of attention.
+        layers: one `LayerWeights` or more, of one kind of attention where they have attention.
         norm: (He,) float32, before the logits.
         logits: (He, V) as `LinearPanels`.
         heads: N query heads, a multiple of kv_heads.
@@ -79,109 +79,121 @@ class DecoderWeights:
 
     def __post_init__(self) -> None:
         ok = isinstance(self.layers, Sequence) and all(isinstance(layer, LayerWeights) for layer in self.layers)
-        require(ok, _CLASS, "layers", "a sequence of LayerWeights", self.layers)
-        require(len(self.layers) > 0, _CLASS, "layers", "one or more", Phrase("none"))
+        require(ok, CLASS, "layers", "a sequence of LayerWeights", self.layers)
+        require(len(self.layers) > 0, CLASS, "layers", "one or more", Phrase("none"))
         sizes = (self.heads, self.kv_heads, self.head_dim)
         positive = all(is_int(size) and size > 0 for size in sizes)
-        require(positive, _CLASS, "heads, kv_heads and head_dim", "integers > 0", sizes)
-        require(self.heads % self.kv_heads == 0, _CLASS, "heads", f"a multiple of kv_heads {self.kv_heads}", self.heads)
-        require(self.head_dim % 2 == 0, _CLASS, "head_dim", "even", self.head_dim)
+        require(positive, CLASS, "heads, kv_heads and head_dim", "integers > 0", sizes)
+        require(self.heads % self.kv_heads == 0, CLASS, "heads", f"a multiple of kv_heads {self.kv_heads}", self.heads)
+        require(self.head_dim % 2 == 0, CLASS, "head_dim", "even", self.head_dim)
         ok = self.head_values is None or (is_int(self.head_values) and 0 < self.head_values <= self.head_dim)
-        require(ok, _CLASS, "head_values", f"in [1, {self.head_dim}]", self.head_values)
-        require(is_finite(self.norm_eps) and self.norm_eps >= 0, _CLASS, "norm_eps", "a finite number >= 0", self.norm_eps)
+        require(ok, CLASS, "head_values", f"in [1, {self.head_dim}]", self.head_values)
+        require(is_finite(self.norm_eps) and self.norm_eps >= 0, CLASS, "norm_eps", "a finite number >= 0", self.norm_eps)
         for name in ("scale", "embedding_scale", "residual_scale", "logits_scale"):
-            require(is_finite(getattr(self, name)), _CLASS, name, "a finite number", getattr(self, name))
-        _require_cap("logits_cap", self.logits_cap)
-        require(isinstance(self.centred_norms, bool), _CLASS, "centred_norms", "True or False", self.centred_norms)
+            require(is_finite(getattr(self, name)), CLASS, name, "a finite number", getattr(self, name))
+        require_cap("logits_cap", self.logits_cap)
+        require(isinstance(self.centred_norms, bool), CLASS, "centred_norms", "True or False", self.centred_norms)
         if self.latent is not None:
             _check_latent_sizes(self.latent, self.kv_heads, self.head_dim)
         ok = isinstance(self.embedding, (PackedWeight, LinearPanels))
-        require(ok, _CLASS, "embedding", "a PackedWeight or a LinearPanels", self.embedding)
-        _require_vector("norm", self.norm, self.hidden)
-        _require_panels("logits", self.logits, (self.hidden, self.vocab_size))
-        require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", Phrase("none"))
+        require(ok, CLASS, "embedding", "a PackedWeight or a LinearPanels", self.embedding)
+        require_vector("norm", self.norm, self.hidden)
+        require_panels("logits", self.logits, (self.hidden, self.vocab_size))
+        require(self.vocab_size > 0, CLASS, "embedding", "of one token or more", Phrase("none"))
         for number, layer in enumerate(self.layers):
             self._check_layer(f"layers[{number}]", layer, number)
 
     def _check_layer(self, name: str, layer: LayerWeights, number: int) -> None:
         for norm in ("attention_norm", "ffn_norm", "attention_post_norm", "ffn_post_norm"):
             if getattr(layer, norm) is not None:
-                _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
+                require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
+        of_mixer = layer.attention_norm is None and layer.attention_post_norm is None
+        require(
+            layer.mixer is not None or of_mixer, CLASS, f"{name}.attention_norm", "None without a mixer", layer.attention_norm
+        )
+        both = layer.mixer is not None and layer.feed_forward is not None
+        require(both or not layer.parallel, CLASS, f"{name}.parallel", "False without two blocks", layer.parallel)
         alone = not layer.parallel or (layer.attention_post_norm is None and layer.ffn_post_norm is None)
-        require(alone, _CLASS, f"{name}.parallel", "False with norms after blocks", layer.parallel)
-        if self.latent is None and isinstance(layer.attention, GroupedAttention):
-            self._check_sizes(f"{name}.attention", layer.attention, number)
-        self._check_attention(f"{name}.attention", layer.attention)
+        require(alone, CLASS, f"{name}.parallel", "False with norms after blocks", layer.parallel)
+        if self.latent is None and isinstance(layer.mixer, GroupedAttention):
+            self._check_sizes(f"{name}.mixer", layer.mixer, number)
+        if isinstance(layer.mixer, Recurrence):
+            layer.mixer.check(f"{name}.mixer", self.hidden)
+        elif layer.mixer is not None:
+            self._check_attention(f"{name}.mixer", layer.mixer)
         self._check_input(name, layer)
         block = layer.feed_forward
-        if isinstance(block, Mixture):
-            require(layer.ffn_post_norm is None, _CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
+        if block is None:
+            ok = layer.mixer is not None and layer.ffn_norm is None and layer.ffn_post_norm is None
+            require(ok, CLASS, f"{name}.feed_forward", "given where a layer has no mixer, or norms of it", block)
+        elif isinstance(block, Mixture):
+            require(layer.ffn_post_norm is None, CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
             _check_mixture(f"{name}.feed_forward", block, self.hidden)
         else:
             ok = isinstance(block, FeedForward)
-            require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Phrase(type(block).__name__))
+            require(ok, CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Phrase(type(block).__name__))
             _check_block(f"{name}.feed_forward", block, self.hidden)
-            require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
+            require(block.count == 1, CLASS, f"{name}.feed_forward", "one block", block.count)
 
     def _check_sizes(self, name: str, a: GroupedAttention, number: int) -> None:
         sizes = self.sizes(a)
         ok = all(is_int(size) and size > 0 for size in sizes) and self.heads % sizes[0] == 0 and sizes[1] % 2 == 0
         within = sizes[0] <= self.kv_heads and sizes[2] <= sizes[1] <= self.head_dim and sizes[2] <= self.value_dim
-        require(ok and within, _CLASS, f"{name}.kv_heads, head_dim and head_values", "those of the decoder or less", sizes)
+        require(ok and within, CLASS, f"{name}.kv_heads, head_dim and head_values", "those of the decoder or less", sizes)
         if a.keys_of is None:
             return
-        other = self.layers[a.keys_of].attention if is_int(a.keys_of) and 0 <= a.keys_of < number else None
+        other = self.layers[a.keys_of].mixer if is_int(a.keys_of) and 0 <= a.keys_of < number else None
         ok = isinstance(other, GroupedAttention) and other.keys_of is None and self.sizes(other) == sizes
-        require(ok, _CLASS, f"{name}.keys_of", "an earlier layer with keys of the same sizes", a.keys_of)
+        require(ok, CLASS, f"{name}.keys_of", "an earlier layer with keys of the same sizes", a.keys_of)
 
     def _check_input(self, name: str, layer: LayerWeights) -> None:
         scaled = layer.scale == 1 or layer.ffn_post_norm is not None or layer.input is not None
-        require(is_finite(layer.scale) and scaled, _CLASS, f"{name}.scale", "1 where no norm is after the layer", layer.scale)
+        require(is_finite(layer.scale) and scaled, CLASS, f"{name}.scale", "1 where no norm is after the layer", layer.scale)
         if layer.input is not None:
             width = self.input_width
-            _require_panels(f"{name}.input.gate", layer.input.gate, (self.hidden, width))
-            _require_panels(f"{name}.input.output", layer.input.output, (width, self.hidden))
-            _require_vector(f"{name}.input.norm", layer.input.norm, self.hidden)
+            require_panels(f"{name}.input.gate", layer.input.gate, (self.hidden, width))
+            require_panels(f"{name}.input.output", layer.input.output, (width, self.hidden))
+            require_vector(f"{name}.input.norm", layer.input.norm, self.hidden)
 
     def _check_attention(self, name: str, attention: GroupedAttention | LatentAttention) -> None:
         kind = GroupedAttention if self.latent is None else LatentAttention
-        require(isinstance(attention, kind), _CLASS, name, f"a {kind.__name__}", Phrase(type(attention).__name__))
+        require(isinstance(attention, kind), CLASS, name, f"a {kind.__name__}", Phrase(type(attention).__name__))
         for product, shape in self._attention_shapes(attention).items():
-            _require_panels(f"{name}.{product}", getattr(attention, product), shape)
+            require_panels(f"{name}.{product}", getattr(attention, product), shape)
         if isinstance(attention, GroupedAttention):
             self._check_options(name, attention)
         else:
             assert self.latent is not None
-            _require_vector(f"{name}.latent_norm", attention.latent_norm, self.latent.latent)
+            require_vector(f"{name}.latent_norm", attention.latent_norm, self.latent.latent)
             if attention.query_down is not None:
-                _require_vector(f"{name}.query_norm", attention.query_norm, attention.query_down.outputs)
+                require_vector(f"{name}.query_norm", attention.query_norm, attention.query_down.outputs)
             else:
                 absent = attention.query_norm is None
-                require(absent, _CLASS, f"{name}.query_norm", "None without query_down", attention.query_norm)
+                require(absent, CLASS, f"{name}.query_norm", "None without query_down", attention.query_norm)
             for part in ("query_down", "latent", "output"):
-                _require_bias(f"{name}.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
+                require_bias(f"{name}.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
 
     def _check_options(self, name: str, a: GroupedAttention) -> None:
         kv_heads, head_dim, values = self.sizes(a)
         both = 2 * kv_heads * head_dim
-        require(isinstance(a.norms_of_rows, bool), _CLASS, f"{name}.norms_of_rows", "True or False", a.norms_of_rows)
+        require(isinstance(a.norms_of_rows, bool), CLASS, f"{name}.norms_of_rows", "True or False", a.norms_of_rows)
         queries, keys = (self.heads, kv_heads) if a.norms_of_rows else (1, 1)
         lengths = {"query_bias": a.query.outputs, "values_keys_bias": both, "output_bias": self.hidden}
         lengths |= {"query_norm": queries * values, "key_norm": keys * values}
         for vector, length in lengths.items():
             if getattr(a, vector) is not None:
-                _require_vector(f"{name}.{vector}", getattr(a, vector), length)
+                require_vector(f"{name}.{vector}", getattr(a, vector), length)
         alike = a.key_norm is None if a.keys_of is not None else (a.query_norm is None) == (a.key_norm is None)
-        require(alike, _CLASS, f"{name}.key_norm", "given where query_norm is, and only there", a.key_norm)
+        require(alike, CLASS, f"{name}.key_norm", "given where query_norm is, and only there", a.key_norm)
         ok = a.value_norm is False or (a.value_norm is True and a.query_norm is not None)
-        require(ok, _CLASS, f"{name}.value_norm", "False, or True where queries have norms", a.value_norm)
-        require(isinstance(a.norms_after_rope, bool), _CLASS, f"{name}.norms_after_rope", "True or False", a.norms_after_rope)
+        require(ok, CLASS, f"{name}.value_norm", "False, or True where queries have norms", a.value_norm)
+        require(isinstance(a.norms_after_rope, bool), CLASS, f"{name}.norms_after_rope", "True or False", a.norms_after_rope)
         sizes = {"window": a.window, "rope": a.rope} | ({} if a.query_rope is None else {"query_rope": a.query_rope})
         for size, value in sizes.items():
-            require(is_int(value) and 0 <= value < 1 << 24, _CLASS, f"{name}.{size}", "an integer in [0, 2^24)", value)
-        _require_cap(f"{name}.score_cap", a.score_cap)
+            require(is_int(value) and 0 <= value < 1 << 24, CLASS, f"{name}.{size}", "an integer in [0, 2^24)", value)
+        require_cap(f"{name}.score_cap", a.score_cap)
         if a.sinks is not None:
-            _require_vector(f"{name}.sinks", a.sinks, self.heads)
+            require_vector(f"{name}.sinks", a.sinks, self.heads)
 
     def _attention_shapes(self, attention: GroupedAttention | LatentAttention) -> dict[str, tuple[int, int]]:
         queries = self.heads * self.head_dim
@@ -192,12 +204,14 @@ class DecoderWeights:
                 given["values_keys"] = (self.hidden, keys if attention.keys is not None else 2 * keys)
             if attention.keys is not None:
                 given["keys"] = (self.hidden, keys)
+            if attention.gate is not None:
+                given["gate"] = given["query"]
             return given | {"output": (self.heads * values, self.hidden)}
         s, down = self.latent, attention.query_down
         assert s is not None
         read, shapes = self.hidden, {}
         if down is not None:
-            _require_panels("query_down", down, (self.hidden, getattr(down, "outputs", 0)))
+            require_panels("query_down", down, (self.hidden, getattr(down, "outputs", 0)))
             read = down.outputs
         shapes["query"] = (read, queries)
         shapes["latent"] = (self.hidden, s.latent + s.rope)
@@ -228,9 +242,40 @@ class DecoderWeights:
         return max((layer.input.gate.outputs for layer in self.layers if layer.input is not None), default=0)
 
     @property
+    def recurrences(self) -> list[Recurrence]:
+        """Of the layers that have a state, in order."""
+        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, Recurrence)]
+
+    @property
+    def state_size(self) -> int:
+        """The values of a row of states; 0 if no layer has a state."""
+        return state_places(self.recurrences)[1]
+
+    @property
+    def cache_layers(self) -> list[int | None]:
+        """Of every layer the number of the cache's layer that it reads: its own, or that of the layer whose keys it reads; None
+        without attention."""
+        numbers: list[int | None] = []
+        own = 0
+        for layer in self.layers:
+            if layer.mixer is None or isinstance(layer.mixer, Recurrence):
+                numbers.append(None)
+            elif isinstance(layer.mixer, GroupedAttention) and layer.mixer.keys_of is not None:
+                numbers.append(numbers[layer.mixer.keys_of])
+            else:
+                numbers.append(own)
+                own += 1
+        return numbers
+
+    @property
+    def cache_depth(self) -> int:
+        """L, the number of layers with keys and values of their own."""
+        return 1 + max((number for number in self.cache_layers if number is not None), default=-1)
+
+    @property
     def rope_count(self) -> int:
         """The number of ropes that the layers refer to."""
-        grouped = [layer.attention for layer in self.layers if isinstance(layer.attention, GroupedAttention)]
+        grouped = [layer.mixer for layer in self.layers if isinstance(layer.mixer, GroupedAttention)]
         return 1 + max((rope for a in grouped for rope in (a.rope, a.query_rope or 0)), default=0)
 
     @property
@@ -245,7 +290,7 @@ class DecoderWeights:
             block = layer.feed_forward
             if isinstance(block, FeedForward):
                 yield block
-            else:
+            elif block is not None:
                 yield block.routed
                 if block.shared is not None:
                     yield block.shared
@@ -257,61 +302,56 @@ class DecoderWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of the panels: everything but the embedding and the norms. A step of many tokens reads all of them once."""
-        routers = [layer.feed_forward.router for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
-        products = [panels for layer in self.layers for panels in layer.attention.products()]
+        mixtures = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
+        of_mixtures = [(m.router, m.shared_gate, m.latent_down, m.latent_up) for m in mixtures]
+        routers = [panels for given in of_mixtures for panels in given if panels is not None]
+        products = [panels for layer in self.layers if layer.mixer for panels in layer.mixer.products()]
         products += [panels for layer in self.layers if layer.input for panels in (layer.input.gate, layer.input.output)]
         blocks = sum(block.nbytes for block in self.feed_forwards)
         return blocks + sum(w.nbytes for w in (self.logits, *products, *routers))
 
 
 def _check_latent_sizes(sizes: LatentSizes, kv_heads: int, head_dim: int) -> None:
-    require(isinstance(sizes, LatentSizes), _CLASS, "latent", "a LatentSizes or None", sizes)
+    require(isinstance(sizes, LatentSizes), CLASS, "latent", "a LatentSizes or None", sizes)
     widths = (sizes.nope, sizes.rope, sizes.latent, sizes.value)
     ok = all(is_int(width) and width > 0 for width in widths) and sizes.rope % 2 == 0
-    require(ok, _CLASS, "latent", "of widths > 0, the rope's even", widths)
-    require(is_finite(sizes.eps) and sizes.eps >= 0, _CLASS, "latent.eps", "a finite number >= 0", sizes.eps)
-    require(kv_heads == 1, _CLASS, "kv_heads", "1 with latent attention", kv_heads)
-    require(head_dim == sizes.nope + sizes.rope, _CLASS, "head_dim", f"{sizes.nope} + {sizes.rope}, as in `latent`", head_dim)
+    require(ok, CLASS, "latent", "of widths > 0, the rope's even", widths)
+    require(is_finite(sizes.eps) and sizes.eps >= 0, CLASS, "latent.eps", "a finite number >= 0", sizes.eps)
+    require(kv_heads == 1, CLASS, "kv_heads", "1 with latent attention", kv_heads)
+    require(head_dim == sizes.nope + sizes.rope, CLASS, "head_dim", f"{sizes.nope} + {sizes.rope}, as in `latent`", head_dim)
 
 
 def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
-    _check_block(f"{name}.routed", mixture.routed, hidden)
+    both = (mixture.latent_down is None) == (mixture.latent_up is None)
+    require(both, CLASS, f"{name}.latent_up", "given with latent_down, and only then", mixture.latent_up)
+    read = hidden
+    if mixture.latent_down is not None and mixture.latent_up is not None:
+        read = getattr(mixture.latent_down, "outputs", 0)
+        require_panels(f"{name}.latent_down", mixture.latent_down, (hidden, read))
+        require_panels(f"{name}.latent_up", mixture.latent_up, (read, hidden))
+    _check_block(f"{name}.routed", mixture.routed, read)
     experts = mixture.routed.count
-    _require_panels(f"{name}.router", mixture.router, (hidden, experts))
-    require(isinstance(mixture.rule, RouterRule), _CLASS, f"{name}.rule", "a RouterRule", mixture.rule)
-    mixture.rule.check(experts, f"{_CLASS}: {name}.rule")
+    require_panels(f"{name}.router", mixture.router, (hidden, experts))
+    require(isinstance(mixture.rule, RouterRule), CLASS, f"{name}.rule", "a RouterRule", mixture.rule)
+    mixture.rule.check(experts, f"{CLASS}: {name}.rule")
     if mixture.router_bias is not None:
-        _require_vector(f"{name}.router_bias", mixture.router_bias, experts)
+        require_vector(f"{name}.router_bias", mixture.router_bias, experts)
     if mixture.bias is not None:
-        _require_vector(f"{name}.bias", mixture.bias, experts)
-        require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", Phrase("a number that is not"))
+        require_vector(f"{name}.bias", mixture.bias, experts)
+        require(bool(np.isfinite(mixture.bias).all()), CLASS, f"{name}.bias", "finite", Phrase("a number that is not"))
     if mixture.shared is not None:
         _check_block(f"{name}.shared", mixture.shared, hidden)
-        require(mixture.shared.count == 1, _CLASS, f"{name}.shared", "one block", mixture.shared.count)
+        require(mixture.shared.count == 1, CLASS, f"{name}.shared", "one block", mixture.shared.count)
+    if mixture.shared_gate is not None:
+        ok = mixture.shared is not None and mixture.shared.down_bias is None
+        require(
+            ok, CLASS, f"{name}.shared_gate", "None but for a shared block without a bias of its outputs", mixture.shared_gate
+        )
+        require_panels(f"{name}.shared_gate", mixture.shared_gate, (hidden, 1))
 
 
 def _check_block(name: str, block: FeedForward, hidden: int) -> None:
-    require(isinstance(block, FeedForward), _CLASS, name, "a FeedForward", Phrase(type(block).__name__))
+    require(isinstance(block, FeedForward), CLASS, name, "a FeedForward", Phrase(type(block).__name__))
     ok = all(isinstance(weight, LinearPanels) for weight in block.weights)
-    require(ok, _CLASS, name, "of LinearPanels", Phrase(type(block.up).__name__))
-    require(block.hidden == hidden, _CLASS, name, f"of {hidden} inputs", block.hidden)
-
-
-def _require_cap(name: str, cap: float) -> None:
-    require(is_finite(cap) and cap >= 0, _CLASS, name, "a finite number >= 0", cap)
-
-
-def _require_vector(name: str, vector: np.ndarray | None, length: int) -> None:
-    ok = isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (length,)
-    require(ok, _CLASS, name, f"float32 of shape {length}", vector)
-
-
-def _require_bias(name: str, bias: np.ndarray | None, product: LinearPanels | None) -> None:
-    if bias is not None:
-        require(product is not None, _CLASS, name, "None where there is no such product", bias)
-        _require_vector(name, bias, product.outputs if product else 0)
-
-
-def _require_panels(name: str, panels: LinearPanels, shape: tuple[int, int]) -> None:
-    require(isinstance(panels, LinearPanels), _CLASS, name, "a LinearPanels", panels)
-    require(panels.shape == shape, _CLASS, name, f"of shape {shape_text(shape)}", Phrase(shape_text(panels.shape)))
+    require(ok, CLASS, name, "of LinearPanels", Phrase(type(block.up).__name__))
+    require(block.hidden == hidden, CLASS, name, f"of {hidden} inputs", block.hidden)
