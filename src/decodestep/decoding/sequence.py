@@ -194,8 +194,8 @@ class CachedSequence(PagedTokens):
                 self.feed.cut(length, pages[-1].states if pages and length % PAGE == 0 else None)
 
     def close(self) -> None:
-        """Releases the pages; full ones are kept for reuse, and all up to the state of a recurrent model. The sequence cannot be
-        used afterwards."""
+        """Releases the pages; full ones are kept for reuse, and of a recurrent model all up to its state. The sequence cannot
+        be used afterwards."""
         if self._pool.is_open(self._held):
             self._require_idle()
             with LOCK, self._pool.changing_locked():
@@ -318,7 +318,7 @@ class CachedSequence(PagedTokens):
             self.feed.begin(len(self.tokens), pages[-1].states)
 
     def _resume_locked(self, tokens: Sequence[int], state: SequenceState) -> None:
-        """Appends the pages up to the last snapshot from which the next of tokens go on; one that it has a part of is copied."""
+        """Appends the pages up to the last snapshot from which the next of tokens go on; a partly filled one is copied."""
         parent, rest = self._last_full_page()
         path = [parent, *self._pool.path_locked(parent, (*rest, *tokens))]
         first, base = len(self.tokens) // PAGE, len(self.tokens) - len(rest)

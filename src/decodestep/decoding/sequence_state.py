@@ -42,7 +42,7 @@ class SequenceState:
 
     @property
     def position(self) -> int:
-        """How many of the sequence's tokens, the first ones, the next pass does not run again; while one runs, where it began."""
+        """How many of the sequence's tokens the next pass does not run again; while one runs, where it began."""
         position = self._held.state.position
         return self._begun if position == WRITTEN else position
 
@@ -59,7 +59,9 @@ class SequenceState:
 
         ends: whether they end a prompt.
         """
-        stops = [stop for stop in (*self._stops, self.branch, self._end) if length < stop < length + count and self._wants(stop)]
+        stops = [
+            stop for stop in (*self._stops, self.branch, self._end) if length < stop < length + count and self._wants(stop)
+        ]
         if stops:
             return min(stops) - length
         whole = count - (length + count) % PAGE
@@ -118,7 +120,7 @@ class SequenceState:
             self._rows.release_locked(before.row)
 
     def take_snapshot_locked(self, page: Page | None, *, prompt: bool) -> None:
-        """Leaves a snapshot if one is wanted. page: the last one, if it is full. prompt: whether several tokens have been run."""
+        """Leaves a snapshot if one is wanted. page: the last one, if it is full. prompt: whether several tokens have run."""
         row, length = self._held.state
         if row is None or page is None or page.parent is None:
             return
@@ -141,10 +143,10 @@ class SequenceState:
             place, page = at
             assert page.snapshot is not None
             found = Reached(page.snapshot.row, place * PAGE + len(page.tokens) % PAGE)
+        self._last = min(self._last, found.position)
         if before is not None and found.position <= before.position <= length:
             found = before
         self._set_locked(found)
-        self._last = min(self._last, length)
 
     def follow_locked(self, other: SequenceState) -> None:
         """Takes the state of a sequence with the same tokens."""
