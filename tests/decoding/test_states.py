@@ -14,7 +14,7 @@ from decodestep.decoding.page_pool import LOCK
 from decodestep.models import CachedSequence, CacheFullError
 from support.state_models import HashDecoder, expected_logits, new_cache
 
-CONFIG = Config("test", "test", 50, 8, 1, 1, 1, 8, 8, 1000, 1e-5)
+CONFIG = Config("test", "test", 50, 8, 1, 1, 1, 8, 8, 10000, 1e-5)
 
 
 def runs_of_tokens(longest, least=0):
@@ -104,6 +104,11 @@ class States(RuleBasedStateMachine):
                 return
             self.open[sequence] = self.open[sequence][:length]
 
+    @rule(sequence=sequences)
+    def mark(self, sequence):
+        if sequence in self.open:
+            sequence.mark()
+
     @rule(sequence=consumes(sequences))
     def close(self, sequence):
         if sequence in self.open:
@@ -177,3 +182,71 @@ class Failing(HashDecoder):
 
 States.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestStates = States.TestCase
+
+
+def started(tokens, **sizes):
+    decoder = HashDecoder(CONFIG)
+    pool = new_cache(decoder, **{"pages": 70, "rows": 4, **sizes})
+    sequence = CachedSequence(pool)
+    forward(decoder, pool, [(sequence, tokens)], every=False)
+    decoder.tokens = 0
+    return decoder, pool, sequence
+
+
+def test_what_follows_a_mark_is_dropped_without_running_what_is_before_it():
+    for rows, ran in ((2, 5), (1, 20 + 5)):
+        decoder, pool, sequence = started([7] * 20, rows=rows)
+        sequence.mark()
+        for token in range(5):
+            forward(decoder, pool, [(sequence, [token])], every=False)
+        sequence.truncate(22)
+        assert len(sequence) == 22 and sequence.position == (20 if rows > 1 else 0)
+        logits = forward(decoder, pool, [(sequence, [9, 8, 7])], every=False)[0]
+        assert np.array_equal(logits, expected_logits([*[7] * 20, 0, 1, 9, 8, 7], 50))
+        assert decoder.tokens == 5 + ran
+
+
+def test_rejected_drafts_run_only_what_was_accepted_again():
+    decoder, pool, sequence = started([7] * 20)
+    forward(decoder, pool, [(sequence, [1, 2, 3, 4, 5])], every=False, drafted=[4])
+    sequence.keep(2)
+    assert sequence.tokens == [*[7] * 20, 1, 2, 3] and sequence.position == 20
+    forward(decoder, pool, [(sequence, [6, 5])], every=False, drafted=[1])
+    sequence.keep(1)
+    assert decoder.tokens == 5 + 3 + 2 and sequence.position == len(sequence) == 25
+    for _ in range(20):  # what runs again does not grow without bound
+        forward(decoder, pool, [(sequence, [6, 5, 4, 3])], every=False, drafted=[3])
+        sequence.keep(2)
+        assert len(sequence) - sequence.position < 16 + 3
+    assert decoder.tokens < 10 + 20 * (4 + 16 + 3)
+
+
+def test_a_pass_that_fails_leaves_the_state_before_it():
+    for tokens, position in (([7] * 20, 0), ([7] * 32, 32)):
+        decoder, pool, sequence = started(tokens)
+        with CachedSequence(pool) as other:
+            other.assign(sequence)  # so that the pass does not write what it reads
+            with pytest.raises(ZeroDivisionError):
+                forward(Failing(CONFIG), pool, [(sequence, [1])], every=False)
+            assert sequence.position == len(sequence)
+        with pytest.raises(ZeroDivisionError):
+            forward(Failing(CONFIG), pool, [(sequence, [1])], every=False)
+        logits = forward(decoder, pool, [(sequence, [1])], every=False)[0]
+        assert np.array_equal(logits, expected_logits([*tokens, 1], 50))
+
+
+def test_ends_stay_longer_than_what_is_between_and_powers_of_two_longest():
+    decoder = HashDecoder(CONFIG, values=2032 + 3)
+    pool = new_cache(decoder, 400, 12, most_snapshots=4)
+    tokens = [n % 50 for n in range(6 * 1024)]
+    with CachedSequence(pool) as sequence:
+        forward(decoder, pool, [(sequence, tokens)], every=False)
+        found = [n for n, page in enumerate(sequence._pages, 1) if page.snapshot is not None]
+        assert found == [2 * 64, 4 * 64, 5 * 64, 6 * 64]
+    with CachedSequence(pool) as other:
+        forward(decoder, pool, [(other, [1] * 40)], every=False)
+    with CachedSequence(pool) as again:
+        assert again.reuse([1] * 41) == 40
+        assert again.reuse([2]) == 0
+    with CachedSequence(pool) as again:
+        assert again.reuse([*tokens[:5000], 1]) == 4096

@@ -148,6 +148,17 @@ class CachedSequence(PagedTokens):
         self._require_settled()
         self._truncate(length)
 
+    def mark(self) -> None:
+        """Remembers where the sequence is now: `truncate` to as many tokens, or some more, then makes none of them run again.
+
+        Of effect for recurrent states only, and where the cache has room for one more.
+        """
+        self._require_settled()
+        if self.state is not None:
+            with LOCK, self._pool.changing_locked():
+                self._mend_locked()
+                self.state.mark_locked()
+
     def keep(self, count: int) -> None:
         """Keeps the first `count` of the drafted tokens, in [0, drafted], and drops the others.
 
@@ -357,7 +368,7 @@ class CachedSequence(PagedTokens):
         if self.state is not None:
             self.state.go_back_locked([self._page_before(0), *self._pages], self.tokens, len(self.tokens))
             if not self.drafted:
-                self.state.settle_locked()
+                self.state.end_pass_locked()
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""
