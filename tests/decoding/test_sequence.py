@@ -109,7 +109,7 @@ made, go_on = threading.Event(), threading.Event()
 def hold():
     with model.sequence(capacity=20):
         with LOCK:
-            passed.begin_forward_locked(1)  # as the thread that made it sees a pass of this one
+            passed.begin_forward_locked(1, drafts=False)  # as the thread that made it sees a pass of this one
         made.set()
         go_on.wait()
 thread = threading.Thread(target=hold)

@@ -22,6 +22,8 @@ from support.project import ROOT
 
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
+# Parts that folders have as one tensor, and files as several, or the other way round.
+TOGETHER = {"gate_up", "shared_gate_up", "experts_down_together", "delta_qkvz", "delta_beta_alpha"}
 POST_NORMS = {"attention_post_norm", "ffn_post_norm"}
 OF_TOKENIZERS = {"llama", "gemma4", *PRE_TOKENIZERS}
 
@@ -79,7 +81,7 @@ def test_a_model_type_names_what_there_is(name):
     each = MODEL_TYPES[name]
     assert each.written_as is ARCHITECTURES[each.written_as.name] and each.written_as.layers == each.layers
     in_turn = {part for part in each.tensors if part.startswith(("experts_gate_up_in_turn", "experts_down_by_inputs"))}
-    assert set(each.tensors) - in_turn <= {*FOLDER, "qkv", "gate_up", "router_bias", "experts_down_bias", *POST_NORMS}
+    assert set(each.tensors) - in_turn <= {*FOLDER, *GGUF, *TOGETHER, *POST_NORMS}
     assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
     assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS
     assert all(other is MODEL_TYPES[other.name] for other in each.taken_for.values())
@@ -111,8 +113,8 @@ def test_the_package_has_the_families_of_the_documentation():
 
 UNKNOWN = {
     "ssm": (
-        ["attn_norm.weight", "ssm_conv1d.weight", "ssm_a"],
-        "ssm_a (a recurrent state), ssm_conv1d.weight (a recurrent state)",
+        ["attn_norm.weight", "ssm_x.weight", "time_mix_w0.weight"],
+        "ssm_x.weight (a recurrent state), time_mix_w0.weight (a recurrent state)",
     ),
     "a norm": (
         ["attn_q.weight", "attn_k.weight", "attn_v.weight", "attn_sub_norm.weight"],

@@ -17,6 +17,7 @@ from decodestep.decoding.slot_feed import fill_slots
 
 _OP = "forward"
 _PAIRS = "of pairs of a sequence and its new token ids"
+_LATE = 16
 BLOCK = 512  # tokens of one pass: enough to share the reading of a weight, few enough to need little memory
 
 Batch = list[tuple[CachedSequence, list[int]]]
@@ -53,7 +54,9 @@ def forward(
         0 if every_one else len(tokens) - drafts[i] - 1 if asked[i] else len(tokens)
         for i, ((_, tokens), every_one) in enumerate(zip(checked, whole, strict=True))
     ]
-    with _running(pool, checked):
+    with _running(pool, checked, drafts):
+        if pool.rows is not None:
+            checked, firsts = _catch_up(decoder, pool, checked, drafts, firsts)
         blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, drafts, firsts)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
 
@@ -90,19 +93,44 @@ def _draft_lengths(given: object, batch: Batch) -> list[int]:
 
 
 @contextmanager
-def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
+def _running(pool: PagePool, batch: Batch, drafts: Sequence[int]) -> Iterator[None]:
     """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
     entered: list[CachedSequence] = []  # a forward pass may be interrupted before all have
     try:
         with LOCK, pool.changing_locked():
             pool.require_locked(sum([sequence.missing_pages(len(tokens)) for sequence, tokens in batch]))
-            for sequence, tokens in batch:
+            if pool.rows is not None:
+                pool.rows.require_locked(sum(map(bool, drafts)))
+            for (sequence, tokens), draft in zip(batch, drafts, strict=True):
                 entered.append(sequence)
-                sequence.begin_forward_locked(len(tokens))
+                sequence.begin_forward_locked(len(tokens), drafts=draft > 0)
         yield
     finally:
         for sequence in entered:
             sequence.end_forward()
+
+
+def _catch_up(
+    decoder: Decoder, pool: PagePool, batch: Batch, drafts: Sequence[int], firsts: Sequence[int]
+) -> tuple[Batch, list[int]]:
+    """The batch and the firsts of `_blocks` with the tokens that a sequence's recurrent state does not have yet.
+
+    Where drafts would follow many of them, these run first, so that the next pass need not run them again with the draft.
+    """
+    late = [(sequence, again) for sequence, again, draft in _behind(batch, drafts) if draft and len(again) >= _LATE]
+    for block, last in _blocks(late, [0] * len(late), [len(again) for _, again in late]):
+        _run(decoder, pool, block, np.array(last, np.int64))
+    behind = list(_behind(batch, drafts))
+    return (
+        [(sequence, again + tokens) for (sequence, again, _), (_, tokens) in zip(behind, batch, strict=True)],
+        [first + len(again) for (_, again, _), first in zip(behind, firsts, strict=True)],
+    )
+
+
+def _behind(batch: Batch, drafts: Sequence[int]) -> Iterator[tuple[CachedSequence, list[int], int]]:
+    """Each sequence, its tokens that run again, and how many of its new ones are drafts."""
+    for (sequence, _), draft in zip(batch, drafts, strict=True):
+        yield sequence, sequence.tokens[sequence.position :], draft
 
 
 def _blocks(batch: Batch, drafts: Sequence[int], firsts: Sequence[int]) -> Iterator[tuple[list[_Piece], list[int]]]:
@@ -114,15 +142,17 @@ def _blocks(batch: Batch, drafts: Sequence[int], firsts: Sequence[int]) -> Itera
     wanted: list[int] = []
     size = 0
     for (sequence, tokens), draft, first in zip(batch, drafts, firsts, strict=True):
-        start = 0
+        start, position = 0, sequence.position
         while start < len(tokens):
             piece = tokens[start : start + BLOCK - size]
+            if start + len(piece) < len(tokens):
+                piece = piece[: sequence.pass_length(position + start, len(piece))]
             end = start + len(piece)
             block.append(_Piece(sequence, piece, min(len(piece), max(0, end - (len(tokens) - draft)))))
             wanted += range(size + max(first - start, 0), size + len(piece))
             start = end
             size += len(piece)
-            if size == BLOCK:
+            if size == BLOCK or start < len(tokens):
                 yield block, wanted
                 block, wanted, size = [], [], 0
     if block:
@@ -136,7 +166,7 @@ def _run(decoder: Decoder, pool: PagePool, block: list[_Piece], wanted: np.ndarr
     numbers = [piece.sequence.page_numbers for piece in block]
     table = np.zeros((len(block), max(map(len, numbers))), np.int64)
     for i, (sequence, ids, _) in enumerate(block):
-        length = len(sequence.tokens)
+        length = sequence.position
         tokens += ids
         row += [i] * len(ids)
         positions += range(length, length + len(ids))
@@ -145,7 +175,8 @@ def _run(decoder: Decoder, pool: PagePool, block: list[_Piece], wanted: np.ndarr
     long = None
     if pool.long_after is not None and any(flags := [piece.sequence.is_long for piece in block]):
         long = np.array(flags)[arrays[1]]
-    made, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage
+    slots, into = (None, None) if pool.rows is None else _state_rows(pool, block)
+    made, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long, slots, into), pool.storage
     fed = [feed for piece in block if (feed := piece.sequence.feed) is not None and feed.known]
     pages = storage.model if isinstance(storage, PairedPages) else storage
     logits = _run_fed(decoder, pages, block, made) if fed else decoder.logits(made, pages)
@@ -157,6 +188,13 @@ def _run(decoder: Decoder, pool: PagePool, block: list[_Piece], wanted: np.ndarr
     return logits
 
 
+def _state_rows(pool: PagePool, block: list[_Piece]) -> np.ndarray:
+    """The rows of states that the sequences read, and those that they write."""
+    with LOCK, pool.changing_locked():
+        rows = [state.begin_pass_locked() for piece in block if (state := piece.sequence.state) is not None]
+    return np.array(rows, np.int64).T.copy()
+
+
 def _run_fed(decoder: Decoder, pages: Pages, block: list[_Piece], batch: TokenBatch) -> np.ndarray:
     """The logits; the feeds of sequences are given the hidden states of their tokens."""
     hidden = np.empty((len(batch.tokens), decoder.config.hidden), np.float32)
@@ -164,6 +202,7 @@ def _run_fed(decoder: Decoder, pages: Pages, block: list[_Piece], batch: TokenBa
     first = 0
     for sequence, tokens, _ in block:
         if sequence.feed is not None:
-            sequence.feed.add(len(sequence), hidden[first : first + len(tokens)])
+            again = min(len(tokens), len(sequence) - sequence.position)
+            sequence.feed.add(len(sequence), hidden[first + again : first + len(tokens)])
         first += len(tokens)
     return logits

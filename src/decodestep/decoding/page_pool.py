@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter, deque
@@ -15,9 +16,11 @@ import numpy as np
 from decodestep._base.checks import require
 from decodestep._base.machine_limits import memory_limit
 from decodestep.decoding.kv_cache import PAGE, Pages
+from decodestep.decoding.state_rows import START, Reached, Snapshot, StateRows
 from decodestep.errors import CacheFullError as CacheFullError
 
-MOST_KEPT_BYTES = 2**30
+MOST_KEPT_BYTES = 2**30  # of pages, and as many of snapshots
+_SEQUENCES = 1024  # that are open at once, if half of the cache has a state for each
 
 # One lock for all pools: it is held for microseconds, and never while the process forks.
 LOCK = threading.Lock()
@@ -28,11 +31,12 @@ class Holding(ref[object]):
     """What an open sequence has in a pool; a weak reference to the sequence, so that the pool learns of its garbage collection.
 
     pages: those that it holds, in the order of its tokens. reserved: how many more the pool has reserved for it.
+    state: its recurrent state, where the model has them; before: the one before drafts, or before the pass that is running.
     admitted: whether the sequence will end by itself. thread: the thread that made it. runner: the one whose forward pass runs
     tokens of it, or None.
     """
 
-    __slots__ = ("admitted", "pages", "reserved", "runner", "thread")
+    __slots__ = ("admitted", "before", "pages", "reserved", "runner", "state", "thread")
     __eq__, __hash__ = object.__eq__, object.__hash__  # whatever becomes of the sequence
 
     def __new__(cls, sequence: object, pool: PagePool, *, admitted: bool) -> Holding:
@@ -41,6 +45,8 @@ class Holding(ref[object]):
     def __init__(self, sequence: object, pool: PagePool, *, admitted: bool) -> None:
         self.pages: list[Page] = []
         self.reserved = 0
+        self.state = START
+        self.before: Reached | None = None
         self.admitted = admitted
         self.thread = threading.get_ident()
         self.runner: int | None = None
@@ -53,10 +59,11 @@ class Page:
     A full page is never written again and is a node of a prefix tree: `parent` is the full page before it, `tokens` its PAGE
     tokens, `children` the full pages after it, by their tokens. The path from the root is the sequence.
     latest_child: for each first token, the child that was filled last. states: of its last token, where the model has layers
-    for next-token prediction (`NextTokenLayers`).
+    for next-token prediction (`NextTokenLayers`). snapshot: the recurrent state after its last token, if there is one; a page
+    with a snapshot may be in the tree though it has fewer tokens, and none after it.
     """
 
-    __slots__ = ("children", "latest_child", "number", "parent", "states", "tokens", "users")
+    __slots__ = ("children", "latest_child", "number", "parent", "snapshot", "states", "tokens", "users")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -66,6 +73,7 @@ class Page:
         self.children: dict[tuple[int, ...], Page] = {}
         self.latest_child: dict[int, Page] = {}
         self.states: np.ndarray | None = None
+        self.snapshot: Snapshot | None = None
 
 
 class PagePool:
@@ -81,13 +89,18 @@ class PagePool:
                      kept       full and held by none: reused by a sequence that begins with the same tokens
                      free       used before, available again
 
-    pages: their number. page_bytes: the size of one.
+    pages: their number. page_bytes: the size of one. rows: those of recurrent states; None for a model without.
     """
 
     def __init__(self, storage: Pages, max_kept: int, long_after: int | None = None) -> None:
         self.storage = storage
         self.pages = storage.count
         self.page_bytes = storage.page_bytes
+        self.rows: StateRows | None = None
+        if storage.states is not None:
+            row_bytes = storage.states[0].nbytes
+            most = max(1, MOST_KEPT_BYTES // row_bytes)
+            self.rows = StateRows(storage.states, most, interval=-(-row_bytes * PAGE // storage.page_bytes))
         self._max_kept = max_kept
         self._fresh = 0  # the first page that has never been handed out
         self._free: list[int] = []
@@ -125,9 +138,17 @@ class PagePool:
         with LOCK, self.changing_locked():
             return max(0, self.available_locked() - len(self._kept))
 
+    @property
+    def spare_states(self) -> float:
+        """How many more recurrent states sequences can keep; infinite for a model without."""
+        with LOCK:
+            return math.inf if self.rows is None else self.rows.spare_locked()
+
     def clear(self) -> None:
-        """Drops the kept pages."""
+        """Drops the kept pages, and all snapshots."""
         with LOCK, self.changing_locked():
+            if self.rows is not None:
+                self.rows.clear_locked()
             self._keep_at_most_locked(0)
 
     @contextmanager
@@ -153,14 +174,18 @@ class PagePool:
         with LOCK:
             return self.storage.prepare(self._fresh, slabs)
 
-    def require_total(self, count: int, what: str) -> None:
-        """Raises CacheFullError if the cache has fewer pages than `what` may need, free or not."""
+    def require_total(self, count: int, what: str, sequences: int = 1) -> None:
+        """Raises CacheFullError if the cache has fewer pages than `what` may need in so many sequences, free or not."""
         if count > self.pages:
             have = f"the cache has {self.pages}"
             raise CacheFullError(f"{what} may need {count} pages, and {have}: load the model with more cache_bytes")
+        if self.rows is not None and sequences > self.rows.count:
+            have = f"the cache has {self.rows.count}"
+            raise CacheFullError(f"{what} needs {sequences} recurrent states, and {have}: load the model with more cache_bytes")
 
-    def wait_for(self, count: int) -> None:
-        """Waits until `count` pages are free, for at most a tenth of a second, so that the caller can check other conditions.
+    def wait_for(self, count: int, sequences: int = 1) -> None:
+        """Waits until `count` pages are free, and states of so many sequences, for at most a tenth of a second, so that the
+        caller can check other conditions.
 
         Raises CacheFullError if there are too few, and nobody gives any back while the caller waits: no sequence is open that
         will end by itself (see `admit`), or there is no other thread that could run those.
@@ -168,10 +193,13 @@ class PagePool:
         alone = threading.active_count() == 1
         with LOCK:
             with self.changing_locked():
-                available = self.available_locked()
+                available = self.available_locked() >= count
+                available = available and (self.rows is None or self.rows.spare_locked() >= sequences)
                 if alone or not any(held.admitted for held in self._open):
                     self.require_locked(count)
-            if available < count:
+                    if self.rows is not None:
+                        self.rows.require_locked(sequences)
+            if not available:
                 self._freed.wait(0.1)
 
     def available_locked(self) -> int:
@@ -191,6 +219,9 @@ class PagePool:
     def open_locked(self, held: Holding, reserved: int) -> None:
         """Lists what a new sequence will hold, and reserves pages for it, each to be given up before it is taken."""
         self.require_locked(reserved)
+        if self.rows is not None:
+            self.rows.require_locked(1)
+            self.rows.claim_locked(1)
         self._open.add(held)
         self.reserve_locked(held, reserved)
 
@@ -208,6 +239,8 @@ class PagePool:
         if held in self._open:
             self._open.remove(held)
             self._reserved -= held.reserved
+            if self.rows is not None:
+                self.rows.close_locked(held)
             pages, held.pages, held.reserved = held.pages, [], 0
             self.release_locked(pages)
 
@@ -252,6 +285,11 @@ class PagePool:
         parent.children[page.tokens] = parent.latest_child[page.tokens[0]] = page
         return page
 
+    def share_part_locked(self, page: Page, parent: Page, tokens: Sequence[int]) -> None:
+        """Adds a page to the tree that is partly filled and will not be written again, for a snapshot; none is there yet."""
+        page.parent, page.tokens = parent, tuple(tokens)
+        parent.children[page.tokens] = page
+
     def withdraw_locked(self, page: Page) -> None:
         """Takes a page that no page follows out of the tree, if it is in it: it may then be written again."""
         if page.parent is None:
@@ -259,6 +297,8 @@ class PagePool:
         del page.parent.children[page.tokens]
         if page.parent.latest_child.get(page.tokens[0]) is page:
             del page.parent.latest_child[page.tokens[0]]
+        if self.rows is not None:
+            self.rows.drop_locked(page)
         page.parent, page.tokens, page.states = None, (), None
 
     def release_locked(self, pages: Sequence[Page]) -> None:
@@ -302,33 +342,48 @@ class PagePool:
         shared = dict.fromkeys(reversed(tree[len(self.roots) :]))  # children before their parent
         for page in users:
             if page not in shared:
-                page.parent, page.tokens, page.states = None, (), None
+                page.parent, page.tokens, page.states, page.snapshot = None, (), None, None
         for page in (*users, *shared):
             page.users = users[page]
         self._kept = {page: None for page in (*self._kept, *shared) if page in shared and not users[page]}
         taken = {page.number for page in (*users, *self._kept)}
         self._free = [number for number in range(self._fresh) if number not in taken]
         self._reserved = sum(held.reserved for held in self._open)
+        if self.rows is not None:
+            self.rows.recount_locked(self._open, shared)
 
 
 def new_pool(
-    new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: int | None, long_after: int | None = None
+    new_storage: Callable[..., Pages],
+    page_bytes: int,
+    cache_bytes: int | None,
+    long_after: int | None = None,
+    row_bytes: int = 0,
 ) -> PagePool:
     """A pool of as many pages as fit into cache_bytes; None for a quarter of the machine's memory, and at least one page.
 
+    new_storage: new_storage(pages), and with recurrent states new_storage(pages, rows). row_bytes: the size of such a row: they
+    take up to a half, and at least one is there.
     Raises ValueError if cache_bytes holds no page, MemoryError if it exceeds the available address space; the default is halved
     until it fits.
     """
-    holds_one = cache_bytes is None or cache_bytes >= page_bytes
-    require(holds_one, "load", "cache_bytes", f"at least {page_bytes}, which a page of {PAGE} tokens takes", cache_bytes)
-    count = max(1, (memory_limit() // 4 if cache_bytes is None else cache_bytes) // page_bytes)
+    least, holds = page_bytes + row_bytes, f"a page of {PAGE} tokens takes"
+    holds = f"{holds} with a recurrent state" if row_bytes else holds
+    holds_one = cache_bytes is None or cache_bytes >= least
+    require(holds_one, "load", "cache_bytes", f"at least {least}, which {holds}", cache_bytes)
+    size = memory_limit() // 4 if cache_bytes is None else cache_bytes
+    most_rows = MOST_KEPT_BYTES // row_bytes + _SEQUENCES if row_bytes else 0
     while True:
+        rows = max(1, min(most_rows, size // 2 // row_bytes)) if row_bytes else 0
+        count = max(1, (size - rows * row_bytes) // page_bytes)
         try:
-            return PagePool(new_pages(count), MOST_KEPT_BYTES // page_bytes, long_after)
+            storage = new_storage(count, 1 + rows) if row_bytes else new_storage(count)
+            return PagePool(storage, MOST_KEPT_BYTES // page_bytes, long_after)
         except MemoryError as error:
             if cache_bytes is not None or count == 1:
-                raise MemoryError(f"no address space for a cache of {count * page_bytes} bytes") from error
-            count //= 2
+                taken = count * page_bytes + rows * row_bytes
+                raise MemoryError(f"no address space for a cache of {taken} bytes") from error
+            size //= 2
 
 
 def _begin_child() -> None:

@@ -108,26 +108,29 @@ class Prefill(Generic[Key]):
     def take(self, budget: Budget | None = None) -> list[Piece]:
         """The pieces of the next block for `Model.forward`: as much as the budget allows, at least one token."""
         budget = budget or Budget()
-        batch: list[Piece] = []
-        self._taken = []
-        prompts: set[tuple[int, ...]] = set()  # those of the block
-        pages: set[Hashable] = set()  # the first page that each of them fills
+        taken: list[tuple[_Prompt[Key], int]] = []  # the prompts of the block, with how many of their tokens
+        prompts: set[tuple[int, ...]] = set()
+        pages: dict[Hashable, _Prompt[Key]] = {}  # the first page that each of them fills
         for prompt, share in self._in_turn():
             sequence, tokens = prompt.sequence, prompt.tokens
             sequence.reuse(tokens[len(sequence) :])
             start = len(sequence)
             page = sequence.next_page(tokens[start : start + PAGE])
-            if tokens in prompts or page in pages:
+            if tokens in prompts:
+                continue
+            if page in pages:
+                other = pages[page]
+                other.sequence.part_at(_count_common(other.tokens, tokens))
                 continue
             fitting = budget.fitting(start, share)
-            if batch and fitting == 0:
+            if taken and fitting == 0:
                 break
             prompts.add(tokens)
-            pages.add(page)
-            batch.append((sequence, tokens[start : start + max(1, fitting)]))
-            self._taken.append((*batch[-1], tokens))
-            budget.use(start, len(batch[-1][1]))
-        return batch
+            pages[page] = prompt
+            taken.append((prompt, min(max(1, fitting), len(tokens) - start)))
+            budget.use(start, taken[-1][1])
+        self._taken = [(prompt.sequence, _piece(prompt, count), prompt.tokens) for prompt, count in taken]
+        return [(sequence, piece) for sequence, piece, _ in self._taken]
 
     def completing(self) -> list[bool]:
         """For each piece returned by `take`, whether it completes its prompt, so that its logits are needed."""
@@ -155,3 +158,16 @@ class Prefill(Generic[Key]):
         oldest, *others = self._waiting
         others.sort(key=lambda prompt: prompt.tokens_left)
         return [(oldest, 0.5), *((prompt, 1.0) for prompt in others)]
+
+
+def _piece(prompt: _Prompt[Key], count: int) -> tuple[int, ...]:
+    """The next of a prompt's tokens, at most `count`."""
+    start = len(prompt.sequence)
+    ends = start + count == len(prompt.tokens)
+    return prompt.tokens[start : start + prompt.sequence.pass_length(start, count, ends=ends)]
+
+
+def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """With how many equal tokens two prompts begin."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(one), len(other)))

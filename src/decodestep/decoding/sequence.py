@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn
 
@@ -11,14 +11,17 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, Holding, Page, PagePool
+from decodestep.decoding.page_pool import LOCK, Page, PagePool
+from decodestep.decoding.paged_tokens import PagedTokens, count_pages
+from decodestep.decoding.sequence_state import SequenceState
 from decodestep.decoding.slot_feed import SlotFeed, fill_slots
+from decodestep.decoding.state_rows import last_snapshot
 from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
 
 
-class CachedSequence:
+class CachedSequence(PagedTokens):
     """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
 
     tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them. drafted: how many of them, the
@@ -30,33 +33,28 @@ class CachedSequence:
     may use a sequence; several threads may use several sequences of a model. In a forked child only sequences created by the
     forking thread stay open.
 
+    Of a model with recurrent layers the sequence also has a state, which cannot be cut back as pages can: after `truncate`, or
+    `keep` of a part, it may be one after fewer tokens (`position`). The next pass then runs the others again, which changes no
+    bit. `reuse` goes on from a snapshot of a state, and `close` leaves one.
+
     With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
     way are shared.
 
     The package's own: `forward` runs tokens between `begin_forward_locked` and `end_forward`. As in `PagePool`, methods whose
-    names end in `_locked` require `LOCK`, and a change of the pool. Wherever an interrupt comes, the sequence has the pages of
-    its tokens: pages and tokens change in one statement, since Python raises it around calls.
+    names end in `_locked` require `LOCK`, and a change of the pool.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
-        ok = capacity is None or (is_int(capacity) and capacity >= 0)
-        require(ok, _OP, "capacity", "a number of tokens or None", capacity)
-        self.tokens: list[int] = []
+        super().__init__(pool, capacity, admitted=admitted)
         self.reused = 0  # how many tokens `reuse` has appended
         self.drafted = 0
         self.feed: SlotFeed | None = None
-        self._pool = pool
-        self._held = Holding(self, pool, admitted=admitted)
-        self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
-        self._capacity_pages = count_pages(capacity or 0)  # how many pages it may have without running out
-        self._expected = 0  # the length of the text that is being read
-        self._long = False  # whether the first token was rotated by the long frequencies
-        self._same_rope = 0  # how many tokens, from the first on, were rotated as that one
-        with LOCK, pool.changing_locked():
-            pool.open_locked(self._held, self._capacity_pages)
+        self.state = None if pool.rows is None else SequenceState(pool.rows, self._held)
 
-    def __len__(self) -> int:
-        return len(self.tokens)
+    @property
+    def position(self) -> int:
+        """How many of its tokens, the first ones, the next pass does not run again."""
+        return len(self.tokens) if self.state is None else self.state.position
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
@@ -64,6 +62,8 @@ class CachedSequence:
             while a full page of the cache holds the next of tokens after this sequence, and not the last one:
                 append them
             if a page holds some of them (the last such page that was filled): copy it, and append those
+
+        Of a model with recurrent layers only as many as are before a snapshot of its state.
 
         tokens: ids that would continue the sequence. At least one is left, to be run for its logits.
         """
@@ -74,28 +74,16 @@ class CachedSequence:
         if len(self._pages) > count_pages(start) or not self._rotates_alike:
             return 0  # a forward pass that failed had taken pages, or pages from here on are rotated in another way
         with LOCK, self._pool.changing_locked():
-            self._reuse_pages_locked(tokens)
-            if len(self.tokens) % PAGE == 0:
-                self._reuse_part_locked(tokens[len(self.tokens) - start :])
+            if self.state is not None:
+                self._mend_locked()
+                self.state.expect(start + len(tokens))
+                self._resume_locked(tokens, self.state)
+            else:
+                self._reuse_pages_locked(tokens)
+                if len(self.tokens) % PAGE == 0:
+                    self._reuse_part_locked(tokens[len(self.tokens) - start :])
         self.reused += len(self.tokens) - start
         return len(self.tokens) - start
-
-    def expect(self, length: int) -> None:
-        """Announces a text of `length` tokens, those in the sequence included, that will be run in several calls.
-
-        With long-rope its tokens are then rotated as in a single call. A call of `Model.forward` announces its own tokens, and
-        `reuse` those that it is given.
-        """
-        require(is_int(length) and length >= 0, _OP, "length", "an integer >= 0", length)
-        self._expected = max(self._expected, int(length))
-        if not self.tokens:
-            self._long = self.is_long
-
-    def next_page(self, tokens: Sequence[int]) -> Hashable:
-        """A key that is equal for two sequences if running `tokens` would fill the same page in both; otherwise unique."""
-        parent, rest = self._last_full_page()
-        missing = PAGE - len(rest)
-        return (parent, (*rest, *tokens[:missing])) if len(tokens) >= missing and self._rotates_alike else object()
 
     def fork(self, capacity: int | None = None) -> CachedSequence:
         """A new sequence with the same tokens: full pages are shared, a partly filled last one is copied.
@@ -131,6 +119,9 @@ class CachedSequence:
             if partial:
                 pool.require_locked(1 - given_back - min(self.reserved, max(0, full + 1 - len(old))))
             pool.hold_locked(*shared)
+            if self.state is not None:
+                self.state.clear_locked()
+                source._mend_locked()
             own[:], tokens[:] = [], []
             pool.release_locked(old)
             self._claim_locked(full + partial - len(old))
@@ -138,6 +129,8 @@ class CachedSequence:
                 shared.append(pool.take_locked())
                 pool.storage.copy(source._pages[full].number, shared[full].number)
             self._put(0, shared, source.tokens)
+            if self.state is not None and source.state is not None:
+                self.state.follow_locked(source.state)
             self._expected, self._long, self._same_rope = source._expected, source._long, source._same_rope
             if self.feed is not None:
                 self.feed.follow(source.feed)
@@ -165,6 +158,8 @@ class CachedSequence:
         if count < drafted:
             self._truncate(len(self.tokens) - drafted + count)
         with LOCK, self._pool.changing_locked():
+            if self.state is not None:
+                self.state.settle_locked()
             self._share_full_pages_locked(len(self.tokens) - count)
 
     def _truncate(self, length: int) -> None:
@@ -181,6 +176,8 @@ class CachedSequence:
                 pool.require_locked(1 - freed - (self.reserved > 0))
                 kept, whole = kept - 1, (kept - 1) * PAGE
             part = tokens[whole:length]
+            if self.state is not None:
+                self.state.go_back_locked([self._page_before(0), *pages], tokens, length)
             del pages[kept:], tokens[whole:]
             pool.release_locked(dropped)
             self._reserve_again_locked(freed)
@@ -196,10 +193,14 @@ class CachedSequence:
                 self.feed.cut(length, pages[-1].states if pages and length % PAGE == 0 else None)
 
     def close(self) -> None:
-        """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
+        """Releases the pages; full ones are kept for reuse, and all up to the state of a recurrent model. The sequence cannot be
+        used afterwards."""
         if self._pool.is_open(self._held):
             self._require_idle()
             with LOCK, self._pool.changing_locked():
+                self._mend_locked()
+                if self.state is not None and not self.drafted and self.state.is_worth_leaving:
+                    self._leave_snapshot_locked(self.state)
                 self._pool.close_locked(self._held)
 
     def __reduce__(self) -> NoReturn:  # two objects would release the same pages
@@ -211,61 +212,63 @@ class CachedSequence:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def belongs_to(self, pool: PagePool) -> bool:
-        """Whether its pages are those of `pool`."""
-        return self._pool is pool
-
-    @property
-    def reserved(self) -> int:
-        """The number of pages that the pool has reserved for it, of those that it does not have."""
-        return self._held.reserved
-
-    @property
-    def _pages(self) -> list[Page]:
-        return self._held.pages
-
-    @property
-    def page_numbers(self) -> np.ndarray:
-        """The numbers of its pages in the storage, in order, int64; a view."""
-        return self._table[: len(self._pages)]
-
-    @property
-    def is_long(self) -> bool:
-        """Whether long frequencies rotate what is read now."""
-        after = self._pool.long_after
-        return after is not None and self._expected > after
-
-    def room(self, unused: int) -> int:
-        """How many more tokens its pages hold, with the reserved ones and `unused` more."""
-        return (len(self._pages) + self.reserved + unused) * PAGE - len(self.tokens)
-
     def missing_pages(self, tokens: int) -> int:
         """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
         self._require_settled()
-        return max(0, count_pages(len(self.tokens) + tokens) - len(self._pages) - self.reserved)
+        again = 0
+        if self.state is not None:
+            self._mend_locked()
+            again = len(self._shared_from(self.position))
+        return max(0, count_pages(len(self.tokens) + tokens) - len(self._pages) + again - self.reserved)
 
-    def begin_forward_locked(self, tokens: int) -> None:
-        """Takes the pages of this many more tokens, and keeps other threads out until `end_forward`."""
+    def begin_forward_locked(self, tokens: int, *, drafts: bool) -> None:
+        """Takes the pages of this many more tokens, and keeps other threads out until `end_forward`.
+
+        drafts: whether there are drafts among them.
+        """
         self._held.runner = threading.get_ident()
         length = len(self.tokens) + tokens
         self.expect(length)
+        if self.state is not None:
+            self._own_from_locked(self.position)
+            if drafts:
+                self.state.keep_locked()
         for place in range(len(self._pages), count_pages(length)):
             self._claim_locked(1)
             self._put(place, [self._pool.take_locked()])
 
+    def pass_length(self, position: int, count: int, *, ends: bool = False) -> int:
+        """How many of `count` tokens from a position on one pass should run: fewer where a snapshot of the state is wanted.
+
+        ends: whether they end a prompt.
+        """
+        return count if self.state is None else self.state.pass_length(position, count, ends=ends)
+
+    def part_at(self, length: int) -> None:
+        """Announces another prompt that begins with so many tokens of this one, and then goes on in another way."""
+        if self.state is not None:
+            self.state.part_at(length)
+
     def commit_locked(self, tokens: Sequence[int], drafted: int) -> None:
-        """Appends tokens that the forward pass has run; pages that they fill can be reused from now on.
+        """Appends tokens that the forward pass has run, but for those that it has run again; pages that they fill can be reused
+        from now on.
 
         drafted: how many of the last of them are drafts; pages that these fill are the sequence's alone until `keep`.
         """
-        before = len(self.tokens)
+        before = self.position
         self.drafted += drafted
-        self._put(len(self._pages), [], tokens)
+        self._put(len(self._pages), [], tokens[len(self.tokens) - before :])
+        if self.state is not None:
+            self.state.reach_locked(before + len(tokens), drafts=self.drafted > 0)
         self._share_full_pages_locked(before)
+        if self.state is not None and not self.drafted:
+            page = self._pages[self.position // PAGE - 1] if self.position % PAGE == 0 else None
+            self.state.take_snapshot_locked(page, prompt=len(tokens) > 1)
 
     def _share_full_pages_locked(self, before: int) -> None:
         """Adds the pages to the pool's tree that have become full since the sequence had `before` tokens, without drafts."""
-        for i in range(before // PAGE, min(self._same_rope, len(self.tokens) - self.drafted) // PAGE):
+        last = len(self.tokens) - self.drafted if self.state is None else min(self.position, len(self.tokens) - self.drafted)
+        for i in range(before // PAGE, min(self._same_rope, last) // PAGE):
             pages, table = self._pages, self._table
             own, filled = pages[i], 0 if self.feed is None else self.feed.filled - i * PAGE
             page = self._pool.share_locked(own, self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
@@ -285,32 +288,12 @@ class CachedSequence:
         """Also of a forward pass that failed: its pages stay, to be filled by the next."""
         self._held.runner = None
 
-    def _require_idle(self) -> None:
-        # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
-        closed = not self._pool.is_open(self._held)
-        if closed or self._held.runner not in (None, threading.get_ident()):
-            state = Phrase("a closed one" if closed else "a running one")
-            refuse(_OP, "sequence", "open and used by one thread at a time", state)
-
     def _require_settled(self) -> None:
         self._require_idle()
         if self.drafted:
             refuse(
                 _OP, "sequence", "one whose drafts are settled, by `keep`", Phrase(f"one with {self.drafted} drafted tokens")
             )
-
-    @property
-    def _rotates_alike(self) -> bool:
-        """Whether what is read now is rotated as all tokens before it."""
-        return self._same_rope == len(self.tokens) and self._long == self.is_long
-
-    def _page_before(self, page: int) -> Page:
-        return self._pages[page - 1] if page else self._pool.roots[self._long]
-
-    def _last_full_page(self) -> tuple[Page, list[int]]:
-        """The last full page, and the tokens after it."""
-        full = len(self.tokens) // PAGE
-        return self._page_before(full), self.tokens[full * PAGE :]
 
     def _reuse_pages_locked(self, tokens: Sequence[int]) -> None:
         """Appends the pages that hold the next of tokens, the first in place of one that is partly filled."""
@@ -332,6 +315,48 @@ class CachedSequence:
         self._pool.release_locked(replaced)
         if self.feed is not None:
             self.feed.begin(len(self.tokens), pages[-1].states)
+
+    def _resume_locked(self, tokens: Sequence[int], state: SequenceState) -> None:
+        """Appends the pages up to the last snapshot from which the next of tokens go on; one that it has a part of is copied."""
+        parent, rest = self._last_full_page()
+        path = [parent, *self._pool.path_locked(parent, (*rest, *tokens))]
+        first, base = len(self.tokens) // PAGE, len(self.tokens) - len(rest)
+        state.branch = base + (len(path) - 1) * PAGE
+        found = last_snapshot(path, (*rest, *tokens[:-1]))
+        if found is None:
+            return
+        place, page = found
+        part = len(page.tokens) < PAGE
+        pages, length = path[1 : place + 1], base + place * PAGE + len(page.tokens) % PAGE
+        room = self._pool.available_locked() + self.reserved + bool(rest)
+        taken = sum(each.users == 0 for each in {*pages, page}) + part
+        if length <= len(self.tokens) or taken > room or (part and rest and not place):
+            return
+        replaced = self._pages[first:]
+        self._pool.hold_locked(*pages, *[page] * part)
+        self._claim_locked(len(pages) + part - len(replaced))
+        if part:
+            pages.append(self._pool.take_locked())
+            self._pool.storage.copy(page.number, pages[-1].number)
+        self._put(first, pages, tokens[: length - len(self.tokens)])
+        state.resume_locked(path[1 : place + part], page, length)
+        self._pool.release_locked([*replaced, *[page] * part])
+        if self.feed is not None:
+            self.feed.begin(length, page.states)
+
+    def _leave_snapshot_locked(self, state: SequenceState) -> None:
+        page = self._tree_page_locked(state.position)
+        if page is not None and page.parent is not None:
+            state.leave_locked(page)
+            if self.feed is not None and len(page.tokens) < PAGE and (own := self.feed.states(state.position - 1)) is not None:
+                page.states = own.copy()
+
+    def _mend_locked(self) -> None:
+        """Goes back to an earlier state if a pass has failed that wrote the last one."""
+        if self.state is not None:
+            self.state.go_back_locked([self._page_before(0), *self._pages], self.tokens, len(self.tokens))
+            if not self.drafted:
+                self.state.settle_locked()
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""
@@ -355,24 +380,6 @@ class CachedSequence:
         if feed is not None:
             feed.begin(len(self.tokens), None, again)
 
-    def _claim_locked(self, pages: int) -> None:
-        """Uses up to this many of the reserved pages."""
-        self._pool.reserve_locked(self._held, -min(max(pages, 0), self.reserved))
-
-    def _reserve_again_locked(self, freed: int) -> None:
-        """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
-        self._pool.reserve_locked(self._held, max(0, min(freed, self._capacity_pages - len(self._pages) - self.reserved)))
-
-    def _put(self, first: int, listed: Sequence[Page], added: Sequence[int] = ()) -> None:
-        """Puts pages in the place of those from the first-th on, and appends tokens, which they hold."""
-        end, numbers, before = first + len(listed), [page.number for page in listed], len(self.tokens)
-        if end > len(self._table):
-            self._table = np.concatenate([self._table, np.zeros(end, np.int64)])
-        alike, table, pages, tokens = self._rotates_alike, self._table, self._pages, self.tokens
-        table[first:end], pages[first:], tokens[before:] = numbers, listed, added
-        if alike:
-            self._same_rope += len(added)
-
 
 def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
     """`count` sequences with pages reserved for `capacity` tokens each, for a caller that closes them without waiting.
@@ -389,8 +396,3 @@ def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
             sequence.close()
         raise
     return made
-
-
-def count_pages(tokens: int) -> int:
-    """The number of pages for this many tokens."""
-    return -(-tokens // PAGE)

@@ -21,6 +21,7 @@ from decodestep.families.common.mixers import (
     mixers_by_type,
     written_head_counts,
 )
+from decodestep.families.common.refusals import first_of, unbiased_convolution
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _DEFAULTS: dict[str, Any] = granite.DEFAULTS | {
@@ -98,7 +99,7 @@ def _without_mamba(config: Config) -> Architecture | None:
     return None if config.mixers else granite.GGUF
 
 
-def _refused(config: Config, vectors: object) -> str | None:
+def _narrow(config: Config, vectors: object) -> str | None:
     m = config.mamba
     return None if m is None or m.inner == 2 * config.hidden else f"Mamba2 {m.inner} wide in a hidden state of {config.hidden}"
 
@@ -111,7 +112,7 @@ _GGUF = Architecture(
     more=_file_more,
     rope_flag="rope.scaling.finetuned",
     rope_divisors=True,
-    refused=_refused,
+    refused=first_of(_narrow, unbiased_convolution),
     written=_written,
 )
 FAMILY = Family(

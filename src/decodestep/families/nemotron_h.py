@@ -27,6 +27,7 @@ from decodestep.families.common.mixers import (
     kinds_of_layers,
     written_head_counts,
 )
+from decodestep.families.common.refusals import first_of, unbiased_convolution
 
 LAYERS = Layers(activation="relu_squared")
 _DEFAULTS: dict[str, Any] = llama.DEFAULTS | {
@@ -144,12 +145,12 @@ def _written(config: Config) -> Fields:
     made["feed_forward_length"] = list(config.feed_forwards)
     if experts is not None:
         made["feed_forward_length"] = [experts.width if sparse else 0 for sparse in experts.layers]
-        made |= {"expert_shared_feed_forward_length": experts.shared, "expert_shared_count": 1}
+        made["expert_shared_feed_forward_length"] = experts.shared
         made |= {"moe_latent_size": experts.latent} if experts.latent else {}
     return made
 
 
-def _refused(config: Config, vectors: object) -> str | None:
+def _unlike_files(config: Config, vectors: object) -> str | None:
     if config.mamba is None:
         return "no layers of Mamba2"
     return "dense blocks beside experts" if config.experts is not None and any(config.feed_forwards) else None
@@ -169,7 +170,7 @@ def _architecture(name: str, *, mixture: bool) -> Architecture:
         else None,
         more=_file_more,
         has_rope=False,
-        refused=_refused,
+        refused=first_of(_unlike_files, unbiased_convolution),
         written=_written,
     )
 

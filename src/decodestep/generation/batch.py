@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decodestep.decoding.paged_tokens import count_pages
 from decodestep.decoding.prefill import Budget, Prefill, count_keys
-from decodestep.decoding.sequence import CachedSequence, admit, count_pages
+from decodestep.decoding.sequence import CachedSequence, admit
 from decodestep.errors import CacheFullError
 from decodestep.generation.drafts.drafter import Drafter
 from decodestep.generation.drafts.drafting import Drafting
@@ -311,8 +312,11 @@ class Batch:
 
     def _room_to_draft(self, row: Row, sequence: CachedSequence, rows: int) -> int:
         """How many tokens one of `rows` may draft: fewer than it may draw, no more than its share of unused pages holds, and
-        with long-rope no further than the short frequencies go, because one pass has one rope of a row."""
+        with long-rope no further than the short frequencies go, because one pass has one rope of a row; none where there are no
+        recurrent states to be kept of all rows."""
         length = len(row.history)
+        if self._model.cache.spare_states < rows:
+            return 0
         last = self._model.cache.last_length_like(length)
         pages = sequence.room(self._model.cache.unused // rows) - (length - len(sequence))
         return min(_to_run(row), pages, *([] if last is None else [last - length]))

@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep._base.checks import require_scores
 from decodestep.decoding.forward import BLOCK
-from decodestep.decoding.sequence import count_pages
+from decodestep.decoding.paged_tokens import count_pages
 from decodestep.errors import CacheFullError
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
@@ -43,7 +43,7 @@ class ModelSearch:
         self._model, self._params, self._row, self._prompt_index = model, params, row, prompt_index
         self._prompt = list(row.history.tokens)
         self._capacity = len(self._prompt) + (row.params.max_new_tokens or 1)
-        model.cache.require_total(params.num_beams * count_pages(self._capacity), "a beam search")
+        model.cache.require_total(params.num_beams * count_pages(self._capacity), "a beam search", params.num_beams)
         self._interruption = ""  # the finish_reason of beams that were still alive when something ended the search
         self.completions: list[Completion] = []
         self.stops: list[str] = []
@@ -113,7 +113,7 @@ class ModelSearch:
             try:
                 return BeamLogits(self._model, beams, self._capacity)
             except CacheFullError:
-                self._model.cache.wait_for(beams * count_pages(self._capacity))
+                self._model.cache.wait_for(beams * count_pages(self._capacity), beams)
             check()
 
     def _in_blocks(self, logits: NextLogits, check: Callable[[], None]) -> NextLogits:

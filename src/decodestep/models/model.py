@@ -69,7 +69,9 @@ class Model:
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.config = decoder.config
-        self.cache = new_pool(decoder.new_storage, decoder.page_bytes, cache_bytes, decoder.long_after)
+        states = decoder.state_layout
+        row_bytes = 0 if states is None else states.row_bytes
+        self.cache = new_pool(decoder.new_storage, decoder.page_bytes, cache_bytes, decoder.long_after, row_bytes)
         self.threads = threads
         self.generation_config = dict(generation_config or {})
         self.template = template

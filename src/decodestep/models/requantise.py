@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from gguf import GGUFWriter
@@ -25,8 +26,15 @@ _OP = "quantize"
 _QUANTIZATION_VERSION = 2  # of the layouts of blocks
 
 
-# The type of a part of a layer: of the tensor, the number of its layer, and the source.
-Choice = Callable[[SourceTensor, int, Source], Type]
+class _Place(NamedTuple):
+    """Which of how many layers that have such a part a tensor is of."""
+
+    number: int
+    count: int
+
+
+# The type of a part of a layer: of the tensor, its place, and the source.
+Choice = Callable[[SourceTensor, _Place, Source], Type]
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,10 @@ def _with_more(base: Type, more: Type, file_type: LlamaFileType) -> Recipe:
     """With more bits where the values and down projections are most sensitive to error: in the first and last eighth of the
     layers and every third in between."""
 
-    def choice(_: SourceTensor, layer: int, source: Source) -> Type:
-        eighth = source.layers // 8
-        return more if layer < eighth or layer >= 7 * source.layers // 8 or (layer - eighth) % 3 == 2 else base
+    def choice(_: SourceTensor, place: _Place, source: Source) -> Type:
+        number, count = place
+        eighth = count // 8
+        return more if number < eighth or number >= 7 * count // 8 or (number - eighth) % 3 == 2 else base
 
     return Recipe(base, Type.Q6_K, file_type, values=choice, down=choice)
 
@@ -57,7 +66,7 @@ def _always(type_: Type) -> Choice:
     return lambda *_: type_
 
 
-def _values_of_q2_k(tensor: SourceTensor, _: int, source: Source) -> Type:
+def _values_of_q2_k(tensor: SourceTensor, _: _Place, source: Source) -> Type:
     """More bits where four query heads or more share a key head."""
     query = source.tensors.get(tensor.name.replace("attn_v", "attn_q"))
     return Type.Q4_K if query is not None and query.shape[0] >= 4 * tensor.shape[0] else Type.Q3_K
@@ -85,8 +94,8 @@ RECIPES = {
         Type.Q3_K,
         Type.Q6_K,
         LlamaFileType.MOSTLY_Q3_K_M,
-        values=lambda _, layer, source: Type.Q5_K if layer < 2 else Type.Q4_K,
-        down=lambda _, layer, source: Type.Q5_K if layer < source.layers // 16 else Type.Q4_K,
+        values=lambda _, place, source: Type.Q5_K if place.number < 2 else Type.Q4_K,
+        down=lambda _, place, source: Type.Q5_K if place.number < place.count // 16 else Type.Q4_K,
         attention_output=_always(Type.Q4_K),
     ),
     "q4_k_m": _with_more(Type.Q4_K, Type.Q6_K, LlamaFileType.MOSTLY_Q4_K_M),
@@ -95,7 +104,9 @@ RECIPES = {
 }
 # In place of types whose blocks of 256 the rows do not fill; below them come blocks of 32, then float16.
 _NARROWER = {Type.Q2_K: Type.Q4_0, Type.Q3_K: Type.Q4_0, Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
-_DENSE = ("ffn_gate_inp.", "rope_", "_norm.", "ssm_")
+_DENSE = ("ffn_gate_inp.", "rope_", "_norm.", "ssm_conv1d.", "shortconv.conv.")
+_VALUES = ("attn_v", "attn_kv_b", "attn_qkv")
+_DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 
 
 def requantise(source: Path, target: Path, recipe: str, progress: Callable[[int, int, str], None]) -> int:
@@ -181,7 +192,7 @@ def _writing(target: Path) -> Iterator[None]:
 
 def _choose_type(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
     name = tensor.name
-    if len(tensor.shape) < 2 or name.endswith(".bias") or any(part in name for part in _DENSE):
+    if len(tensor.shape) < 2 or not name.endswith(".weight") or any(part in name for part in _DENSE):
         return tensor.type
     is_output = name == "output.weight" or (source.tied and name == "token_embd.weight")
     type_ = recipe.output if is_output else recipe.base
@@ -190,7 +201,7 @@ def _choose_type(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
     if name.startswith("blk."):
         _, layer, part, *_ = name.split(".")
         if (choice := _choice(recipe, part)) is not None:
-            type_ = choice(tensor, int(layer), source)
+            type_ = choice(tensor, _place(part, int(layer), source), source)
     width = tensor.shape[-1]
     if type_ in _NARROWER and width % GGML_QUANT_SIZES[type_][0]:
         type_ = _NARROWER[type_]
@@ -198,11 +209,23 @@ def _choose_type(tensor: SourceTensor, recipe: Recipe, source: Source) -> Type:
 
 
 def _choice(recipe: Recipe, part: str) -> Choice | None:
-    if part in ("attn_v", "attn_kv_b"):
+    if part in _VALUES:
         return recipe.values
-    if part in ("ffn_down", "ffn_down_exps", "ffn_down_shexp"):
+    if part in _DOWN:
         return recipe.down
     return recipe.attention_output if part == "attn_output" else None
+
+
+def _place(part: str, layer: int, source: Source) -> _Place:
+    """llama.cpp's quantiser counts dense down projections, but takes the number of all layers for their count."""
+
+    def earlier(parts: tuple[str, ...], end: int) -> int:
+        return sum(any(f"blk.{i}.{part}.weight" in source.tensors for part in parts) for i in range(end))
+
+    if part in _VALUES:
+        return _Place(earlier(_VALUES, layer), earlier(_VALUES, source.layers))
+    has_experts = any("_exps." in name for name in source.tensors)
+    return _Place(layer if has_experts or part not in _DOWN else earlier(_DOWN, layer), source.layers)
 
 
 def _stored_shape(tensor: SourceTensor, type_: Type) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from support.family_sizes import FOUR_HEADS, Cases
 
 _MAMBA = {
-    "mamba_num_heads": 6,
-    "mamba_head_dim": 8,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,  # of 64 in all at least, and not twice the hidden width
     "n_groups": 2,
     "ssm_state_size": 16,
     "head_dim": 16,

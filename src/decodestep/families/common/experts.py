@@ -146,7 +146,7 @@ def written_experts(config: Config) -> Fields:
         "expert_count": experts.count,
         "expert_used_count": rule.used,
         "expert_feed_forward_length": experts.width,
-        "expert_shared_count": experts.shared // experts.width,
+        "expert_shared_count": -(-experts.shared // experts.width),
         "expert_weights_scale": rule.scale,
         "expert_gating_func": _GATING_FUNCTIONS[rule.scores],
         "expert_weights_norm": rule.normalise,

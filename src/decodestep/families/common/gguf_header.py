@@ -133,8 +133,8 @@ def _size_keys(architecture: Architecture, config: Config) -> Fields:
     }
     if config.next_token_layers:
         made["nextn_predict_layers"] = config.next_token_layers
-    made |= architecture.attention.written(config) | written_experts(config) | written_sizes(config)
-    return made | architecture.written(config)
+    made |= architecture.attention.written(config) | written_sizes(config)
+    return made | architecture.written(config) | written_experts(config)
 
 
 def _with_tiles(delta: DeltaConfig | None) -> DeltaConfig | None:

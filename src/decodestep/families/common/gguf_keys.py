@@ -90,6 +90,7 @@ class GgufKeys:
     def common(self, centred_norms: bool) -> dict[str, Any]:
         """The sizes that all architectures have. centred_norms: as in `Config`."""
         data = self.file.metadata
+        own, other = (f"attention.{NORM_EPS[centred]}" for centred in (centred_norms, not centred_norms))
         if not self.flag("attention.causal", True):
             raise self.refusal(f"{self.key('attention.causal')} false, bidirectional attention, is not supported")
         layers = self.size("block_count", most=MAX_LAYERS) - self.next_token_layers()
@@ -103,7 +104,8 @@ class GgufKeys:
             "layers": layers,
             "heads": self.size_of_layers("attention.head_count", most=MAX_HEADS),
             "context": self.size("context_length", most=MAX_CONTEXT),
-            "norm_eps": self.number(f"attention.{NORM_EPS[centred_norms]}", least=1e-30, most=1.0),
+            # Files of Nemotron-H have the other key alone.
+            "norm_eps": self.number(other if other in self and own not in self else own, least=1e-30, most=1.0),
             "tied": names.GGUF["output"] not in self.file.tensors,
         }
 

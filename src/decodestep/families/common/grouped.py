@@ -107,7 +107,7 @@ class GroupedFile:
         kv_heads = keys.size_of_layers("attention.head_count_kv", heads, most=MAX_HEADS, of=of)
         head_dim = keys.size("attention.key_length", hidden // heads)
         values = keys.size("attention.value_length", head_dim)
-        rope_dim = keys.size("rope.dimension_count", head_dim)
+        rope_dim = keys.size("rope.dimension_count", head_dim) if architecture.has_rope else head_dim
         partial = self.partial_rope and rope_dim < head_dim and rope_dim % 2 == 0
         if heads % kv_heads or head_dim % 2 or head_dim != values or not (rope_dim == head_dim or partial):
             raise keys.refusal(

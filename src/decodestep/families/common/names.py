@@ -382,7 +382,7 @@ def _expert_shapes(config: Config, table: dict[str, str], has: Callable[[str], b
     if e.corrected:
         shapes["correction"] = (e.count,)
     if e.shared_gated:
-        shapes["shared_factor"] = (1, hidden)
+        shapes["shared_factor"] = (hidden,)
     if e.latent:
         shapes |= {"latent_down": (e.latent, hidden), "latent_up": (hidden, e.latent)}
     if "experts_gate_up_in_turn" in table:

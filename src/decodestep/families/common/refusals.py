@@ -43,5 +43,9 @@ def own_output(config: Config, vectors: object) -> str | None:
     return None if config.tied else "a logits matrix beside the embedding"
 
 
+def unbiased_convolution(config: Config, vectors: object) -> str | None:
+    return "convolutions of Mamba2 without biases" if config.mamba is not None and not config.mamba.bias else None
+
+
 def dense_layers(config: Config, vectors: object) -> str | None:
     return "dense layers alone" if config.experts is None else None

@@ -1,0 +1,185 @@
+"""The recurrent state of a sequence: after which of its tokens, in which row, and where snapshots of it stay behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.state_rows import START, WRITTEN, Reached, StateRows, last_snapshot
+from decodestep.decoding.states import ZERO_ROW
+
+if TYPE_CHECKING:
+    from decodestep.decoding.page_pool import Holding, Page
+
+_REWRITTEN = 8  # tokens at the end of a prompt that the next turn's may not have: a template's beginning of an answer
+_APART = 256  # tokens between the end of a prompt and the snapshot before: another costs a pass, which these are worth
+_SHARED = 64  # likewise of tokens that several prompts begin with
+
+
+class SequenceState:
+    """The state of a sequence of a model that has recurrent layers. As there, methods ending in `_locked` require `LOCK`.
+
+    A state cannot be cut back as pages can. Where tokens are dropped it goes back to an earlier one, of a snapshot or the one
+    before the drafts, and the next pass runs again what lies between: `position` is where that begins.
+
+    Snapshots are left behind at ends of pages and of the sequence:
+        where several texts are known to go on in different ways
+        at the end of a prompt, but for the tokens that the next turn may not have
+        between, as far apart as keys take the memory of a row
+        where the sequence is closed
+    """
+
+    def __init__(self, rows: StateRows, held: Holding) -> None:
+        self._rows, self._held = rows, held
+        self._begun = 0  # the position before the pass that is running, or the last one
+        self._keeps = False  # whether the state before the drafts is kept, of passes that have begun
+        self.branch = 0  # up to where the pool's tree has pages of the text that is read
+        self._stops: set[int] = set()  # where prompts that are read with it go on in another way
+        self._end = 0  # where the prompt that is read ends, as far as the next turn has it
+        self._last = 0  # the position of the last snapshot that the sequence has left or gone on from
+        self._begun_from: Page | None = None  # whose that one is, if the sequence has gone on from it
+
+    @property
+    def position(self) -> int:
+        """How many of the sequence's tokens, the first ones, the next pass does not run again; while one runs, where it began."""
+        position = self._held.state.position
+        return self._begun if position == WRITTEN else position
+
+    def expect(self, length: int) -> None:
+        """A prompt of so many tokens is read."""
+        self._end = (length - _REWRITTEN) // PAGE * PAGE
+
+    def part_at(self, position: int) -> None:
+        """A text that begins with so many of this one's tokens goes on in another way."""
+        self._stops.add(position // PAGE * PAGE)
+
+    def pass_length(self, length: int, count: int, *, ends: bool) -> int:
+        """How many of the next `count` tokens a pass should run, so that a snapshot can be taken after it.
+
+        ends: whether they end a prompt.
+        """
+        stops = [stop for stop in (*self._stops, self.branch, self._end) if length < stop < length + count and self._wants(stop)]
+        if stops:
+            return min(stops) - length
+        whole = count - (length + count) % PAGE
+        return count if ends or whole <= 0 else whole
+
+    def _wants(self, position: int) -> bool:
+        """Whether a snapshot is wanted after so many tokens, at the price of a pass."""
+        apart = position - self._last
+        return (apart >= _SHARED and self._is_shared(position)) or (apart >= _APART and position == self._end)
+
+    def _is_shared(self, position: int) -> bool:
+        return position == self.branch or position in self._stops
+
+    def keep_locked(self) -> None:
+        """Keeps the state before the drafts of the passes that begin, until `settle_locked`."""
+        self._rows.claim_locked(1)
+        self._rows.hold_locked(self._held.state.row)
+        self._held.before, self._keeps = self._held.state, True
+
+    def begin_pass_locked(self) -> tuple[int, int]:
+        """The rows that a pass reads and writes: another one where somebody else needs what it reads."""
+        held, rows = self._held, self._rows
+        row, self._begun = held.state
+        if row is not None and row.users > 1 and not self._keeps and not rows.spare_locked():
+            row = rows.own_locked(row)
+        if row is not None and row.users == 1:
+            held.state = Reached(row, WRITTEN)
+            return row.number, row.number
+        target = Reached(rows.take_locked(), WRITTEN)
+        if self._keeps or row is None:
+            held.state = target
+            rows.release_locked(row)
+        else:  # so that nobody writes what the pass reads
+            rows.claim_locked(1)
+            held.before, held.state = held.state, target
+        assert target.row is not None
+        return ZERO_ROW if row is None else row.number, target.row.number
+
+    def reach_locked(self, length: int, *, drafts: bool) -> None:
+        """A pass has run the sequence's tokens up to `length`. drafts: whether the last of them are drafts."""
+        row = self._held.state.row
+        self._held.state = Reached(row, length)
+        if drafts:
+            return
+        keeps = self._keeps
+        self.settle_locked()
+        if keeps:
+            self.keep_locked()
+
+    def settle_locked(self) -> None:
+        """Gives up the state before drafts, or before a pass."""
+        before, self._keeps = self._held.before, False
+        if before is not None:
+            self._held.before = None
+            self._rows.claim_locked(-1)
+            self._rows.release_locked(before.row)
+
+    def take_snapshot_locked(self, page: Page | None, *, prompt: bool) -> None:
+        """Leaves a snapshot if one is wanted. page: the last one, if it is full. prompt: whether several tokens have been run."""
+        row, length = self._held.state
+        if row is None or page is None or page.parent is None:
+            return
+        wanted = self._wants(length)
+        if wanted or (prompt and length - self._last >= self._rows.interval):
+            if page.snapshot is None:
+                self._rows.keep_locked(page, row, length, end=wanted, shared=self._is_shared(length))
+            self._last, self._begun_from = length, None
+
+    def go_back_locked(self, path: Sequence[Page], tokens: Sequence[int], length: int) -> None:
+        """Goes back to a state after at most `length` tokens, if it is not one.
+
+        path: the root and the pages of the sequence. tokens: of the sequence, with those that are dropped.
+        """
+        if 0 <= self._held.state.position <= length:
+            return
+        found, before = START, self._held.before
+        at = last_snapshot(path[: length // PAGE + 1], tokens[:length])
+        if at is not None:
+            place, page = at
+            assert page.snapshot is not None
+            found = Reached(page.snapshot.row, place * PAGE + len(page.tokens) % PAGE)
+        if before is not None and found.position <= before.position <= length:
+            found = before
+        self._set_locked(found)
+        self._last = min(self._last, length)
+
+    def follow_locked(self, other: SequenceState) -> None:
+        """Takes the state of a sequence with the same tokens."""
+        self._set_locked(other._held.state)
+        self._last, self._begun_from = other._last, None
+
+    def clear_locked(self) -> None:
+        """Goes back to the state before the first token."""
+        self._set_locked(START)
+
+    def resume_locked(self, passed: Sequence[Page], page: Page, position: int) -> None:
+        """Goes on from a page's snapshot, which is after so many tokens. passed: the pages before it that the text now has."""
+        for each in passed:
+            self._rows.pass_locked(each, uses=0)
+        assert page.snapshot is not None
+        self._rows.use_locked(page)
+        self._set_locked(Reached(page.snapshot.row, position))
+        self._last, self._begun_from = position, page
+
+    def leave_locked(self, page: Page) -> None:
+        """The sequence ends with a page that is in the tree, and leaves a snapshot there."""
+        row, position = self._held.state
+        if row is None:
+            return
+        if page.snapshot is None:
+            self._rows.keep_locked(page, row, position, end=True)
+        if self._begun_from is not None:
+            self._rows.pass_locked(self._begun_from, uses=1)
+
+    @property
+    def is_worth_leaving(self) -> bool:
+        return self.position - self._last >= PAGE
+
+    def _set_locked(self, reached: Reached) -> None:
+        self._rows.hold_locked(reached.row)
+        old, self._held.state = self._held.state, reached
+        self._rows.release_locked(old.row)
+        self.settle_locked()

@@ -1,0 +1,178 @@
+"""Recurrent states in the cache: whatever is done to sequences, each goes on from the state of its own tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from decodestep.decoding.config import Config
+from decodestep.decoding.forward import BLOCK, forward
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.page_pool import LOCK
+from decodestep.models import CachedSequence, CacheFullError
+from support.state_models import HashDecoder, expected_logits, new_cache
+
+CONFIG = Config("test", "test", 50, 8, 1, 1, 1, 8, 8, 1000, 1e-5)
+
+
+def runs_of_tokens(longest, least=0):
+    """Any tokens, and one token again and again, which other sequences have too."""
+    alike = st.builds(lambda token, count: [token] * count, st.integers(0, 1), st.integers(least, longest))
+    return alike | st.lists(st.integers(0, 1), min_size=least, max_size=longest)
+
+
+class States(RuleBasedStateMachine):
+    """Sequences of a small cache, each compared with its own tokens run from the beginning."""
+
+    sequences = Bundle("sequences")
+    pages, rows, most_snapshots = 30, 6, 4
+
+    def __init__(self):
+        super().__init__()
+        self.decoder = HashDecoder(CONFIG)
+        self.pool = new_cache(self.decoder, self.pages, self.rows, most_kept=12, most_snapshots=self.most_snapshots)
+        self.open = {}
+
+    @rule(target=sequences, capacity=st.none() | st.integers(0, 60), tokens=runs_of_tokens(60))
+    def begin(self, capacity, tokens):
+        try:
+            sequence = CachedSequence(self.pool, capacity)
+        except CacheFullError:
+            return None
+        reused = sequence.reuse(tokens)
+        assert reused == len(sequence) == sequence.position and (reused < len(tokens) or not tokens)
+        self.open[sequence] = tokens[:reused]
+        return sequence
+
+    @rule(sequence=sequences, tokens=runs_of_tokens(40))
+    def reuse(self, sequence, tokens):
+        if sequence in self.open:
+            self.open[sequence] = self.open[sequence] + tokens[: sequence.reuse(tokens)]
+
+    @rule(several=st.lists(sequences, min_size=1, max_size=3, unique=True), data=st.data())
+    def extend(self, several, data):
+        several = [sequence for sequence in several if sequence in self.open]
+        more = [data.draw(runs_of_tokens(40, least=1)) for _ in several]
+        drafts = [data.draw(st.integers(0, min(8, len(tokens) - 1))) for tokens in more]
+        before = {sequence: len(sequence) for sequence in self.open}
+        batch = list(zip(several, more, strict=True))
+        try:
+            logits = forward(self.decoder, self.pool, batch, every=False, drafted=drafts)
+        except CacheFullError:
+            assert before == {sequence: len(sequence) for sequence in self.open}
+            return
+        ends = np.cumsum([draft + 1 for draft in drafts])
+        for (sequence, tokens), draft, own in zip(batch, drafts, np.split(logits, ends[:-1]), strict=True):
+            text = self.open[sequence] + tokens
+            for place in range(draft + 1):
+                assert np.array_equal(own[place], expected_logits(text[: len(text) - draft + place], 50))
+            kept = data.draw(st.integers(0, draft))
+            sequence.keep(kept)
+            self.open[sequence] = text[: len(text) - draft + kept]
+
+    @rule(target=sequences, source=sequences, capacity=st.none() | st.integers(0, 60))
+    def fork(self, source, capacity):
+        if source not in self.open:
+            return None
+        try:
+            sequence = source.fork(capacity)
+        except CacheFullError:
+            return None
+        self.open[sequence] = list(self.open[source])
+        return sequence
+
+    @rule(target_=sequences, source=sequences)
+    def assign(self, target_, source):
+        if target_ in self.open and source in self.open:
+            try:
+                target_.assign(source)
+            except CacheFullError:
+                return
+            self.open[target_] = list(self.open[source])
+
+    @rule(sequence=sequences, data=st.data())
+    def truncate(self, sequence, data):
+        if sequence in self.open:
+            length = data.draw(st.integers(0, len(sequence)))
+            try:
+                sequence.truncate(length)
+            except CacheFullError:
+                return
+            self.open[sequence] = self.open[sequence][:length]
+
+    @rule(sequence=consumes(sequences))
+    def close(self, sequence):
+        if sequence in self.open:
+            sequence.close()
+            del self.open[sequence]
+
+    @rule(count=st.integers(0, 3))
+    def fail(self, count):
+        """Passes that fail after they have written states."""
+        for sequence in list(self.open)[:count]:
+            with pytest.raises(ZeroDivisionError):
+                forward(Failing(CONFIG), self.pool, [(sequence, [1, 0, 1])], every=False)
+
+    @rule()
+    def clear(self):
+        self.pool.clear()
+        assert self.pool.kept == self.pool.rows.snapshots == 0
+
+    @rule()
+    def recount(self):
+        self.pool._unfinished = True
+
+    @invariant()
+    def contents(self):
+        for sequence, tokens in self.open.items():
+            assert sequence.tokens == tokens and 0 <= sequence.position <= len(tokens)
+
+    @invariant()
+    def accounts(self):
+        pool, rows, users, snapshots = self.pool, self.pool.rows, {}, 0
+        with LOCK:
+            assert pool.available_locked() >= 0
+        for page in self.tree():
+            if page.snapshot is not None:
+                snapshots += 1
+                users[page.snapshot.row] = users.get(page.snapshot.row, 0) + 1
+                assert page in rows._snapshots[page.snapshot.rank]
+        claims = 0
+        for sequence in self.open:
+            for each in (sequence._held.state, sequence._held.before):
+                claims += each is not None
+                if each is not None and each.row is not None:
+                    users[each.row] = users.get(each.row, 0) + 1
+        assert claims == rows._claimed <= rows.count
+        assert snapshots == rows.snapshots <= self.most_snapshots
+        assert all(row.users == count for row, count in users.items())
+        assert sorted([*(row.number for row in users), *rows._free]) == list(range(1, rows._fresh))
+        page_users = {}
+        for sequence in self.open:
+            for page in sequence._pages:
+                page_users[page] = page_users.get(page, 0) + 1
+        assert all(page.users == count for page, count in page_users.items())
+        numbers = [*(page.number for page in page_users), *(page.number for page in pool._kept), *pool._free]
+        assert sorted(numbers) == list(range(pool._fresh))
+        kept = list(pool._kept)
+        for place, page in enumerate(kept):
+            assert all(child in kept[:place] for child in page.children.values())
+
+    def tree(self):
+        pages = [*self.pool.roots]
+        for page in pages:
+            pages += page.children.values()
+        return pages[len(self.pool.roots) :]
+
+
+class Failing(HashDecoder):
+    def logits(self, batch, pages, hidden=None):
+        pages.states[batch.into] = 7
+        raise ZeroDivisionError
+
+
+States.TestCase.settings = settings(max_examples=int(__import__('os').environ.get('EX', 10)), stateful_step_count=40, deadline=None)
+TestStates = States.TestCase

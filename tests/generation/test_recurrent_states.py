@@ -1,0 +1,187 @@
+"""Models with recurrent states: a text is the same alone, in any batch, after any past of the cache, with any drafts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+import decodestep as ds
+from decodestep.decoding.forward import BLOCK
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.generation.drafts import Drafter, Outlook
+from decodestep.serving import Engine
+from support.state_models import state_model
+
+
+@pytest.fixture
+def roomy(tiny_file):
+    return state_model(tiny_file(context=3000), pages=3000, rows=200)
+
+
+def tight(model, **sizes):
+    return state_model(model.path, **sizes)
+
+
+def requests(seed, count, longest=60, most_new=40):
+    rng = random.Random(seed)
+    common = [rng.randrange(3, 297) for _ in range(150)]
+    made = []
+    for number in range(count):
+        prompt = [*common[: rng.choice((0, 0, 40, 96, 150))], *(rng.randrange(3, 297) for _ in range(rng.randint(1, longest)))]
+        params = ds.SamplingParams(
+            max_new_tokens=rng.randint(1, most_new), seed=number, temperature=rng.choice((0, 0.5, 1.0)), ignore_eos=True
+        )
+        if number % 5 == 4 and not params.greedy:
+            params = replace(params, num_return_sequences=3)
+        made.append((prompt, params))
+    return made
+
+
+def alone(model, made):
+    found = []
+    for prompt, params in made:
+        model.cache.clear()
+        found += ds.generate(model, [prompt], params, draft=None)
+    model.cache.clear()
+    return found
+
+
+class Partly(Drafter):
+    """Proposes a row's known tokens, most of them right."""
+
+    is_certain = True  # so that times do not decide
+
+    def __init__(self, answers, right):
+        self._answers, self._right = answers, right
+
+    def outlook(self, row, most):
+        return Outlook(len(self.propose(row, most)), 1.0)
+
+    def propose(self, row, limit):
+        tokens, chance = row.history.tokens, random.Random(len(row.history))
+        for whole in self._answers:
+            if whole[: len(tokens)] == tokens:
+                return [token if chance.random() < self._right else 3 + token % 100 for token in whole[len(tokens) :]][:limit]
+        return []
+
+
+def drafters(plain):
+    answers = [[*one.prompt_token_ids, *one.token_ids] for one in plain]
+    kinds = {f"{right} right": (lambda row, right=right: Partly(answers, right)) for right in (0.0, 0.5, 0.8, 1.0)}
+    return {None: None, "lookup": "lookup", **kinds}
+
+
+def test_batches_drafts_and_small_caches_change_nothing(roomy, monkeypatch):
+    made = requests(0, 20)
+    prompts, params = [list(each) for each in zip(*made, strict=True)]
+    plain = alone(roomy, made)
+    monkeypatch.setattr("decodestep.generation.scheduler.ChunkedPrefill.RESERVED_TOKENS", 4)
+    for name, draft in drafters(plain).items():
+        for sizes in ({"pages": 200, "rows": 20}, {"pages": 19, "rows": 3}, {"pages": 16, "rows": 1}, {"pages": 30, "rows": 6}):
+            model = tight(roomy, **sizes)
+            assert ds.generate(model, prompts, params, draft=draft) == plain, (name, sizes)
+            assert model.cache.held == 0 and model.cache.rows._claimed == 0
+        model = tight(roomy, pages=30, rows=5)
+        with Engine(model, draft=draft, max_rows=7) as engine:
+            submitted = [engine.submit(prompt, each) for prompt, each in made]
+            assert [one for request in submitted for one in request.result()] == plain, name
+        assert model.cache.held == 0 and model.cache.rows._claimed == 0
+
+
+def test_beams_go_on_from_the_states_of_their_parents(roomy):
+    made = [
+        (prompt, ds.SamplingParams(num_beams=beams, num_return_sequences=2, max_new_tokens=25, temperature=0, ignore_eos=True))
+        for (prompt, _), beams in zip(requests(1, 4), (2, 3, 5, 2), strict=True)
+    ]
+    plain = alone(roomy, made)
+    model = tight(roomy, pages=80, rows=5)
+    prompts, params = [list(each) for each in zip(*made, strict=True)]
+    for _ in range(2):  # the second time from what the first has left
+        assert ds.generate(model, prompts, params) == plain
+    with pytest.raises(ds.models.CacheFullError, match="a beam search needs 5 recurrent states, and the cache has 4"):
+        ds.generate(tight(roomy, pages=80, rows=4), prompts[2:3], params[2:3])
+
+
+def test_the_next_turn_of_a_chat_runs_its_new_tokens_only(roomy):
+    rng, text, ran = random.Random(2), [], []
+    params = ds.SamplingParams(max_new_tokens=30, temperature=0, ignore_eos=True)
+    for _ in range(5):
+        text += [rng.randrange(3, 297) for _ in range(70)]
+        roomy.decoder.tokens = roomy.decoder.passes = 0
+        [one] = ds.generate(roomy, [text], params, draft=None)
+        ran.append(roomy.decoder.tokens)
+        assert one.cached_tokens == (len(text) - 71 if len(text) > 70 else 0)
+        text += one.token_ids
+    assert ran == [70 + 29, *[71 + 29] * 4]  # an answer's last token has not been run
+
+
+def test_a_turn_whose_beginning_of_an_answer_is_rewritten_goes_on_before_it(roomy):
+    prompt = [3 + n % 90 for n in range(700)]
+    params = ds.SamplingParams(max_new_tokens=200, temperature=0, ignore_eos=True)
+    ds.generate(roomy, [prompt], params)
+    roomy.decoder.tokens = 0
+    [one] = ds.generate(roomy, [[*prompt[:-4], *range(200, 260)]], replace(params, max_new_tokens=1))
+    assert one.cached_tokens == (700 - 8) // PAGE * PAGE and roomy.decoder.tokens == 696 + 60 - one.cached_tokens
+
+
+def test_what_many_prompts_begin_with_runs_once(roomy):
+    common = [3 + n % 90 for n in range(1000)]
+    params = ds.SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True)
+    prompts = [[*common, *[200 + n] * 30] for n in range(8)]
+    ds.generate(roomy, prompts, params)
+    assert roomy.decoder.tokens <= 1000 + 8 * (30 + PAGE) + PAGE
+    for turn in range(3):  # one after another: the second prompt shows where they part
+        roomy.cache.clear() if not turn else None
+        roomy.decoder.tokens = 0
+        ds.generate(roomy, [[*common, *[250 + turn] * 30]], params)
+        assert roomy.decoder.tokens == ([1030, 1030, 1030 - 992][turn] if turn else 1030)
+
+
+def test_samples_of_a_prompt_share_its_state(roomy):
+    params = ds.SamplingParams(max_new_tokens=10, temperature=1.0, seed=1, num_return_sequences=16, ignore_eos=True)
+    found = ds.generate(roomy, [[5] * 200], params, draft=None)
+    assert roomy.decoder.tokens == 200 + 16 * 9 and len({one.text for one in found}) > 1
+    assert found == ds.generate(tight(roomy, pages=100, rows=1), [[5] * 200], params)
+
+
+def test_a_long_prompt_leaves_snapshots_as_far_apart_as_keys_take_a_rows_memory(roomy):
+    model = state_model(roomy.path, pages=300, rows=50, values=PAGE * 2 * 64)  # a row is as large as the keys of 1024 tokens
+    prompt = [3 + n % 250 for n in range(2800)]
+    with model.sequence(prompt) as sequence:
+        model.forward([(sequence, prompt)])
+        assert model.cache.rows.interval == 1024
+        assert model.cache.rows.snapshots == 2
+    assert model.cache.rows.snapshots == 3 and BLOCK == 512
+    with model.sequence([*prompt[:2100], 1, 2]) as sequence:
+        assert len(sequence) == 2048
+        model.forward([(sequence, [*prompt[2048:2100], 1])])
+        sequence.truncate(1500)
+        assert len(sequence) == 1500 and sequence.position == 1024
+        model.decoder.tokens = 0
+        logits = model.forward([(sequence, [9, 8])])
+        assert model.decoder.tokens == 1500 + 2 - 1024
+    model.cache.clear()
+    assert (logits[0] == model.logits([*prompt[:1500], 9, 8])[-1]).all()
+
+
+def test_chats_under_a_tight_limit_have_their_texts_and_the_memory_is_bounded(roomy):
+    """Sixteen chats of several turns, in turn and together."""
+    turns, chats = 6, 16
+
+    def play(model, at_once):
+        texts = [[3 + chat] * 40 for chat in range(chats)]
+        for turn in range(turns):
+            params = ds.SamplingParams(max_new_tokens=12, temperature=0.7, seed=turn, ignore_eos=True)
+            for first in range(0, chats, at_once):
+                group = range(first, first + at_once)
+                for chat, one in zip(group, ds.generate(model, [texts[c] for c in group], params), strict=True):
+                    texts[chat] = [*texts[chat], *one.token_ids, *[100 + turn] * 9]
+        return texts
+
+    expected = play(roomy, 1)
+    for at_once, rows, pages in ((1, 4, 40), (4, 6, 60), (16, 18, 200), (16, 5, 120)):
+        model = tight(roomy, pages=pages, rows=rows)
+        assert play(model, at_once) == expected
+        assert model.cache.rows._fresh <= rows + 1 and model.cache.held == 0

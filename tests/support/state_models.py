@@ -1,0 +1,114 @@
+"""A small decoder with recurrent states that are made of tokens: a wrong state or a wrong page shows in the next logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+import decodestep as ds
+from decodestep.decoding.decoder import Decoder
+from decodestep.decoding.kv_cache import PAGE, PageLayout, Pages
+from decodestep.decoding.states import StateLayout
+from decodestep.models import Model
+
+_MODULUS = 2**24 - 3  # float32 holds all that is below
+
+
+class TokenPages(Pages):
+    """The token of each position; -1: nothing has been written."""
+
+    def __init__(self, layout, count):
+        self.count, self.page_bytes = count, layout.page_bytes
+        self.tokens = np.full((count, PAGE), -1)
+
+    def copy(self, source, target):
+        self.tokens[target] = self.tokens[source]
+
+
+class HashDecoder(Decoder):
+    """Its state is a hash of the tokens so far, with their number; its logits are made of that and of what the pages hold.
+
+    values: of a row, at least 6: how much memory a state takes. passes, tokens: how many have run.
+    """
+
+    description, cache_dtype, long_after = "a hash of the tokens", "int64", None
+
+    def __init__(self, config, values=6):
+        self.config = replace(config, mixers=())
+        self.page_layout = PageLayout((1,), (PAGE,), (PAGE,), np.dtype(np.int32), np.dtype(np.int32))
+        self._values = values
+        self.passes = self.tokens = 0
+
+    @cached_property
+    def state_layout(self):
+        return StateLayout([((self._values - 3,), (3, 1))])
+
+    def new_pages(self, count):
+        return TokenPages(self.page_layout, count)
+
+    def logits(self, batch, pages, hidden=None):
+        assert not pages.states[0].any(), "the zeros have been written"
+        written = {into for slot, into in zip(batch.slots, batch.into, strict=True) if slot != into}
+        assert len({*batch.into}) == len(batch.into) and not written & {*batch.slots}, "two sequences have a row"
+        self.passes += 1
+        self.tokens += len(batch.tokens)
+        out = np.empty((len(batch.wanted), self.config.vocab_size), np.float32)
+        places = {int(t): place for place, t in enumerate(batch.wanted)}
+        for row, (slot, into) in enumerate(zip(batch.slots, batch.into, strict=True)):
+            [(state, recent)] = self.state_layout.views(pages.states[slot])
+            seed, count, last = int(state[0]), int(state[1]), [int(token) for [token] in recent]
+            for t in np.flatnonzero(batch.sequence == row).tolist():
+                position, token = int(batch.positions[t]), int(batch.tokens[t])
+                assert count == position, f"the state is after {count} tokens, and not after {position}"
+                pages.tokens[batch.page_table[row, position // PAGE], position % PAGE] = token
+                seed, count, last = hash_on(seed, count, token), count + 1, [*last[1:], token]
+                if t in places:
+                    held = pages.tokens[batch.page_table[row, : position // PAGE + 1]].reshape(-1)[:count]
+                    out[places[t]] = hash_logits(seed, last, held, self.config.vocab_size)
+            [(state, recent)] = self.state_layout.views(pages.states[into])
+            state[:2], recent[:, 0] = (seed, count), last
+        return out
+
+
+def hash_on(seed, position, token):
+    return (seed * 31 + token * 7 + position + 1) % _MODULUS
+
+
+def hash_logits(seed, last, held, vocab_size):
+    """last: the last three tokens, zeros before the first. held: all tokens, as the pages hold them."""
+    assert (held >= 0).all(), "a page has not been written"
+    mixed = np.arange(vocab_size, dtype=np.uint64) + np.uint64(hash((seed, *last, *held.tolist())) % 2**64)
+    for shift in (30, 27):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    logits = (mixed >> np.uint64(40)).astype(np.float32) / 2**21
+    logits[3 + (int(held[-1]) - 2) % 30] += 6 * (seed % 4 > 0)  # so that texts repeat themselves, and drafts may be right
+    return logits
+
+
+def expected_logits(tokens, vocab_size):
+    """Those of the last of tokens."""
+    seed = 0
+    for position, token in enumerate(tokens):
+        seed = hash_on(seed, position, token)
+    return hash_logits(seed, [0, 0, 0, *tokens][-3:], np.array(tokens), vocab_size)
+
+
+def state_model(path, *, pages=200, rows=20, values=6):
+    """A model of a file's tokenizer with the decoder, whose cache has so many pages and rows."""
+    base = ds.load(path)
+    decoder = HashDecoder(base.config, values)
+    model = Model(base.path, base.tokenizer, decoder, base.template, None)
+    model.cache = new_cache(decoder, pages, rows)
+    return model
+
+
+def new_cache(decoder, pages, rows, most_kept=10**6, most_snapshots=None):
+    from decodestep.decoding.page_pool import PagePool
+
+    pool = PagePool(decoder.new_storage(pages, rows + 1), most_kept)
+    if most_snapshots is not None:
+        pool.rows._most = most_snapshots
+    return pool
