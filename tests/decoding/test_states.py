@@ -12,6 +12,7 @@ from decodestep.decoding.config import Config
 from decodestep.decoding.forward import forward
 from decodestep.decoding.page_pool import LOCK
 from decodestep.models import CachedSequence, CacheFullError
+from support.interrupts import interrupted_at
 from support.state_models import HashDecoder, expected_logits, new_cache
 
 CONFIG = Config("test", "test", 50, 8, 1, 1, 1, 8, 8, 10000, 1e-5)
@@ -141,7 +142,7 @@ class States(RuleBasedStateMachine):
         pool, rows, users, snapshots = self.pool, self.pool.rows, {}, 0
         with LOCK:
             assert pool.available_locked() >= 0
-        for page in self.tree():
+        for page in tree_of(self.pool):
             if page.snapshot is not None:
                 snapshots += 1
                 users[page.snapshot.row] = users.get(page.snapshot.row, 0) + 1
@@ -167,11 +168,12 @@ class States(RuleBasedStateMachine):
         for place, page in enumerate(kept):
             assert all(child in kept[:place] for child in page.children.values())
 
-    def tree(self):
-        pages = [*self.pool.roots]
-        for page in pages:
-            pages += page.children.values()
-        return pages[len(self.pool.roots) :]
+
+def tree_of(pool):
+    pages = [*pool.roots]
+    for page in pages:
+        pages += page.children.values()
+    return pages[len(pool.roots) :]
 
 
 class Failing(HashDecoder):
@@ -222,7 +224,7 @@ def test_rejected_drafts_run_only_what_was_accepted_again():
 
 
 def test_a_pass_that_fails_leaves_the_state_before_it():
-    for tokens, position in (([7] * 20, 0), ([7] * 32, 32)):
+    for tokens in ([7] * 20, [7] * 32):
         decoder, pool, sequence = started(tokens)
         with CachedSequence(pool) as other:
             other.assign(sequence)  # so that the pass does not write what it reads
@@ -250,3 +252,43 @@ def test_ends_stay_longer_than_what_is_between_and_powers_of_two_longest():
         assert again.reuse([2]) == 0
     with CachedSequence(pool) as again:
         assert again.reuse([*tokens[:5000], 1]) == 4096
+
+
+def test_a_sequence_goes_on_after_an_interrupt_anywhere():
+    """From a state of the tokens that it says it has; every row is held, a snapshot or free."""
+    decoder = HashDecoder(CONFIG)
+
+    def work(pool):
+        tokens = [1] * 37 + [0] * 30
+        sequence.reuse(tokens)
+        forward(decoder, pool, [(sequence, tokens[len(sequence) :])], every=False)
+        forward(decoder, pool, [(sequence, [2] * 6)], every=False, drafted=[5])
+        sequence.keep(2)
+        forward(decoder, pool, [(sequence, [2, 1]), (other, [2] * 3)], every=False)
+        sequence.truncate(50)
+        other.assign(sequence)
+        other.mark()
+        other.close()
+
+    event = 0
+    while True:
+        pool, event = new_cache(decoder, 40, 4, most_snapshots=3), event + 1
+        other = CachedSequence(pool)
+        forward(decoder, pool, [(other, [1] * 36)], every=False)
+        other.close()
+        sequence, other = CachedSequence(pool, 80), CachedSequence(pool)
+        other.reuse([1] * 37)
+        interrupted = interrupted_at(event, pool, work)
+        for one in (sequence, other):
+            if pool.is_open(one._held):
+                one.keep(one.drafted)
+                logits = forward(decoder, pool, [(one, [2])], every=False)[0]
+                assert np.array_equal(logits, expected_logits(one.tokens, 50))
+                one.close()
+        assert pool.held == pool._reserved == pool.rows._claimed == 0
+        rows = [page.snapshot.row for page in tree_of(pool) if page.snapshot is not None]
+        assert all(row.users == rows.count(row) for row in rows) and len(rows) == pool.rows.snapshots
+        assert sorted({*(row.number for row in rows), *pool.rows._free}) == list(range(1, pool.rows._fresh))
+        if not interrupted:
+            break
+    assert event > 300
