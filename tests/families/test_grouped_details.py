@@ -26,7 +26,7 @@ from support.tolerances import LOGITS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
-FAMILIES = sorted({name for name, _ in family_models.in_gguf(latent=False) if CASES[name].native})
+FAMILIES = sorted({name for name, _ in family_models.in_gguf("grouped") if CASES[name].native})
 
 
 @pytest.fixture(scope="module")

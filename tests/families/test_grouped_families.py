@@ -22,7 +22,7 @@ from support.tolerances import LLAMA_CPP, LOGITS
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 NATIVE = [(family, size) for family, cases in CASES.items() for size in cases.native]
-IN_GGUF = family_models.in_gguf(latent=False)
+IN_GGUF = family_models.in_gguf("grouped")
 
 
 @pytest.fixture(scope="module")
@@ -283,10 +283,16 @@ REFUSED = {
     "layers of lists": ("ministral", {"layer_types": [["full_attention"]] * 3}, "layer_types must have"),
     "rotations that are lists": ("smollm3", {"no_rope_layers": [[1]] * 5}, "no_rope_layers must have"),
     "rotations of another number": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must have"),
-    "experts of Granite 4": ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts 4, experts, is not supported"),
-    "Mamba layers": ("granitemoehybrid", {"layer_types": ["attention", "mamba", "attention"]}, "'mamba' is not supported"),
-    "Mamba layers by their older key": ("granitemoehybrid", {"layers_block_type": ["mamba"] * 3}, "'mamba' is not supported"),
-    "layers of the default, Mamba": ("granitemoehybrid", {"layer_types": None}, "layer_types with 'mamba' is not supported"),
+    "Mamba layers alone": ("granitemoehybrid", {"layer_types": ["mamba"] * 3}, "a model without attention"),
+    "Mamba layers by their older key": ("granitemoehybrid", {"layers_block_type": ["mamba"] * 3}, "a model without attention"),
+    "layers of the default, Mamba": ("granitemoehybrid", {"layer_types": None}, "a model without attention"),
+    "layers of another kind": ("granitemoehybrid", {"layer_types": ["conv"] * 3}, "layer_types with 'conv' is not supported"),
+    "steps that are clamped": ("granitemoehybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit .0.0, 0.1. is not supported"),
+    "biases of Mamba's products": ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias is not supported"),
+    "a gate with biases": ("qwen3_5_text", {"attention_bias": True}, "attention_bias is not supported"),
+    "value heads that do not divide": ("qwen3_5_text", {"linear_num_value_heads": 5}, "5 value heads on 2 key heads"),
+    "an unknown letter": ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "M*X"}, "must be made of M, "),
+    "convolutions alone": ("lfm2", {"layer_types": ["conv"] * 3}, "a model without attention"),
     "a Granite 4 of other layers": ("granitemoehybrid", {"layer_types": ["attention"]}, "layer_types must have one for each"),
     "a window of none": ("mistral", {"sliding_window": 0}, "sliding_window must be an integer in"),
 }
