@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import linecache
 import pickle
-import sys
 import threading
 
 import numpy as np
@@ -20,6 +18,7 @@ from decodestep.decoding.kv_cache import PAGE, Pages
 from decodestep.decoding.page_pool import LOCK, MOST_KEPT_BYTES, PagePool, new_pool
 from decodestep.decoding.sequence import admit
 from decodestep.models import CachedSequence, CacheFullError
+from support.interrupts import interrupted_at
 
 VOCAB = 3
 LONG = 100  # more than any token
@@ -299,33 +298,6 @@ def test_an_interrupt_at_the_edge_of_a_pass_leaves_sequences_idle(monkeypatch, k
     assert run(pool, (first, [0]), (second, [0]))[1][-1] == 0
     first.close(), second.close()
     assert pool.held == 0
-
-
-def interrupted_at(event, pool, work):
-    """Whether `work` comes to so many events, calls and lines, in what has pages, at the last of which it is interrupted."""
-    events = 0
-
-    def trace(frame, kind, _):
-        nonlocal events
-        code = frame.f_code
-        if not code.co_filename.endswith(("sequence.py", "page_pool.py")) or code.co_name == "<genexpr>":
-            return None  # one that is dropped is called too, and what it raises is ignored
-        # No exception comes from where a block with a lock ends, which has a line event too.
-        leaves = kind == "line" and linecache.getline(code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-        events += kind in ("call", "line") and not leaves
-        if events == event:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work(pool)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
 
 
 def reuse_and_run(pool):

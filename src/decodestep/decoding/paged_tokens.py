@@ -8,8 +8,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
+from decodestep.decoding.holdings import Holding, Page
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, Holding, Page, PagePool
+from decodestep.decoding.page_pool import LOCK, PagePool
 
 _OP = "CachedSequence"
 
@@ -17,8 +18,8 @@ _OP = "CachedSequence"
 class PagedTokens:
     """What a `CachedSequence` is a use of: its tokens and the pages that hold them, which change together.
 
-    As in `PagePool`, methods whose names end in `_locked` require `LOCK`, and a change of the pool. Wherever an interrupt comes,
-    there are the pages of the tokens: pages and tokens change in one statement, since Python raises it around calls.
+    As in `PagePool`, methods whose names end in `_locked` require `LOCK`, and a change of the pool. Wherever an interrupt
+    comes, there are the pages of the tokens: pages and tokens change in one statement, since Python raises it around calls.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None, *, admitted: bool) -> None:
@@ -126,8 +127,8 @@ class PagedTokens:
             self._pool.release_locked([page])
 
     def _tree_page_locked(self, length: int) -> Page | None:
-        """The page of the pool's tree that ends with the first `length` tokens; added to it where it is partly filled, and None if
-        that cannot be."""
+        """The page of the pool's tree that ends with the first `length` tokens; added to it where it is partly filled, and None
+        if that cannot be."""
         full, part = divmod(length, PAGE)
         before = self._page_before(full)
         if before.parent is None and full:
