@@ -127,9 +127,9 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
     const auto& classes = made_once<StepObjects>().classes;
     const auto found = std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
     require(found != classes.end(), "a step must be of the types in decodestep.steps");
-    const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
+    const auto field = [&](Py_ssize_t i) { return NB_TUPLE_GET_ITEM(object, i); };
     Step step{.kind = static_cast<StepKind>(found - classes.begin())};
-    require(PyTuple_GET_SIZE(object) == kStepClasses[static_cast<size_t>(step.kind)].fields,
+    require(NB_TUPLE_GET_SIZE(object) == kStepClasses[static_cast<size_t>(step.kind)].fields,
             "a step must have the fields of its type");
     switch (step.kind) {
         case StepKind::penalise:
