@@ -189,9 +189,11 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
 }
 
 void append_steps(std::vector<Step>& steps, PyObject* sequence, size_t vocab, StepArrays& arrays) {
-    require(PyList_CheckExact(sequence) || PyTuple_CheckExact(sequence), "steps must be a list or a tuple");
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i)
-        steps.push_back(step_of(PySequence_Fast_GET_ITEM(sequence, i), vocab, arrays));
+    const bool listed = PyList_CheckExact(sequence);
+    require(listed || PyTuple_CheckExact(sequence), "steps must be a list or a tuple");
+    for (Py_ssize_t i = 0; i < (listed ? NB_LIST_GET_SIZE(sequence) : NB_TUPLE_GET_SIZE(sequence)); ++i)
+        steps.push_back(
+            step_of(listed ? NB_LIST_GET_ITEM(sequence, i) : NB_TUPLE_GET_ITEM(sequence, i), vocab, arrays));
 }
 
 LogprobsBuffer::LogprobsBuffer(size_t wanted, size_t vocab) {
