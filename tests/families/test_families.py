@@ -872,6 +872,7 @@ def test_env_tells_what_a_model_is_and_how_it_would_run(folder, capsys):
     embedding = tensors["model.embed_tokens.weight"].nbytes
     active = sum(tensor.nbytes for tensor in tensors.values()) - experts * 2 // 3 - embedding + embedding // 300
     assert facts["weight_bytes"] == active
+    assert facts["all_weight_bytes"] == sum(tensor.nbytes for tensor in tensors.values())
     assert facts["tokens_a_second_at_most"] == pytest.approx(facts["memory_bytes_a_second"] / active, rel=1e-3)
     assert "converted" not in facts
     assert cli.main(["env", "--model", str(path / "config.json")]) == 1

@@ -144,6 +144,7 @@ class NextTokenLayers:
         """Fills slots of depth k, by their places, and computes nothing else of the layer."""
         h = normalise(x, self._layers[k].layer.attention_norm, self.config)
         cache, rope, weights = (pages.kv[k], pages.kr[k]), self._rope(positions), self._layers[k].layer.mixer
+        assert isinstance(weights, GroupedWeights | LatentWeights)
         if isinstance(weights, GroupedWeights):
             grouped_layer.store(h, weights, self.config, cache, slots, rope, layer=self.config.layers + k)
         else:
