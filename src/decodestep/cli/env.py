@@ -132,7 +132,7 @@ def _build() -> dict[str, str]:
     from decodestep import _native
 
     recorded = metadata.distribution("decodestep").read_text("direct_url.json")
-    direct = json.loads(recorded) if recorded else {"url": "a package index"}
+    direct: dict[str, Any] = json.loads(recorded) if recorded else {"url": "a package index"}
     editable = ", editable" if direct.get("dir_info", {}).get("editable") else ""
     return {"from": direct["url"] + editable, "compiler": _native.compiler(), "instruction sets": _native.tiers()}
 
