@@ -1,7 +1,7 @@
 """Models: a GGUF file or a folder of safetensors, loaded as tokenizer, chat template and decoder.
 
 - `load`: a name or path to a `model`, with its `sampling_defaults`; `fetch`, `hub`: what names are;
-- `checkpoint`: the tensors of a file by the part of the model; `convert`: these as a decoder's weights; `summary`;
+- `checkpoint`: the tensors of a file by the part of the model; `convert` (`layer_parts`): these as weights; `summary`;
 - `quantise`, `requantise` (`gguf_source`): written as a GGUF file of other types.
 """
 
