@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_torch_thread")]
 
 ALL = [(family, size) for family, cases in CASES.items() for size in range(len(cases.sizes))]
 # GGUF has no keys for biases, pairs half a head apart, dense layers among sparse ones, a second mscale, MiniCPM3's scales.
-IN_GGUF = family_models.in_gguf(latent=True)
+IN_GGUF = family_models.in_gguf("latent")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def routes(model, monkeypatch):
     """Two lists that fill with the sorted experts of every token, layer by layer: theirs and ours."""
     theirs, ours = [], []
     for name, module in model.named_modules():
-        if name.endswith(("mlp.gate", "mlp.router")):
+        if name.endswith(("mlp.gate", ".router", "feed_forward.gate", "mixer.gate")):
             module.register_forward_hook(lambda _, __, out: theirs.append(np.sort(out[2].numpy(), axis=1)))
     router = float32_layer.expert_router
 
@@ -486,7 +486,7 @@ def test_what_has_no_kernel_becomes_blocks_however_its_rows_are_arranged(tmp_pat
     """Pairs side by side, heads padded, keys and values apart, gate and up apart, another form, which has two of its own."""
     float8(family_models.build_model(family, 0, **changes), tmp_path)
     for layer in ds.load(tmp_path, form=form).decoder.native_weights.layers:
-        assert formats_of(layer.attention) == ({"Q8_0"} if form == "auto" else {"Q8_0", "BF16"})
+        assert formats_of(layer.mixer) == ({"Q8_0"} if form == "auto" else {"Q8_0", "BF16"})
         assert formats_of(layer.feed_forward) == {"Q8_0"}
 
 
@@ -937,7 +937,7 @@ def test_keys_and_values_of_two_types_stay_in_them(tiny_file, tmp_path):
     args = ["quantize", str(tiny_file(heads=16, groups=4, hidden=256)), str(mixed), "--type", "q4_k_m"]
     assert cli.main(args) == 0
     model = ds.load(mixed)
-    products = [(layer.attention.values_keys, layer.attention.keys) for layer in model.decoder.native_weights.layers]
+    products = [(layer.mixer.values_keys, layer.mixer.keys) for layer in model.decoder.native_weights.layers]
     formats = [tuple(weight and weight.format.name for weight in both) for both in products]
     assert formats == [("Q4_K", None), ("Q6_K", "Q4_K")]
     ids = np.arange(3, 60)

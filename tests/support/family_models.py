@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from decodestep.families.common.description import attention_alone
 from decodestep.families.common.latent import LatentKeys
 from decodestep.families.common.registry import MODEL_TYPES
 from support.families import CASES
@@ -34,13 +35,15 @@ SMALL: dict[str, Any] = {
     "eos_token_id": 298,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
 }
+HYBRID = [family for family in CASES if MODEL_TYPES[family].mixers is not attention_alone]  # with layers that have a state
 ALIGNED = {family: cases.aligned for family, cases in CASES.items() if cases.aligned}
 
 
-def in_gguf(*, latent: bool) -> list[tuple[str, int]]:
-    """The sizes that GGUF has keys for, of families with latent attention or with grouped-query attention."""
-    own = [family for family in CASES if isinstance(MODEL_TYPES[family].attention, LatentKeys) == latent]
-    return [(family, size) for family in own for size in CASES[family].in_gguf]
+def in_gguf(kind: str) -> list[tuple[str, int]]:
+    """The sizes that GGUF has keys for, of families with "latent" attention, with "grouped" attention, or "hybrid" ones."""
+    latent = {family for family in CASES if isinstance(MODEL_TYPES[family].attention, LatentKeys)}
+    own = {"latent": latent, "hybrid": HYBRID, "grouped": [each for each in CASES if each not in {*latent, *HYBRID}]}[kind]
+    return [(family, size) for family in CASES if family in own for size in CASES[family].in_gguf]
 
 
 def config_class(family: str) -> Any:
@@ -62,7 +65,7 @@ def build_model(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = t
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in name or "embed_scale" in name or not parameter.is_floating_point():
                 continue
-            if "norm" in name:
+            if "norm" in name or "scale" in name:
                 parameter.uniform_(0.5, 1.5)
             elif "embed_tokens" in name:
                 parameter.normal_()

@@ -56,6 +56,7 @@ OUTSIDE = {"norm": "model.embedding_norm.weight"}
 FILE_TENSORS = {
     "mixer_input": "shortconv.in_proj.weight",
     "convolution": "shortconv.conv.weight",
+    "convolution_bias": "shortconv.conv.bias",
     "mixer_output": "shortconv.out_proj.weight",
 }
 FILE_OUTSIDE = {"norm": "token_embd_norm.weight"}

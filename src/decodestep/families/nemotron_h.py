@@ -1,15 +1,12 @@
 """Nemotron-H and Nemotron Nano: layers of one block each, which is Mamba2, attention without a rope, a feed-forward block of squared
-ReLU, or a mixture of such experts, which may read a latent.
-
-The mixtures are files of an architecture of their own.
-"""
+ReLU, or a mixture of such experts, which may read a latent."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from decodestep.decoding.config import Config, Mixer
-from decodestep.families import deepseek2, llama
+from decodestep.families import deepseek2, llama, nemotron_h_moe
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType
 from decodestep.families.common.experts import ExpertKeys, file_experts, stored_gating
@@ -29,7 +26,6 @@ from decodestep.families.common.mixers import (
 )
 from decodestep.families.common.refusals import first_of, unbiased_convolution
 
-LAYERS = Layers(activation="relu_squared")
 _DEFAULTS: dict[str, Any] = llama.DEFAULTS | {
     "vocab_size": 131072,
     "layers_block_type": None,
@@ -70,7 +66,6 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _UNSAID = ["mamba", "moe", "attention", "mlp"]
 # One norm before the only block of a layer.
 _NORM = dict.fromkeys(("attention_norm", "ffn_norm"), "norm.weight")
-_FILE_NORM = dict.fromkeys(("attention_norm", "ffn_norm"), "attn_norm.weight")
 
 
 def _kinds(keys: Keys) -> list[str]:
@@ -121,71 +116,16 @@ def _more(keys: Keys, common: Fields) -> Fields:
     return made
 
 
-def _file_widths(keys: GgufKeys, layers: int) -> tuple[int, ...]:
-    return keys.sizes("feed_forward_length", least=0)[:layers]
-
-
-def _file_sparse(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
-    return tuple(width > 0 for width in _file_widths(keys, layers))
-
-
-def _file_more(keys: GgufKeys, common: Fields) -> Fields:
-    widths = _file_widths(keys, common["layers"])
-    made: Fields = {"feed_forward": max(widths)}
-    has_experts = keys.size("expert_count", 0, least=0) > 0
-    made["feed_forwards"] = (0,) * len(widths) if has_experts else widths
-    if "mamba" in common["mixers"]:
-        made["mamba"] = file_mamba(keys, has_part(keys, "convolution_bias"))
-    return made
-
-
-def _written(config: Config) -> Fields:
-    experts = config.experts
-    made = written_head_counts(config) | {"attention.layer_norm_epsilon": config.norm_eps}
-    made["feed_forward_length"] = list(config.feed_forwards)
-    if experts is not None:
-        made["feed_forward_length"] = [experts.width if sparse else 0 for sparse in experts.layers]
-        made["expert_shared_feed_forward_length"] = experts.shared
-        made |= {"moe_latent_size": experts.latent} if experts.latent else {}
-    return made
-
-
-def _unlike_files(config: Config, vectors: object) -> str | None:
-    if config.mamba is None:
-        return "no layers of Mamba2"
-    return "dense blocks beside experts" if config.experts is not None and any(config.feed_forwards) else None
-
-
-def _architecture(name: str, *, mixture: bool) -> Architecture:
-    return Architecture(
-        name,
-        GroupedFile(),
-        LAYERS,
-        tensors=_FILE_NORM,
-        mixers=file_mixers("mamba"),
-        experts=file_experts(
-            lambda keys, common: stored_gating(keys, unsaid="sigmoid"), sparse_layers=_file_sparse, own_shared=True
-        )
-        if mixture
-        else None,
-        more=_file_more,
-        has_rope=False,
-        refused=first_of(_unlike_files, unbiased_convolution),
-        written=_written,
-    )
-
-
-_GGUF = _architecture("nemotron_h", mixture=False)
-MIXTURE = _architecture("nemotron_h_moe", mixture=True)
+_GGUF = nemotron_h_moe.architecture("nemotron_h", mixture=False)
 FAMILY = Family(
     types=(
         ModelType(
             "nemotron_h",
             written_as=_GGUF,
-            written_otherwise=lambda config: None if config.experts is None else MIXTURE,
+            written_otherwise=lambda config: None if config.experts is None else nemotron_h_moe.GGUF,
             attention=GroupedKeys(half_split=False),
             defaults=_DEFAULTS,
-            layers=LAYERS,
+            layers=nemotron_h_moe.LAYERS,
             layer_count=_layer_count,
             mixers=_mixers,
             norm_eps="layer_norm_epsilon",

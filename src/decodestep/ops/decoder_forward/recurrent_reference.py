@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from decodestep.ops.causal_conv1d import causal_conv1d
@@ -25,7 +27,7 @@ class Recurrences:
         runs = token_runs(call.sequence)
         sequences = call.sequence[[run.start for run in runs]]
         self._written = call.into[sequences]
-        self._rows = {
+        self._rows: dict[str, Any] = {
             "lengths": [run.stop - run.start for run in runs],
             "slots": call.slots[sequences],
             "into": self._written,
