@@ -1,5 +1,5 @@
-# make run: generates text with the default model.  make test: all tests.  make check: the quick ones.  All set up what they need in
-# .venv.
+# make run: generates text with the default model.  make test: all tests.  make check: a case of each quick one.  All set up what
+# they need in .venv.
 #
 # The package is an editable install: Python files are used in place, and the compiled core is in build/, so that a change in csrc
 # recompiles only what it affects.
@@ -29,11 +29,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST) -m "not tiers"
 
-# What a developer wants after each change. Left out are whole subjects, whose imports take seconds too, and slow tests of the others.
+# What a developer wants after each change: the first case of each test that is not slow. Left out are whole subjects, whose imports
+# and processes take seconds too.
 OTHER_SUBJECTS := chat/test_chat.py cli constraints/test_constraint.py core/test_sanitizers.py integrations npu_schedule \
     project/test_benchmarks.py project/test_processes.py serving */test_*_triton.py
 check: $(VENV)/.core $(VENV)/.test
-	$(PYTEST) -m "not tiers and not slow" $(OTHER_SUBJECTS:%=--ignore-glob="tests/%")
+	$(PYTEST) -m "not tiers and not slow" --first-cases $(OTHER_SUBJECTS:%=--ignore-glob="tests/%")
 
 # The tests of the kernels on each instruction set that the machine has, and comparisons between these.
 test-tiers:

@@ -101,7 +101,7 @@ struct DecoderLayer {
     size_t cache_layer;              // of attention: the number of the cache's layer that it reads
     FeedForwardPanels feed_forward;  // a dense block, unless the mixture is given, or a layer has neither
     Mixture mixture;
-    bool parallel;     // the feed-forward block reads x as it was before attention; without post norms
+    bool parallel;     // the feed-forward block reads x as it was before the mixer; without post norms
     LayerInput input;  // optional
     float scale;  // a factor of x after the layer; 1 without a norm after the feed-forward block and without an input
 
@@ -149,12 +149,13 @@ struct Decoder {
 //   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
 //   which c are the values; what it gives times W_value_up
 // Recurrences, of parts of h W_inputs:
-//   delta: q, k, v = silu(causal_conv1d);  logarithms of decays decay * softplus(step + step_bias), betas
-//   sigmoid(beta);
-//     gated_delta_rule of normalised q and k, every head normalised by `norm`, times silu(gate)
+//   delta: q, k, v = silu(causal_conv1d);  gated_delta_rule with decays e^(decay * softplus(step + step_bias)) and
+//     betas sigmoid(beta), every head normalised by `norm`, times silu(gate)
 //   mamba: x, b, c = silu(causal_conv1d);  selective_state_update, times silu(gate), and the heads of each key head
 //     normalised by `norm` as one row
 //   convolution: gate * causal_conv1d of (factor * x), without silu
+// A mixture's shared block is multiplied by sigmoid(h W_shared_gate) where there is that gate; experts of a latent read
+// h W_latent_down, and their weighted sum is multiplied by W_latent_up.
 // Products are those of linear_panels.h: activations are quantised if the weight's format requires it. Attention is
 // that of attention/group_attention.h or attention/mla_attention.h, the mixture that of mixture_of_experts/.
 //

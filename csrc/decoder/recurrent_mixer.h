@@ -12,7 +12,7 @@ enum class Mixer { attention, delta, mamba, convolution, none };
 // The gated delta rule, the recurrence of Mamba2, or a short convolution alone. `inputs` are products of the hidden
 // rows, whose outputs lie side by side in a row:
 //
-//     delta        query, key, value (convolved); gate [heads * columns]; beta [heads]; decay [heads]
+//     delta        query, key, value (convolved); gate [heads * columns]; beta [heads]; step [heads]
 //     mamba        gate [heads * columns]; x, b, c (convolved); step [heads]
 //     convolution  factor; gate; x (convolved, after its product with the factor), each as wide as the hidden rows
 struct RecurrentMixer {
@@ -26,11 +26,10 @@ struct RecurrentMixer {
     size_t taps;
     const float* weight;     // [taps, channels], the last for the newest input
     const float* conv_bias;  // [channels], or null
-    // Of heads: what a step is multiplied by to be the logarithm of a decay, and added to before its softplus; Mamba's
-    // factor of x in the results. Null of a convolution alone.
+    // [heads], null of a convolution alone: what the softplus of a step is multiplied by to be the logarithm of a decay,
+    // what is added to a step, and Mamba's factor of x in the results.
     const float *decay, *step_bias, *skip;
-    const float*
-        norm;  // of a delta rule's results [columns], and then the gate; of Mamba's [heads * columns], after it
+    const float* norm;  // of every head of a delta rule [columns], before the gate; of Mamba [heads * columns], after it
     size_t state_at, inputs_at;  // where a sequence's row of states has the layer's matrices and last inputs
 
     size_t width() const { return heads * columns; }

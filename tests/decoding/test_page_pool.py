@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import linecache
 import pickle
-import sys
 import threading
 
 import numpy as np
@@ -20,6 +18,7 @@ from decodestep.decoding.kv_cache import PAGE, Pages
 from decodestep.decoding.page_pool import LOCK, MOST_KEPT_BYTES, PagePool, new_pool
 from decodestep.decoding.sequence import admit
 from decodestep.models import CachedSequence, CacheFullError
+from support.interrupts import interrupted_at
 
 VOCAB = 3
 LONG = 100  # more than any token
@@ -301,33 +300,6 @@ def test_an_interrupt_at_the_edge_of_a_pass_leaves_sequences_idle(monkeypatch, k
     assert pool.held == 0
 
 
-def interrupted_at(event, pool, work):
-    """Whether `work` comes to so many events, calls and lines, in what has pages, at the last of which it is interrupted."""
-    events = 0
-
-    def trace(frame, kind, _):
-        nonlocal events
-        code = frame.f_code
-        if not code.co_filename.endswith(("sequence.py", "page_pool.py")) or code.co_name == "<genexpr>":
-            return None  # one that is dropped is called too, and what it raises is ignored
-        # No exception comes from where a block with a lock ends, which has a line event too.
-        leaves = kind == "line" and linecache.getline(code.co_filename, frame.f_lineno).lstrip().startswith("with ")
-        events += kind in ("call", "line") and not leaves
-        if events == event:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work(pool)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
-
-
 def reuse_and_run(pool):
     """Pages that are kept, one that is copied, new ones; what is reserved, drafted, cut off and shared."""
     for tokens in ([1] * 40, [1] * 37 + [0] * 20):
@@ -342,6 +314,7 @@ def reuse_and_run(pool):
                 other.assign(sequence)
 
 
+@pytest.mark.slow
 def test_an_interrupt_anywhere_loses_no_page():
     """Python raises an interrupt where a function begins, among other places."""
     event = 1
@@ -359,6 +332,7 @@ def test_an_interrupt_anywhere_loses_no_page():
         assert pool.held == pool._reserved == 0
 
 
+@pytest.mark.slow
 def test_a_sequence_goes_on_after_an_interrupt_anywhere():
     """With the tokens that it says it has, which its pages hold; what others share is as it was."""
 

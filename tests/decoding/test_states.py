@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from decodestep.decoding.config import Config
-from decodestep.decoding.forward import BLOCK, forward
-from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.forward import forward
 from decodestep.decoding.page_pool import LOCK
 from decodestep.models import CachedSequence, CacheFullError
+from support.interrupts import interrupted_at
 from support.state_models import HashDecoder, expected_logits, new_cache
 
-CONFIG = Config("test", "test", 50, 8, 1, 1, 1, 8, 8, 1000, 1e-5)
+CONFIG = Config("test", "test", 50, 8, 1, 1, 1, 8, 8, 10000, 1e-5)
 
 
 def runs_of_tokens(longest, least=0):
@@ -55,6 +55,8 @@ class States(RuleBasedStateMachine):
     @rule(several=st.lists(sequences, min_size=1, max_size=3, unique=True), data=st.data())
     def extend(self, several, data):
         several = [sequence for sequence in several if sequence in self.open]
+        if not several:
+            return
         more = [data.draw(runs_of_tokens(40, least=1)) for _ in several]
         drafts = [data.draw(st.integers(0, min(8, len(tokens) - 1))) for tokens in more]
         before = {sequence: len(sequence) for sequence in self.open}
@@ -103,6 +105,11 @@ class States(RuleBasedStateMachine):
                 return
             self.open[sequence] = self.open[sequence][:length]
 
+    @rule(sequence=sequences)
+    def mark(self, sequence):
+        if sequence in self.open:
+            sequence.mark()
+
     @rule(sequence=consumes(sequences))
     def close(self, sequence):
         if sequence in self.open:
@@ -135,7 +142,7 @@ class States(RuleBasedStateMachine):
         pool, rows, users, snapshots = self.pool, self.pool.rows, {}, 0
         with LOCK:
             assert pool.available_locked() >= 0
-        for page in self.tree():
+        for page in tree_of(self.pool):
             if page.snapshot is not None:
                 snapshots += 1
                 users[page.snapshot.row] = users.get(page.snapshot.row, 0) + 1
@@ -161,11 +168,12 @@ class States(RuleBasedStateMachine):
         for place, page in enumerate(kept):
             assert all(child in kept[:place] for child in page.children.values())
 
-    def tree(self):
-        pages = [*self.pool.roots]
-        for page in pages:
-            pages += page.children.values()
-        return pages[len(self.pool.roots) :]
+
+def tree_of(pool):
+    pages = [*pool.roots]
+    for page in pages:
+        pages += page.children.values()
+    return pages[len(pool.roots) :]
 
 
 class Failing(HashDecoder):
@@ -174,5 +182,113 @@ class Failing(HashDecoder):
         raise ZeroDivisionError
 
 
-States.TestCase.settings = settings(max_examples=int(__import__('os').environ.get('EX', 10)), stateful_step_count=40, deadline=None)
+States.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestStates = States.TestCase
+
+
+def started(tokens, **sizes):
+    decoder = HashDecoder(CONFIG)
+    pool = new_cache(decoder, **{"pages": 70, "rows": 4, **sizes})
+    sequence = CachedSequence(pool)
+    forward(decoder, pool, [(sequence, tokens)], every=False)
+    decoder.tokens = 0
+    return decoder, pool, sequence
+
+
+def test_what_follows_a_mark_is_dropped_without_running_what_is_before_it():
+    for rows, ran in ((2, 5), (1, 20 + 5)):
+        decoder, pool, sequence = started([7] * 20, rows=rows)
+        sequence.mark()
+        for token in range(5):
+            forward(decoder, pool, [(sequence, [token])], every=False)
+        sequence.truncate(22)
+        assert len(sequence) == 22 and sequence.position == (20 if rows > 1 else 0)
+        logits = forward(decoder, pool, [(sequence, [9, 8, 7])], every=False)[0]
+        assert np.array_equal(logits, expected_logits([*[7] * 20, 0, 1, 9, 8, 7], 50))
+        assert decoder.tokens == 5 + ran
+
+
+def test_rejected_drafts_run_only_what_was_accepted_again():
+    decoder, pool, sequence = started([7] * 20)
+    forward(decoder, pool, [(sequence, [1, 2, 3, 4, 5])], every=False, drafted=[4])
+    sequence.keep(2)
+    assert sequence.tokens == [*[7] * 20, 1, 2, 3] and sequence.position == 20
+    forward(decoder, pool, [(sequence, [6, 5])], every=False, drafted=[1])
+    sequence.keep(1)
+    assert decoder.tokens == 5 + 3 + 2 and sequence.position == len(sequence) == 25
+    for _ in range(20):  # what runs again does not grow without bound
+        forward(decoder, pool, [(sequence, [6, 5, 4, 3])], every=False, drafted=[3])
+        sequence.keep(2)
+        assert len(sequence) - sequence.position < 16 + 3
+    assert decoder.tokens < 10 + 20 * (4 + 16 + 3)
+
+
+def test_a_pass_that_fails_leaves_the_state_before_it():
+    for tokens in ([7] * 20, [7] * 32):
+        decoder, pool, sequence = started(tokens)
+        with CachedSequence(pool) as other:
+            other.assign(sequence)  # so that the pass does not write what it reads
+            with pytest.raises(ZeroDivisionError):
+                forward(Failing(CONFIG), pool, [(sequence, [1])], every=False)
+            assert sequence.position == len(sequence)
+        with pytest.raises(ZeroDivisionError):
+            forward(Failing(CONFIG), pool, [(sequence, [1])], every=False)
+        logits = forward(decoder, pool, [(sequence, [1])], every=False)[0]
+        assert np.array_equal(logits, expected_logits([*tokens, 1], 50))
+
+
+def test_ends_stay_longer_than_what_is_between_and_powers_of_two_longest():
+    decoder = HashDecoder(CONFIG, values=2032 + 3)
+    pool = new_cache(decoder, 400, 12, most_snapshots=4)
+    tokens = [n % 50 for n in range(6 * 1024)]
+    with CachedSequence(pool) as sequence:
+        forward(decoder, pool, [(sequence, tokens)], every=False)
+        found = [n for n, page in enumerate(sequence._pages, 1) if page.snapshot is not None]
+        assert found == [2 * 64, 4 * 64, 5 * 64, 6 * 64]
+    with CachedSequence(pool) as other:
+        forward(decoder, pool, [(other, [1] * 40)], every=False)
+    with CachedSequence(pool) as again:
+        assert again.reuse([1] * 41) == 40
+        assert again.reuse([2]) == 0
+    with CachedSequence(pool) as again:
+        assert again.reuse([*tokens[:5000], 1]) == 4096
+
+
+def test_a_sequence_goes_on_after_an_interrupt_anywhere():
+    """From a state of the tokens that it says it has; every row is held, a snapshot or free."""
+    decoder = HashDecoder(CONFIG)
+
+    def work(pool):
+        tokens = [1] * 37 + [0] * 30
+        sequence.reuse(tokens)
+        forward(decoder, pool, [(sequence, tokens[len(sequence) :])], every=False)
+        forward(decoder, pool, [(sequence, [2] * 6)], every=False, drafted=[5])
+        sequence.keep(2)
+        forward(decoder, pool, [(sequence, [2, 1]), (other, [2] * 3)], every=False)
+        sequence.truncate(50)
+        other.assign(sequence)
+        other.mark()
+        other.close()
+
+    event = 0
+    while True:
+        pool, event = new_cache(decoder, 40, 4, most_snapshots=3), event + 1
+        other = CachedSequence(pool)
+        forward(decoder, pool, [(other, [1] * 36)], every=False)
+        other.close()
+        sequence, other = CachedSequence(pool, 80), CachedSequence(pool)
+        other.reuse([1] * 37)
+        interrupted = interrupted_at(event, pool, work)
+        for one in (sequence, other):
+            if pool.is_open(one._held):
+                one.keep(one.drafted)
+                logits = forward(decoder, pool, [(one, [2])], every=False)[0]
+                assert np.array_equal(logits, expected_logits(one.tokens, 50))
+                one.close()
+        assert pool.held == pool._reserved == pool.rows._claimed == 0
+        rows = [page.snapshot.row for page in tree_of(pool) if page.snapshot is not None]
+        assert all(row.users == rows.count(row) for row in rows) and len(rows) == pool.rows.snapshots
+        assert sorted({*(row.number for row in rows), *pool.rows._free}) == list(range(1, pool.rows._fresh))
+        if not interrupted:
+            break
+    assert event > 300

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep import _native
 from decodestep.weights import Format
+from support.core_builds import FUSED, printed_under
 from support.decoder_forward_cases import copied
 from support.recurrent_decoders import convolution, delta, hybrid, mamba, step_with_states, with_experts, without_feed_forward
 
@@ -151,6 +154,25 @@ def test_bits_are_the_same_in_every_batch(name, batch, rng):
         for own, of_sequence in zip(results, expected, strict=True):
             assert np.array_equal(np.concatenate(own), of_sequence)
         assert np.array_equal(beside["states"], alone["states"], equal_nan=True)
+
+
+def bits_of_steps() -> str:
+    """Of logits and states."""
+    rng, digest = np.random.default_rng(3), {}
+    for name in CASES:
+        for format_ in (Format.F32, Format.BF16, Format.Q8_0):
+            w = hybrid_of(name, format_, rng)
+            call = step_with_states(w, [33, 2], rng)
+            logits = ds.decoder_forward(**call)
+            digest[name, format_.name] = sha256(logits.tobytes() + call["states"][call["slots"]].tobytes()).hexdigest()[:8]
+    return str(digest)
+
+
+@pytest.mark.tiers
+@pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
+@pytest.mark.parametrize("isa", FUSED)
+def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):
+    assert printed_under(isa, "import test_decoder_forward_recurrent as t; print(t.bits_of_steps())") == bits_of_steps()
 
 
 def test_a_long_prompt_beside_short_ones(rng, monkeypatch):

@@ -7,9 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-import decodestep as ds
 from decodestep.decoding.decoder import Decoder
 from decodestep.decoding.kv_cache import PAGE, PageLayout, Pages
+from decodestep.decoding.page_pool import PagePool
 from decodestep.decoding.states import StateLayout
 from decodestep.models import Model
 
@@ -96,18 +96,15 @@ def expected_logits(tokens, vocab_size):
     return hash_logits(seed, [0, 0, 0, *tokens][-3:], np.array(tokens), vocab_size)
 
 
-def state_model(path, *, pages=200, rows=20, values=6):
-    """A model of a file's tokenizer with the decoder, whose cache has so many pages and rows."""
-    base = ds.load(path)
+def state_model(base, *, pages=200, rows=20, values=6):
+    """A model with the tokenizer and the sizes of another and the decoder, whose cache has so many pages and rows."""
     decoder = HashDecoder(base.config, values)
-    model = Model(base.path, base.tokenizer, decoder, base.template, None)
+    model = Model(base.path, base.tokenizer, decoder, base.template, None, cache_bytes=2**20)
     model.cache = new_cache(decoder, pages, rows)
     return model
 
 
 def new_cache(decoder, pages, rows, most_kept=10**6, most_snapshots=None):
-    from decodestep.decoding.page_pool import PagePool
-
     pool = PagePool(decoder.new_storage(pages, rows + 1), most_kept)
     if most_snapshots is not None:
         pool.rows._most = most_snapshots

@@ -96,6 +96,10 @@ def _in_words(facts: dict[str, Any]) -> dict[str, str]:
     """A model's facts for a reader: its numbers with their units, and what each of them is per."""
     words = {name: fact for name, fact in facts.items() if isinstance(fact, str)}
     words["cache"] += f", {facts['cache_bytes'] / 2**10:.1f} KiB per token"
+    if facts["state_bytes"]:
+        size = facts["state_bytes"]
+        tokens = size / facts["cache_bytes"]
+        words["cache"] += f", and {size / 2**20:.2f} MiB per sequence and snapshot, as much as {tokens:.0f} tokens"
     words["decoding"] = (
         f"at most {facts['tokens_a_second_at_most']:.4g} tokens/s of one sequence: a token reads "
         f"{facts['weight_bytes'] / 2**20:.1f} MiB of weights, memory {facts['memory_bytes_a_second'] / 1e9:.1f} GB/s"

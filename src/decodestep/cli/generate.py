@@ -192,6 +192,7 @@ def _stats(model: Model, profile: Profile, completion: Completion, clock: _Clock
         "isa": isa(),
         "threads": count,
         "cache_dtype": model.decoder.cache_dtype,
+        "state_bytes": 0 if model.cache.rows is None else model.cache.rows.row_bytes,
         "prompt_tokens": len(completion.prompt_token_ids),
         "new_tokens": len(completion.token_ids),
         "drafted": completion.drafted,
@@ -242,10 +243,11 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     rate = f"{stats['tokens_per_s']:.1f} tokens/s" if stats["tokens_per_s"] else "no rate"
     first = stats["time_to_first_token_s"]
     drafts = f"{stats['accepted']} of {stats['drafted']} drafted accepted" if stats["drafted"] else "none drafted"
+    states = f" with a state of {stats['state_bytes'] / 2**20:.2f} MiB" if stats["state_bytes"] else ""
     console.print(
         f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {drafts}, {rate}, "
         f"first token after {f'{first:.2f} s' if first is not None else 'none'} (loading {stats['load_s']:.2f} s), "
-        f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}, "
+        f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}{states}, "
         f"{'greedy' if completion.seed is None else f'seed {completion.seed}'}, ended by {completion.finish_reason}",
         highlight=False,
     )

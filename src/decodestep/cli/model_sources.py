@@ -87,7 +87,9 @@ class _Loader:
         _check_template(self._options, model)
         seconds = time.monotonic() - self._started
         say(f"{self._name} ({model.config.name}): {model.decoder.description}, loaded in {seconds:.1f} s")
-        say(f"cache: {model.cache.pages * PAGE} tokens, of all completions together")
+        rows = model.cache.rows
+        states = "" if rows is None else f", and {rows.count} recurrent states of {rows.row_bytes / 2**20:.2f} MiB"
+        say(f"cache: {model.cache.pages * PAGE} tokens, of all completions together{states}")
         return model
 
 

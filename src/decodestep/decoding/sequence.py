@@ -10,8 +10,9 @@ from typing import NoReturn
 import numpy as np
 
 from decodestep._base.checks import Phrase, is_int, refuse, require
+from decodestep.decoding.holdings import Page
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.page_pool import LOCK, Page, PagePool
+from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.paged_tokens import PagedTokens, count_pages
 from decodestep.decoding.sequence_state import SequenceState
 from decodestep.decoding.slot_feed import SlotFeed, fill_slots
@@ -47,14 +48,7 @@ class CachedSequence(PagedTokens):
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
         super().__init__(pool, capacity, admitted=admitted)
         self.reused = 0  # how many tokens `reuse` has appended
-        self.drafted = 0
         self.feed: SlotFeed | None = None
-        self.state = None if pool.rows is None else SequenceState(pool.rows, self._held)
-
-    @property
-    def position(self) -> int:
-        """How many of its tokens, the first ones, the next pass does not run again."""
-        return len(self.tokens) if self.state is None else self.state.position
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
@@ -147,6 +141,17 @@ class CachedSequence(PagedTokens):
         self._require_settled()
         self._truncate(length)
 
+    def mark(self) -> None:
+        """Remembers where the sequence is now: `truncate` to as many tokens, or some more, then makes none of them run again.
+
+        Of effect for recurrent states only, and where the cache has room for one more.
+        """
+        self._require_settled()
+        if self.state is not None:
+            with LOCK, self._pool.changing_locked():
+                self._mend_locked()
+                self.state.mark_locked()
+
     def keep(self, count: int) -> None:
         """Keeps the first `count` of the drafted tokens, in [0, drafted], and drops the others.
 
@@ -193,8 +198,8 @@ class CachedSequence(PagedTokens):
                 self.feed.cut(length, pages[-1].states if pages and length % PAGE == 0 else None)
 
     def close(self) -> None:
-        """Releases the pages; full ones are kept for reuse, and all up to the state of a recurrent model. The sequence cannot be
-        used afterwards."""
+        """Releases the pages; full ones are kept for reuse, and of a recurrent model all up to its state. The sequence cannot
+        be used afterwards."""
         if self._pool.is_open(self._held):
             self._require_idle()
             with LOCK, self._pool.changing_locked():
@@ -317,7 +322,7 @@ class CachedSequence(PagedTokens):
             self.feed.begin(len(self.tokens), pages[-1].states)
 
     def _resume_locked(self, tokens: Sequence[int], state: SequenceState) -> None:
-        """Appends the pages up to the last snapshot from which the next of tokens go on; one that it has a part of is copied."""
+        """Appends the pages up to the last snapshot from which the next of tokens go on; a partly filled one is copied."""
         parent, rest = self._last_full_page()
         path = [parent, *self._pool.path_locked(parent, (*rest, *tokens))]
         first, base = len(self.tokens) // PAGE, len(self.tokens) - len(rest)
@@ -350,13 +355,6 @@ class CachedSequence(PagedTokens):
             state.leave_locked(page)
             if self.feed is not None and len(page.tokens) < PAGE and (own := self.feed.states(state.position - 1)) is not None:
                 page.states = own.copy()
-
-    def _mend_locked(self) -> None:
-        """Goes back to an earlier state if a pass has failed that wrote the last one."""
-        if self.state is not None:
-            self.state.go_back_locked([self._page_before(0), *self._pages], self.tokens, len(self.tokens))
-            if not self.drafted:
-                self.state.settle_locked()
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""

@@ -10,7 +10,7 @@ from decodestep.decoding.state_rows import START, WRITTEN, Reached, StateRows, l
 from decodestep.decoding.states import ZERO_ROW
 
 if TYPE_CHECKING:
-    from decodestep.decoding.page_pool import Holding, Page
+    from decodestep.decoding.holdings import Holding, Page
 
 _REWRITTEN = 8  # tokens at the end of a prompt that the next turn's may not have: a template's beginning of an answer
 _APART = 256  # tokens between the end of a prompt and the snapshot before: another costs a pass, which these are worth
@@ -33,7 +33,8 @@ class SequenceState:
     def __init__(self, rows: StateRows, held: Holding) -> None:
         self._rows, self._held = rows, held
         self._begun = 0  # the position before the pass that is running, or the last one
-        self._keeps = False  # whether the state before the drafts is kept, of passes that have begun
+        self._keeps = False  # whether the state before drafts is kept, of passes that have begun
+        self._marked = False  # whether the state that is kept is one to go back to
         self.branch = 0  # up to where the pool's tree has pages of the text that is read
         self._stops: set[int] = set()  # where prompts that are read with it go on in another way
         self._end = 0  # where the prompt that is read ends, as far as the next turn has it
@@ -42,7 +43,7 @@ class SequenceState:
 
     @property
     def position(self) -> int:
-        """How many of the sequence's tokens, the first ones, the next pass does not run again; while one runs, where it began."""
+        """How many of the sequence's tokens the next pass does not run again; while one runs, where it began."""
         position = self._held.state.position
         return self._begun if position == WRITTEN else position
 
@@ -59,7 +60,9 @@ class SequenceState:
 
         ends: whether they end a prompt.
         """
-        stops = [stop for stop in (*self._stops, self.branch, self._end) if length < stop < length + count and self._wants(stop)]
+        stops = [
+            stop for stop in (*self._stops, self.branch, self._end) if length < stop < length + count and self._wants(stop)
+        ]
         if stops:
             return min(stops) - length
         whole = count - (length + count) % PAGE
@@ -75,21 +78,29 @@ class SequenceState:
 
     def keep_locked(self) -> None:
         """Keeps the state before the drafts of the passes that begin, until `settle_locked`."""
+        self.settle_locked()
         self._rows.claim_locked(1)
         self._rows.hold_locked(self._held.state.row)
         self._held.before, self._keeps = self._held.state, True
+
+    def mark_locked(self) -> None:
+        """Keeps the state until it goes back, if there is a row to be had."""
+        self.settle_locked()
+        if self._rows.spare_locked():
+            self.keep_locked()
+            self._keeps, self._marked = False, True
 
     def begin_pass_locked(self) -> tuple[int, int]:
         """The rows that a pass reads and writes: another one where somebody else needs what it reads."""
         held, rows = self._held, self._rows
         row, self._begun = held.state
-        if row is not None and row.users > 1 and not self._keeps and not rows.spare_locked():
+        if row is not None and row.users > 1 and held.before is None and not rows.spare_locked():
             row = rows.own_locked(row)
         if row is not None and row.users == 1:
             held.state = Reached(row, WRITTEN)
             return row.number, row.number
         target = Reached(rows.take_locked(), WRITTEN)
-        if self._keeps or row is None:
+        if held.before is not None or row is None:
             held.state = target
             rows.release_locked(row)
         else:  # so that nobody writes what the pass reads
@@ -102,23 +113,26 @@ class SequenceState:
         """A pass has run the sequence's tokens up to `length`. drafts: whether the last of them are drafts."""
         row = self._held.state.row
         self._held.state = Reached(row, length)
-        if drafts:
-            return
-        keeps = self._keeps
-        self.settle_locked()
-        if keeps:
+        if self._keeps and not drafts:
             self.keep_locked()
+        elif not drafts:
+            self.end_pass_locked()
+
+    def end_pass_locked(self) -> None:
+        """Gives up the state before a pass that has ended, with or without success."""
+        if not self._marked:
+            self.settle_locked()
 
     def settle_locked(self) -> None:
-        """Gives up the state before drafts, or before a pass."""
-        before, self._keeps = self._held.before, False
+        """Gives up the state that is kept."""
+        before, self._keeps, self._marked = self._held.before, False, False
         if before is not None:
             self._held.before = None
             self._rows.claim_locked(-1)
             self._rows.release_locked(before.row)
 
     def take_snapshot_locked(self, page: Page | None, *, prompt: bool) -> None:
-        """Leaves a snapshot if one is wanted. page: the last one, if it is full. prompt: whether several tokens have been run."""
+        """Leaves a snapshot if one is wanted. page: the last one, if it is full. prompt: whether several tokens have run."""
         row, length = self._held.state
         if row is None or page is None or page.parent is None:
             return
@@ -141,10 +155,10 @@ class SequenceState:
             place, page = at
             assert page.snapshot is not None
             found = Reached(page.snapshot.row, place * PAGE + len(page.tokens) % PAGE)
+        self._last = min(self._last, found.position)
         if before is not None and found.position <= before.position <= length:
             found = before
         self._set_locked(found)
-        self._last = min(self._last, length)
 
     def follow_locked(self, other: SequenceState) -> None:
         """Takes the state of a sequence with the same tokens."""

@@ -13,13 +13,13 @@ from decodestep.decoding.states import ZERO_ROW
 from decodestep.errors import CacheFullError
 
 if TYPE_CHECKING:
-    from decodestep.decoding.page_pool import Holding, Page
+    from decodestep.decoding.holdings import Holding, Page
 
 _END_RANK = 12  # of snapshots where a prompt or an answer ended; below it those between, by the power of two in their position
 
 
 class StateRow:
-    """A row of the storage. number: its index. users: how many sequences and snapshots it is of; of several nobody writes it."""
+    """A row of the storage. number: its index. users: how many sequences and snapshots have it; of several nobody writes it."""
 
     __slots__ = ("number", "users")
 
@@ -86,10 +86,10 @@ class StateRows:
 
     def require_locked(self, claims: int) -> None:
         if claims > self.spare_locked():
+            size = self.row_bytes / 2**20
             raise CacheFullError(
-                f"the cache has {self.count} rows of recurrent states, of which {self.spare_locked()} are to be had, and {claims} "
-                f"are needed: load the model with more cache_bytes ({self.row_bytes / 2**20:.2f} MiB a row), or run fewer "
-                "sequences at once"
+                f"the cache has {self.spare_locked()} of its {self.count} recurrent states free, and {claims} are needed: load "
+                f"the model with more cache_bytes ({size:.2f} MiB a state), or run fewer sequences at once"
             )
 
     def claim_locked(self, rows: int) -> None:
@@ -205,7 +205,7 @@ def last_snapshot(path: Sequence[Page], tokens: Sequence[int]) -> tuple[int, Pag
     path: pages that follow each other. tokens: those of the text after path[0]; path[1:] holds the first of them.
     """
     for place in reversed(range(len(path))):
-        part = tokens[place * PAGE : (place + 1) * PAGE - 1]
+        part = tokens[place * PAGE : (place + 1) * PAGE - 1] if path[place].children else ()
         for count in range(len(part), 0, -1):
             page = path[place].children.get(tuple(part[:count]))
             if page is not None and page.snapshot is not None:
@@ -213,4 +213,3 @@ def last_snapshot(path: Sequence[Page], tokens: Sequence[int]) -> tuple[int, Pag
         if place and path[place].snapshot is not None:
             return place, path[place]
     return None
-

@@ -18,11 +18,12 @@ _ALIGNED = 16  # values: a cache line
 
 
 class StateLayout:
-    """Where the states of a model's layers lie in a row of float32 values: of each layer its recurrent state, then its convolution
-    state, each beginning at a cache line.
+    """Where the states of a model's layers lie in a row of float32 values: of each layer its recurrent state, then its
+    convolution state, each beginning at a cache line.
 
     shapes: of both states of every layer, as the operators have them; None for one that a layer does not have.
-    size: the values of a row. row_bytes: its bytes. offsets: int64 (L, 2), where each state begins, -1 for one that is not there.
+    size: the values of a row. row_bytes: its bytes. offsets: int64 (L, 2), where each state begins, -1 for one that is not
+    there.
     """
 
     def __init__(self, shapes: Sequence[tuple[Shape | None, Shape | None]]) -> None:

@@ -39,7 +39,8 @@ class Model:
         decoder: runs tokens through the model. `decoder.description` says how, `decoder.cache_dtype` is the type of cached keys
             and values.
         cache: the paged cache of keys and values: `cache.pages` and `cache.page_bytes`, the number and size of its pages;
-            `cache.held`, pages held by sequences; `cache.kept`, pages kept for reuse, which `cache.clear()` drops.
+            `cache.held`, pages held by sequences; `cache.kept`, pages kept for reuse, which `cache.clear()` drops. Of a model
+            with recurrent layers `cache.rows` has their states: `count`, `row_bytes`, and `snapshots`, those kept for reuse.
         generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
         template: the chat template; `template.text()` is its source.
         threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
@@ -96,6 +97,8 @@ class Model:
         Args:
             sequences: an integer >= 1.
         """
+        if self.cache.rows is not None and sequences > self.cache.rows.count:
+            return 0
         return min(self.config.context, self.cache.pages // sequences * PAGE)
 
     def chat_prompt(
@@ -106,7 +109,7 @@ class Model:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        **variables: object,
     ) -> str:
         """The text of a conversation, rendered with the model's chat template.
 
@@ -146,7 +149,7 @@ class Model:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        **variables: object,
     ) -> list[int]:
         """The token ids of `chat_prompt` with the same arguments, as `generate` uses them for a conversation.
 
@@ -213,7 +216,7 @@ class Model:
         Args:
             token_ids: the prompt. Pages of 16 tokens are reused if any sequence of this model, open or closed, began with the
                 same tokens; if only the beginning of a page matches, that part is copied. The last token is never reused, so
-                that one is left to run.
+                that one is left to run. With recurrent layers as much is reused as ends at a snapshot of their state.
             capacity: the number of tokens for which pages are reserved now, so that `forward` cannot run out of them; None to
                 take pages on demand.
 

@@ -7,6 +7,7 @@ from typing import Any
 from decodestep.chat.template import ChatTemplate
 from decodestep.decoding import layer_decoder, step_decoder
 from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.states import state_layout
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models.checkpoint import Checkpoint
 
@@ -18,7 +19,8 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
 
     weight_bytes: the bytes of the weights that one token needs, as stored: without the experts that it does not use, and with
     one row of an embedding that is not tied to the logits. converted: the types that are not run as stored, if there are any.
-    cache: the type of cached keys and values. cache_bytes: per position.
+    cache: the type of cached keys and values. cache_bytes: per position. state_bytes: of the recurrent state of a sequence, 0
+    without recurrent layers.
     """
     ChatTemplate(checkpoint.file.chat_templates())
     checkpoint.tokenizer()
@@ -29,6 +31,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     why = step_decoder.obstacle(config)
     cache = step_decoder.choose_cache_dtype(checkpoint.types()) if why is None else "float32"
     layout = step_decoder.page_layout(config, cache) if why is None else layer_decoder.page_layout(config)
+    states = state_layout(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),
         "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "
@@ -40,6 +43,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "weight_bytes": checkpoint.weight_bytes_per_token(),
         "cache": cache,
         "cache_bytes": layout.page_bytes // PAGE,
+        "state_bytes": 0 if states is None else states.row_bytes,
     }
     if latent:
         queries = "" if latent.query_rank is None else f", queries through {latent.query_rank}"

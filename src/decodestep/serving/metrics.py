@@ -21,6 +21,8 @@ _GAUGES: dict[str, tuple[str, Callable[[ServedModel], float]]] = {
     "cache_pages": ("Pages of the cache, of 16 tokens each", lambda served: served.model.cache.pages),
     "cache_pages_held": ("Pages in use by completions", lambda served: served.model.cache.held),
     "cache_pages_kept": ("Unused pages kept for prefix reuse", lambda served: served.model.cache.kept),
+    "cache_states": ("Recurrent states that the cache has room for", lambda served: _states(served, "count")),
+    "cache_snapshots": ("Those kept for prefix reuse", lambda served: _states(served, "snapshots")),
 }
 
 
@@ -55,6 +57,11 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
+
+
+def _states(served: ServedModel, name: str) -> int:
+    rows = served.model.cache.rows
+    return 0 if rows is None else int(getattr(rows, name))
 
 
 def _value(models: ServedModels, name: str, value: Callable[[ServedModel], float]) -> float:

@@ -57,6 +57,9 @@ class DraftModel:
         while batch := {i: tokens for i, tokens in unread.items() if tokens and len(drafts[i]) < limits[i]}:
             began = time.perf_counter()
             logits = self._forward([drafter for drafter, _, _ in asked], batch)
+            if not any(drafts):
+                for i in batch:  # from here on they are drafts
+                    asked[i][0].sequence.mark()
             rows = [asked[i][0].coupled for i in batch]
             drawn = draw_each(rows, logits) if rows else []
             self.experience.time(time.perf_counter() - began, len(batch), sum(map(len, batch.values())))

@@ -1,0 +1,134 @@
+"""Hybrid models, whose layers have states: a text is the same to the bit however it is computed."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import decodestep as ds
+from decodestep.decoding.page_pool import PagePool
+from decodestep.generation.drafts import Drafter, Outlook
+from decodestep.serving import Engine
+from support import family_models
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
+MODELS = [
+    (family, size, dtype)
+    for family, size in (("qwen3_5_text", 0), ("granitemoehybrid", 1), ("lfm2", 0), ("nemotron_h", 0))
+    for dtype in ("float32", "bfloat16", "int8")
+]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda case: f"{case[0]}-{case[2]}")
+def model(request, tmp_path_factory):
+    family, size, dtype = request.param
+    sizes = SIZES if dtype == "float32" else SIZES | (family_models.ALIGNED.get(family) or {})
+    path = family_models.save(family_models.build_model(family, size, **sizes), tmp_path_factory.mktemp(family))
+    return ds.load(path, dtype=dtype, cache_bytes=2**26)
+
+
+def with_cache(model, pages, rows):
+    """The model with an empty cache of so many pages and rows."""
+    model.cache = PagePool(model.decoder.new_storage(pages, 1 + rows), 10**6)
+    return model
+
+
+def requests(seed, count):
+    rng = random.Random(seed)
+    common = [rng.randrange(3, 297) for _ in range(100)]
+    made = []
+    for number in range(count):
+        prompt = [*common[: rng.choice((0, 30, 100))], *(rng.randrange(3, 297) for _ in range(rng.randint(1, 60)))]
+        params = ds.SamplingParams(
+            max_new_tokens=rng.randint(10, 24), seed=number, temperature=number % 4 / 4, ignore_eos=True, logprobs=1
+        )
+        made.append((prompt, params))
+    return made
+
+
+def alone(model, made):
+    found = []
+    for prompt, params in made:
+        with_cache(model, 40, 2)
+        found += ds.generate(model, [prompt], params, draft=None)
+    return found
+
+
+class Partly(Drafter):
+    """Proposes a row's known tokens, a part of them right."""
+
+    is_certain = True  # so that times do not decide
+
+    def __init__(self, answers, right):
+        self._answers, self._right = answers, right
+
+    def outlook(self, row, most):
+        return Outlook(len(self.propose(row, most)), 1.0)
+
+    def propose(self, row, limit):
+        tokens, chance = row.history.tokens, random.Random(len(row.history))
+        for whole in self._answers:
+            if whole[: len(tokens)] == tokens:
+                return [token if chance.random() < self._right else 3 + token % 100 for token in whole[len(tokens) :]][:limit]
+        return []
+
+
+def test_any_batch_threads_drafts_and_past_have_the_same_texts(model, monkeypatch):
+    made = requests(0, 20)
+    prompts, params = [list(each) for each in zip(*made, strict=True)]
+    model.threads = 1
+    plain = alone(model, made)
+    answers = [[*one.prompt_token_ids, *one.token_ids] for one in plain]
+    smaller = ds.load(model.path, cache_bytes=2**26)  # or one like it, which rounds in another way
+    drafts = [None, "lookup", smaller, *(lambda row, right=right: Partly(answers, right) for right in (0.0, 0.6, 1.0))]
+    for number, draft in enumerate(drafts):
+        model.threads = (1, 2, 3, 7)[number % 4]
+        size = (16, 3, 5, 1, 8, 16)[number % 6]
+        with_cache(model, *((400, 40), (24, 3), (60, 9))[number % 3])
+        for _ in range(2):  # the second time after a past
+            found = []
+            for first in range(0, len(made), size):
+                found += ds.generate(model, prompts[first : first + size], params[first : first + size], draft=draft)
+            assert found == plain, (number, size)
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *given, **named: (model.cache.clear(), forward(*given, **named))[1])
+    monkeypatch.setattr("decodestep.generation.scheduler.ChunkedPrefill.RESERVED_TOKENS", 4)
+    for draft in (None, drafts[4]):  # everything is evicted before every pass, and prompts run in pieces
+        with_cache(model, 30, 5)
+        with Engine(model, draft=draft, max_rows=7) as engine:
+            submitted = [engine.submit(prompt, each) for prompt, each in made]
+            assert [one for request in submitted for one in request.result()] == plain
+
+
+def test_any_cuts_of_a_prompt_have_the_same_logits_and_states(model):
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(3, 297, 150).tolist()
+    with_cache(model, 40, 3)
+    expected, states = None, None
+    for cuts in ([], [1], [149], [16, 32, 48, 149], sorted(rng.choice(149, 20, replace=False) + 1), range(1, 150)):
+        model.cache.clear()
+        with model.sequence() as sequence:
+            logits = np.concatenate(
+                [model.forward([(sequence, tokens[a:b])], every=True) for a, b in zip([0, *cuts], [*cuts, 150], strict=True)]
+            )
+            state = model.cache.rows.storage[sequence._held.state.row.number].copy()
+            expected, states = (logits, state) if expected is None else (expected, states)
+            assert np.array_equal(logits, expected) and np.array_equal(state, states)
+            sequence.truncate(77)
+            again = model.forward([(sequence, tokens[77:])])
+            assert np.array_equal(again[0], expected[-1])
+    assert states.any()
+
+
+def test_beams_are_the_same_after_any_past(model):
+    params = ds.SamplingParams(num_beams=4, num_return_sequences=4, max_new_tokens=20, temperature=0, ignore_eos=True)
+    prompts = [prompt for prompt, _ in requests(2, 3)]
+    plain = alone(model, [])
+    for prompt in prompts:
+        with_cache(model, 60, 4)
+        plain += ds.generate(model, [prompt], params)
+    with_cache(model, 80, 5)
+    for _ in range(2):
+        assert ds.generate(model, prompts, params) == plain
