@@ -67,8 +67,8 @@ def test_queries_keys_and_values_of_a_file_may_be_one_tensor(model, ids, tmp_pat
     assert family_models.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
 
 
-# Those that llama.cpp runs, and computes alike, by what the files here say. Of two it wants further keys; Mixtral's window it does
-# not read.
+# Those that llama.cpp runs, and computes alike, by what the files here say. Of two it wants further keys; Mixtral's window it
+# does not read.
 IN_LLAMA_CPP = [
     (family, size)
     for family, size in IN_GGUF

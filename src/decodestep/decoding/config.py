@@ -82,8 +82,8 @@ class DeltaConfig:
     """Sizes of linear attention by the gated delta rule (`gated_delta_rule`).
 
     key_heads, key_dim: of queries and keys. value_heads, value_dim: of values; the state of a layer is (value_heads, key_dim,
-    value_dim). taps: of the convolution of queries, keys and values. tiled: whether value head h reads key head h mod key_heads;
-    otherwise value_heads / key_heads neighbours read the same one.
+    value_dim). taps: of the convolution of queries, keys and values. tiled: whether value head h reads key head h mod
+    key_heads; otherwise value_heads / key_heads neighbours read the same one.
     """
 
     key_heads: int
