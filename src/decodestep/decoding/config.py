@@ -253,8 +253,8 @@ class Config:
         plain = self.block_norms == "before" and options.query_key_norm is None and options.rope_dim is None
         capped = options.score_cap or options.sinks or options.value_norm or options.head_dims or options.kv_heads
         capped = capped or options.keys_of or options.keys_as_values or self.layer_inputs or self.layer_scales
-        capped = capped or options.gated or self.mixers
-        return plain and not (options.biases or any(options.windows) or any(options.ropes) or capped)
+        more = options.biases or any(options.windows) or any(options.ropes) or options.gated or self.mixers
+        return plain and not (more or capped)
 
     @property
     def rotated(self) -> int:

@@ -83,9 +83,13 @@ def _layer_count(keys: Keys) -> int:
 
 
 def _mixers(keys: Keys, layers: int) -> tuple[Mixer, ...]:
-    of_kind: dict[str, Mixer] = {"mlp": "none", "moe": "none"}
-    of_kind |= dict.fromkeys(ATTENTION, "attention") | dict.fromkeys(RECURRENT, "mamba")
-    return checked(tuple(of_kind[kind] for kind in _kinds(keys)), keys.refusal)
+    return checked(tuple(map(_mixer, _kinds(keys))), keys.refusal)
+
+
+def _mixer(kind: str) -> Mixer:
+    if kind in ATTENTION:
+        return "attention"
+    return "mamba" if kind in RECURRENT else "none"
 
 
 def _sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
