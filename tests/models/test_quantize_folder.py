@@ -23,7 +23,7 @@ from decodestep.tokenizers.gguf_fields import tokenizer_fields
 from decodestep.tokenizers.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
 from support import family_models, family_sizes
 from support.families import CASES
-from support.tolerances import LLAMA_CPP, REWRITTEN_LOGITS
+from support.tolerances import LLAMA_CPP, LOGITS, REWRITTEN_LOGITS
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +58,8 @@ def test_the_file_is_the_model(folder, tmp_path, family):
     source, ids = folder(family), np.random.default_rng(0).integers(0, 297, 120)
     target = quantised(source, tmp_path / "model.gguf")
     before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
-    assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
+    reordered = after.config.delta is not None and after.config.delta.tiled  # heads, over which a product sums
+    assert family_models.relative(after.logits(ids), before.logits(ids)) < (LOGITS if reordered else REWRITTEN_LOGITS)
     assert (after.config.architecture, after.config.name) == (MODEL_TYPES[family].written_as.name, before.config.name)
     assert len(after.tokenizer) == before.config.vocab_size
     for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
@@ -89,7 +90,9 @@ def test_names_are_those_of_the_gguf_package(family):
     for part, name in MODEL_TYPES[family].tensor_names.items():
         theirs = known.get_name(name.format(i=1, e=0).replace("experts.0.", "experts."), (".weight", ".bias"))
         if theirs is not None and part in ours:
-            assert ours[part].format(i=1) in (theirs, f"{theirs}.weight", f"{theirs}.bias"), part
+            expected = (theirs, f"{theirs}.weight", f"{theirs}.bias")
+            # Granite 4's dense blocks have the names of its shared experts.
+            assert ours[part].format(i=1) in expected or (ours.get(f"shared_{part}") or "").format(i=1) in expected, part
             found += 1
     assert found > 8
 

@@ -3,8 +3,8 @@
     python tests/support/hosts.py [HOST ...]
 
 An environment, in build/hosts, lies over the one that runs this: the program in the version of its extra, with what it requires
-but for packages that are for GPUs. Of the tests run the files that name the program. For each host it prints what passed and what
-was skipped, and why; a skip for a reason that is not in `EXPECTED` is a failure.
+but for packages that are for GPUs. Of the tests run the files that name the program. For each host it prints what passed and
+what was skipped, and why; a skip for a reason that is not in `EXPECTED` is a failure.
 """
 
 from __future__ import annotations

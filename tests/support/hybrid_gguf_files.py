@@ -32,8 +32,8 @@ def architecture_of(config: Any) -> str:
 
 
 def write_gguf(model: Any, path: Path, *, kind: str = "F32", unsplit: bool = False, **changes: Any) -> Path:
-    """unsplit: whether Qwen3-Next's queries, keys, values and gates are one tensor, as in older files. changes: of the metadata;
-    None leaves a key out."""
+    """unsplit: whether Qwen3-Next's queries, keys, values and gates are one tensor, as in older files. changes: of the
+    metadata; None leaves a key out."""
     config, architecture = model.config, architecture_of(model.config)
     number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(number, config.num_hidden_layers)

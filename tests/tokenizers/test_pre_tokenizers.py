@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers, trainers
 from transformers.convert_slow_tokenizer import Qwen2Converter, TikTokenConverter
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX
 
 from decodestep._base.byte_alphabet import BYTE_OF
 from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
@@ -80,6 +81,7 @@ def words_of_gpt2(text: str) -> list[str]:
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = inspect.signature(TikTokenConverter).parameters["pattern"].default
 QWEN2 = regex.search(r'r"""(.*?)"""', inspect.getsource(Qwen2Converter))[1]
+QWEN35 = PRETOKENIZE_REGEX
 # The words of GPT-4o's tokenizer, from OpenAI's tiktoken; in Kimi's no letter of theirs is Han, and a run of Han is a word.
 SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -128,6 +130,7 @@ WORDS = {
     "refact": lambda text: [word for piece in regex.split(r"(\p{N})", text) if piece for word in words_of_gpt2(piece)],
     "llama-bpe": by_pattern(LLAMA3),
     "qwen2": lambda text: by_pattern(QWEN2)(unicodedata.normalize("NFC", text)),
+    "qwen35": lambda text: by_pattern(QWEN35)(unicodedata.normalize("NFC", text)),
     # From llama.cpp, whose default it is: no package has it.
     "default": by_pattern(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
@@ -188,7 +191,7 @@ def test_ids_of_whole_texts(pre):
     assert ids == expected(pre, text)
     assert len(ids) < len(text)  # merges are made
     back = ours(pre).decode(ids)
-    assert back == (unicodedata.normalize("NFC", text) if pre == "qwen2" else text)
+    assert back == (unicodedata.normalize("NFC", text) if pre in ("qwen2", "qwen35") else text)
 
 
 @pytest.mark.parametrize("pre", WORDS)

@@ -82,8 +82,8 @@ class DeltaConfig:
     """Sizes of linear attention by the gated delta rule (`gated_delta_rule`).
 
     key_heads, key_dim: of queries and keys. value_heads, value_dim: of values; the state of a layer is (value_heads, key_dim,
-    value_dim). taps: of the convolution of queries, keys and values. tiled: whether value head h reads key head h mod key_heads;
-    otherwise value_heads / key_heads neighbours read the same one.
+    value_dim). taps: of the convolution of queries, keys and values. tiled: whether value head h reads key head h mod
+    key_heads; otherwise value_heads / key_heads neighbours read the same one.
     """
 
     key_heads: int
@@ -253,8 +253,8 @@ class Config:
         plain = self.block_norms == "before" and options.query_key_norm is None and options.rope_dim is None
         capped = options.score_cap or options.sinks or options.value_norm or options.head_dims or options.kv_heads
         capped = capped or options.keys_of or options.keys_as_values or self.layer_inputs or self.layer_scales
-        capped = capped or options.gated or bool(self.mixers)
-        return plain and not (options.biases or any(options.windows) or any(options.ropes) or capped)
+        more = options.biases or any(options.windows) or any(options.ropes) or options.gated or self.mixers
+        return plain and not (more or capped)
 
     @property
     def rotated(self) -> int:

@@ -55,9 +55,9 @@ class LatentWeights:
 class DeltaWeights:
     """Linear attention by the gated delta rule.
 
-    qkv: (He, C), queries, keys and values, which are convolved. gate: (He, Hv * dv), of the results after their norm. beta_alpha:
-    (He, 2 * Hv), those of which sigmoids are beta, and those from which decays are made. convolution: float32 (K, C). decay:
-    float32 (Hv,), -e^A_log. step_bias: float32 (Hv,). norm: float32 (dv,). output: (Hv * dv, He).
+    qkv: (He, C), queries, keys and values, which are convolved. gate: (He, Hv * dv), of the results after their norm.
+    beta_alpha: (He, 2 * Hv), those of which sigmoids are beta, and those from which decays are made. convolution: float32
+    (K, C). decay: float32 (Hv,), -e^A_log. step_bias: float32 (Hv,). norm: float32 (dv,). output: (Hv * dv, He).
     """
 
     qkv: Weight
@@ -76,8 +76,8 @@ class MambaWeights:
     """Mamba2.
 
     input: (He, H * P + C + H), the gate, what is convolved (inputs, what the state reads, what reads it), and steps.
-    convolution: float32 (K, C). convolution_bias: float32 (C,). decay: float32 (H,), -e^A_log. step_bias, skip: float32 (H,), dt_bias
-    and D. norm: float32 (H * P,). output: (H * P, He).
+    convolution: float32 (K, C). convolution_bias: float32 (C,). decay: float32 (H,), -e^A_log. step_bias, skip: float32 (H,),
+    dt_bias and D. norm: float32 (H * P,). output: (H * P, He).
     """
 
     input: Weight

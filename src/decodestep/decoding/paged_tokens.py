@@ -1,4 +1,4 @@
-"""Tokens in pages of a pool: which pages a sequence has for its tokens, and which are reserved for it."""
+"""Tokens in pages of a pool: which pages and which state a sequence has for its tokens, and which pages are reserved for it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.decoding.holdings import Holding, Page
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.page_pool import LOCK, PagePool
+from decodestep.decoding.sequence_state import SequenceState
 
 _OP = "CachedSequence"
 
 
 class PagedTokens:
-    """What a `CachedSequence` is a use of: its tokens and the pages that hold them, which change together.
+    """What a `CachedSequence` is a use of: its tokens and the pages that hold them, which change together, and their state.
 
     As in `PagePool`, methods whose names end in `_locked` require `LOCK`, and a change of the pool. Wherever an interrupt
     comes, there are the pages of the tokens: pages and tokens change in one statement, since Python raises it around calls.
@@ -26,8 +27,10 @@ class PagedTokens:
         ok = capacity is None or (is_int(capacity) and capacity >= 0)
         require(ok, _OP, "capacity", "a number of tokens or None", capacity)
         self.tokens: list[int] = []
+        self.drafted = 0
         self._pool = pool
         self._held = Holding(self, pool, admitted=admitted)
+        self.state = None if pool.rows is None else SequenceState(pool.rows, self._held)
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
         self._capacity_pages = count_pages(capacity or 0)  # how many pages it may have without running out
         self._expected = 0  # the length of the text that is being read
@@ -38,6 +41,11 @@ class PagedTokens:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def position(self) -> int:
+        """How many of its tokens, the first ones, the next pass does not run again."""
+        return len(self.tokens) if self.state is None else self.state.position
 
     def expect(self, length: int) -> None:
         """Announces a text of `length` tokens, those in the sequence included, that will be run in several calls.
@@ -150,6 +158,13 @@ class PagedTokens:
         self._pool.share_part_locked(copied, before, tokens)
         self._pool.release_locked([copied])
         return copied
+
+    def _mend_locked(self) -> None:
+        """Goes back to an earlier state if a pass has failed that wrote the last one."""
+        if self.state is not None:
+            self.state.go_back_locked([self._page_before(0), *self._pages], self.tokens, len(self.tokens))
+            if not self.drafted:
+                self.state.end_pass_locked()
 
     def _claim_locked(self, pages: int) -> None:
         """Uses up to this many of the reserved pages."""

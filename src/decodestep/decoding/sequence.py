@@ -48,14 +48,7 @@ class CachedSequence(PagedTokens):
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
         super().__init__(pool, capacity, admitted=admitted)
         self.reused = 0  # how many tokens `reuse` has appended
-        self.drafted = 0
         self.feed: SlotFeed | None = None
-        self.state = None if pool.rows is None else SequenceState(pool.rows, self._held)
-
-    @property
-    def position(self) -> int:
-        """How many of its tokens, the first ones, the next pass does not run again."""
-        return len(self.tokens) if self.state is None else self.state.position
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
@@ -362,13 +355,6 @@ class CachedSequence(PagedTokens):
             state.leave_locked(page)
             if self.feed is not None and len(page.tokens) < PAGE and (own := self.feed.states(state.position - 1)) is not None:
                 page.states = own.copy()
-
-    def _mend_locked(self) -> None:
-        """Goes back to an earlier state if a pass has failed that wrote the last one."""
-        if self.state is not None:
-            self.state.go_back_locked([self._page_before(0), *self._pages], self.tokens, len(self.tokens))
-            if not self.drafted:
-                self.state.end_pass_locked()
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them."""

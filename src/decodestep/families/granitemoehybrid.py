@@ -49,7 +49,8 @@ _UNLIMITED = (None, [0.0, math.inf], [0.0, {"__float__": "Infinity"}])
 
 
 def _unsaid(keys: Keys, layers: int) -> tuple[Mixer, ...]:
-    return ("mamba",) * layers
+    mixer: Mixer = "mamba"
+    return (mixer,) * layers
 
 
 def _check(keys: Keys, common: Fields) -> None:

@@ -138,6 +138,7 @@ FAMILY = Family(
             more=_more,
             tensors=TENSORS,
             outside=OUTSIDE,
+            pre_tokenizer="lfm2",
         ),
     ),
     gguf=_GGUF,

@@ -87,6 +87,7 @@ FAMILY = Family(
                 "experts_down": "feed_forward.experts.{e}.w2.weight",
             },
             outside=lfm2.OUTSIDE,
+            pre_tokenizer="lfm2",
         ),
     ),
     gguf=_GGUF,

@@ -1,30 +1,24 @@
-"""Nemotron-H and Nemotron Nano: layers of one block each, which is Mamba2, attention without a rope, a feed-forward block of squared
-ReLU, or a mixture of such experts, which may read a latent."""
+"""Nemotron-H and Nemotron Nano: layers of one block each, which is Mamba2, attention without a rope, a feed-forward block of
+squared ReLU, or a mixture of such experts, which may read a latent."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from decodestep.decoding.config import Config, Mixer
+from decodestep.decoding.config import Mixer
 from decodestep.families import deepseek2, llama, nemotron_h_moe
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType
-from decodestep.families.common.experts import ExpertKeys, file_experts, stored_gating
-from decodestep.families.common.gguf_keys import GgufKeys
-from decodestep.families.common.grouped import GroupedFile, GroupedKeys
+from decodestep.families.common.description import Activation, Family, Fields, ModelType
+from decodestep.families.common.experts import ExpertKeys
+from decodestep.families.common.grouped import GroupedKeys
 from decodestep.families.common.limits import MAX_LAYERS
 from decodestep.families.common.mixers import (
     ATTENTION,
     RECURRENT,
     checked,
-    file_mamba,
-    file_mixers,
     folder_mamba,
-    has_part,
     kinds_of_layers,
-    written_head_counts,
 )
-from decodestep.families.common.refusals import first_of, unbiased_convolution
 
 _DEFAULTS: dict[str, Any] = llama.DEFAULTS | {
     "vocab_size": 131072,
@@ -89,9 +83,13 @@ def _layer_count(keys: Keys) -> int:
 
 
 def _mixers(keys: Keys, layers: int) -> tuple[Mixer, ...]:
-    of_kind: dict[str, Mixer] = {"mlp": "none", "moe": "none"}
-    of_kind |= dict.fromkeys(ATTENTION, "attention") | dict.fromkeys(RECURRENT, "mamba")
-    return checked(tuple(of_kind[kind] for kind in _kinds(keys)), keys.refusal)
+    return checked(tuple(map(_mixer, _kinds(keys))), keys.refusal)
+
+
+def _mixer(kind: str) -> Mixer:
+    if kind in ATTENTION:
+        return "attention"
+    return "mamba" if kind in RECURRENT else "none"
 
 
 def _sparse(keys: Keys, layers: int) -> tuple[bool, ...]:

@@ -1,5 +1,5 @@
-"""Qwen3-Next: linear attention by the gated delta rule in three layers of four, attention with a gate and a rope of a part of a head
-in the fourth; a mixture of experts with a shared expert that has a gate.
+"""Qwen3-Next: linear attention by the gated delta rule in three layers of four, attention with a gate and a rope of a part of a
+head in the fourth; a mixture of experts with a shared expert that has a gate.
 
 Norm weights are stored as differences from 1. Layers for next-token prediction are left out.
 """
@@ -15,7 +15,7 @@ from decodestep.families.common.description import Architecture, Family, Fields,
 from decodestep.families.common.experts import ExpertKeys, Gating, file_experts
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import GroupedFile, GroupedKeys, partial_rope
-from decodestep.families.common.limits import MAX_EXPERTS, MAX_LAYERS
+from decodestep.families.common.limits import MAX_LAYERS
 from decodestep.families.common.mixers import file_delta, file_mixers, folder_delta, mixers_by_interval, mixers_by_type
 from decodestep.families.common.refusals import dense_layers, first_of
 from decodestep.families.qwen3_moe import sparse

@@ -68,8 +68,11 @@ def _always(type_: Type) -> Choice:
 
 def _values_of_q2_k(tensor: SourceTensor, _: _Place, source: Source) -> Type:
     """More bits where four query heads or more share a key head."""
-    query = source.tensors.get(tensor.name.replace("attn_v", "attn_q"))
-    return Type.Q4_K if query is not None and query.shape[0] >= 4 * tensor.shape[0] else Type.Q3_K
+    values = next((name for name in source.tensors if name.endswith(".attn_v.weight")), None)
+    if values is None:
+        return Type.Q3_K
+    queries = source.tensors[values.replace("attn_v", "attn_output")].shape[1]
+    return Type.Q4_K if queries >= 4 * source.tensors[values].shape[0] else Type.Q3_K
 
 
 # The mixtures are those of llama.cpp's quantiser without an importance matrix.

@@ -48,8 +48,8 @@ def gated_rows(heads: int, head_dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def delta_rows(d: DeltaConfig) -> dict[str, np.ndarray]:
-    """The rows of weights that a checkpoint has by key heads: of queries, keys, values and gates, and of beta and decays. Each key
-    head's come together, those of its value heads one after the other."""
+    """The rows of weights that a checkpoint has by key heads: of queries, keys, values and gates, and of beta and decays. Each
+    key head's come together, those of its value heads one after the other."""
     members = d.value_heads // d.key_heads
     widths = [d.key_dim, d.key_dim, members * d.value_dim, members * d.value_dim]
     rows = np.arange(d.key_heads * sum(widths)).reshape(d.key_heads, -1)
@@ -64,6 +64,6 @@ def delta_rows(d: DeltaConfig) -> dict[str, np.ndarray]:
 
 
 def tiled_order(d: DeltaConfig, width: int) -> np.ndarray:
-    """The places of value heads of a width, that come by key heads, in an order in which neighbours read neighbouring key heads."""
+    """The places of value heads of a width, that come by key heads, in the order in which neighbours read neighbouring ones."""
     members = d.value_heads // d.key_heads
     return np.arange(d.value_heads * width).reshape(d.key_heads, members, width).swapaxes(0, 1).reshape(-1)

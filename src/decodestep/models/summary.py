@@ -6,6 +6,7 @@ from typing import Any
 
 from decodestep.chat.template import ChatTemplate
 from decodestep.decoding import layer_decoder, step_decoder
+from decodestep.decoding.config import Config
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.states import state_layout
 from decodestep.files.gguf_file import GgufFile
@@ -52,6 +53,8 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
             f"{config.heads} heads of {latent.nope_dim} + {latent.rope_dim} with rope, values of {latent.value_dim}, "
             f"latent of {latent.latent_dim}{queries}"
         )
+    if config.mixers:
+        facts["attention"] += f", in {config.cache_layers} of the layers; {_states(config)}"
     if experts:
         facts["feed-forward"] += (
             f"; in {sum(experts.layers)} layers {experts.count} experts of {experts.width}, {experts.rule.used} a token, "
@@ -64,6 +67,18 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     if config.skipped_layers:
         facts["left out"] = f"{config.skipped_layers} layer(s) for next-token prediction"
     return facts
+
+
+def _states(config: Config) -> str:
+    """The layers that have a state in place of keys and values."""
+    count = sum(mixer not in ("attention", "none") for mixer in config.mixers)
+    if (d := config.delta) is not None:
+        what = f"the gated delta rule, {d.value_heads} heads of {d.key_dim} x {d.value_dim}"
+    elif (m := config.mamba) is not None:
+        what = f"Mamba2, {m.heads} heads of {m.state} x {m.head_dim}"
+    else:
+        what = "a short convolution"
+    return f"in {count} {what}"
 
 
 def _converted(checkpoint: Checkpoint) -> list[str]:

@@ -45,6 +45,7 @@ PRE_TOKENIZERS = {
     "seed-coder": ((_LLAMA3 % 1).replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),),
     "minicpm5": (r"\p{N}{1,3}", _LLAMA3 % 3),
     "qwen2": (_LLAMA3 % 1,),
+    "qwen35": ((_LLAMA3 % 1).replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}\p{N}]", r"\s\p{L}\p{M}\p{N}]"),),
     "exaone-moe": (  # words of letters with a space between them are one
         (_LLAMA3 % 1)
         .replace(r"\p{L}+|", r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|")
@@ -73,7 +74,7 @@ PRE_TOKENIZERS = {
         _by_case("", "/", 1),
     ),
 }
-_LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")  # besides llama-bpe, whose rules they share
+_LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "lfm2")  # besides llama-bpe, whose rules they share
 # Other names of the same patterns, as in llama.cpp. Granite 3 has refact, Granite 4 dbrx.
 _SAME = {
     "smollm": ("refact", "starcoder", "minerva-7b", "command-r"),
@@ -85,7 +86,7 @@ _SAME = {
 }
 PRE_TOKENIZERS |= {name: PRE_TOKENIZERS[usual] for usual, names in _SAME.items() for name in names}
 # Those whose models have read text in Unicode's normal form C alone, by their tokenizer.json; the file does not say so.
-COMPOSED = ("qwen2", "command-r", "olmo")
+COMPOSED = ("qwen2", "qwen35", "command-r", "olmo")
 # Those that take a word that is a token as it is.
 WHOLE_WORDS = ("llama-bpe", *_LLAMA3_NAMES, "tekken", "glm4", "glm5", "minicpm5", "youtu")
 # Those that put the beginning token first where the file does not say whether to, as in llama.cpp.

@@ -87,8 +87,8 @@ class Architecture:
     Of what is written:
     feed_forward_biases, output_bias: whether llama.cpp knows biases of feed-forward blocks, which are also read then, and of
         the attention's output. rope_divisors: whether it reads the tensor that divides the rope's frequencies.
-    split_up_projections: whether those of latent keys and values are two tensors. tiled_heads: whether value heads that read one
-        key head are apart by the number of key heads (`DeltaConfig.tiled`).
+    split_up_projections: whether those of latent keys and values are two tensors. tiled_heads: whether value heads that read
+        one key head are apart by the number of key heads (`DeltaConfig.tiled`).
     written: further keys. refused: what else llama.cpp refuses, by the model and the rope's tensors, or None.
     scaled_scores: by which of the rope's keys llama.cpp scales scores as transformers does not, or None.
     """
@@ -140,9 +140,9 @@ class Activation:
 class ModelType:
     """A family as a folder with one model_type in config.json.
 
-    name: that model_type. written_as: the architecture of a GGUF file of it. written_otherwise: another one for some models, or
-        None. layers: what all its layers have. layer_count: how many there are. mixers: the mixer of every layer of so many, as
-        in `Config`. norm_eps: the key of the norms' epsilon; None: the usual one.
+    name: that model_type. written_as: the architecture of a GGUF file of it. written_otherwise: another one for some models,
+        or None. layers: what all its layers have. layer_count: how many there are. mixers: the mixer of every layer of so many,
+        as in `Config`. norm_eps: the key of the norms' epsilon; None: the usual one.
     defaults: of transformers' class, for missing keys. aliases: keys that the class reads as another one, which they replace.
     taken_for: keys with which transformers takes the folder for another model_type.
     activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: the key
@@ -155,8 +155,8 @@ class ModelType:
         their position; None: they do not.
     has_rope: whether there is a rope. ropes_by_layer_type: whether rope_parameters has a rope for "full_attention" and
         one for "sliding_attention"; otherwise a layer whose rope is another one has none.
-    tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. outside: of parts of no layer. prefixes:
-        as of a `Wrapper`. norm_shift: as in `Config`.
+    tensors: the names of the parts of a layer that differ from those of `names.FOLDER`. outside: of parts of no layer.
+        prefixes: as of a `Wrapper`. norm_shift: as in `Config`.
     pre_tokenizer: the name that its GGUF files have, of several that cut texts alike. tiktoken: the name of the rules for
         tiktoken.model; None: its folders have tokenizer.json alone.
     """

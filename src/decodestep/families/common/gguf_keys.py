@@ -48,8 +48,8 @@ class GgufKeys:
     def size_of_layers(
         self, key: str, default: int | None = None, *, most: int = MAX_WIDTH, of: Sequence[bool] | None = None
     ) -> int:
-        """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal. of: which layers
-        have one; None: all."""
+        """A size for which a file may have an array with that of each layer, as Granite 4's do; all must be equal. of: which
+        layers have one; None: all."""
         sizes = self.sizes(key, default, most=most, least=1 if of is None else 0)
         if of is not None:
             sizes = tuple(size for size, has in zip(sizes, of, strict=False) if has) or sizes

@@ -192,8 +192,8 @@ class GroupedKeys:
     biases: the products of attention that have one in every checkpoint. bias_keys: the keys that say whether others have one.
     windows, ropes: of so many layers, as in `GroupedConfig`. scale: of the scores; None: the usual one. rope_dim: how many
     columns of a head of so many have a rope; None: all. half_split: as in `Config`. norm_key: the key that says whether there
-    are the norms of queries and keys; None: there are, if the family has them. score_cap: of the scores; None: none. gated: as in
-    `GroupedConfig`.
+    are the norms of queries and keys; None: there are, if the family has them. score_cap: of the scores; None: none. gated: as
+    in `GroupedConfig`.
     """
 
     biases: tuple[str, ...] = ()
