@@ -11,6 +11,7 @@ from decodestep.generation.drafts import drafters_of
 from decodestep.generation.drafts.next_token_drafts import NextTokenDrafts
 from support import family_models, tiny_gguf_files
 from support.next_token_models import Predicting
+from support.state_models import give_state
 
 KINDS = [
     SamplingParams(max_new_tokens=40, do_sample=False),
@@ -35,6 +36,12 @@ def predicting(request, tmp_path_factory):
     return made, made.save(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(params=[False, True], ids=["", "with a state"])
+def load(request):
+    """`load`, perhaps of a model whose logits depend on a recurrent state."""
+    return lambda path: give_state(ds.load(path)) if request.param else ds.load(path)
+
+
 @pytest.fixture
 def always(monkeypatch):
     """Drafts as long as they may be, whatever they take."""
@@ -47,9 +54,9 @@ def prompts_of(rng):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_text_changes(predicting, always, seed):
+def test_no_text_changes(predicting, always, seed, load):
     """Rows side by side, with prefixes of one another, sampled and greedy."""
-    model = ds.load(predicting[1])
+    model = load(predicting[1])
     prompts = prompts_of(np.random.default_rng(seed))
     plain = [ds.generate(model, [prompt], kind, draft=None)[0] for prompt, kind in zip(prompts, KINDS, strict=True)]
     model.cache.clear()
@@ -91,15 +98,15 @@ def test_an_engine_drafts_with_these_layers_and_by_lookup(predicting, always):
     assert [isinstance(factory, NextTokenDrafts) for factory in drafters_of(model, "mtp")] == [True]
 
 
-def test_a_row_that_follows_another_drafts_at_once(predicting, always):
+def test_a_row_that_follows_another_drafts_at_once(predicting, always, load):
     """As the next turn of a chat does: of what a row has drawn, all slots are filled once it ends."""
-    model = ds.load(predicting[1])
+    model = load(predicting[1])
     params = SamplingParams(do_sample=False, max_new_tokens=20, ignore_eos=True)
     [first] = ds.generate(model, [[5, 6, 7, 8, 9]], params, draft="mtp")
     text = [*first.prompt_token_ids, *first.token_ids, 3, 4]
     [second] = ds.generate(model, [text], params, draft="mtp")
     assert second.cached_tokens > 0 < second.drafted
-    assert second == ds.generate(ds.load(predicting[1]), [text], params, draft=None)[0]
+    assert second == ds.generate(load(predicting[1]), [text], params, draft=None)[0]
 
 
 def test_without_drafts_no_slot_is_filled(predicting, monkeypatch):

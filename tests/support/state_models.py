@@ -11,6 +11,7 @@ from decodestep.decoding.decoder import Decoder
 from decodestep.decoding.kv_cache import PAGE, PageLayout, Pages
 from decodestep.decoding.page_pool import PagePool
 from decodestep.decoding.states import StateLayout
+from decodestep.decoding.step_decoder import StepDecoder
 from decodestep.models import Model
 
 _MODULUS = 2**24 - 3  # float32 holds all that is below
@@ -49,27 +50,59 @@ class HashDecoder(Decoder):
         return TokenPages(self.page_layout, count)
 
     def logits(self, batch, pages, hidden=None):
-        assert not pages.states[0].any(), "the zeros have been written"
-        written = {into for slot, into in zip(batch.slots, batch.into, strict=True) if slot != into}
-        assert len({*batch.into}) == len(batch.into) and not written & {*batch.slots}, "two sequences have a row"
         self.passes += 1
         self.tokens += len(batch.tokens)
+        for row, token, position in zip(batch.sequence, batch.tokens, batch.positions, strict=True):
+            pages.tokens[batch.page_table[row, position // PAGE], position % PAGE] = token
         out = np.empty((len(batch.wanted), self.config.vocab_size), np.float32)
         places = {int(t): place for place, t in enumerate(batch.wanted)}
-        for row, (slot, into) in enumerate(zip(batch.slots, batch.into, strict=True)):
-            [(state, recent)] = self.state_layout.views(pages.states[slot])
-            seed, count, last = int(state[0]), int(state[1]), [int(token) for [token] in recent]
-            for t in np.flatnonzero(batch.sequence == row).tolist():
-                position, token = int(batch.positions[t]), int(batch.tokens[t])
-                assert count == position, f"the state is after {count} tokens, and not after {position}"
-                pages.tokens[batch.page_table[row, position // PAGE], position % PAGE] = token
-                seed, count, last = hash_on(seed, count, token), count + 1, [*last[1:], token]
-                if t in places:
-                    held = pages.tokens[batch.page_table[row, : position // PAGE + 1]].reshape(-1)[:count]
-                    out[places[t]] = hash_logits(seed, last, held, self.config.vocab_size)
-            [(state, recent)] = self.state_layout.views(pages.states[into])
-            state[:2], recent[:, 0] = (seed, count), last
+        for t, seed, last in states_after(batch, pages, self.state_layout):
+            if t in places:
+                count = batch.positions[t] + 1
+                held = pages.tokens[batch.page_table[batch.sequence[t], : -(-count // PAGE)]].reshape(-1)[:count]
+                out[places[t]] = hash_logits(seed, last, held, self.config.vocab_size)
         return out
+
+
+def states_after(batch, pages, layout):
+    """Brings the states of a batch up to date; returns each token's index with the hash and the last three tokens after it."""
+    assert not pages.states[0].any(), "the zeros have been written"
+    written = {into for slot, into in zip(batch.slots, batch.into, strict=True) if slot != into}
+    assert len({*batch.into}) == len(batch.into) and not written & {*batch.slots}, "two sequences have a row"
+    found = []
+    for row, (slot, into) in enumerate(zip(batch.slots, batch.into, strict=True)):
+        (state, recent), *_ = layout.views(pages.states[slot])
+        seed, count, last = int(state[0]), int(state[1]), [int(token) for [token] in recent]
+        for t in np.flatnonzero(batch.sequence == row).tolist():
+            position, token = int(batch.positions[t]), int(batch.tokens[t])
+            assert count == position, f"the state is after {count} tokens, and not after {position}"
+            seed, count, last = hash_on(seed, count, token), count + 1, [*last[1:], token]
+            found.append((t, seed, last))
+        (state, recent), *_ = layout.views(pages.states[into])
+        state[:2], recent[:, 0] = (seed, count), last
+    return found
+
+
+def give_state(model, *, pages=200, rows=20):
+    """Makes the logits of a model depend on such a state, too."""
+    decoder, logits = model.decoder, model.decoder.logits
+    decoder.__dict__["state_layout"] = layout = StateLayout([((3,), (3, 1)), *[(None, None)] * (decoder.config.layers - 1)])
+
+    def with_state(batch, pages, *hidden):
+        after = {t: seed for t, seed, _ in states_after(batch, pages, layout)}
+        if isinstance(decoder, StepDecoder):  # which refuses states that no layer has
+            batch, own = batch._replace(slots=None, into=None), pages.states
+            pages.states = None
+        out = logits(batch, pages, *hidden)
+        if isinstance(decoder, StepDecoder):
+            pages.states = own
+        for place, t in enumerate(batch.wanted.tolist()):
+            out[place, after[t] % 250] += 1
+        return out
+
+    decoder.logits = with_state
+    model.cache = new_cache(decoder, pages, rows)
+    return model
 
 
 def hash_on(seed, position, token):
