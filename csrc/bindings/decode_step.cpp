@@ -11,8 +11,8 @@ namespace {
 // The value of one row, borrowed: of a list with one value for each row, or of one value for all rows.
 PyObject* of_row(nb::handle value, size_t row, size_t batch) {
     if (!PyList_CheckExact(value.ptr())) return value.ptr();
-    require(static_cast<size_t>(PyList_GET_SIZE(value.ptr())) == batch, "a list must hold one value for each row");
-    return PyList_GET_ITEM(value.ptr(), static_cast<Py_ssize_t>(row));
+    require(static_cast<size_t>(NB_LIST_GET_SIZE(value.ptr())) == batch, "a list must hold one value for each row");
+    return NB_LIST_GET_ITEM(value.ptr(), static_cast<Py_ssize_t>(row));
 }
 
 nb::object decode_step_of(nb::handle logits, nb::handle steps, nb::handle greedy, nb::handle seed, nb::handle position,
@@ -20,7 +20,7 @@ nb::object decode_step_of(nb::handle logits, nb::handle steps, nb::handle greedy
     const DefaultFloats floats;  // values are rounded here too
     const LogitsArgument given(logits.ptr());
     const size_t batch = given.batch, vocab = given.vocab;
-    require(PyList_CheckExact(steps.ptr()) && static_cast<size_t>(PyList_GET_SIZE(steps.ptr())) == batch,
+    require(PyList_CheckExact(steps.ptr()) && static_cast<size_t>(NB_LIST_GET_SIZE(steps.ptr())) == batch,
             "steps must be a list of one sequence for each row");
     StepArrays arrays;
     std::vector<Step> all;
@@ -28,7 +28,7 @@ nb::object decode_step_of(nb::handle logits, nb::handle steps, nb::handle greedy
     std::vector<std::unique_ptr<LogprobsBuffer>> buffers;
     for (size_t b = 0; b < batch; ++b) {
         const size_t before = all.size();
-        append_steps(all, PyList_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(b)), vocab, arrays);
+        append_steps(all, NB_LIST_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(b)), vocab, arrays);
         PyObject* const flag = of_row(greedy, b, batch);
         PyObject* const wanted = of_row(top_logprobs, b, batch);
         require(PyBool_Check(flag), "greedy must be bool");

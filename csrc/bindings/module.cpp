@@ -2,10 +2,17 @@
 #include "bindings/bindings.h"
 #include "core/isa.h"
 
+#ifdef __clang__
+#define COMPILER "Clang " __clang_version__
+#else
+#define COMPILER "GCC " __VERSION__
+#endif
+
 NB_MODULE(_native, m) {
     using namespace decodestep;
     current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &tier_name);
+    m.def("compiler", [] { return COMPILER; });
     m.def("tiers", [] { return nb::str(usable_tiers().c_str()); });
     bind_causal_conv1d(m);
     bind_column_weight(m);

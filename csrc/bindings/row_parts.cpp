@@ -60,7 +60,7 @@ EndingsPart endings_part(PyObject* object, StepKind kind, size_t vocab) {
 }
 
 AddContinuationsPart add_continuations_part(PyObject* object) {
-    const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
+    const auto field = [&](Py_ssize_t i) { return NB_TUPLE_GET_ITEM(object, i); };
     const auto values = packed<double>(field(0));
     require_aligned(values);
     std::vector<double> amounts = copy_of(values);
@@ -134,9 +134,9 @@ Part part_of(PyObject* object, size_t vocab, StepArrays& arrays) {
         require(PyCallable_Check(object), "a part of a row must be a sequence of steps, or callable");
         return CallPart{nb::borrow(object)};
     }
-    require(PyTuple_GET_SIZE(object) == kPartClasses[static_cast<size_t>(kind)].fields,
+    require(NB_TUPLE_GET_SIZE(object) == kPartClasses[static_cast<size_t>(kind)].fields,
             "a step must have the fields of its type");
-    const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
+    const auto field = [&](Py_ssize_t i) { return NB_TUPLE_GET_ITEM(object, i); };
     switch (kind) {
         case PartKind::penalise_seen:
             return PenaliseSeenPart{count_of(field(0)), number_of(field(1), kLeast, kMost)};

@@ -127,9 +127,9 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
     const auto& classes = made_once<StepObjects>().classes;
     const auto found = std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
     require(found != classes.end(), "a step must be of the types in decodestep.steps");
-    const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
+    const auto field = [&](Py_ssize_t i) { return NB_TUPLE_GET_ITEM(object, i); };
     Step step{.kind = static_cast<StepKind>(found - classes.begin())};
-    require(PyTuple_GET_SIZE(object) == kStepClasses[static_cast<size_t>(step.kind)].fields,
+    require(NB_TUPLE_GET_SIZE(object) == kStepClasses[static_cast<size_t>(step.kind)].fields,
             "a step must have the fields of its type");
     switch (step.kind) {
         case StepKind::penalise:
@@ -189,9 +189,11 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
 }
 
 void append_steps(std::vector<Step>& steps, PyObject* sequence, size_t vocab, StepArrays& arrays) {
-    require(PyList_CheckExact(sequence) || PyTuple_CheckExact(sequence), "steps must be a list or a tuple");
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i)
-        steps.push_back(step_of(PySequence_Fast_GET_ITEM(sequence, i), vocab, arrays));
+    const bool listed = PyList_CheckExact(sequence);
+    require(listed || PyTuple_CheckExact(sequence), "steps must be a list or a tuple");
+    for (Py_ssize_t i = 0; i < (listed ? NB_LIST_GET_SIZE(sequence) : NB_TUPLE_GET_SIZE(sequence)); ++i)
+        steps.push_back(
+            step_of(listed ? NB_LIST_GET_ITEM(sequence, i) : NB_TUPLE_GET_ITEM(sequence, i), vocab, arrays));
 }
 
 LogprobsBuffer::LogprobsBuffer(size_t wanted, size_t vocab) {

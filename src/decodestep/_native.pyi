@@ -19,6 +19,9 @@ def isa() -> str:
 def tiers() -> str:
     """The names of the tiers that this core is built for and this machine has, separated by ", "."""
 
+def compiler() -> str:
+    """The name and the version of the compiler."""
+
 def formats() -> list[tuple[str, int, int, int, tuple[int, ...], bool]]:
     """Of each weight format, by its number: its name; the values and the bytes of a block; the bytes of 32 outputs' blocks in
     panels; the bytes of a block where its float16 numbers are; whether values are rounded to it.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from call_texts import ARGUMENTS, CASES, FUNCTIONS
 
+from decodestep.chat import tool_formats as formats
 from decodestep.chat.answer_format import AnswerFormat
 from decodestep.chat.reasoning import THINK, find_reasoning
 from decodestep.chat.template import ChatTemplate
@@ -55,7 +57,48 @@ def test_calls_that_a_template_writes_stay(kind):
         LOOP + "{{ m.role + (m.content or '') }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}" + END
     )
     conversation = [called(content="So:"), called(), say("user", "a")]
-    assert with_calls(Templated(written), conversation, kind({})) == conversation
+    found = with_calls(Templated(written), conversation, kind({}))
+    for message in found[:2]:
+        message["tool_calls"][0]["id"] = "1"
+    assert found == conversation
+
+
+@pytest.mark.parametrize(
+    ("kind", "ids"),
+    [
+        (formats.TaggedJson, ["call_1", "toolu_2", "abcdefg12"]),
+        (formats.MistralList, [None, None, "abcdefg12"]),
+        (formats.MistralNamed, [None, None, "abcdefg12"]),
+        (formats.KimiSection, ["functions.stay:0", "functions.stay:1", "functions.stay:2"]),
+    ],
+)
+def test_ids_of_other_servers_are_those_of_the_format(kind, ids):
+    """None: nine letters and digits, of each id always the same."""
+    given = ["call_1", "toolu_2", "abcdefg12"]
+    calls = [{"id": each, "function": {"name": "stay", "arguments": ARGUMENTS}} for each in given]
+    results = [{**say("tool", each), "tool_call_id": each} for each in given[::-1]]
+    several = LOOP + "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}" + END
+    model = Templated(several)
+    message, *answers = with_calls(model, [say("assistant", None, tool_calls=calls), *results], kind({}))
+    found = [call["id"] for call in message["tool_calls"]]
+    assert found == [answer["tool_call_id"] for answer in answers][::-1] and len(set(found)) == 3
+    for each, wanted in zip(found, ids, strict=True):
+        assert each == wanted if wanted else re.fullmatch("[a-zA-Z0-9]{9}", each)
+    assert with_calls(model, [say("assistant", None, tool_calls=calls[1:])], kind({}))[0]["tool_calls"][0]["id"] in (
+        found[1],
+        "functions.stay:0",
+    )
+
+
+@pytest.mark.parametrize("name", ["Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407"])
+def test_published_templates_take_ids_of_other_servers(name, published):  # noqa: F811
+    model = Templated((published / f"{name}.jinja").read_text())
+    asked = {"id": "toolu_01A09q90qw90lq917835lq9", "type": "function", "function": {"name": "stay", "arguments": ARGUMENTS}}
+    result = {**say("tool", "sunny"), "tool_call_id": asked["id"]}
+    conversation = [say("user", "hello"), say("assistant", None, tool_calls=[asked]), result]
+    format_ = read_tools(model, {"tools": [tool("stay")]}, conversation)
+    messages, described = for_template(model, conversation, format_)
+    assert "sunny" in model.chat_prompt(messages, tools=described)
 
 
 def test_calls_of_one_message_are_messages_of_their_own_where_a_template_writes_one():

@@ -76,6 +76,27 @@ def test_properties_in_any_order():
     check(named(many), [nulls(many)], [nulls(many[::-1])], order="any")
 
 
+@pytest.mark.parametrize("order", ["schema", "any"])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        OPEN,
+        {**OPEN, "additionalProperties": {"type": "integer"}},
+        {"type": "object", "properties": {f"a{i}": NULL for i in range(33)} | {"a": NULL}},  # too many for any order
+        {**OPEN, "minProperties": 1},
+        {"type": "object", "properties": {"b": NULL}, "propertyNames": {"enum": ["a", "b"]}},
+        {"type": "object", "patternProperties": {"^(a|b)$": {"type": "integer"}}, "additionalProperties": {"type": "string"}},
+        {"type": "object", "patternProperties": {"^a$": NULL, "^a.+$": NULL}, "additionalProperties": NULL},
+    ],
+)
+def test_no_name_begins_with_one_that_is_listed(schema, order):
+    takes = matcher(schema, order=order, closed=False)
+    assert takes('{"a": 1') or takes('{"a": null')
+    for begun in ('{"a', '{"b": null, "a', '{"b": 1, "a', '{"a": null, "a', '{"a": 1, "a'):
+        assert not takes(begun + "x")
+        assert not takes(begun + "é")
+
+
 def test_objects_with_properties_are_closed_unless_the_schema_says_otherwise():
     check(OPEN, ['{"a": 1}'], ['{"c": 1}'])
     check(OPEN, ['{"a": 1}', '{"c": 1}'], [], closed=False)
@@ -250,6 +271,7 @@ def test_what_has_no_finite_text_is_not_begun():
             matcher({**none, "$defs": endless})("")
 
 
+@pytest.mark.slow
 def test_many_optional_properties():
     names = [f"name{i}" for i in range(500)]
     listed = {"type": "object", "properties": dict.fromkeys(names, NULL)}
@@ -263,10 +285,16 @@ def test_many_optional_properties():
     ):
         takes = matcher(schema)
         assert takes(nulls(["name3", "name499"]), END) and not takes(nulls(["name4", "name3"]), END)
+    more = [f"name{i}" for i in range(1200)]
+    takes = matcher(named(more, required=["name7", "name900"]))
+    assert takes(nulls(["name3", "name7", "name8", "name12", "name900", "name1199"]), END)
+    assert not takes(nulls(["name3", "name8"])) and not takes(nulls(["name7", "name899", "name901"]))
+    assert not takes(nulls(["name7", "name899"]), END)
     takes = matcher(listed, closed=False)
     assert takes(nulls(["name3", "name499", "other"]), END) and not takes(nulls(["name4", "name3"]), END)
 
 
+@pytest.mark.slow
 def test_many_constants():
     values = [f"v{i}" for i in range(3000)]
     for schema in (
@@ -278,6 +306,7 @@ def test_many_constants():
     check({"oneOf": [{"const": each, "title": "one"} for each in values[:600]]}, ['"v0"', '"v599"'], ['"v600"'])
 
 
+@pytest.mark.slow
 def test_many_items_are_not_quadratic():
     for least in (10, 1000):
         takes = matcher({"type": "array", "items": {"type": "integer"}, "minItems": least})

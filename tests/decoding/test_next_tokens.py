@@ -16,7 +16,11 @@ from support import family_models
 from support.next_token_models import Predicting
 
 # family, size, layers for next-token prediction
-CASES = [("deepseek_v3", 0, 1), ("deepseek_v3", 1, 2), ("deepseek_v3", 2, 3), ("glm4_moe_lite", 0, 1), ("glm4_moe_lite", 1, 2)]
+CASES = [
+    *[("deepseek_v3", 0, 1), ("deepseek_v3", 1, 2), ("deepseek_v3", 2, 3), ("glm4_moe_lite", 0, 1), ("glm4_moe_lite", 1, 2)],
+    *[("glm4_moe", 0, 1), ("glm4_moe", 1, 2), ("glm4_moe", 2, 3)],
+]
+SOME = [*CASES[:3], CASES[5], CASES[7]]
 TOLERANCE = 2e-5
 
 
@@ -116,7 +120,7 @@ def test_a_wrong_wiring_is_seen(predicting, ids, monkeypatch, fault):
     assert family_models.relative(ours, theirs.drafts(ids[:20], 3)[1]) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize(("family", "size", "depths"), CASES[:3])
+@pytest.mark.parametrize(("family", "size", "depths"), SOME)
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_do_not_depend_on_how_the_tokens_came(predicting, ids, family, size, depths, seed):
     """Chunks of a prompt, drafts accepted or dropped, forks, sequences cut back: the bits of one that ran at once."""
@@ -147,7 +151,7 @@ def test_drafts_do_not_depend_on_how_the_tokens_came(predicting, ids, family, si
     sequence.close()
 
 
-@pytest.mark.parametrize(("family", "size", "depths"), CASES[:3])
+@pytest.mark.parametrize(("family", "size", "depths"), SOME)
 @pytest.mark.parametrize(("common", "piece"), [(5, 1), (16, 50), (20, 2), (32, 1), (47, 50)])
 def test_drafts_after_a_prefix_that_another_sequence_ran(predicting, ids, family, size, depths, common, piece):
     """Whole pages, and parts of one, which is copied: its last tokens run again, because the layers read a state of theirs."""
@@ -264,25 +268,31 @@ def test_a_layer_that_lacks_a_tensor_is_left_out(predicting, ids, tmp_path):
     np.testing.assert_array_equal(model.logits(ids), left_out.logits(ids))
 
 
+@pytest.mark.parametrize(("family", "architecture"), [("deepseek_v3", "deepseek2"), ("glm4_moe", "glm4moe")])
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
-def test_a_gguf_file_has_the_layers_of_its_folder(predicting, ids, tmp_path, kind):
-    _, path = predicting("deepseek_v3", 1, 2)
-    file = tmp_path / "model.gguf"
+def test_a_gguf_file_has_the_layers_of_its_folder(predicting, ids, tmp_path, kind, family, architecture):
+    theirs, path = predicting(family, 1, 2)
+    file, hidden = tmp_path / "model.gguf", theirs.model.config.hidden_size
     requantise(path, file, kind, lambda *_: None)
     reader = GGUFReader(file)
-    assert reader.fields["deepseek2.nextn_predict_layers"].contents() == 2
-    assert reader.fields["deepseek2.block_count"].contents() == 5
+    assert reader.fields[f"{architecture}.nextn_predict_layers"].contents() == 2
+    assert reader.fields[f"{architecture}.block_count"].contents() == 5
     names = {tensor.name: tuple(tensor.shape) for tensor in reader.tensors}
-    assert names["blk.3.nextn.eh_proj.weight"] == (64, 32) and names["blk.4.nextn.shared_head_norm.weight"] == (32,)
+    assert names["blk.3.nextn.eh_proj.weight"] == (2 * hidden, hidden)
+    assert names["blk.4.nextn.shared_head_norm.weight"] == (hidden,)
     model = ds.load(file, dtype="float32")
     assert (model.config.layers, model.config.next_token_layers) == (3, 2)
     drafts, folder = (from_nothing(source, ids[:30], 2, dtype="float32") for source in (file, path))
     assert family_models.relative(drafts, folder) < (TOLERANCE if kind == "f32" else 0.2)
 
 
-def test_the_native_step_drafts_alike(ids, tmp_path):
-    """Its hidden states are those of a cache of float16."""
-    wide = Predicting("deepseek_v3", 1, 1, **family_models.ALIGNED["deepseek_v3"])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("deepseek_v3", family_models.ALIGNED["deepseek_v3"]), ("glm4_moe", {"hidden_size": 64, "intermediate_size": 96})],
+)
+def test_the_native_step_drafts_alike(ids, tmp_path, family, changes):
+    """Its hidden states are those of a cache of float16, and its heads padded to 16."""
+    wide = Predicting(family, 1, 1, **({"moe_intermediate_size": 32} if family == "glm4_moe" else {}) | changes)
     path = wide.save(tmp_path)
     assert "native" in ds.load(path).decoder.description
     assert family_models.relative(from_nothing(path, ids[:40], 1), wide.drafts(ids[:40], 1)[1]) < 1e-2

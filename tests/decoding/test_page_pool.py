@@ -314,6 +314,7 @@ def reuse_and_run(pool):
                 other.assign(sequence)
 
 
+@pytest.mark.slow
 def test_an_interrupt_anywhere_loses_no_page():
     """Python raises an interrupt where a function begins, among other places."""
     event = 1
@@ -331,6 +332,7 @@ def test_an_interrupt_anywhere_loses_no_page():
         assert pool.held == pool._reserved == 0
 
 
+@pytest.mark.slow
 def test_a_sequence_goes_on_after_an_interrupt_anywhere():
     """With the tokens that it says it has, which its pages hold; what others share is as it was."""
 

@@ -97,6 +97,7 @@ def test_threads_share_a_model(tiny_file, rng):
     assert wrong == [] and model.cache.held == 0
 
 
+@pytest.mark.slow
 def test_a_child_has_the_pages_of_threads_that_it_has_not(tiny_file):
     code = f"""
 import os, threading
@@ -159,6 +160,7 @@ print(codes)
     assert printed(code).strip() == str([0] * 20)
 
 
+@pytest.mark.slow
 def test_pages_take_memory_only_when_they_are_written(tiny_file):
     """A quarter of the machine's memory is the bound; a short text takes a few pages of it."""
     code = f"""

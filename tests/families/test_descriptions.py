@@ -23,7 +23,15 @@ from support.project import ROOT
 SOURCE = ROOT / "src" / "decodestep"
 # GGUF names kinds of tokenizers as some of the families.
 # Parts that folders have alone: of biases, and of one tensor in place of several.
-OF_FOLDERS = {"mixer_input_bias", "mixer_output_bias", "gate_up", "shared_gate_up", "experts_down_together", "delta_qkvz", "delta_beta_alpha"}
+OF_FOLDERS = {
+    "mixer_input_bias",
+    "mixer_output_bias",
+    "gate_up",
+    "shared_gate_up",
+    "experts_down_together",
+    "delta_qkvz",
+    "delta_beta_alpha",
+}
 POST_NORMS = {"attention_post_norm", "ffn_post_norm"}
 OF_TOKENIZERS = {"llama", "gemma4", *PRE_TOKENIZERS}
 
@@ -48,6 +56,7 @@ def constants(path):
     return {node.value for node in strings if id(node) not in texts}
 
 
+@pytest.mark.slow
 def test_no_family_is_named_outside_its_file():
     """Or one that is part of a longer name."""
     names, found = {*MODEL_TYPES, *ARCHITECTURES}, {}
@@ -81,8 +90,9 @@ def test_a_model_type_names_what_there_is(name):
     each = MODEL_TYPES[name]
     assert each.written_as is ARCHITECTURES[each.written_as.name] and each.written_as.layers == each.layers
     in_turn = {part for part in each.tensors if part.startswith(("experts_gate_up_in_turn", "experts_down_by_inputs"))}
-    assert set(each.tensors) - in_turn <= {*FOLDER, *GGUF, *OF_FOLDERS, *POST_NORMS}
-    assert each.pre_tokenizer in {None, "default", *PRE_TOKENIZERS}
+    beside_dense = {"router_scale", "factors_of_experts", "dense_post_norm", "routed_norm", "routed_post_norm"}
+    assert set(each.tensors) - in_turn <= {*FOLDER, *GGUF, *OF_FOLDERS, *beside_dense, *POST_NORMS}
+    assert each.pre_tokenizer in {None, "default", "gemma4", *PRE_TOKENIZERS}
     assert each.tiktoken is None or each.tiktoken in PRE_TOKENIZERS
     assert all(other is MODEL_TYPES[other.name] for other in each.taken_for.values())
 

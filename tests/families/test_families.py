@@ -64,7 +64,7 @@ def routes(model, monkeypatch):
     """Two lists that fill with the sorted experts of every token, layer by layer: theirs and ours."""
     theirs, ours = [], []
     for name, module in model.named_modules():
-        if name.endswith(("mlp.gate", "mlp.router", "feed_forward.gate", "mixer.gate", "block_sparse_moe.router")):
+        if name.endswith(("mlp.gate", ".router", "feed_forward.gate", "mixer.gate")):
             module.register_forward_hook(lambda _, __, out: theirs.append(np.sort(out[2].numpy(), axis=1)))
     router = float32_layer.expert_router
 
@@ -872,6 +872,7 @@ def test_env_tells_what_a_model_is_and_how_it_would_run(folder, capsys):
     embedding = tensors["model.embed_tokens.weight"].nbytes
     active = sum(tensor.nbytes for tensor in tensors.values()) - experts * 2 // 3 - embedding + embedding // 300
     assert facts["weight_bytes"] == active
+    assert facts["all_weight_bytes"] == sum(tensor.nbytes for tensor in tensors.values())
     assert facts["tokens_a_second_at_most"] == pytest.approx(facts["memory_bytes_a_second"] / active, rel=1e-3)
     assert "converted" not in facts
     assert cli.main(["env", "--model", str(path / "config.json")]) == 1

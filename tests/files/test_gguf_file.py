@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import gguf
 import numpy as np
@@ -35,6 +36,13 @@ def test_reads_what_the_gguf_package_reads(tiny_file):
         assert mine.type == tensor.tensor_type
         assert mine.shape == tuple(tensor.shape[::-1].tolist())
         np.testing.assert_array_equal(mine.read(), np.frombuffer(tensor.data.tobytes(), np.uint8))
+
+
+def test_several_threads_read_a_file_at_once(tiny_file):
+    tensors = list(GgufFile(tiny_file(kind="F32")).tensors.values()) * 20
+    expected = [tensor.read().tobytes() for tensor in tensors]
+    with ThreadPoolExecutor(4) as pool:
+        assert [found.tobytes() for found in pool.map(lambda tensor: tensor.read(), tensors)] == expected
 
 
 def test_no_such_file_and_no_file(tmp_path):

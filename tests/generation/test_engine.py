@@ -404,6 +404,7 @@ engine.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_has_no_engine(tiny):
     processes.run([sys.executable, "-W", "ignore", "-c", FORK, str(tiny.path)], check=True)

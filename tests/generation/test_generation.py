@@ -429,6 +429,7 @@ def test_of_equal_prompts_one_runs(tiny_file, monkeypatch):
     assert ran == [3]
 
 
+@pytest.mark.slow
 def test_a_long_prompt_runs_in_blocks(model):
     ids = model.tokenizer.encode("one two three four five six seven eight " * 40)
     assert len(ids) > 256

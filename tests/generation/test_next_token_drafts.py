@@ -19,14 +19,19 @@ KINDS = [
     SamplingParams(max_new_tokens=40, seed=3, top_k=20, presence_penalty=0.5),
     SamplingParams(max_new_tokens=40, seed=4, regex="[a-f]{3,40}"),
 ]
-# By what the decoder is, or how many layers draft: how many do, and changes of the config.
-MODELS = {"native": (1, family_models.ALIGNED["deepseek_v3"]), "layers": (1, {}), "two": (2, {})}
+# By what the decoder or its attention is, or how many layers draft: the family, how many do, and changes of the config.
+MODELS = {
+    "native": ("deepseek_v3", 1, family_models.ALIGNED["deepseek_v3"]),
+    "layers": ("deepseek_v3", 1, {}),
+    "two": ("deepseek_v3", 2, {}),
+    "grouped": ("glm4_moe", 1, {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}),
+}
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def predicting(request, tmp_path_factory):
-    depths, changes = MODELS[request.param]
-    made = Predicting("deepseek_v3", 1, depths, agreeing=True, **changes)
+    family, depths, changes = MODELS[request.param]
+    made = Predicting(family, 1, depths, agreeing=True, **changes)
     return made, made.save(tmp_path_factory.mktemp("model"))
 
 
@@ -54,6 +59,7 @@ def test_no_text_changes(predicting, always, seed):
     assert sum(one.accepted for one in drafted) > 10
 
 
+@pytest.mark.slow
 def test_each_draft_is_that_of_its_tokens_alone(predicting, always, monkeypatch):
     """After drafts that were accepted or not, in every place of a page, in a batch."""
     theirs, path = predicting

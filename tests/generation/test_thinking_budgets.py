@@ -135,6 +135,7 @@ class Wrong(Drafter):
         return [(len(row.history) * 7 + i) % 299 for i in range(limit)]
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_in_any_batch_with_any_drafts(model):
     """And in streams and engines; forced tokens are drafted, and are no drafts of a drafter."""
     params = [

@@ -42,7 +42,8 @@ def folder(tmp_path_factory):
     def made(family):
         size, changes = CASES[family].written
         model = family_models.build_model(family, size, **changes)
-        return family_models.save(model, tmp_path_factory.mktemp(family))
+        # Not by the family's name: of a file whose name has phi3 llama.cpp wants a token </s>.
+        return family_models.save(model, tmp_path_factory.mktemp("model"))
 
     return made
 
@@ -201,6 +202,29 @@ def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
     target = quantised(folder, tmp_path / "out.gguf")
     before, after = ds.load(folder, dtype="float32"), ds.load(target, dtype="float32")
     assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
+
+
+def test_a_gemma_2_without_caps(tmp_path):
+    """llama.cpp caps in any case, and divides by what the file says."""
+    folder = family_models.save(family_models.build_model("gemma2", 2), tmp_path / "in")
+    target, ids = quantised(folder, tmp_path / "out.gguf"), np.arange(60)
+    keys = ("attn_logit_softcapping", "final_logit_softcapping")
+    assert [GgufFile(target).metadata[f"gemma2.{key}"] for key in keys] == [2.0**64] * 2
+    before, after = ds.load(folder, dtype="float32"), ds.load(target, dtype="float32")
+    assert after.config.grouped.score_cap == after.config.logits_cap == 0
+    assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
+    pytest.importorskip("llama_cpp")
+    assert family_models.relative(after.logits(ids), family_models.llama_cpp_logits(target, ids)) < LLAMA_CPP
+
+
+def test_experts_beside_a_dense_block(tmp_path):
+    """Those of a folder have gate and up in one tensor, and routers whose inputs and experts have factors."""
+    folder = family_models.save(family_models.build_model("gemma4_text", 2), tmp_path / "in")
+    target, ids = quantised(folder, tmp_path / "out.gguf"), np.arange(60)
+    assert {"blk.1.ffn_gate_inp.scale", "blk.1.ffn_down_exps.scale"} <= GgufFile(target).tensors.keys()
+    before, after = ds.load(folder, dtype="float32"), ds.load(target, dtype="float32")
+    assert family_models.relative(after.logits(ids), before.logits(ids)) < REWRITTEN_LOGITS
+    assert "experts beside a dense block" in ds.load(folder).decoder.description
 
 
 REFUSED = {

@@ -7,12 +7,21 @@ import pytest
 import torch
 
 import decodestep as ds
-from support.recurrent_calls import normal
-from support.tolerances import assert_close
+from support.recurrent_calls import (
+    OPERATORS,
+    assert_nan_stays,
+    assert_nan_stays_in_its_column,
+    assert_refused,
+    assert_results,
+    normal,
+    widened,
+    with_nan,
+)
 
 BACKENDS = ["cpu", "reference"]
 RULES = ["linear", "gated", "delta", "gated_delta"]
 V, TURNED = np.zeros((9, 4, 24), np.float32), np.zeros((1, 4, 24, 16), np.float32)
+attend = OPERATORS["gated_delta_rule"]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -28,15 +37,9 @@ def call(rng, tokens=9, heads=4, key_heads=2, key_width=16, width=24, rule="gate
     return made
 
 
-def attend(made, **changed):
-    arguments = {**made, **changed}
-    arguments["state"] = arguments["state"].copy()
-    return ds.gated_delta_rule(**arguments), arguments["state"]
-
-
 def truth(made):
     """The results and the state in float64: the decayed, corrected state is a product of matrices and the old one."""
-    made = {name: a.astype(np.float64) if isinstance(a, np.ndarray) else a for name, a in made.items()}
+    made = widened(made)
     query, key, value, state = (made[name] for name in ("query", "key", "value", "state"))
     tokens, heads, _ = value.shape
     out, left = np.empty(value.shape), np.empty(state.shape[1:])
@@ -91,10 +94,7 @@ def test_against_float64(backend, rule, by_row, sizes, rng):
         for options in ({}, {"head_map": "tiled", "l2_norm": rule not in ("delta", "gated_delta"), "scale": 0.125}):
             if not options.get("l2_norm", True):
                 made["key"] /= np.float32(key_width)
-            out, state = attend(made, **options, backend=backend)
-            expected, left = truth({**made, **options})
-            assert_close(out, expected)
-            assert_close(state[0], left)
+            assert_results(attend(made, **options, backend=backend), truth({**made, **options}))
 
 
 @each_backend
@@ -141,28 +141,19 @@ def test_limits_of_decay_and_beta(backend, rng):
 @each_backend
 def test_nan_and_infinities_stay_in_their_heads_and_columns(backend, rng):
     made = call(rng, 5, 4, 2)
-    calm, calm_state = attend(made, backend=backend)
+    calm = attend(made, backend=backend)
     for name, place, heads, first in (
         ("decay", (1, 2), [2], 1),
         ("beta", (2, 1), [1], 2),
         ("key", (1, 0, 3), [0, 1], 1),
         ("query", (3, 1, 0), [2, 3], 3),
     ):
-        spoilt = made[name].copy()
-        spoilt[place] = np.nan
-        out, state = attend(made, **{name: spoilt}, backend=backend)
-        for h in range(4):
-            if h in heads:
-                assert np.isnan(out[first, h]).all() and not np.isnan(out[:first, h]).any()
-                assert np.isnan(state[0, h]).all() == (name != "query")
-            else:
-                np.testing.assert_array_equal(out[:, h], calm[:, h])
-                np.testing.assert_array_equal(state[0, h], calm_state[0, h])
-    value = made["value"].copy()
-    value[2, 1, 7] = np.nan
-    out, state = attend(made, value=value, backend=backend)
-    assert np.isnan(out[2:, 1, 7]).all() and np.isnan(state[0, 1, :, 7]).all()
-    np.testing.assert_array_equal(np.delete(out, 7, 2), np.delete(calm, 7, 2))
+        out, state = attend(made, **{name: with_nan(made[name], place)}, backend=backend)
+        assert_nan_stays((out, state), calm, heads, first)
+        assert (np.isnan(state[0, heads]) == (name != "query")).all()
+    out, state = attend(made, value=with_nan(made["value"], (2, 1, 7)), backend=backend)
+    assert_nan_stays_in_its_column(out, calm[0], 2, 1, 7)
+    assert np.isnan(state[0, 1, :, 7]).all()
     held = made["state"].copy()
     held[0, 0, 2, 3] = np.inf  # and a decay to 0 gives NaN there, as 0 * inf does
     out, state = attend(made, state=held, decay=made["decay"] - np.inf, backend=backend)
@@ -189,12 +180,9 @@ def test_against_transformers(form, family, rng):
 
 def test_float64_gives_the_loops_numbers(rng):
     made = call(rng, 6)
-    wide = {name: a.astype(np.float64) if isinstance(a, np.ndarray) else a for name, a in made.items()}
-    out, state = attend(wide)
-    expected, left = truth(made)
+    out, state = attend(widened(made))
     assert out.dtype == state.dtype == np.float64
-    assert_close(out, expected)
-    assert_close(state[0], left)
+    assert_results((out, state), truth(made))
 
 
 @pytest.mark.parametrize(
@@ -226,8 +214,4 @@ def test_float64_gives_the_loops_numbers(rng):
     ],
 )  # fmt: skip
 def test_refusals(message, changed, rng):
-    made = call(rng)
-    before = made["state"].copy()
-    with pytest.raises(ValueError, match=f"^gated_delta_rule: {message}$"):
-        ds.gated_delta_rule(**{**made, **changed})
-    np.testing.assert_array_equal(made["state"], before)
+    assert_refused(attend, call(rng), message, changed)

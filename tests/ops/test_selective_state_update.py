@@ -8,11 +8,21 @@ import torch
 
 import decodestep as ds
 from decodestep._base import exact_math
-from support.recurrent_calls import normal
+from support.recurrent_calls import (
+    OPERATORS,
+    assert_nan_stays,
+    assert_nan_stays_in_its_column,
+    assert_refused,
+    assert_results,
+    normal,
+    widened,
+    with_nan,
+)
 from support.tolerances import assert_close
 
 BACKENDS = ["cpu", "reference"]
 TURNED = np.zeros((1, 4, 24, 16), np.float32)
+update = OPERATORS["selective_state_update"]
 each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
@@ -21,12 +31,6 @@ def call(rng, tokens=9, heads=4, groups=2, state_width=16, width=24):
             "a": -np.exp(normal(rng, heads)), "b": normal(rng, tokens, groups, state_width),
             "c": normal(rng, tokens, groups, state_width), "state": normal(rng, 1, heads, state_width, width),
             "d": normal(rng, heads), "dt_bias": normal(rng, heads)}  # fmt: skip
-
-
-def update(made, **changed):
-    arguments = {**made, **changed}
-    arguments["state"] = arguments["state"].copy()
-    return ds.selective_state_update(**arguments), arguments["state"]
 
 
 def truth(made):
@@ -70,10 +74,7 @@ def test_against_float64(backend, sizes, rng):
     for tokens in (0, 1, 2, 18, 40):  # around the sixteen whose steps are found together
         made = call(rng, tokens, heads, groups, state_width, width)
         for options in ({}, {"d": None, "dt_bias": None}):
-            y, state = update(made, **options, backend=backend)
-            expected, left = truth({**made, **options})
-            assert_close(y, expected)
-            assert_close(state[0], left)
+            assert_results(update(made, **options, backend=backend), truth({**made, **options}))
 
 
 @each_backend
@@ -115,7 +116,7 @@ def test_limits(backend, rng):
 @each_backend
 def test_nan_stays_in_its_heads_and_columns(backend, rng):
     made = call(rng, 5)
-    calm, calm_state = update(made, backend=backend)
+    calm = update(made, backend=backend)
     for name, place, heads, first in (
         ("dt", (1, 2), [2], 1),
         ("a", (3,), [3], 0),
@@ -123,21 +124,11 @@ def test_nan_stays_in_its_heads_and_columns(backend, rng):
         ("c", (4, 1, 0), [2, 3], 4),
         ("d", (1,), [1], 0),
     ):
-        spoilt = made[name].copy()
-        spoilt[place] = np.nan
-        y, state = update(made, **{name: spoilt}, backend=backend)
-        for h in range(4):
-            if h in heads:
-                assert np.isnan(y[first, h]).all() and not np.isnan(y[:first, h]).any()
-                assert np.isnan(state[0, h]).any() == (name not in "cd")
-            else:
-                np.testing.assert_array_equal(y[:, h], calm[:, h])
-                np.testing.assert_array_equal(state[0, h], calm_state[0, h])
-    x = made["x"].copy()
-    x[2, 1, 7] = np.nan
-    y, _ = update(made, x=x, backend=backend)
-    assert np.isnan(y[2:, 1, 7]).all()
-    np.testing.assert_array_equal(np.delete(y, 7, 2), np.delete(calm, 7, 2))
+        found = update(made, **{name: with_nan(made[name], place)}, backend=backend)
+        assert_nan_stays(found, calm, heads, first)
+        assert (np.isnan(found[1][0, heads]).any(axis=(1, 2)) == (name not in "cd")).all()
+    y, _ = update(made, x=with_nan(made["x"], (2, 1, 7)), backend=backend)
+    assert_nan_stays_in_its_column(y, calm[0], 2, 1, 7)
 
 
 def test_it_is_a_gated_rule(rng):
@@ -194,12 +185,9 @@ def test_against_transformers(rng):
 
 def test_float64_gives_the_loops_numbers(rng):
     made = call(rng, 6)
-    wide = {name: a.astype(np.float64) for name, a in made.items()}
-    y, state = update(wide)
-    expected, left = truth(made)
+    y, state = update(widened(made))
     assert y.dtype == state.dtype == np.float64
-    assert_close(y, expected)
-    assert_close(state[0], left)
+    assert_results((y, state), truth(made))
 
 
 @pytest.mark.parametrize(
@@ -221,8 +209,4 @@ def test_float64_gives_the_loops_numbers(rng):
     ],
 )  # fmt: skip
 def test_refusals(message, changed, rng):
-    made = call(rng)
-    before = made["state"].copy()
-    with pytest.raises(ValueError, match=f"^selective_state_update: {message}$"):
-        ds.selective_state_update(**{**made, **changed})
-    np.testing.assert_array_equal(made["state"], before)
+    assert_refused(update, call(rng), message, changed)

@@ -41,6 +41,11 @@ def test_by_hand(kind):
     assert result(ds.XTCLogitsWarper(1.0, 0.35), [0], row, kind) == row
     assert result(ds.XTCLogitsWarper(0.0, 0.15), [0], row, kind) == row
     assert result(ds.XTCLogitsWarper(1.0, 0.2), [0], [0.0] * 4, kind) == [-INF] * 3 + [0.0]
+    recent = ds.RecentRepetitionPenaltyLogitsProcessor(2.0, 2)
+    assert result(recent, [0, 1, 2, 2, 9], [4.0, 4.0, 4.0, -4.0], kind) == [4.0, 4.0, 2.0, -4.0]
+    assert result(recent, [3], [4.0, 4.0, 4.0, -4.0], kind) == [4.0, 4.0, 4.0, -8.0]
+    everything = ds.RecentRepetitionPenaltyLogitsProcessor(2.0)
+    assert result(everything, [0, 1, 2, 2, 9], [4.0, 4.0, 4.0, -4.0], kind) == [2.0, 2.0, 2.0, -4.0]
     # 1 2 3 came before and was followed by 4: three matches, one more than costs nothing but the least.
     assert result(ds.DRYLogitsProcessor(1.0, 2.0), [1, 2, 3, 4, 1, 2, 3], [0.0] * 5, kind) == [0, 0, 0, 0, -2]
     assert result(ds.DRYLogitsProcessor(1.0, 2.0, range=5), [1, 2, 3, 4, 1, 2, 3], [0.0] * 5, kind) == [0, 0, 0, 0, 0]

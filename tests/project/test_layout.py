@@ -9,8 +9,6 @@ import pytest
 from support import layout_rules as layout
 from support.project import ROOT
 
-PROJECT = layout.Project(ROOT)
-
 # Rules, and what is known to break them: to be mended, and then to be taken out here.
 RULES = {
     layout.without_layer: [],
@@ -27,17 +25,22 @@ RULES = {
 }
 
 
+@pytest.fixture(scope="module")
+def project():
+    return layout.Project(ROOT)
+
+
 @pytest.mark.parametrize(("rule", "known"), RULES.items(), ids=lambda value: getattr(value, "__name__", ""))
-def test_the_project_keeps(rule, known):
-    assert set(rule(PROJECT)) <= set(known)
+def test_the_project_keeps(project, rule, known):
+    assert set(rule(project)) <= set(known)
 
 
-def test_only_those_who_own_native_objects_are_listed():
-    assert layout.idle_native_owners(PROJECT) == []
+def test_only_those_who_own_native_objects_are_listed(project):
+    assert layout.idle_native_owners(project) == []
 
 
-def test_the_operators_are_found():
-    assert {"linear", "mla_prolog", "decode_step", "tensor_scatter"} <= set(PROJECT.stems)
+def test_the_operators_are_found(project):
+    assert {"linear", "mla_prolog", "decode_step", "tensor_scatter"} <= set(project.stems)
 
 
 # A small project that keeps every rule.

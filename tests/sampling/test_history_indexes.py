@@ -53,6 +53,7 @@ def test_bad_words(ids, words, prompt):
     assert_as_the_class(p.NoBadWordsLogitsProcessor(words), ids, prompt)
 
 
+@pytest.mark.slow
 @given(histories, sequences, st.lists(st.floats(-3, 3, width=16), min_size=30, max_size=30), prompts)
 @example([1] * 40, NESTED[::-1], [0.1] * 30, 35)
 @example([1] * 9, NESTED, [3e38, 3e38, -np.inf, 0.5, np.inf] * 6, 0)
@@ -62,6 +63,7 @@ def test_sequence_biases(ids, biased, values, prompt):
     assert_as_the_class(p.SequenceBiasLogitsProcessor(biases), ids, prompt)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     histories,
@@ -110,6 +112,7 @@ def test_a_row_whose_tokens_are_taken_back_is_as_if_they_had_not_been_drawn(para
         host.accept(int(rng.integers(3)))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     histories,

@@ -32,6 +32,7 @@ FIELDS = {
     "sequence_bias": st.dictionaries(some_ids, st.floats(-2, 2) | st.integers(-2, 2), min_size=1, max_size=5),
     "logit_bias": st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-2, 2) | st.just(-np.inf), min_size=1, max_size=5),
     "repetition_penalty": st.floats(0.5, 2) | st.just(2),
+    "repetition_range": st.integers(0, 9),
     "presence_penalty": st.floats(-1, 1) | st.just(1),
     "frequency_penalty": st.floats(-1, 1),
     "dry_multiplier": st.floats(0, 2) | st.just(1),
@@ -80,6 +81,7 @@ def test_every_step_of_params_is_compared():
     assert {name for step in ALL for name in step.fields} == FIELDS.keys() | UNFUSED
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(
     st.fixed_dictionaries({"seed": FIELDS["seed"]}, optional={name: each for name, each in FIELDS.items() if name != "seed"}),
@@ -121,7 +123,7 @@ WITHOUT_THRESHOLD = {
 WITHOUT_OPTION = {
     "sequence_bias", "logit_bias", "bad_words_ids", "stop_token_ids", "forced_bos_token_id", "forced_eos_token_id",
     "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "exponential_decay_length_penalty",
-    "dry_sequence_breakers", "dry_base", "dry_allowed_length", "dry_range", "min_length", "min_tokens",
+    "dry_sequence_breakers", "dry_base", "dry_allowed_length", "dry_range", "repetition_range", "min_length", "min_tokens",
     "remove_invalid_values", "watermarking_config",
     "renormalize_logits",
 }  # fmt: skip
@@ -171,7 +173,7 @@ def test_a_step_of_params_has_all_that_it_must_have(step):
     assert (step.part is None) == (step.fields[0] in UNFUSED), "param_steps.py: its part"
     if step.part is not None:
         assert RULES[step.processor].make_part, "fusion_rules.py: the rule for lists of processors"
-        assert step.processor.__name__ in DESCRIPTIONS, "explain/words.py: what it does, in words"
+        assert step.processor.__name__ in DESCRIPTIONS, "explain/descriptions.py: what it does, in words"
         assert step.processor.__doc__, "processors: its class, the oracle"
     for name in step.fields:
         shown = name in options._NUMBERS or name == "seed"

@@ -68,6 +68,7 @@ def test_draws_over_positions(name):
     assert chi2_contingency(table_of(tokens[:-1], tokens[1:])).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_rows_with_penalties_follow_their_own_histories():
     """Two halves of a batch with different prompts: each half as transformers' class leaves its prompt."""
     prompts = [[1, 2, 3], [4, 5, 4]]

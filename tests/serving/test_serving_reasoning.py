@@ -186,3 +186,30 @@ def test_the_clients_library_sees_reasoning(server):
     answer = server.client().chat.completions.create(**asked)
     assert answer.choices[0].message.model_extra["reasoning_content"] == "Hm" and answer.choices[0].message.content == "Hi"
     assert answer.usage.completion_tokens_details.reasoning_tokens == COUNTED
+
+
+EFFORTS = (
+    "{% set known = reasoning_effort is not defined or reasoning_effort in ['low', 'no_think'] %}"
+    "{% if not known %}{{ raise_exception('no such effort') }}{% endif %}"
+    "{% if mode is defined and mode not in ('on', \"off\") %}{{ raise_exception('no such mode') }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "param", "known"),
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "medium"}, "reasoning_effort", "low, no_think"),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"mode": 3, "reasoning_effort": "low"}}, "mode", "on, off"),
+        ("/v1/responses", {"reasoning": {"effort": "none"}}, "reasoning.effort", "low, no_think"),
+        ("/v1/messages", {"output_config": {"effort": "high"}}, "output_config.effort", "low, no_think"),
+    ],
+)
+def test_a_value_that_a_template_refuses_is_an_error_with_those_that_it_knows(tiny_file, route, asked, param, known):
+    with LocalServer(ds.load(tiny_file(kind="Q8_0", context=400), chat_template=EFFORTS)) as server:
+        said = {"input": "hello"} if route == "/v1/responses" else {"messages": HELLO}
+        status, found = server.send_json(route, {"model": "any", "max_tokens": 1, **said, **asked})
+    value = asked.get("reasoning_effort") or next(iter(asked.values()))
+    value = value if isinstance(value, str) else next(iter(value.values()))
+    message = f"{param} must be one of {known}, or omitted: the chat template refuses {value}"
+    assert (status, found["error"]["message"]) == (400, message)

@@ -141,6 +141,17 @@ def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
         assert row.text.text == ""  # nobody else sees it
 
 
+@pytest.mark.parametrize("end", [{}, {"stop": ["12"]}])
+def test_a_call_that_ends_within_its_arguments_is_cut(shared_server, end):
+    """Whether the model or a stop string has ended it: nobody should run it."""
+    call = r'<tool_call>\{"name": "f", "arguments": \{"a": 12, "b": "x'
+    asked = {"messages": HELLO, "tools": [tool("f")], "regex": call, "max_tokens": 200, "seed": 1, **end}
+    _, found = shared_server.send_json("/v1/chat/completions", asked)
+    [choice] = found["choices"]
+    assert choice["finish_reason"] == "length" and choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == ("" if end else '{"a": 12, "b": "x')
+
+
 @pytest.mark.parametrize("more", [{}, {"tools": [tool("f")], "tool_choice": "none"}])
 def test_calls_and_results_stay_in_the_prompt_without_tools(tiny_file, more):
     """A template that knows neither would drop the arguments of a call."""

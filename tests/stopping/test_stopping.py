@@ -198,6 +198,7 @@ def random_row(rng: np.random.Generator, tokenizer: Any, strings: list[str]) -> 
     return head + middle * (rng.random() < 0.8) + tail[: int(rng.integers(0, 2))]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     pieces=st.lists(st.text("ab", max_size=4), min_size=1, max_size=12, unique=True),
@@ -348,6 +349,7 @@ def test_a_tokenizer_in_python():
     assert criterion(np.array([[0, 4, 13, 3], [4, 13, 3, 0], [99, 4, 13, 3], [4, 99, 13, 3]]), None).tolist() == [1, 0, 1, 0]
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     token=st.text("aĠé끝\x00<", max_size=5) | st.from_regex(r"<0x[0-9a-gA-G+ ]{0,3}>?\n?", fullmatch=True),

@@ -65,7 +65,7 @@ def build_model(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = t
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
             if "inv_freq" in name or "embed_scale" in name or not parameter.is_floating_point():
                 continue
-            if "norm" in name:
+            if "norm" in name or "scale" in name:
                 parameter.uniform_(0.5, 1.5)
             elif "embed_tokens" in name:
                 parameter.normal_()

@@ -15,6 +15,7 @@ from support.gguf_model_file import ModelFile
 # Those whose rows of queries and keys the converter permutes, so that a pair lies side by side.
 _PERMUTED = ("llama", "smollm3", "granite", "mistral3", "arcee")
 _NORMS_PLUS_ONE = ("gemma2", "gemma3")
+_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}  # of Gemma 4
 _WINDOWED = ("phi3", "olmo2", "exaone4", "cohere2", "gemma2", "gpt-oss")
 
 
@@ -84,6 +85,9 @@ def _sizes(config: Any) -> Any:
 
 def _name(names: Any, their_name: str) -> str:
     """The file's, of a part that is a tensor there too."""
+    layer, _, own = their_name.removeprefix("model.layers.").partition(".")
+    if own in _SCALES:
+        return f"blk.{layer}.{_SCALES[own]}"
     suffixes = (".weight", ".bias")
     name = names.get_name(their_name, suffixes)
     return name if name.endswith(suffixes) else f"{name}.weight"
@@ -170,6 +174,8 @@ def _expert_keys(config: Any, architecture: str) -> dict[str, Any]:
         count, used, width = config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size
     elif architecture == "ernie4_5-moe":
         count, used, width = config.moe_num_experts, config.moe_k, config.moe_intermediate_size
+    elif architecture == "gemma4" and config.enable_moe_block:
+        count, used, width = config.num_experts, config.top_k_experts, config.moe_intermediate_size
     elif architecture == "olmoe":
         count, used, width = config.num_experts, config.num_experts_per_tok, config.intermediate_size
     elif architecture in ("minimax-m2", "gpt-oss") or config.model_type == "mixtral":

@@ -60,7 +60,9 @@ def _parts(name: str, value: np.ndarray, config: Any, architecture: str, unsplit
         return _expert_parts(name, value, block)
     if architecture == "granitehybrid" and "mlp.input_linear" in name:
         suffix = "_shexp" if config.num_local_experts else ""
-        return {f"{block}.ffn_{part}{suffix}.weight": half for part, half in zip(("gate", "up"), np.split(value, 2), strict=True)}
+        return {
+            f"{block}.ffn_{part}{suffix}.weight": half for part, half in zip(("gate", "up"), np.split(value, 2), strict=True)
+        }
     if architecture == "granitehybrid" and "mlp.output_linear" in name:
         return {f"{block}.ffn_down{'_shexp' if config.num_local_experts else ''}.weight": value}
     if architecture == "granitehybrid" and "router" in name:

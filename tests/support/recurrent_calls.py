@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 
 import decodestep as ds
+from support.tolerances import assert_close
 
 Arrays = dict[str, Any]
 POISON = np.float32(-777.5)
@@ -32,6 +34,45 @@ class Recurrent(NamedTuple):
         return {
             name: value[tokens] if name in self.by_token and value is not None else value for name, value in arguments.items()
         }
+
+
+def widened(arguments: Arrays) -> Arrays:
+    """The same with arrays of float64."""
+    return {name: value.astype(np.float64) if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+
+
+def with_nan(array: np.ndarray, place: tuple[int, ...]) -> np.ndarray:
+    spoilt = array.copy()
+    spoilt[place] = np.nan
+    return spoilt
+
+
+def assert_results(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.ndarray]) -> None:
+    """Results of one row, and the state that it left, beside those in float64."""
+    assert_close(found[0], expected[0])
+    assert_close(found[1][0], expected[1])
+
+
+def assert_nan_stays(found: tuple[Any, Any], calm: tuple[Any, Any], heads: list[int], first: int) -> None:
+    """Results and states with a NaN in the inputs of these heads, from token `first` on, beside those without."""
+    (out, state), (calm_out, calm_state) = found, calm
+    assert np.isnan(out[first, heads]).all() and not np.isnan(out[:first, heads]).any()
+    np.testing.assert_array_equal(np.delete(out, heads, 1), np.delete(calm_out, heads, 1))
+    np.testing.assert_array_equal(np.delete(state, heads, 1), np.delete(calm_state, heads, 1))
+
+
+def assert_nan_stays_in_its_column(out: np.ndarray, calm: np.ndarray, token: int, head: int, column: int) -> None:
+    """Results with a NaN in one number of a token beside those without."""
+    assert np.isnan(out[token:, head, column]).all()
+    np.testing.assert_array_equal(np.delete(out, column, 2), np.delete(calm, column, 2))
+
+
+def assert_refused(operator: Recurrent, arguments: Arrays, message: str, changed: Arrays) -> None:
+    """The changed call is an error with this message, and leaves the state as it was."""
+    before = arguments["state"].copy()
+    with pytest.raises(ValueError, match=f"^{operator.name}: {message}$"):
+        getattr(ds, operator.name)(**{**arguments, **changed})
+    np.testing.assert_array_equal(arguments["state"], before)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

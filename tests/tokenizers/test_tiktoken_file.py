@@ -63,6 +63,7 @@ def expected(text):
     return [i for word in WORDS["kimi-k2"](text) for i in merged(word.encode())]
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(text=TEXT)
 def test_ids_are_those_of_ranks_in_plain_python(ours, text):

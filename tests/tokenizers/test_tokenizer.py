@@ -268,6 +268,7 @@ def spm_pieces(text, scores):
 WORD = st.text("ab▁é", min_size=2, max_size=7).filter(lambda piece: not is_repetition(piece))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(
     words=st.lists(WORD, unique=True, max_size=25),

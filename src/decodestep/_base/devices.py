@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -48,7 +48,12 @@ def _missing(value: object) -> str | None:
     return None if _has_triton() else "needs the package triton: pip install 'decodestep[gpu]'"
 
 
-def run_there(op: str, device: torch.device, function: Callable[..., Result], *args: Any) -> Result:
+def detached(given: Iterable[Any]) -> list[Any]:
+    """Tensors as kernels take them, which autograd does not see; None as it is."""
+    return [None if tensor is None else tensor.detach() for tensor in given]
+
+
+def run_there(op: str, device: torch.device, function: Callable[..., Result], *args: object) -> Result:
     """`run` of an operator's kernels on its tensors' device, which need not be the current one, where Triton launches them."""
     with sys.modules["torch"].cuda.device(device) if device.type == "cuda" else nullcontext():
         return run(op, "triton", function, *args)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
@@ -76,7 +76,7 @@ def timed(op: str, backend: str, function: Callable[..., Result]) -> Callable[..
     return function if record is None else partial(_time, record, op, backend, function)
 
 
-def run(op: str, backend: str, function: Callable[..., Result], *args: object, **kwargs: Any) -> Result:
+def run(op: str, backend: str, function: Callable[..., Result], *args: object, **kwargs: object) -> Result:
     """Calls an operator's implementation, recorded inside a `profile` block."""
     return timed(op, backend, function)(*args, **kwargs)
 
@@ -96,7 +96,7 @@ def add_part(part: str, calls: int, seconds: float) -> None:
         cost.seconds += seconds
 
 
-def _time(record: Profile, op: str, backend: str, function: Callable[..., Result], *args: object, **kwargs: Any) -> Result:
+def _time(record: Profile, op: str, backend: str, function: Callable[..., Result], *args: object, **kwargs: object) -> Result:
     token = _profile.set(None)  # calls made by `function` are part of it
     running = _running.set((record, op, backend))
     start = time.perf_counter()

@@ -13,6 +13,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.aliasing import footprint, require_apart
+from decodestep._base.arrays import Array
 from decodestep._base.checks import Phrase, describe_range, refuse, require, require_shape, require_within
 
 
@@ -93,7 +94,7 @@ def _starts(op: str, tokens: int, rows: int, lengths: object) -> np.ndarray:
     return starts
 
 
-def require_state(op: str, state: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+def require_state(op: str, state: Array, shape: tuple[int, ...], dtype: object) -> None:
     """`state` is one that can be updated: of this dtype and shape, but for its number of states, and writeable."""
     if state.dtype != dtype or state.ndim != len(shape) + 1 or state.shape[1:] != shape:
         refuse(op, "state", f"{dtype} of shape ({', '.join(map(str, ('S', *shape)))})", state)
@@ -101,7 +102,7 @@ def require_state(op: str, state: np.ndarray, shape: tuple[int, ...], dtype: np.
         refuse(op, "state", "writeable", Phrase("a read-only array"))
 
 
-def require_state_apart(op: str, given: Mapping[str, Any], seen: Mapping[str, np.ndarray | None]) -> None:
+def require_state_apart(op: str, given: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
     """No element of `state` lies in the memory of another, nor of the other arguments. given, seen: as in `look`."""
     places = {name: _place(given[name], view) for name, view in seen.items() if view is not None}
     require_apart(op, {"state": places.pop("state")}, places)

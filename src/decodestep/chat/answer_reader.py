@@ -88,7 +88,7 @@ class AnswerReader:
     reasoning: without its marks and the line ends beside them. content: the text without reasoning, without calls and without
     the white space around them; text after one of them begins on a new line. What may still become a mark or a call is not in
     it yet. calls: in order; at most one if not several. in_reasoning: whether the next character is reasoning, as far as is
-    known. cut_call: whether the answer has ended within a call, whose arguments are not complete.
+    known. cut_call: whether the answer has ended, by whatever reason, within a call, whose arguments are not complete.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class AnswerReader:
         rest = "".join(event for event in found[last + 1 :] if isinstance(event, str))
         if last >= 0 and found[last] == CallEnd(True) and (self._in_call or len(rest) < len(stop)):
             return found[: last + 1]
-        return [CallEnd(False)] if self._in_call else []
+        return [CallEnd(False, cut=True)] if self._in_call else []
 
     def _take(self, event: Event) -> None:
         if isinstance(event, CallBegin):
@@ -189,7 +189,7 @@ class AnswerReader:
         elif isinstance(event, CallArguments):
             self._add_arguments(event.text)
         elif isinstance(event, CallEnd):
-            self.cut_call = self._feed.ended and self._feed.cut and not (event.complete or self._left_out)
+            self.cut_call = event.cut and not self._left_out
             self._in_call = False
         elif isinstance(event, Mark):
             self._mark(event)

@@ -42,7 +42,7 @@ def call_function(function: Callable[..., Any], arguments: str | Mapping[str, An
     return function(**{key: _converted(value, kinds.get(key, Any)) for key, value in given.items()})
 
 
-def _converted(value: Any, kind: Any) -> Any:
+def _converted(value: object, kind: object) -> Any:
     """A value of JSON as its type has it; as it is where the type has nothing of its own."""
     kind, _ = unwrapped(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -53,12 +53,11 @@ def _converted(value: Any, kind: Any) -> Any:
         return _made(plain, value)
     if hasattr(plain, "model_validate"):
         return plain.model_validate(value)
-    if dataclasses.is_dataclass(plain) and isinstance(value, Mapping):
-        kinds = {field.name: field.kind for field in fields_of(typing.cast(type, plain))}
-        return _made(plain, **{key: _converted(item, kinds.get(key, Any)) for key, item in value.items()})
-    if typing.is_typeddict(plain) and isinstance(value, Mapping):
+    has_fields = dataclasses.is_dataclass(plain) or typing.is_typeddict(plain)
+    if has_fields and isinstance(plain, type) and isinstance(value, Mapping):
         kinds = {field.name: field.kind for field in fields_of(plain)}
-        return {key: _converted(item, kinds.get(key, Any)) for key, item in value.items()}
+        members = {key: _converted(item, kinds.get(key, Any)) for key, item in value.items()}
+        return _made(plain, **members) if dataclasses.is_dataclass(plain) else members
     if isinstance(value, list):
         return _converted_list(value, plain, arguments)
     if isinstance(value, dict) and len(arguments) == 2:
@@ -66,7 +65,7 @@ def _converted(value: Any, kind: Any) -> Any:
     return float(value) if plain is float and type(value) is int else value
 
 
-def _converted_list(value: list[Any], plain: Any, arguments: tuple[Any, ...]) -> Any:
+def _converted_list(value: list[Any], plain: object, arguments: tuple[Any, ...]) -> Any:
     if plain is tuple and arguments and arguments[-1] is not Ellipsis:
         return tuple(_converted(item, kind) for item, kind in zip(value, arguments, strict=False))
     items = [_converted(item, arguments[0]) for item in value] if arguments else value
@@ -75,7 +74,7 @@ def _converted_list(value: list[Any], plain: Any, arguments: tuple[Any, ...]) ->
     return set(items) if plain is abc.Set else items
 
 
-def _first_of(value: Any, kinds: tuple[Any, ...]) -> Any:
+def _first_of(value: object, kinds: tuple[Any, ...]) -> Any:
     """A value as the first type of a union that has it; as it is if none has."""
     for kind in kinds:
         if _fits(value, kind):
@@ -86,7 +85,7 @@ def _first_of(value: Any, kinds: tuple[Any, ...]) -> Any:
     return value
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _fits(value: object, kind: object) -> bool:
     """Whether a value of JSON may be one of a type, as far as its own type tells."""
     kind, _ = unwrapped(kind)
     plain = typing.get_origin(kind) or kind
@@ -99,7 +98,7 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, list) == (isinstance(plain, type) and issubclass(plain, abc.Iterable))
 
 
-def _made(kind: Any, *values: Any, **fields: Any) -> Any:
+def _made(kind: type, *values: object, **fields: object) -> Any:
     try:
         return kind(*values, **fields)
     except (TypeError, ValueError) as error:

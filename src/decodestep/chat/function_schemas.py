@@ -9,7 +9,7 @@ import re
 import types
 import typing
 from collections import abc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Literal
 
@@ -58,8 +58,8 @@ class _Field:
     """A parameter or a field of a class. default: `inspect.Parameter.empty` if it must be given."""
 
     name: str
-    kind: Any
-    default: Any = inspect.Parameter.empty
+    kind: object
+    default: object = inspect.Parameter.empty
     required: bool = True
 
 
@@ -127,13 +127,13 @@ class _Schemas:
         found = {"type": "object", "properties": properties}
         return {**found, "required": required} if required else found
 
-    def of(self, kind: Any) -> dict[str, Any]:
+    def of(self, kind: object) -> dict[str, Any]:
         """The schema of a type."""
         kind, description = unwrapped(kind)
         schema = self._of_bare(kind)
         return {**schema, "description": description} if description else schema
 
-    def _of_bare(self, kind: Any) -> dict[str, Any]:
+    def _of_bare(self, kind: object) -> dict[str, Any]:
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         plain = origin or kind
         if kind in (Any, object, inspect.Parameter.empty):
@@ -151,13 +151,13 @@ class _Schemas:
         if isinstance(kind, type) and issubclass(kind, Enum):
             return self._of_values([member.value for member in kind])
         if hasattr(kind, "model_json_schema"):
-            return self._of_model(kind)
-        if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
+            return self._of_model(kind.model_json_schema())
+        if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)):
             return self._of_class(kind)
         refuse(_OP, "tools", f"such that JSON has the types of the parameters of {self._name}", Phrase(str(kind)))
 
-    def _of_values(self, values: Any) -> dict[str, Any]:
-        values = [value.value if isinstance(value, Enum) else value for value in values]
+    def _of_values(self, members: Iterable[object]) -> dict[str, Any]:
+        values = [value.value if isinstance(value, Enum) else value for value in members]
         kinds = {_JSON_TYPES.get(type(value)) for value in values}
         if None in kinds:
             refuse(_OP, "tools", f"such that JSON has the values of the parameters of {self._name}", values)
@@ -169,16 +169,16 @@ class _Schemas:
         values = self.of(arguments[1]) if arguments else {}
         return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
 
-    def _of_list(self, kind: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    def _of_list(self, kind: object, arguments: tuple[Any, ...]) -> dict[str, Any]:
         if kind is tuple and arguments and arguments[-1] is not Ellipsis:
             items = [self.of(each) for each in arguments if each != ()]
             return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
         found: dict[str, Any] = {"type": "array", "items": self.of(arguments[0]) if arguments else {}}
         return {**found, "uniqueItems": True} if kind in (set, frozenset, abc.Set) else found
 
-    def _of_model(self, kind: Any) -> dict[str, Any]:
-        """Of a model of Pydantic: what it refers to is found from the root of the schema."""
-        schema = dict(kind.model_json_schema())
+    def _of_model(self, told: dict[str, Any]) -> dict[str, Any]:
+        """That of a model of Pydantic, as this tells it: what it refers to is found from the root of the schema."""
+        schema = dict(told)
         for name, definition in schema.pop("$defs", {}).items():
             if self._definitions.setdefault(name, definition) != definition:
                 refuse(_OP, "tools", f"such that the types of {self._name} have different names", name)
@@ -233,12 +233,12 @@ def unwrapped(kind: Any) -> tuple[Any, str]:
             return kind, description
 
 
-def _wrapper(kind: Any) -> str:
+def _wrapper(kind: object) -> str:
     """The name of what a type is wrapped in, such as "NotRequired"; "" if it is not."""
     return str(getattr(typing.get_origin(kind), "_name", ""))
 
 
-def _is_json(value: Any) -> bool:
+def _is_json(value: object) -> bool:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -79,11 +79,12 @@ class MessageForm:
             message = {**message, "content": None if calls and self.null else ""}
         return message
 
-    def _call(self, call: Any) -> Any:
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or function.get("arguments") is None:
+    def _call(self, call: object) -> object:
+        if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
             return call
-        arguments = function["arguments"]
+        arguments = function.get("arguments")
+        if arguments is None:
+            return call
         if isinstance(arguments, str) and not self.text_arguments:
             arguments = complete_part(arguments)  # all of them, unless the call was cut
         elif not isinstance(arguments, str) and self.text_arguments:
@@ -245,12 +246,12 @@ def _with(first: Message, second: Message) -> Message:
 
 def _joined(first: object, second: object) -> Any:
     """Two contents as one, an empty line between them if both are text."""
-    first, second = _as_string(first), _as_string(second)
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    return [*_as_parts(first), *_as_parts(second)]
+    one, other = _as_string(first), _as_string(second)
+    if not one or not other:
+        return one or other
+    if isinstance(one, str) and isinstance(other, str):
+        return f"{one}\n\n{other}"
+    return [*_as_parts(one), *_as_parts(other)]
 
 
 def _as_string(content: object) -> Any:
@@ -261,5 +262,5 @@ def _as_string(content: object) -> Any:
     return "\n".join(map(str, texts)) if len(texts) == len(content) else content
 
 
-def _as_parts(content: Any) -> list[Any]:
+def _as_parts(content: str | Iterable[Any]) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)

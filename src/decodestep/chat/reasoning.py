@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from decodestep.chat.text_feed import TextFeed
+from decodestep.chat.text_feed import Reading, TextFeed
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class ReasoningFormat(NamedTuple):
         if self.in_messages and not begun:
             return ()
         space = yield from feed.space()
-        opening = "" if ended else (yield from feed.optional(self.opening))
+        opening = "" if ended else (yield from _mark(feed, self.opening))
         if opening:
             yield Mark(space + opening, True)
         elif begun:
@@ -75,13 +75,13 @@ class ReasoningFormat(NamedTuple):
         if opening or begun:
             yield from self._thoughts(feed)
             space = yield from feed.space()
-        while self.repeats and not ended and (opening := (yield from feed.optional(self.opening))):
+        while self.repeats and not ended and (opening := (yield from _mark(feed, self.opening))):
             yield Mark(space + opening, True)
             yield from self._thoughts(feed)
             space = yield from feed.space()
         ends = self.answer_ends if ended else ()
         for mark in self.answer:
-            if (yield from feed.optional(mark)):
+            if (yield from _mark(feed, mark)):
                 yield Mark(space + mark, False)
                 ends, space = self.answer_ends, (yield from feed.space())
         yield space
@@ -90,10 +90,15 @@ class ReasoningFormat(NamedTuple):
     def _thoughts(self, feed: TextFeed) -> Iterator[Thought | Mark | None]:
         """The text up to the first closing mark, with that."""
         while not (yield from feed.done()):
-            if closing := (yield from feed.optional(self.closing)):
+            if closing := (yield from _mark(feed, self.closing)):
                 yield Mark(closing, False)
                 return
             yield Thought(feed.plain((self.closing,)))
+
+
+def _mark(feed: TextFeed, mark: str) -> Reading[str]:
+    """Reads the mark if it comes next."""
+    return feed.take(len((yield from feed.mark(mark))))
 
 
 def without_ends(events: Iterable[T], ends: tuple[str, ...]) -> Iterator[T | str | Mark]:

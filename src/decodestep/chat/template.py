@@ -50,7 +50,9 @@ class ChatModel(Protocol):
     template: ChatTemplate
     tokenizer: Tokenizer
 
-    def chat_prompt(self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None) -> str: ...
+    def chat_prompt(
+        self, messages: Conversation, *, tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> str: ...
 
 
 class ChatTemplate:
@@ -166,7 +168,7 @@ def _plain(value: object) -> Any:
         refuse(_OP, "messages", "less deeply nested", Phrase(type(value).__name__))
 
 
-def _plain_item(value: Any) -> Any:
+def _plain_item(value: object) -> Any:
     if value is None or type(value) in (str, int, float, bool):
         return value
     for kind in (str, int, float):
@@ -181,6 +183,6 @@ def _plain_item(value: Any) -> Any:
         return _plain_item(value.item())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain_item(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if callable(getattr(value, "model_dump", None)):  # pydantic
-        return _plain_item(value.model_dump())
+    if callable(dump := getattr(value, "model_dump", None)):  # pydantic
+        return _plain_item(dump())
     return f"<{type(value).__name__}>"

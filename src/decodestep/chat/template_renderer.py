@@ -51,9 +51,10 @@ def renderer(most_characters: int) -> Callable[[str, Mapping[str, str], Mapping[
     return render
 
 
-def _with_own_role(message: Any) -> Any:
-    role = message.get("role") if isinstance(message, dict) else None
-    return {**message, "role": own_text(role)} if isinstance(role, str) and role in _ROLES else message
+def _with_own_role(message: object) -> object:
+    if not isinstance(message, dict) or not isinstance(role := message.get("role"), str) or role not in _ROLES:
+        return message
+    return {**message, "role": own_text(role)}
 
 
 class _TracingGenerator(CodeGenerator):
@@ -101,15 +102,15 @@ class _Environment(SandboxedEnvironment):
             "strftime_now": _strftime_now,
         }
 
-    def call(__self, __context: Context, __function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as jinja2 does
+    def call(__self, __context: Context, __function: Callable[..., Any], *args: object, **kwargs: object) -> Any:  # noqa: N805 - as jinja2 does
         text = getattr(__function, "__self__", None)
         if type(text) is str and __function.__name__ in ("join", "replace"):  # methods that may put own text into given text
             __function = getattr(TracedText(text), __function.__name__)
         return super().call(__context, __function, *args, **kwargs)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+    def wrap_str_format(self, value: object) -> Callable[..., str] | None:
         write, text = super().wrap_str_format(value), getattr(value, "__self__", None)
-        if write is None or not isinstance(text, TracedText) or value.__name__ != "format":
+        if write is None or not isinstance(text, TracedText) or getattr(value, "__name__", "") != "format":
             return write
 
         def format_(*args: object, **kwargs: object) -> str:
@@ -175,7 +176,11 @@ def _replace(context: nodes.EvalContext, s: object, old: str, new: str, count: o
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
 ) -> str:
     """JSON without jinja's escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

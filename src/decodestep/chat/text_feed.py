@@ -26,8 +26,8 @@ class EndedError(UnreadableError):
 class TextFeed:
     """A text that comes in pieces, and how far it has been read.
 
-    ended: whether all of the text has come: then nothing waits. cut: whether it ended without the model's doing. in_call:
-    whether a call is read: a literal within which the text was cut raises EndedError then, and is not read as another text.
+    ended: whether all of the text has come: then nothing waits. cut: whether it ended without the model's doing: then what may
+    begin a literal at its end is no other text, and raises EndedError, but for `mark` and `plain`.
 
     What a reader decides depends on the text alone, never on how it was cut into pieces. What has been read is kept from the
     last `begin` on; each piece is looked at once, however many follow.
@@ -36,7 +36,6 @@ class TextFeed:
     def __init__(self, text: str = "", *, ended: bool = False) -> None:
         self.ended = ended
         self.cut = False
-        self.in_call = False
         self._text = text  # what has come and has not been read, and what was read since the last piece came
         self._next = 0  # the place in it where the next read begins
         self._kept: list[str] = []  # what was read before, from `begin` on
@@ -94,16 +93,6 @@ class TextFeed:
         self._next = len(self._text)
         self.begin()
 
-    def plain(self, marks: tuple[str, ...]) -> str:
-        """The text before the next mark or what may become one, as far as it has come. It is not kept. Of a text that was cut,
-        two characters or more that begin a mark at its end are left out."""
-        found = self._before(marks, whole=self.ended and not self.cut)
-        if self.ended and not self._text.startswith(marks, self._next):  # what is left may be the beginning of a mark
-            rest = self.take(len(self._text) - self._next)
-            found += rest if len(rest) == 1 else ""
-        self.begin()
-        return found
-
     def done(self) -> Reading[bool]:
         """Whether the text ends here."""
         while self._next == len(self._text) and not self.ended:
@@ -120,10 +109,27 @@ class TextFeed:
             if len(rest) == longest or not _may_begin(rest, literals):
                 return ""
             if self.ended:
-                if rest and self.cut and self.in_call:
+                if rest and self.cut:
                     raise EndedError
                 return ""
             yield
+
+    def mark(self, *marks: str) -> Reading[str]:
+        """As `comes`, in a text where all that is no mark is `plain`; "" if the text was cut within one."""
+        try:
+            return (yield from self.comes(*marks))
+        except EndedError:
+            return ""
+
+    def plain(self, marks: tuple[str, ...]) -> str:
+        """The text before the next mark or what may become one, as far as it has come. It is not kept. Of a text that was cut,
+        two characters or more that begin a mark at its end are left out."""
+        found = self._before(marks)
+        if self.ended and not self._text.startswith(marks, self._next):  # what is left may be the beginning of a mark
+            rest = self.take(len(self._text) - self._next)
+            found += rest if len(rest) == 1 else ""
+        self.begin()
+        return found
 
     def optional(self, *literals: str) -> Reading[str]:
         """As `comes`, and reads it."""
@@ -185,7 +191,7 @@ class TextFeed:
         """As `until`, in pieces that are certain; None where more text is needed. Where a text was cut, what may be the
         beginning of a literal is no part of them."""
         while True:
-            if piece := self._before(literals, whole=self.ended and not self.cut):
+            if piece := self._before(literals):
                 yield piece
             if _any_of(literals).match(self._text, self._next):
                 return
@@ -193,13 +199,11 @@ class TextFeed:
                 raise EndedError
             yield None
 
-    def _before(self, literals: tuple[str, ...], *, whole: bool) -> str:
-        """The text before the first of the literals or what may become one, as far as it has come; reads it.
-
-        whole: whether nothing becomes one.
-        """
+    def _before(self, literals: tuple[str, ...]) -> str:
+        """The text before the first of the literals or what may be the beginning of one, as far as it has come; reads it."""
         found = _any_of(literals).search(self._text, self._next)
         end = found.start() if found else len(self._text)
+        whole = self.ended and not self.cut  # then nothing becomes a literal
         if not (found or whole) and self._text.endswith(beginnings := _beginnings(literals), self._next):
             end -= next(len(each) for each in beginnings if self._text.endswith(each, self._next))
         return self.take(end - self._next)

@@ -32,9 +32,10 @@ class CallArguments(NamedTuple):
 
 
 class CallEnd(NamedTuple):
-    """A call ends. complete: whether its arguments are; otherwise the text has ended within, or has gone on as none can."""
+    """A call ends. complete: whether its arguments are; otherwise the text has gone on as none can, or, cut, ended within."""
 
     complete: bool
+    cut: bool = False
 
 
 class Between(NamedTuple):
@@ -85,7 +86,7 @@ class CallFormat(ABC):
             if first:
                 yield (yield from feed.space())
                 feed.begin()
-            if (yield from feed.comes(*self.marks, *(self.first_marks if first else ()))):
+            if (yield from feed.mark(*self.marks, *(self.first_marks if first else ()))):
                 first = yield from self._at_mark(feed)
             else:
                 first = False
@@ -94,6 +95,10 @@ class CallFormat(ABC):
     def new_id(self, name: str, number: int) -> str:
         """An id that the chat template accepts when the call comes back. number: of the calls before it in the conversation."""
         return f"call_{secrets.token_hex(12)}"
+
+    def own_id(self, call_id: str, name: str, number: int) -> str:
+        """The id of an earlier call, of whatever server, as the chat template accepts it. name, number: as for `new_id`."""
+        return call_id
 
     @abstractmethod
     def calls(self, feed: TextFeed) -> Reads:
@@ -112,56 +117,32 @@ class CallFormat(ABC):
         """The whole text of one call, with any arguments."""
         return self.call(name, {"type": "object"})
 
+    def knows(self, name: str) -> bool:
+        """Whether calls of this name are no text."""
+        return name in self.functions or name in self.silent
+
     def _at_mark(self, feed: TextFeed) -> Generator[Event, None, bool]:
         """The events at a mark; returns whether a call has been read, of whatever function."""
-        named: CallBegin | None = None  # a call whose arguments have not begun
-        read = known = begun = False  # whether there was a call, the last one's function is known, and it has not ended
-        feed.in_call = True
+        calls = _CallsAtMark(self, feed)
         try:
             for event in self.calls(feed):
-                if event is None:
-                    yield None
-                    continue
-                if isinstance(event, CallBegin):
-                    named = event
-                    continue
-                if isinstance(event, Between):
-                    if known:
-                        feed.begin()
-                    continue
-                if named is not None and not isinstance(event, str):
-                    read, known, begun = True, self._knows(named.name), named.name in self.functions
-                    if begun:
-                        yield named
-                    named = None
-                if not known:
-                    yield feed.begun
-                elif begun or isinstance(event, str):
-                    yield event
-                    begun = begun and not isinstance(event, CallEnd)
-                feed.begin()
+                yield from calls.take(event)
         except UnreadableError as error:
-            if begun:
-                yield CallEnd(False)
-            elif isinstance(error, EndedError) and feed.cut and (self._knows(named.name) if named else known or not read):
-                if named is not None and named.name in self.functions:
-                    yield from (named, CallEnd(False))
+            if calls.open:
+                yield CallEnd(False, cut=isinstance(error, EndedError))
+            elif feed.cut and isinstance(error, EndedError) and calls.expected:
+                yield from calls.cut_short()
                 feed.drop()
                 return True
-            if known:
+            if calls.known:
                 yield from self._skip(feed)
             else:
                 feed.back()
-                yield feed.take(0 if read else 1)
-            return read
-        finally:
-            feed.in_call = False
-        if not known:
+                yield feed.take(0 if calls.read else 1)
+            return calls.read
+        if not calls.known:
             yield feed.begun
-        return read
-
-    def _knows(self, name: str) -> bool:
-        return name in self.functions or name in self.silent
+        return calls.read
 
     def _skip(self, feed: TextFeed) -> Iterator[None]:
         """Reads the rest of an unreadable call, which ends with the next end of a call, or where another may begin."""
@@ -187,6 +168,59 @@ class CallFormat(ABC):
                     if feed.cut and isinstance(error, EndedError):
                         raise
                     feed.at = place
+
+
+class _CallsAtMark:
+    """How far the calls at a mark have been read.
+
+    read: whether the arguments of one have begun. known: whether the last of these is no text. open: whether its `CallBegin`
+    has been told, and its end has not.
+    """
+
+    def __init__(self, call_format: CallFormat, feed: TextFeed) -> None:
+        self.read = self.known = self.open = False
+        self._named: CallBegin | None = None  # of a call whose arguments have not begun
+        self._format, self._feed = call_format, feed
+
+    @property
+    def expected(self) -> bool:
+        """Whether what comes next would belong to a call that is no text."""
+        return self._format.knows(self._named.name) if self._named else self.known or not self.read
+
+    def take(self, event: Event | Between) -> Iterator[Event]:
+        """What the next of the format's events tells."""
+        if event is None:
+            yield None
+        elif isinstance(event, CallBegin):
+            self._named = event
+        elif isinstance(event, Between):
+            if self.known:
+                self._feed.begin()
+        else:
+            if not isinstance(event, str):
+                yield from self._begin()
+            if not self.known:
+                yield self._feed.begun
+            elif self.open or isinstance(event, str):
+                yield event
+                self.open = self.open and not isinstance(event, CallEnd)
+            self._feed.begin()
+
+    def cut_short(self) -> Iterator[Event]:
+        """A call whose arguments would have begun next, where the text was cut."""
+        yield from self._begin()
+        if self.open:
+            yield CallEnd(False, cut=True)
+
+    def _begin(self) -> Iterator[CallBegin]:
+        """The call that was named last is one."""
+        if self._named is None:
+            return
+        self.read, self.known = True, self._format.knows(self._named.name)
+        self.open = self._named.name in self._format.functions
+        if self.open:
+            yield self._named
+        self._named = None
 
 
 class NoCalls(CallFormat):

@@ -38,7 +38,7 @@ class Harmony(CallFormat):
                 return
             space = (yield from feed.space()) if first else ""
             feed.begin()
-            if not (yield from feed.comes(*self.marks, *(self.first_marks if first else ()))):
+            if not (yield from feed.mark(*self.marks, *(self.first_marks if first else ()))):
                 first = complete = False
                 yield space + feed.plain(self.marks)  # of no message
                 continue
@@ -100,5 +100,5 @@ class Harmony(CallFormat):
 
     def _body(self, feed: TextFeed) -> Iterator[str | None]:
         """The text of a message in pieces; None where more is needed."""
-        while not (yield from feed.done()) and not (yield from feed.comes(*self.ends, _START)):
+        while not (yield from feed.done()) and not (yield from feed.mark(*self.ends, _START)):
             yield feed.plain((*self.ends, _START))

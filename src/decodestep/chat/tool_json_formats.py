@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from decodestep.chat.text_feed import TextFeed
 from decodestep.chat.tool_call_format import CallBegin, CallFormat, Pieces, Reads
 from decodestep.chat.tool_json import call_arguments, call_list, call_object, call_schema
+
+_ID_LENGTH = 9  # of Mistral's calls
 
 
 class MarkedJson(CallFormat):
@@ -166,7 +169,12 @@ class MistralList(MarkedJson):
         yield from call_arguments(feed)
 
     def new_id(self, name: str, number: int) -> str:
-        return secrets.token_hex(5)[:9]  # templates refuse ids that are not of nine letters and digits
+        return secrets.token_hex(5)[:_ID_LENGTH]  # templates refuse ids that are not of nine letters and digits
+
+    def own_id(self, call_id: str, name: str, number: int) -> str:
+        if len(call_id) == _ID_LENGTH and call_id.isascii() and call_id.isalnum():
+            return call_id
+        return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:_ID_LENGTH]
 
 
 class MistralNamed(MistralList):

@@ -41,6 +41,7 @@ def with_calls(model: ChatModel, conversation: Conversation, format_: CallFormat
     """The conversation for a template of a known format. Calls that it would not write are a part of the content, or a message
     after the content's; where it writes one call of a message, each has its own."""
     found: Conversation = []
+    conversation = _with_own_ids(conversation, format_)
     if any(len(message.get("tool_calls") or ()) > 1 for message in conversation) and not try_calls(model).several:
         conversation = _one_by_one(conversation)
     for message in conversation:
@@ -53,6 +54,26 @@ def with_calls(model: ChatModel, conversation: Conversation, format_: CallFormat
             found += [*said, {**message, "content": None}]
         else:
             found.append(message)
+    return found
+
+
+def _with_own_ids(conversation: Conversation, format_: CallFormat) -> Conversation:
+    """The conversation with the ids of calls, and of their results, in the form of the format's, whichever server made them."""
+    ids: dict[object, str] = {}  # of the calls so far; one that is given twice is the later call's
+    number = 0
+    found: Conversation = []
+    for message in conversation:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            given = call.get("id")
+            if isinstance(given, str):
+                ids[given] = format_.own_id(given, str(call["function"].get("name")), number)
+            calls.append({**call, "id": ids[given]} if isinstance(given, str) else call)
+            number += 1
+        result = message.get("tool_call_id")
+        if isinstance(result, str):  # that of no call has no name either
+            message = {**message, "tool_call_id": ids.get(result) or format_.own_id(result, str(message.get("name")), number)}
+        found.append({**message, "tool_calls": calls} if calls else message)
     return found
 
 

@@ -71,6 +71,9 @@ class KimiSection(DeepSeek):
     def new_id(self, name: str, number: int) -> str:
         return f"functions.{name}:{number}"  # written into the prompt in place of the name
 
+    def own_id(self, call_id: str, name: str, number: int) -> str:
+        return call_id if call_id.startswith(f"functions.{name}:") else self.new_id(name, number)
+
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin, end = "".join(self.marks), "".join(self.ends)
         return [f"{begin}functions.{name}:0<|tool_call_argument_begin|>", schema, end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from decodestep.chat.text_feed import Reading, TextFeed, UnreadableError
 
@@ -81,7 +81,7 @@ class Notation(ABC):
         return space if self.verbatim else ""
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """Compact JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 

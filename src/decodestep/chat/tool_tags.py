@@ -39,7 +39,7 @@ class TaggedCalls(CallFormat):
         yield from self._arguments(feed, schema)
         end = yield from feed.optional(*self.ends)
         if not end and not (feed.ended and not feed.cut and (yield from feed.done())):
-            yield from feed.expect(*self.ends)
+            yield from feed.expect(*self.ends, *self._openings(schema))  # perhaps the beginning of one, where the text ends
         yield CallArguments("}")
         yield CallEnd(True)
         if end != self.ends[-1]:

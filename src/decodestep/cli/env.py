@@ -18,6 +18,7 @@ import decodestep
 from decodestep._base.checks import require
 from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
+from decodestep._base.machine_limits import available_memory
 from decodestep._base.threads import isa, threads
 from decodestep.cli.options import MODEL_HELP
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model, resolve_path
@@ -70,6 +71,7 @@ def environment() -> dict[str, Any]:
     return {
         "decodestep": decodestep.__version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "build": _build(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "isa": isa(),
         "threads": threads(),
@@ -89,17 +91,22 @@ def describe_model(path: Path) -> dict[str, Any]:
     with naming(path):
         facts = summary(open_checkpoint(path))
     rate = read_rate(threads())
-    return facts | {"memory_bytes_a_second": round(rate), "tokens_a_second_at_most": round(rate / facts["weight_bytes"], 2)}
+    facts |= {"memory_bytes_a_second": round(rate), "tokens_a_second_at_most": round(rate / facts["weight_bytes"], 2)}
+    if (available := available_memory()) < math.inf:
+        facts["available_bytes"] = int(available)
+    return facts
 
 
 def _in_words(facts: dict[str, Any]) -> dict[str, str]:
     """A model's facts for a reader: its numbers with their units, and what each of them is per."""
     words = {name: fact for name, fact in facts.items() if isinstance(fact, str)}
     words["cache"] += f", {facts['cache_bytes'] / 2**10:.1f} KiB per token"
-    if facts["state_bytes"]:
-        size = facts["state_bytes"]
-        tokens = size / facts["cache_bytes"]
-        words["cache"] += f", and {size / 2**20:.2f} MiB per sequence and snapshot, as much as {tokens:.0f} tokens"
+    words["memory"] = (
+        f"{facts['all_weight_bytes'] / 2**30:.2f} GiB for the weights, {facts['cache_bytes'] * 1000 / 2**30:.2f} GiB for each "
+        "1000 tokens in the cache"
+    )
+    if "available_bytes" in facts:
+        words["memory"] += f"; {facts['available_bytes'] / 2**30:.1f} GiB is available here"
     words["decoding"] = (
         f"at most {facts['tokens_a_second_at_most']:.4g} tokens/s of one sequence: a token reads "
         f"{facts['weight_bytes'] / 2**20:.1f} MiB of weights, memory {facts['memory_bytes_a_second'] / 1e9:.1f} GB/s"
@@ -118,6 +125,16 @@ def read_rate(threads: int) -> float:
             list(pool.map(np.max, parts))
             best = min(best, time.perf_counter() - start)
     return block.nbytes / best
+
+
+def _build() -> dict[str, str]:
+    """Where the package was installed from, as pip has written it down, and how its core was compiled."""
+    from decodestep import _native
+
+    recorded = metadata.distribution("decodestep").read_text("direct_url.json")
+    direct: dict[str, Any] = json.loads(recorded) if recorded else {"url": "a package index"}
+    editable = ", editable" if direct.get("dir_info", {}).get("editable") else ""
+    return {"from": direct["url"] + editable, "compiler": _native.compiler(), "instruction sets": _native.tiers()}
 
 
 def _version(package: str) -> str:

@@ -123,12 +123,12 @@ def with_thinking_budget(params: SamplingParams, options: argparse.Namespace) ->
 def template_variables(options: argparse.Namespace) -> dict[str, Any]:
     """The variables that the options give the chat template; {} without any."""
     text = options.chat_template_kwargs
-    given: Any = {}
     try:
-        given = given if text is None else json.loads(text)
+        given = {} if text is None else json.loads(text)
     except ValueError:
         given = None
-    require(isinstance(given, dict), options.verb, "chat-template-kwargs", "a JSON object", text)
+    if not isinstance(given, dict):
+        refuse(options.verb, "chat-template-kwargs", "a JSON object", text)
     thinking = options.enable_thinking
     return {**given, **({} if thinking is None else {"enable_thinking": thinking})}
 
@@ -165,7 +165,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     add_template_variables(parser)
 
 
-def add_params(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+def add_params(parser: argparse.ArgumentParser, **defaults: object) -> None:
     """defaults: those of the verb, where they differ from SamplingParams'; `build_params` takes the same."""
     group = parser.add_argument_group(
         "sampling",

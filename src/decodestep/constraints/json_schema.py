@@ -54,10 +54,9 @@ def schema_rules(text: str, prefix: str, *, closed: bool, order: str) -> tuple[s
     known_formats = {each for each in formats if isinstance(each, str) and each in PATTERNS}
     patterns, texts = dict(_patterns(document)), list(_texts(document))
     known = Patterns(patterns | ({PATTERNS[each]: each for each in sorted(known_formats)} if texts else {}), texts)
-    in_order = order == "schema"
     try:
-        families = Families(document, known, closed=closed, in_order=in_order)
-        return tuple(write_rules(families, prefix, in_order=in_order))
+        families = Families(document, known, closed=closed)
+        return tuple(write_rules(families, prefix, in_order=order == "schema"))
     except RecursionError:
         refuse(_OP, "json_schema", "one that can be compiled", Phrase("one whose parts are too deep within each other"))
 

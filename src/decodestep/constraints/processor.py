@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -12,14 +13,15 @@ import numpy as np
 from decodestep._base.arrays import Array
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.extras import extra
+from decodestep.constraints import mask_threads
 from decodestep.constraints.grammar import compile_grammar
 from decodestep.constraints.trial import LIMITS, reason, short
 from decodestep.constraints.vocabulary import Encode, TokenBytes, build_tokenizer
 from decodestep.errors import ConstraintError as ConstraintError
 from decodestep.ops.decode_step import steps as s
 
-# Seconds of processor time for the first mask, and for a later one with its token, which all rows of a pass wait for. Ordinary
-# masks take less than a millisecond. llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
+# Seconds of processor time for the first mask, and for a later one with its token. Ordinary masks take less than a millisecond.
+# llguidance's limits count expressions, not their lengths: those of x{100000} take 0.6 s.
 _FIRST_SECONDS, _STEP_SECONDS = 0.1, 0.5
 _NO_TEXT = "NoExtensionBias"  # llguidance's error for a language without any text
 
@@ -38,8 +40,9 @@ class ConstraintLogitsProcessor:
     might be others if the text after it were known are not decided: there, each token that goes on with the text is allowed,
     also one that reaches beyond it.
 
-    Keeps the state of one row. A call raises ConstraintError if the text is not in the language, or if the next step would
-    exceed the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or
+    Keeps the state of one row. `begin` computes a mask on another thread, and `ahead` tells when it is known; all other methods
+    that need it wait for it. A call raises ConstraintError if the text is not in the language, or if the next step would exceed
+    the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or
     grammar that is invalid, unsupported, or too expensive for the first token, whose mask is computed here rather than in a
     step shared with other rows, and for end tokens that have a text; ModuleNotFoundError without decodestep[generate].
     Source: llguidance.
@@ -79,6 +82,8 @@ class ConstraintLogitsProcessor:
             self._only_ends.view(np.uint32)[end // 32] |= np.uint32(1 << end % 32)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
         self._too_slow = False  # whether the last step was
+        self._forced: list[int] | None = None  # the tokens that must follow; None where that was not asked
+        self.ahead: Future[None] | None = None
         began = time.thread_time()
         self._steps = self._mask()  # of the row as it was then
         if self._steps is None or self._matcher.is_error():
@@ -87,16 +92,19 @@ class ConstraintLogitsProcessor:
         if time.thread_time() - began > _FIRST_SECONDS:
             refuse("SamplingParams", language, "one that can be compiled", Phrase("one that costs too much"))
 
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Starts computing what `steps` and `forced_tokens` tell of these tokens, the whole row."""
+        self._wait()
+        if len(tokens) > self._read:
+            self.ahead = mask_threads.submit(partial(self._read_ahead, list(tokens[self._read :])))
+
     def steps(self, tokens: Sequence[int]) -> tuple[s.AllowBits]:
         """The mask for the token after these, the whole row, as `AllowBits`."""
+        self._wait()
         if len(tokens) < self._read:
             raise ConstraintError("a constrained row cannot go back", self.language)
         if len(tokens) > self._read:
-            new = list(tokens[self._read :])
-            self._read = len(tokens)
-            began = time.thread_time()
-            self._steps = self._mask() if self._matcher.consume_tokens(new) else None
-            self._too_slow = time.thread_time() - began > _STEP_SECONDS * len(new)
+            self._read_new(list(tokens[self._read :]))
         if self._too_slow:
             raise ConstraintError(f"{self.language}: a token costs too much", self.language)
         if self._steps is None or self._matcher.is_error():
@@ -106,12 +114,18 @@ class ConstraintLogitsProcessor:
     @property
     def complete(self) -> bool:
         """Whether the text that `steps` has seen is one of the language."""
+        self._wait()
         return bool(self._matcher.is_accepting())
 
     def forced_tokens(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens that must follow these, as far as they are known; perhaps none. Raises as `steps` does."""
+        """The tokens that must follow these, as far as they are known; none while their mask is computed. Raises as `steps`
+        does."""
+        if self.ahead is not None and not self.ahead.done():
+            return []
         self.steps(tokens)
-        return [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
+        if self._forced is None:
+            self._forced = self._find_forced()
+        return self._forced
 
     def __call__(self, input_ids: Array, scores: Array) -> Array:
         result = np.array(scores)
@@ -122,6 +136,27 @@ class ConstraintLogitsProcessor:
     def __deepcopy__(self, memo: dict[int, Any]) -> ConstraintLogitsProcessor:
         """One at the beginning of the row: its next call reads all tokens, which leads to the same state."""
         return self._anew()
+
+    def _wait(self) -> None:
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None:
+            ahead.result()
+
+    def _read_ahead(self, new: list[int]) -> None:
+        self._read_new(new)
+        if self._steps is not None and not self._too_slow:
+            self._forced = self._find_forced()
+
+    def _read_new(self, new: list[int]) -> None:
+        """Makes the mask that of the token after these, which follow those that the matcher has seen."""
+        self._read += len(new)
+        self._forced = None
+        began = time.thread_time()
+        self._steps = self._mask() if self._matcher.consume_tokens(new) else None
+        self._too_slow = time.thread_time() - began > _STEP_SECONDS * len(new)
+
+    def _find_forced(self) -> list[int]:
+        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
     def _reason(self, no_text: str) -> str:
         """Why there is no mask; no_text: if it is that no text goes on."""

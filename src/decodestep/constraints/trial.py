@@ -57,7 +57,7 @@ def _lark(text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text))
 
 
-def _is_empty(answer: Any, place: str) -> bool:
+def _is_empty(answer: object, place: str) -> bool:
     """Whether an answer is the error of a grammar without any text. Raises ValueError for another one's, with the place."""
     if not isinstance(answer, str) or not answer:
         return False

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _OPEN, _QUOTE = b'{"'
 READY = b"ready"  # written once the imports have succeeded: what ends the process later is the constraint's cost
@@ -66,19 +69,19 @@ def answers(questions: list[list[Any]], limits: dict[str, Any]) -> list[Any]:
     return found
 
 
-def _is_text(matcher: Any, text: bytes) -> bool:
+def _is_text(matcher: LLMatcher, text: bytes) -> bool:
     reader = matcher.deep_copy()
     return all(reader.consume_token(byte) for byte in text) and bool(reader.is_accepting())
 
 
-def _first_names(matcher: Any, most: int, longest: int) -> list[str] | None:
+def _first_names(matcher: LLMatcher, most: int, longest: int) -> list[str] | None:
     """The names of the first property; None if they are more than `most`, or one has more than `longest` bytes in JSON."""
     if not matcher.consume_token(_OPEN):
         return None
     names: list[str] = []
     begun = [(b"", matcher)]  # names as JSON, each of which leads to another name: llguidance allows no byte that leads nowhere
     while begun:
-        longer: list[tuple[bytes, Any]] = []
+        longer: list[tuple[bytes, LLMatcher]] = []
         for text, state in begun:
             allowed = _bytes_after(state)
             if len(names) + len(longer) + len(allowed) > most or len(text) > longest + 1:
@@ -95,7 +98,7 @@ def _first_names(matcher: Any, most: int, longest: int) -> list[str] | None:
     return names
 
 
-def _bytes_after(matcher: Any) -> list[int]:
+def _bytes_after(matcher: LLMatcher) -> list[int]:
     bits = matcher.compute_bitmask()
     return [] if matcher.is_error() else [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
 

@@ -152,6 +152,7 @@ class Experts:
     layers: which layers have experts; the others are dense. biases: whether the router and the experts' products have biases.
     shared_gated: whether the shared expert is multiplied by the sigmoid of a product of its own. latent: the width to which the
     rows are projected that routed experts read, and from which their sum is projected back; 0: they read the rows themselves.
+    beside_dense: whether a layer with experts has a dense block too, as `SideBySide`.
     """
 
     count: int
@@ -163,6 +164,7 @@ class Experts:
     biases: bool = False
     shared_gated: bool = False
     latent: int = 0
+    beside_dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,7 @@ class Config:
         plain = self.block_norms == "before" and options.query_key_norm is None and options.rope_dim is None
         capped = options.score_cap or options.sinks or options.value_norm or options.head_dims or options.kv_heads
         capped = capped or options.keys_of or options.keys_as_values or self.layer_inputs or self.layer_scales
-        capped = capped or options.gated or self.mixers
+        capped = capped or options.gated or bool(self.mixers)
         return plain and not (options.biases or any(options.windows) or any(options.ropes) or capped)
 
     @property
@@ -275,6 +277,12 @@ class Config:
     def feed_forward_of(self, layer: int) -> int:
         return self.feed_forwards[layer] if self.feed_forwards else self.feed_forward
 
+    def has_dense_block(self, layer: int) -> bool:
+        """layer: in [0, L + K)."""
+        if self.has_experts(layer):
+            return self.experts is not None and self.experts.beside_dense
+        return layer >= self.layers or self.feed_forward_of(layer) > 0
+
     def mixer_of(self, layer: int) -> Mixer:
         """layer: in [0, L + K). Those for next-token prediction have attention."""
         return self.mixers[layer] if layer < len(self.mixers) else "attention"
@@ -292,8 +300,8 @@ class Config:
         return self.mixer_of(layer) == "attention" and self.grouped.source(layer) == layer
 
     def has_feed_forward(self, layer: int) -> bool:
-        """layer: in [0, L)."""
-        return self.has_experts(layer) or self.feed_forward_of(layer) > 0
+        """layer: in [0, L + K)."""
+        return self.has_experts(layer) or self.has_dense_block(layer)
 
     def has_experts(self, layer: int) -> bool:
         """layer: in [0, L + K). Those for next-token prediction are sparse wherever the model has a sparse layer."""

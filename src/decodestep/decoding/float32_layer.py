@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from decodestep.decoding.config import Config
-from decodestep.decoding.layer_weights import ExpertWeights, InputsOfLayers, Layer
+from decodestep.decoding.layer_weights import ExpertWeights, InputsOfLayers, Layer, SideBySide
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
@@ -37,8 +37,8 @@ def run_layer(
         x += scale(normalise(added, layer.attention_post_norm, config), config.residual_scale)
     if layer.feed_forward is not None:
         h = read if config.block_norms == "parallel" else normalise(x, layer.ffn_norm, config)
-        added = _feed_forward(h, layer.feed_forward, config)
-        x += scale(normalise(added, layer.ffn_post_norm, config), config.residual_scale)
+        made = _feed_forward(h, x, layer.feed_forward, config)
+        x += scale(normalise(made, layer.ffn_post_norm, config), config.residual_scale)
     if layer.input is not None and given is not None:
         gated = gelu_gated(linear(x, layer.input.gate), given)
         x += scale(normalise(linear(gated, layer.input.output), layer.input.norm, config), config.residual_scale)
@@ -76,15 +76,29 @@ def soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
     return x if cap == 0 else np.float32(cap) * np.tanh(x / np.float32(cap))
 
 
-def _feed_forward(h: np.ndarray, weights: FeedForward | ExpertWeights, config: Config) -> np.ndarray:
+def _feed_forward(
+    h: np.ndarray, x: np.ndarray, weights: FeedForward | ExpertWeights | SideBySide, config: Config
+) -> np.ndarray:
+    """h: x normalised, as the layer says."""
     if isinstance(weights, FeedForward):
         return _dense(h, weights)
+    if isinstance(weights, ExpertWeights):
+        return _mixture(h, h, weights, config)
+    dense = normalise(_dense(h, weights.dense), weights.dense_post_norm, config)
+    routed_by = normalise(x, np.ones(config.hidden, np.float32), config)
+    mixed = _mixture(normalise(x, weights.experts_norm, config), routed_by, weights.experts, config)
+    return dense + normalise(mixed, weights.experts_post_norm, config)
+
+
+def _mixture(h: np.ndarray, routed_by: np.ndarray, weights: ExpertWeights, config: Config) -> np.ndarray:
+    """routed_by: what the router reads."""
     experts = config.experts
     assert experts is not None
-    logits = with_bias(linear(h, weights.router), weights.router_bias)
+    logits = with_bias(linear(routed_by, weights.router), weights.router_bias)
     routes = expert_router(logits, bias=weights.bias, **asdict(experts.rule))
+    chosen = routes.weights if weights.factors is None else routes.weights * weights.factors[routes.experts]
     read = h if weights.latent_down is None else linear(h, weights.latent_down)
-    mixed = mixture_of_experts(read, routes.experts, routes.weights, weights.routed)
+    mixed = mixture_of_experts(read, routes.experts, chosen, weights.routed)
     mixed = mixed if weights.latent_up is None else linear(mixed, weights.latent_up)
     if weights.shared is None:
         return mixed

@@ -109,18 +109,36 @@ MixerWeights = GroupedWeights | LatentWeights | DeltaWeights | MambaWeights | Co
 
 @dataclass(frozen=True, eq=False)
 class ExpertWeights:
-    """A mixture of experts: `Mixture` without the rule, which is the config's. router: in a dense format. shared_gate: (He, 1), in
-    a dense format, whose sigmoid multiplies the shared expert. latent_down, latent_up: (He, R) and (R, He), before and after
-    the routed experts."""
+    """A mixture of experts: `Mixture` without the rule, which is the config's. router: in a dense format. factors: of the
+    weights of every expert, after the selection. shared_gate: (He, 1), in a dense format, whose sigmoid multiplies the shared
+    expert. latent_down, latent_up: (He, R) and (R, He), before and after the routed experts."""
 
     router: PackedWeight
     bias: np.ndarray | None
     routed: FeedForward
     shared: FeedForward | None
     router_bias: np.ndarray | None = None
+    factors: np.ndarray | None = None
     shared_gate: PackedWeight | None = None
     latent_down: Weight | None = None
     latent_up: Weight | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SideBySide:
+    """A dense block and a mixture of experts, which both read the residual stream x, and whose outputs are added:
+
+        rms_norm(dense(rms_norm(x, ffn_norm)), dense_post_norm)
+            + rms_norm(experts(rms_norm(x, experts_norm)), experts_post_norm)
+
+    The router reads x divided by its root mean square.
+    """
+
+    dense: FeedForward
+    dense_post_norm: np.ndarray
+    experts: ExpertWeights
+    experts_norm: np.ndarray
+    experts_post_norm: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +171,7 @@ class Layer:
     attention_norm: np.ndarray | None
     mixer: MixerWeights | None
     ffn_norm: np.ndarray | None
-    feed_forward: FeedForward | ExpertWeights | None
+    feed_forward: FeedForward | ExpertWeights | SideBySide | None
     attention_post_norm: np.ndarray | None
     ffn_post_norm: np.ndarray | None
     input: LayerInputWeights | None = None

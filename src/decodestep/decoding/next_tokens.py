@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodestep.decoding import latent_layer
+from decodestep.decoding import grouped_layer, latent_layer
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.float32_layer import normalise, run_layer, scale
 from decodestep.decoding.kv_cache import PAGE, LatentPages, float32_layout
-from decodestep.decoding.layer_weights import LatentWeights, Weights
+from decodestep.decoding.layer_weights import GroupedWeights, LatentWeights, Weights
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 
@@ -57,9 +57,8 @@ class NextTokenLayers:
         self.count = len(weights.next_tokens)
         self.config = config = weights.config
         self._layers, self._weights = weights.next_tokens, weights
-        self._attention = [one.layer.mixer for one in self._layers if isinstance(one.layer.mixer, LatentWeights)]
-        assert len(self._attention) == self.count > 0
-        self._prologs = latent_layer.prolog_weights(self._attention, config)
+        latents = [one.layer.mixer for one in self._layers if isinstance(one.layer.mixer, LatentWeights)]
+        self._prologs = latent_layer.prolog_weights(latents, config) if latents else []
         self.page_layout = float32_layout(self.count, config.latent_dim, config.rope_dim)
         self._spare = threading.Lock()
 
@@ -144,8 +143,16 @@ class NextTokenLayers:
     def _store(self, k: int, x: np.ndarray, positions: np.ndarray, slots: np.ndarray, pages: LatentPages) -> None:
         """Fills slots of depth k, by their places, and computes nothing else of the layer."""
         h = normalise(x, self._layers[k].layer.attention_norm, self.config)
-        cache, rope = (pages.kv[k], pages.kr[k]), self._weights.ropes[0].table(positions)
-        latent_layer.store(h, self._attention[k], self.config, cache, slots, rope)
+        cache, rope, weights = (pages.kv[k], pages.kr[k]), self._rope(positions), self._layers[k].layer.mixer
+        assert isinstance(weights, GroupedWeights | LatentWeights)
+        if isinstance(weights, GroupedWeights):
+            grouped_layer.store(h, weights, self.config, cache, slots, rope, layer=self.config.layers + k)
+        else:
+            latent_layer.store(h, weights, self.config, cache, slots, rope)
+
+    def _rope(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pairs = None if self.config.latent_attention else self.config.head_dim // 2
+        return self._weights.ropes[0].table(positions, pairs=pairs)
 
     def _output(
         self,
@@ -168,10 +175,13 @@ class NextTokenLayers:
         # In blocks of one slot, so that a sequence may begin anywhere in its first page, and end in spare ones.
         kv, kr = (part[k].reshape(-1, 1, 1, part.shape[-1]) for part in (pages.kv, pages.kr))
         batch = TokenBatch(positions, sequence, positions - (k + 1), slots[:, k + 1 :], positions)
-        rope, own = self._weights.ropes[0].table(positions), slots[sequence, positions]
+        rope, own, weights = self._rope(positions), slots[sequence, positions], self._layers[k].layer.mixer
         own = own if fills is None else np.where(fills[ran], own, -1)
 
         def attend(h: np.ndarray) -> np.ndarray:
+            if isinstance(weights, GroupedWeights):
+                layer = self.config.layers + k
+                return grouped_layer.attend(h, weights, self.config, (kv, kr), batch, own, (rope, rope), layer=layer)
             return latent_layer.attend(h, self._prologs[k], (kv, kr), batch, own, rope, scale=self.config.scale)
 
         run_layer(x, self._layers[k].layer, self.config, attend)

@@ -83,7 +83,8 @@ def _recall(
         scale=sizes.key_dim**-0.5,
         l2_norm=True,
         head_map="tiled" if sizes.tiled else "grouped",
-        slots=rows.slots, into=rows.into,
+        slots=rows.slots,
+        into=rows.into,
     )
     normed = rms_norm(recalled.reshape(-1, sizes.value_dim), w.norm, eps=eps)
     return swiglu(linear(h, w.gate), normed.reshape(tokens, -1))
@@ -101,7 +102,8 @@ def _select(
         rows.lengths,
         bias=w.convolution_bias,
         activation="silu",
-        slots=rows.slots, into=rows.into,
+        slots=rows.slots,
+        into=rows.into,
     )
     x, written, read = np.split(xbc, [sizes.inner, sizes.inner + sizes.groups * sizes.state], axis=1)
     y = selective_state_update(
@@ -114,7 +116,8 @@ def _select(
         rows.lengths,
         d=w.skip,
         dt_bias=w.step_bias,
-        slots=rows.slots, into=rows.into,
+        slots=rows.slots,
+        into=rows.into,
     )
     width = sizes.inner // sizes.groups
     gated = swiglu(gate, y.reshape(tokens, -1)).reshape(-1, width)

@@ -21,6 +21,7 @@ from decodestep.decoding.layer_weights import (
     Layer,
     MambaWeights,
     MixerWeights,
+    SideBySide,
     Weights,
 )
 from decodestep.decoding.next_tokens import NextTokenLayers
@@ -58,6 +59,8 @@ def obstacle(config: Config) -> str | None:
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
         return why
+    if experts is not None and experts.beside_dense:
+        return "it has no experts beside a dense block"
     if experts is not None and experts.latent % 32:
         return f"latent of experts {experts.latent} is not a multiple of 32"
     if config.layer_inputs % 32:
@@ -231,10 +234,11 @@ def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
 
 
-def _feed_forward(weights: FeedForward | ExpertWeights | None, config: Config) -> FeedForward | Mixture | None:
+def _feed_forward(weights: FeedForward | ExpertWeights | SideBySide | None, config: Config) -> FeedForward | Mixture | None:
     if weights is None or isinstance(weights, FeedForward):
         return weights
-    assert config.experts is not None
+    assert isinstance(weights, ExpertWeights) and config.experts is not None
+    fields = {name: value for name, value in vars(weights).items() if name != "factors"}  # which those in `SideBySide` have
     gate = None if weights.shared_gate is None else LinearPanels.pack(weights.shared_gate)
     dense = {"router": LinearPanels.pack(weights.router), "shared_gate": gate}
-    return Mixture(**vars(weights) | dense, rule=config.experts.rule)
+    return Mixture(**fields | dense, rule=config.experts.rule)

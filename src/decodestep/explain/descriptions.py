@@ -88,6 +88,13 @@ DESCRIPTIONS = {
         "s ← s · r if s < 0, else s / r",
         _PENALTIES,
     ),
+    "RecentRepetitionPenaltyLogitsProcessor": Description(
+        "repetition penalty",
+        "Divides the score of every token that occurs among the last tokens; a negative score is multiplied. "
+        "The number of occurrences does not matter.",
+        "s ← s · r if s < 0, else s / r",
+        _EXTRA,
+    ),
     "PresenceFrequencyPenaltyLogitsProcessor": Description(
         "presence and frequency",
         "Subtracts from the scores of generated tokens: the presence penalty once, the frequency penalty per occurrence. "

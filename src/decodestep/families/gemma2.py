@@ -11,6 +11,7 @@ from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import (
     ATTENTION_BIAS,
     CAPS,
+    NO_CAP,
     GroupedFile,
     GroupedKeys,
     file_cap,
@@ -42,7 +43,7 @@ _DEFAULTS = llama.DEFAULTS | {
 
 
 def _written(config: Config) -> Fields:
-    return {CAPS["score"]: config.grouped.score_cap, CAPS["logits"]: config.logits_cap}
+    return {CAPS["score"]: config.grouped.score_cap or NO_CAP, CAPS["logits"]: config.logits_cap or NO_CAP}
 
 
 def _windows(keys: Keys, layers: int) -> tuple[int, ...]:

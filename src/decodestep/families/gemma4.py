@@ -1,4 +1,5 @@
-"""Gemma 4, text: heads of two sizes, layers that read the keys of earlier ones, norms of values, an input of every layer.
+"""Gemma 4, text: heads of two sizes, layers that read the keys of earlier ones, norms of values, an input of every layer, or
+experts beside the dense block.
 
 Layers that see all positions have wider heads, perhaps fewer of keys, whose values may be the keys before their norm. The last
 layers may read the keys and values of the last one before them of their kind. E2B and E4B give every layer an input made of the
@@ -12,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.decoding.config import Config, GroupedConfig
+from decodestep.decoding.config import Config, Experts, GroupedConfig
 from decodestep.families import gemma3, llama
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Activation, Architecture, Family, Fields, Layers, ModelType, Wrapper
+from decodestep.families.common.experts import ExpertKeys, Gating, every_layer, file_experts
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.grouped import (
     ATTENTION_BIAS,
@@ -31,6 +33,7 @@ from decodestep.families.common.grouped import (
 from decodestep.families.common.limits import MAX_HEADS, MAX_LAYERS
 from decodestep.families.common.names import GGUF as NAMES
 from decodestep.files import metadata as md
+from decodestep.ops.expert_router.arguments import RouterRule
 
 _PERIOD = 6  # of which the last layer sees all positions
 _LAYERS = Layers(query_key_norm="head", block_norms="both", activation="gelu_gated")
@@ -54,6 +57,24 @@ _DEFAULTS = llama.DEFAULTS | {
     "tie_word_embeddings": True,
     "hidden_size_per_layer_input": 256,
     "num_kv_shared_layers": 0,
+}
+# Besides the router and the experts themselves.
+_FILE_EXPERTS = {
+    "router_scale": "ffn_gate_inp.scale",
+    "factors_of_experts": "ffn_down_exps.scale",
+    "dense_post_norm": "post_ffw_norm_1.weight",
+    "routed_norm": "pre_ffw_norm_2.weight",
+    "routed_post_norm": "post_ffw_norm_2.weight",
+}
+_FOLDER_EXPERTS = {
+    "router": "router.proj.weight",
+    "router_scale": "router.scale",
+    "factors_of_experts": "router.per_expert_scale",
+    "experts_gate_up": "experts.gate_up_proj",
+    "experts_down": "experts.down_proj",
+    "dense_post_norm": "post_feedforward_layernorm_1.weight",
+    "routed_norm": "pre_feedforward_layernorm_2.weight",
+    "routed_post_norm": "post_feedforward_layernorm_2.weight",
 }
 
 
@@ -195,6 +216,15 @@ def _folder_more(keys: Keys, common: Fields) -> Fields:
     }
 
 
+def _rule(keys: Keys) -> RouterRule:
+    return RouterRule(used=keys.size("top_k_experts"), normalise=True)
+
+
+def _experts(keys: Keys, layers: int) -> Experts | None:
+    own = ExpertKeys(every_layer, _rule, count="num_experts", shared=None, corrected=False, beside_dense=True)
+    return own(keys, layers) if keys.flag("enable_moe_block") else None
+
+
 def _written(config: Config) -> Fields:
     made = written_pattern(config) | {CAPS["logits"]: config.logits_cap}
     if config.feed_forwards:
@@ -205,8 +235,6 @@ def _written(config: Config) -> Fields:
 def _check(keys: Keys, common: Fields) -> None:
     if keys.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise keys.refusal("use_bidirectional_attention of text is not supported")
-    if keys.flag("enable_moe_block"):
-        raise keys.refusal("enable_moe_block, experts beside a dense block, is not supported")
     if keys.size("vocab_size_per_layer_input", common["vocab_size"]) != common["vocab_size"]:
         raise keys.refusal("vocab_size_per_layer_input other than vocab_size is not supported")
 
@@ -227,6 +255,8 @@ _GGUF = Architecture(
     rope_half_split=True,
     more=_file_more,
     second_rope=sliding_rope,
+    tensors=_FILE_EXPERTS,
+    experts=file_experts(lambda keys, common: Gating("softmax", True, 1.0), beside_dense=True),
     output_bias=False,
     rope_divisors=True,
     refused=_other_keys,
@@ -245,8 +275,9 @@ FAMILY = Family(
             check=_check,
             sizes_by_layer=True,
             ropes_by_layer_type=True,
-            tensors=gemma3.TENSORS,
-            pre_tokenizer="default",
+            experts=_experts,
+            tensors=gemma3.TENSORS | _FOLDER_EXPERTS,
+            pre_tokenizer="gemma4",
         ),
     ),
     gguf=_GGUF,

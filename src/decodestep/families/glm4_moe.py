@@ -1,7 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: a rope of half a head, perhaps norms of heads, and DeepSeek V3's mixture of experts.
-
-The layer for next-token prediction after the last one is left out.
-"""
+"""GLM-4.5, 4.6 and 4.7: a rope of half a head, perhaps norms of heads, and DeepSeek V3's mixture of experts."""
 
 from __future__ import annotations
 

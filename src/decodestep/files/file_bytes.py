@@ -37,16 +37,15 @@ class FileBytes:
         return self._opened.fileno()
 
     def read(self, at: int, size: int) -> np.ndarray:
-        """uint8 (size,): the bytes from offset `at`."""
+        """uint8 (size,): the bytes from offset `at`. Several threads may read at once."""
         try:
             data = new_bytes(size)
         except MemoryError as error:
             raise ModelError(f"{self.path}: {size} bytes cannot be read: {error}") from error
         view, done = data.data, 0
         try:
-            self._opened.seek(at)
             while done < len(view):
-                count = self._opened.readinto(view[done:])
+                count = os.preadv(self.descriptor, [view[done:]], at + done)
                 if not count:
                     raise ModelError(f"{self.path}: truncated while it was read, at byte {at + done}")
                 done += count

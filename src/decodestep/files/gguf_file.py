@@ -146,6 +146,6 @@ def _padded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def _shortest(value: Any) -> Any:
+def _shortest(value: object) -> Any:
     """A float, which the file holds as float32, as the shortest decimal that rounds to it: 0.95 and not 0.949999988."""
     return float(str(np.float32(value))) if isinstance(value, float) else value

@@ -16,6 +16,7 @@ from decodestep.errors import CacheFullError
 from decodestep.generation.drafts.drafter import Drafter
 from decodestep.generation.drafts.drafting import Drafting
 from decodestep.generation.forward_cost import Work, keep_cost, recent_cost
+from decodestep.generation.masks_ahead import begin_masks, have_masks
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.generation.scheduler import PrefillFirst, Scheduler
 from decodestep.sampling.row import Row
@@ -67,6 +68,8 @@ class Batch:
     If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
     admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
     row's tokens do not depend on any of this.
+    The mask of a constrained row is computed on another thread from when the row has drawn, and while the next pass runs; a row
+    that has none then draws as soon as it has, and the others go on.
     The pages of the cache are released by `close`, or when the last row ends.
     """
 
@@ -85,6 +88,7 @@ class Batch:
         self._sampled: list[int] = []  # the rows of the sampler
         # Of those of them whose last token has been run: the draft that ran with it, and the logits.
         self._ran: dict[int, tuple[list[int], np.ndarray]] = {}
+        self._held: dict[int, tuple[list[int], np.ndarray]] = {}  # likewise of rows that wait for a mask, out of the sampler
 
     def add(self, row: Row, drafters: Sequence[Drafter] = ()) -> int:
         """Adds a row that has not ended, with those that draft for it, and returns its key in this batch.
@@ -136,7 +140,8 @@ class Batch:
             return
         drafting = {key for key, draft in zip(self._sampled, drawing.drafts, strict=True) if draft}
         try:
-            for rows, result in self._sampler.steps(drawing.logits, drawing.drafts):
+            for rows, result in self._sampler.steps(drawing.logits, drawing.drafts, have_masks):
+                begin_masks(self._rows[self._sampled[i]] for i in rows)
                 for key in [key for key in drafting if self._rows[key].reason]:  # its end tells what it has drafted
                     drafting.remove(key)
                     self._settle(key)
@@ -159,6 +164,7 @@ class Batch:
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
+        self._held.clear()
         keep_cost(self._model, self._scheduler.cost)
 
     def _settle(self, key: int) -> None:
@@ -180,6 +186,7 @@ class Batch:
         self._waiting = deque(key for key in self._waiting if key not in ended)
         for key in ended:
             self._drafting.remove(key)
+            self._held.pop(key, None)
             self._release(key)
             del self._rows[key]
 
@@ -239,16 +246,40 @@ class Batch:
         Returns what every row of the sampler draws from; None if the last tokens of not all of them have been run, or if there
         are prompts that run first.
         """
+        self._take_held()
         decoding, (drafts, logits) = self._run_composed()
         if decoding and not self._ran:  # all rows of the sampler: most forward passes need no copy
-            return _Drawing(drafts, logits)
+            return self._hold(_Drawing(drafts, logits))
         ends = np.cumsum([len(draft) + 1 for draft in drafts])[:-1]
         self._ran.update(zip(decoding, zip(drafts, np.split(logits, ends), strict=False), strict=False))
         if self._prompts_first or not self._sampled or len(self._ran) < len(self._sampled):
             return None
         ran = [self._ran[key] for key in self._sampled]
         self._ran.clear()
-        return _Drawing([draft for draft, _ in ran], np.concatenate([logits for _, logits in ran]))
+        return self._hold(_Drawing([draft for draft, _ in ran], np.concatenate([logits for _, logits in ran])))
+
+    def _hold(self, drawing: _Drawing) -> _Drawing | None:
+        """Holds the rows of the sampler whose masks are not known; what the others draw from, if there are others."""
+        known = have_masks([self._rows[key] for key in self._sampled])
+        if all(known):
+            return drawing
+        ends = np.cumsum([len(draft) + 1 for draft in drawing.drafts])[:-1]
+        each = list(zip(drawing.drafts, np.split(drawing.logits, ends), strict=True))
+        for place in reversed(range(len(known))):
+            if not known[place]:
+                self._held[self._sampled[place]] = each.pop(place)
+                self._unsample(place)
+        return _Drawing([draft for draft, _ in each], np.concatenate([logits for _, logits in each])) if each else None
+
+    def _take_held(self) -> None:
+        """Gives the sampler back the rows whose masks are known; waits for one if there is nothing else to do."""
+        keys = list(self._held)
+        idle = not (self._sampled or self._prefill or self._scoring)
+        for key, known in zip(keys, have_masks([self._rows[key] for key in keys], wait=idle), strict=True):
+            if known:
+                self._sampler.resume(self._rows[key])
+                self._sampled.append(key)
+                self._ran[key] = self._held.pop(key)
 
     @property
     def _prompts_first(self) -> bool:
@@ -288,11 +319,10 @@ class Batch:
         waiting = len(self._prefill) + len(self._scoring)
         work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), waiting)
         budget = self._scheduler.prompt_budget(work) if waiting else None
-        drafts = (
-            self._choose_drafts(decoding, work, budget is None)
-            if drafting and decoding and self._drafting.possible(uncertain=budget is None)
-            else [[] for _ in decoding]
-        )
+        drafts: list[list[int]] = [[] for _ in decoding]
+        if drafting and decoding and self._drafting.possible(uncertain=budget is None):
+            have_masks([self._rows[key] for key in decoding])  # with which they know what must follow
+            drafts = self._choose_drafts(decoding, work, budget is None)
         rows = [
             (sequence, self._rows[key].history.tokens[len(sequence) :] + draft)
             for key, sequence, draft in zip(decoding, sequences, drafts, strict=True)
@@ -349,6 +379,7 @@ class Batch:
         key = next(reversed(self._sequences))
         if key in self._sampled:
             self._unsample(self._sampled.index(key))
+        self._held.pop(key, None)
         self._drafting.release(key)
         self._release(key)
         self._waiting.appendleft(key)

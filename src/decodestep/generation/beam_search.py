@@ -240,7 +240,7 @@ def _check_draw(groups: int, do_sample: object, seed: object, top_logprobs: obje
     require(ok, _OP, "top_logprobs", "None or an integer >= 0", top_logprobs)
 
 
-def _check_sizes(beams: Any, groups: Any, returned: Any, vocab: Any, length: Any) -> None:
+def _check_sizes(beams: int, groups: int, returned: int, vocab: int, length: int) -> None:
     for name, value in (("num_beams", beams), ("vocab_size", vocab), ("max_new_tokens", length)):
         require(is_int(value) and value >= 1, _OP, name, "an integer >= 1", value)
     require(beams * vocab < 2**32, _OP, "num_beams", f"such that num_beams * {vocab} < 2^32", beams)

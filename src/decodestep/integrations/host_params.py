@@ -15,6 +15,7 @@ KEY = "decodestep"  # of the extra argument
 # tokens, which could not be checked before the request is admitted.
 FIELDS = (
     "repetition_penalty",
+    "repetition_range",
     "presence_penalty",
     "frequency_penalty",
     "no_repeat_ngram_size",

@@ -152,7 +152,7 @@ def sampling(llm: llama_cpp.Llama, params: SamplingParams, *, processors: Proces
     ends = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)]
     before = dict(llm.__dict__)
 
-    def init_sampler(**arguments: Any) -> _TextSampler:
+    def init_sampler(**arguments: object) -> _TextSampler:
         _refuse_own_samplers(arguments)
         seeded = params if params.greedy or params.seed is not None else params.replace(seed=int(llm._seed) % 2**64)
         return _TextSampler(llm, seeded, {"eos_token_id": ends, "processors": processors})

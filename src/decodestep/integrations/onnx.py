@@ -77,7 +77,7 @@ class _Ours(OpRun):  # type: ignore[misc]
 
     op_domain = DOMAIN
 
-    def _run(self, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
+    def _run(self, *inputs: np.ndarray | None, **attributes: object) -> tuple[np.ndarray, ...]:
         operator = OPERATORS[type(self).__name__]
         given = {name: value for name, value in attributes.items() if value is not None}
         return operator([None if array is None else np.asarray(array) for array in inputs], given)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,7 +64,7 @@ class Generate:
 
     def __init__(
         self,
-        model: Any = None,
+        model: str | os.PathLike[str] | None = None,
         *,
         dtype: str = "auto",
         params: Mapping[str, Any] | None = None,

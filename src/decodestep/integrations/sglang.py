@@ -40,7 +40,7 @@ _OP = "decodestep.integrations.sglang"
 _REQ, _ROW = "__req__", "__decodestep__"  # keys of a request's custom_params: SGLang's own, and ours
 
 
-def custom_params(**fields: Any) -> dict[str, Any]:
+def custom_params(**fields: object) -> dict[str, Any]:
     """The custom_params of a request that `Processor` draws: `host_params.FIELDS`.
 
     SGLang has no hook before a request is admitted, so the fields are checked here, before they are sent.
@@ -90,7 +90,7 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
         return drawn
 
 
-def _convert_params(req: Req, given: Any) -> SamplingParams:
+def _convert_params(req: Req, given: object) -> SamplingParams:
     """The params of an SGLang request, whose fields are normalised: greedy is top_k 1, no top_k is a huge one."""
     own = req.sampling_params
     params = host_params(
@@ -128,7 +128,7 @@ class Sampler(TheirSampler):  # type: ignore[misc]
         self.use_ascend_backend = True  # the branch of `forward` that delegates filters and draw to the method below
 
     def forward(
-        self, logits_output: LogitsProcessorOutput, sampling_info: SamplingBatchInfo, *arguments: object, **options: Any
+        self, logits_output: LogitsProcessorOutput, sampling_info: SamplingBatchInfo, *arguments: object, **options: object
     ) -> torch.Tensor:
         masks = sampling_info.sampling_mask_batch_indices
         require(masks is None, _OP, "return_sampling_mask", "off", Phrase("a request that asks for it"))

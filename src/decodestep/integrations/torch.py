@@ -157,7 +157,7 @@ def _with_caches(
 ) -> Callable[..., tuple[Tensor, ...]]:
     """`make`, which writes to its caches, in functional form: it gets copies, which are returned at `place` in the results."""
 
-    def call(*, kv_cache: Tensor, kr_cache: Tensor, **others: Any) -> tuple[Tensor, ...]:
+    def call(*, kv_cache: Tensor, kr_cache: Tensor, **others: object) -> tuple[Tensor, ...]:
         caches = copy(kv_cache), copy(kr_cache)
         made = make(kv_cache=caches[0], kr_cache=caches[1], **others)
         return *made[:place], *caches, *made[place:]
@@ -285,7 +285,7 @@ def _by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     names = [argument[0].split()[-1] for argument in arguments if argument[0] != "*"]
     defaults = {a[0].split()[-1]: ast.literal_eval(a[1]) for a in arguments if len(a) == 2}
 
-    def call(*args: object, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         return function(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
 
     return call

@@ -56,7 +56,7 @@ def _translation(name: str) -> Callable[..., Any]:
     operator = OPERATORS[name]
     schema = _schema(name, operator)
 
-    def translate(*tensors: object, **options: Any) -> Any:
+    def translate(*tensors: object, **options: object) -> Any:
         given = {_RENAMED.get(each, each): value for each, value in options.items() if value is not None}
         inputs = [each.rstrip("?") for each in operator.inputs]
         arguments = [*tensors, *(given.pop(each, None) for each in inputs[len(tensors) :])]

@@ -23,6 +23,7 @@ from decodestep.decoding.layer_weights import (
     LayerInputWeights,
     MixerWeights,
     NextTokenWeights,
+    SideBySide,
     Weight,
     Weights,
 )
@@ -86,7 +87,11 @@ def _convert(
     layers, count = [], config.layers + config.next_token_layers
     for i in range(count):
         progress(i, count)
-        layers.append(_layer(_LayerParts(checkpoint, i, pack), attention))
+        # Those for next-token prediction run operator by operator, on heads without padding.
+        own = (
+            attention if i < config.layers or config.latent_attention else partial(_grouped_weights, padded=lambda width: width)
+        )
+        layers.append(_layer(_LayerParts(checkpoint, i, pack), own))
     embedding, output = _embedding_and_output(checkpoint, pack)
     weights = Weights(
         config=config,
@@ -162,12 +167,22 @@ def _layer(layer: _LayerParts, attention: MixerReader) -> Layer:
         attention_norm=layer.optional_vector("attention_norm"),
         mixer=None if mixer is None else mixer(layer),
         ffn_norm=layer.optional_vector("ffn_norm"),
-        feed_forward=_experts(layer) if layer.is_of_experts else _dense(layer) if layer.has("down") else None,
+        feed_forward=_feed_forward(layer),
         attention_post_norm=layer.optional_vector("attention_post_norm"),
         ffn_post_norm=layer.optional_vector("ffn_post_norm"),
         input=_layer_input(layer) if layer.config.layer_inputs else None,
         scale=float(layer.vector("layer_scale")[0]) if layer.has("layer_scale") else 1.0,
     )
+
+
+def _feed_forward(layer: _LayerParts) -> FeedForward | ExpertWeights | SideBySide | None:
+    if not layer.is_of_experts:
+        return _dense(layer) if layer.has("down") else None
+    if not layer.config.has_dense_block(layer.number):
+        return _experts(layer)
+    norms = (layer.vector(name) for name in ("dense_post_norm", "routed_norm", "routed_post_norm"))
+    of_dense, before, after = norms
+    return SideBySide(_dense(layer), of_dense, _experts(layer), before, after)
 
 
 def _layer_input(layer: _LayerParts) -> LayerInputWeights:
@@ -370,15 +385,25 @@ def _experts(layer: _LayerParts) -> ExpertWeights:
             gate = layer.pack(layer.stack("experts_gate")) if layer.has("experts_gate") else None
         down = layer.pack(layer.stack("experts_down_together" if layer.has("experts_down_together") else "experts_down"))
     return ExpertWeights(
-        router=_in_dense_format(layer.weight("router")),
+        router=_router(layer),
         bias=layer.optional_vector("correction"),
         router_bias=layer.optional_vector("router_bias"),
         routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
         shared=_dense(layer, "shared_") if experts.shared else None,
+        factors=layer.optional_vector("factors_of_experts"),
         shared_gate=_in_dense_format(layer.weight("shared_factor")) if experts.shared_gated else None,
         latent_down=layer.packed("latent_down") if experts.latent else None,
         latent_up=layer.packed("latent_up") if experts.latent else None,
     )
+
+
+def _router(layer: _LayerParts) -> PackedWeight:
+    """In a dense format, with the factors of what it reads in it."""
+    router = _in_dense_format(layer.weight("router"))
+    if not layer.has("router_scale"):
+        return router
+    factors = layer.vector("router_scale") * np.float32(layer.config.hidden**-0.5)
+    return PackedWeight.from_array(router.dense() * factors[:, None])
 
 
 def _in_dense_format(stored: Stored) -> PackedWeight:

@@ -29,6 +29,7 @@ from decodestep.weights.lazy_weight import whole
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
 
+
 @dataclass(frozen=True)
 class SourceTensor:
     """type: as stored, or F32 for a computed tensor. stored: reads its bytes in that type, if it has them. values: its rows as

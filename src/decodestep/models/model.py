@@ -109,7 +109,7 @@ class Model:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        **variables: object,
     ) -> str:
         """The text of a conversation, rendered with the model's chat template.
 
@@ -149,7 +149,7 @@ class Model:
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        **variables: Any,
+        **variables: object,
     ) -> list[int]:
         """The token ids of `chat_prompt` with the same arguments, as `generate` uses them for a conversation.
 

@@ -18,9 +18,9 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     """Facts by name. Raises ModelError as `load` does before it reads weights, so what is described here can be loaded.
 
     weight_bytes: the bytes of the weights that one token needs, as stored: without the experts that it does not use, and with
-    one row of an embedding that is not tied to the logits. converted: the types that are not run as stored, if there are any.
-    cache: the type of cached keys and values. cache_bytes: per position. state_bytes: of the recurrent state of a sequence, 0
-    without recurrent layers.
+    one row of an embedding that is not tied to the logits. all_weight_bytes: of all. converted: the types that are not run as
+    stored, if there are any. cache: the type of cached keys and values. cache_bytes: per position. state_bytes: of the
+    recurrent state of a sequence, 0 without recurrent layers.
     """
     ChatTemplate(checkpoint.file.chat_templates())
     checkpoint.tokenizer()
@@ -41,6 +41,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "runs": "one native call a step" if why is None else f"layer by layer, float32: {why}",
         "weights": ", ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
         "weight_bytes": checkpoint.weight_bytes_per_token(),
+        "all_weight_bytes": sum(checkpoint.bytes_by_type().values()),
         "cache": cache,
         "cache_bytes": layout.page_bytes // PAGE,
         "state_bytes": 0 if states is None else states.row_bytes,

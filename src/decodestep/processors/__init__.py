@@ -21,6 +21,7 @@ from decodestep.processors.extra import (
     DRYLogitsProcessor,
     LogitBiasLogitsProcessor,
     PresenceFrequencyPenaltyLogitsProcessor,
+    RecentRepetitionPenaltyLogitsProcessor,
     TopNSigmaLogitsWarper,
     XTCLogitsWarper,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "NoRepeatNGramLogitsProcessor",
     "PrefixConstrainedLogitsProcessor",
     "PresenceFrequencyPenaltyLogitsProcessor",
+    "RecentRepetitionPenaltyLogitsProcessor",
     "RepetitionPenaltyLogitsProcessor",
     "SequenceBiasLogitsProcessor",
     "SuppressTokensAtBeginLogitsProcessor",

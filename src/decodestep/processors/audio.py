@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from array_api_compat import device
 
@@ -21,6 +21,9 @@ from decodestep._base.array_api import (
 from decodestep._base.arrays import Array, ArrayT, TokenIds, some_token_ids
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 
 class WhisperTimeStampLogitsProcessor(LogitsProcessor):
@@ -46,7 +49,9 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
         Radford et al., "Robust speech recognition via large-scale weak supervision", 2022; as in transformers 5.23.
     """
 
-    def __init__(self, generate_config: Any, begin_index: int, _detect_timestamp_from_logprob: bool | None = None) -> None:
+    def __init__(
+        self, generate_config: GenerationConfig, begin_index: int, _detect_timestamp_from_logprob: bool | None = None
+    ) -> None:
         self.no_timestamps_token_id = generate_config.no_timestamps_token_id
         self.timestamp_begin = generate_config.no_timestamps_token_id + 1
         self.eos_token_id = generate_config.eos_token_id or generate_config.bos_token_id

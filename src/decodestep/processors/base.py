@@ -40,7 +40,7 @@ class LogitsProcessorList(list[Any]):
         transformers 5.23's class of this name.
     """
 
-    def __call__(self, input_ids: Array, scores: ArrayT, **kwargs: Any) -> ArrayT:
+    def __call__(self, input_ids: Array, scores: ArrayT, **kwargs: object) -> ArrayT:
         for processor in self:
             extra = list(inspect.signature(processor.__call__).parameters)[2:]
             missing = [name for name in extra if name not in kwargs]

@@ -24,6 +24,7 @@ from decodestep._base.array_api import (
 from decodestep._base.arrays import Array, ArrayT, Integers, token_ids
 from decodestep._base.checks import is_finite, is_int, is_real, require
 from decodestep.processors.base import LogitsProcessor
+from decodestep.processors.penalties import RepetitionPenaltyLogitsProcessor
 
 # Longer repetitions count as this long, so that the power of the base remains finite.
 DRY_LONGEST = 50
@@ -244,6 +245,35 @@ class XTCLogitsWarper(LogitsProcessor):
         spared = level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int64) == xp.count_nonzero(level, axis=-1, keepdims=True))
         heads = xp.asarray(heads.tolist(), dtype=xp.bool, device=device(scores))
         return fill(xp, scores, above & ~spared & heads[:, None], self.filter_value)
+
+
+class RecentRepetitionPenaltyLogitsProcessor(LogitsProcessor):
+    """Makes every token that occurs among the last ids less likely, once, however often it occurs.
+
+        for each distinct id t of the last `range` ids:  s[t] = s[t] * penalty where s[t] < 0, else s[t] / penalty
+
+    Ids past the vocabulary are ignored.
+
+    Args:
+        penalty: a float > 0 (an int is refused); below 1 it rewards.
+        range: how many of the last ids count, an int >= 0; 0 for all.
+
+    Raises:
+        ValueError: for a negative id.
+
+    Source:
+        llama.cpp's penalty_repeat and penalty_last_n; `RepetitionPenaltyLogitsProcessor` of these ids.
+    """
+
+    def __init__(self, penalty: float, range: int = 0) -> None:
+        op = "RecentRepetitionPenaltyLogitsProcessor"
+        require(is_int(range) and range >= 0, op, "range", "an int >= 0", range)
+        self._of_all = RepetitionPenaltyLogitsProcessor(penalty)
+        self.penalty = self._of_all.penalty
+        self.range = range
+
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
+        return self._of_all(input_ids[:, -self.range :], scores)
 
 
 class DRYLogitsProcessor(LogitsProcessor):

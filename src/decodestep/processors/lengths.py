@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from array_api_compat import device
 
@@ -135,7 +135,9 @@ class ForceTokensLogitsProcessor(LogitsProcessor):
         transformers 4.41's class of this name, which 5.23 no longer has.
     """
 
-    def __init__(self, force_token_map: Any, _has_warned: bool | None = False) -> None:
+    def __init__(
+        self, force_token_map: Mapping[int, int | None] | Iterable[tuple[int, int | None]], _has_warned: bool | None = False
+    ) -> None:
         self.force_token_map: dict[int, int | None] = dict(force_token_map)
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:

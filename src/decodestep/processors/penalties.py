@@ -13,7 +13,7 @@ from array_api_compat import device
 from decodestep._base import arrays
 from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, quiet, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import Phrase, is_int, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.processors.base import LogitsProcessor, rows_of_encoder
 
 _REPETITION = "RepetitionPenaltyLogitsProcessor"
@@ -227,8 +227,9 @@ def are_ids(sequence: Sequence[Any]) -> bool:
     return all(isinstance(t, (int, np.integer)) and t >= 0 for t in sequence)
 
 
-def _check_penalty(op: str, penalty: Any) -> float:
-    require(isinstance(penalty, float) and penalty > 0, op, "penalty", "a float > 0", penalty)
+def _check_penalty(op: str, penalty: object) -> float:
+    if not (isinstance(penalty, float) and penalty > 0):
+        refuse(op, "penalty", "a float > 0", penalty)
     return float(penalty)
 
 

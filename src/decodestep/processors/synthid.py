@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from array_api_compat import device as device_of
 
@@ -17,6 +17,9 @@ from decodestep._base.array_api import Namespace, constant, largest, namespace, 
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1
 
@@ -205,7 +208,12 @@ class SynthIDTextWatermarkDetector:
         Dathathri et al., 2024; as in transformers 5.23.
     """
 
-    def __init__(self, detector_module: Callable[[Array, Array], Array], logits_processor: Any, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        detector_module: Callable[[Array, Array], Array],
+        logits_processor: SynthIDTextWatermarkLogitsProcessor,
+        tokenizer: PreTrainedTokenizerBase,
+    ) -> None:
         self.detector_module = detector_module
         self.logits_processor = logits_processor
         self.tokenizer = tokenizer

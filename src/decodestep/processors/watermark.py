@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import device as device_of
@@ -20,6 +20,9 @@ from decodestep._base.array_api import copy, namespace, narrow, quiet, widen
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import Phrase, refuse, require, require_choice
 from decodestep.processors.base import LogitsProcessor
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, WatermarkingConfig
 
 _TABLE_SIZE = 1_000_003
 _CANDIDATES = 40  # how many of the best tokens "selfhash" tries on each row
@@ -150,9 +153,9 @@ class WatermarkDetector:
 
     def __init__(
         self,
-        model_config: Any,
+        model_config: PretrainedConfig,
         device: object,
-        watermarking_config: Any,
+        watermarking_config: WatermarkingConfig | dict[str, Any],
         ignore_repeated_ngrams: bool = False,
         max_cache_size: int = 128,
     ) -> None:

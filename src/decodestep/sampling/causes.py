@@ -10,9 +10,10 @@ from decodestep.processors.extra import DRY_LONGEST
 
 Span = tuple[int, int]  # tokens [start, stop) of the history
 Spans = tuple[Span, ...]
+_Found = dict[int, list[Span]]  # by token
 
 
-def causes(processor: Any, history: Sequence[int], tokens: Sequence[int]) -> Mapping[int, Spans]:
+def causes(processor: object, history: Sequence[int], tokens: Sequence[int]) -> Mapping[int, Spans]:
     """For the `tokens` on which the processor acted because of the history: the spans that caused it, latest last.
 
     Empty for processors that do not read the history.
@@ -24,25 +25,33 @@ def causes(processor: Any, history: Sequence[int], tokens: Sequence[int]) -> Map
     return {token: tuple(found) for token, found in spans.items() if found}
 
 
-def _occurrences(history: Sequence[int], tokens: frozenset[int], skipped: int) -> dict[int, list[Span]]:
-    found: dict[int, list[Span]] = {}
+def _occurrences(history: Sequence[int], tokens: frozenset[int], skipped: int) -> _Found:
+    found: _Found = {}
     for place in range(skipped, len(history)):
         if history[place] in tokens:
             found.setdefault(history[place], []).append((place, place + 1))
     return found
 
 
-def _repetition(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
+def _repetition(processor: p.RepetitionPenaltyLogitsProcessor, history: Sequence[int], tokens: frozenset[int]) -> _Found:
     return _occurrences(history, tokens, int(processor.prompt_ignore_length or 0))
 
 
-def _occurrences_generated(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
+def _recent_repetition(
+    processor: p.RecentRepetitionPenaltyLogitsProcessor, history: Sequence[int], tokens: frozenset[int]
+) -> _Found:
+    return _occurrences(history, tokens, max(0, len(history) - processor.range) if processor.range else 0)
+
+
+def _occurrences_generated(
+    processor: p.PresenceFrequencyPenaltyLogitsProcessor, history: Sequence[int], tokens: frozenset[int]
+) -> _Found:
     return _occurrences(history, tokens, int(processor.prompt_length))
 
 
-def _ngrams(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
+def _ngrams(processor: p.NoRepeatNGramLogitsProcessor, history: Sequence[int], tokens: frozenset[int]) -> _Found:
     """The earlier n-grams that the token would repeat."""
-    n, found = int(processor.ngram_size), dict[int, list[Span]]()
+    n, found = int(processor.ngram_size), _Found()
     prefix = tuple(history[len(history) - n + 1 :]) if n > 1 else ()
     for start in range(len(history) - n + 1):
         token = history[start + n - 1]
@@ -51,9 +60,9 @@ def _ngrams(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> d
     return found
 
 
-def _sequences(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
+def _sequences(processor: p.SequenceBiasLogitsProcessor, history: Sequence[int], tokens: frozenset[int]) -> _Found:
     """The end of the row that is the prefix of a biased or forbidden sequence; single tokens have no cause in the history."""
-    found: dict[int, list[Span]] = {}
+    found: _Found = {}
     for ids in processor.sequence_bias:
         length = len(ids) - 1
         if length > 0 and ids[-1] in tokens and tuple(history[-length:]) == tuple(ids[:-1]):
@@ -61,7 +70,7 @@ def _sequences(processor: Any, history: Sequence[int], tokens: frozenset[int]) -
     return found
 
 
-def _dry(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
+def _dry(processor: p.DRYLogitsProcessor, history: Sequence[int], tokens: frozenset[int]) -> _Found:
     """The longest earlier match of the row's end, with the token that followed it."""
     first = max(0, len(history) - processor.range) if processor.range else 0
     longest: dict[int, Span] = {}
@@ -79,8 +88,9 @@ def _dry(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict
     return {token: [span] for token, span in longest.items()}
 
 
-_RULES: dict[type, Callable[[Any, Sequence[int], frozenset[int]], dict[int, list[Span]]]] = {
+_RULES: dict[type, Callable[[Any, Sequence[int], frozenset[int]], _Found]] = {
     p.RepetitionPenaltyLogitsProcessor: _repetition,
+    p.RecentRepetitionPenaltyLogitsProcessor: _recent_repetition,
     p.PresenceFrequencyPenaltyLogitsProcessor: _occurrences_generated,
     p.NoRepeatNGramLogitsProcessor: _ngrams,
     p.SequenceBiasLogitsProcessor: _sequences,

@@ -7,7 +7,7 @@ and the same seed draws the same token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from decodestep.ops.decode_step.rows import DTYPES, accept_tokens
 from decodestep.ops.decode_step.steps import Force, Step
 from decodestep.sampling.row import Row
 
+if TYPE_CHECKING:
+    import torch
+
 _NOTHING = (Force(np.empty(0, np.int64)),)  # of a row that has ended
 
 
@@ -25,14 +28,14 @@ class Drawn(NamedTuple):
     """tokens: int64 (B,), on the device; tokens_on_host: the same there. end_codes, logprobs: one for each row, as in
     `step_rows`. held: what rows that failed had held back, by their index."""
 
-    tokens: Any
+    tokens: torch.Tensor
     tokens_on_host: list[int]
     end_codes: bytes
     logprobs: tuple[TokenLogprobs | None, ...]
     held: dict[int, str]
 
 
-def outline(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str) -> np.ndarray:
+def outline(op: str, rows: Sequence[Row], logits: torch.Tensor, vocab: int, backend: str) -> np.ndarray:
     """An array of the logits' shape and dtype without values; ValueError for logits or rows that no kernel serves."""
     devices.choose_triton(op, backend, logits)
     array = devices.outline(op, "logits", logits, logits.device)
@@ -44,7 +47,7 @@ def outline(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str)
     return array
 
 
-def draw(rows: Sequence[Row], logits: Any, vocab: int) -> Drawn:
+def draw(rows: Sequence[Row], logits: torch.Tensor, vocab: int) -> Drawn:
     """Draws a token for every running row, and appends it to the row's history. The logits have an `outline`.
 
     A row whose processor raises while its steps are made ends with that error.
@@ -73,7 +76,7 @@ def draw(rows: Sequence[Row], logits: Any, vocab: int) -> Drawn:
     return Drawn(result.tokens, tokens_on_host, end_codes, result.logprobs, held)
 
 
-def processed(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str) -> Any:
+def processed(op: str, rows: Sequence[Row], logits: torch.Tensor, vocab: int, backend: str) -> torch.Tensor:
     """The scores that each row's steps leave, on the device. Raises ValueError as `outline` does."""
     outline(op, rows, logits, vocab, backend)
     steps = [row.plan.tail.steps(row.history) for row in rows]

@@ -21,8 +21,8 @@ ALIASES = {
 }
 # Names that mean something else, or nearly the same, and what to look at.
 _NEAR = {
-    "repeat_penalty": "repetition_penalty, which looks at the whole row and not at its last tokens only",
-    "repeat_last_n": "dry_range; repetition_penalty has no range",
+    "repeat_penalty": "repetition_penalty, which looks at the whole row unless repetition_range says otherwise",
+    "repeat_last_n": "repetition_range and dry_range, 0 in place of -1",
     "num_predict": "max_new_tokens, None in place of -1",
     "n_predict": "max_new_tokens, None in place of -1",
     "best_of": "num_return_sequences, and choose among them by Completion.logprobs; or num_beams",

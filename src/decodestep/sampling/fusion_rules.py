@@ -21,6 +21,7 @@ from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling import parts
 from decodestep.sampling.thinking_budget import ThinkingBudget
+from decodestep.sampling.token_history import TokenHistory
 
 MakePart = Callable[[Any, int], Part]
 MakePartT = TypeVar("MakePartT", bound=MakePart)
@@ -58,7 +59,7 @@ def rule(processor_class: type, kind: str) -> Callable[[MakePartT], MakePartT]:
     return register
 
 
-def find_rule(processor: Any) -> Rule:
+def find_rule(processor: object) -> Rule:
     """The rule of a processor; without `make_part` for an object that the rule of its class does not cover.
 
     Not covered: subclasses (the table is by exact type), a `filter_value` other than -inf, leading padding, and arguments that
@@ -88,6 +89,11 @@ def logit_bias(processor: p.LogitBiasLogitsProcessor, vocab: int) -> Part:
 @rule(p.RepetitionPenaltyLogitsProcessor, "patch")
 def repetition_penalty(processor: p.RepetitionPenaltyLogitsProcessor, vocab: int) -> Part:
     return s.PenaliseSeen(int(processor.prompt_ignore_length or 0), float(processor.penalty))
+
+
+@rule(p.RecentRepetitionPenaltyLogitsProcessor, "patch")
+def recent_repetition_penalty(processor: p.RecentRepetitionPenaltyLogitsProcessor, vocab: int) -> Part:
+    return parts.penalise_recent(float(processor.penalty), processor.range, vocab)
 
 
 @rule(p.EncoderRepetitionPenaltyLogitsProcessor, "patch")
@@ -156,7 +162,7 @@ def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -
 
 @rule(p.AllowedBitsLogitsProcessor, "mask")
 def allowed_bits(processor: p.AllowedBitsLogitsProcessor, vocab: int) -> Part:
-    def steps(history: Any) -> tuple[s.Step, ...]:
+    def steps(history: TokenHistory) -> tuple[s.Step, ...]:
         bits = processor.next_bits(history.tokens)
         return () if bits is None else (s.AllowBits(bits),)
 

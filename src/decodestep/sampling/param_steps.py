@@ -76,7 +76,7 @@ class ParamStep(NamedTuple):
         return self.processor(*self.arguments(row))
 
 
-def as_several(ids: Any) -> Any:
+def as_several(ids: object) -> Any:
     """No id for None, one for an id, also as an array of rank 0; several as they are."""
     plain = ids.tolist() if hasattr(ids, "tolist") else ids
     return () if plain is None else [plain] if is_int(plain) else plain
@@ -128,7 +128,16 @@ BEFORE_OWN = (
         p.RepetitionPenaltyLogitsProcessor,
         lambda row: (float(row.params.repetition_penalty),),
         lambda row: s.PenaliseSeen(0, float(row.params.repetition_penalty)),
-        lambda row: row.params.repetition_penalty != 1,
+        lambda row: row.params.repetition_penalty != 1 and not row.params.repetition_range,
+    ),
+    ParamStep(
+        ("repetition_range", "repetition_penalty"),
+        p.RecentRepetitionPenaltyLogitsProcessor,
+        lambda row: (float(row.params.repetition_penalty), int(row.params.repetition_range)),
+        lambda row: parts.penalise_recent(
+            float(row.params.repetition_penalty), int(row.params.repetition_range), row.vocab_size
+        ),
+        lambda row: row.params.repetition_penalty != 1 and bool(row.params.repetition_range),
     ),
     ParamStep(
         ("presence_penalty", "frequency_penalty"),

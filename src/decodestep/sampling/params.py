@@ -49,6 +49,7 @@ class SamplingParams:
         max_time: a finite number of seconds > 0 or None. Ends the row after this long; None is off.
         repetition_penalty: a finite number > 0. Divides the positive and multiplies the negative scores of all tokens
             of the row, prompt included; 1 is off.
+        repetition_range: an integer in [0, 2^31). How many of the last tokens the repetition_penalty is for; 0 for all.
         presence_penalty: a finite number. Subtracted once from the score of a generated token; 0 is off.
         frequency_penalty: a finite number. Subtracted from the score of a generated token for each time it occurs; 0
             is off.
@@ -155,6 +156,7 @@ class SamplingParams:
     max_time: float | None
 
     repetition_penalty: float
+    repetition_range: int
     presence_penalty: float
     frequency_penalty: float
     no_repeat_ngram_size: int
@@ -229,6 +231,7 @@ class SamplingParams:
         stop_strings: str | Iterable[str] | None = (),
         max_time: float | None = None,
         repetition_penalty: float = 1.0,
+        repetition_range: int = 0,
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         no_repeat_ngram_size: int = 0,
@@ -335,7 +338,7 @@ class SamplingParams:
         return [self.replace(seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
     @classmethod
-    def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: Any) -> SamplingParams:
+    def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: object) -> SamplingParams:
         """The parameters of a transformers GenerationConfig, as `generate` would read it.
 
         Args:
@@ -353,7 +356,7 @@ class SamplingParams:
         return cls(**request_formats.from_generation_config(config, rename_fields(changes, names), names))
 
     @classmethod
-    def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
+    def from_openai(cls, body: Mapping[str, Any], **changes: object) -> SamplingParams:
         """The parameters of an OpenAI completions or chat-completions request.
 
         Args:

@@ -68,6 +68,13 @@ def _where_sequences_end(part: s.AddEndings | s.BanEndings, sequences: Iterable[
     return part if any(len(ids) > 1 for ids in sequences) else build_steps(part, TokenHistory(), vocab)
 
 
+def penalise_recent(penalty: float, reach: int, vocab: int) -> Part:
+    """The distinct ones of the last `reach` tokens become less likely; 0 for all."""
+    if reach == 0:
+        return s.PenaliseSeen(0, penalty)
+    return lambda history: (s.Penalise(distinct(each for each in history.tokens[-reach:] if each < vocab), penalty),)
+
+
 def dry(multiplier: float, base: float, allowed_length: int, breakers: Collection[int], reach: int) -> Part:
     if not multiplier or allowed_length > DRY_LONGEST:  # 0 times an infinite power is NaN
         return ()

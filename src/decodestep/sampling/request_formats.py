@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_choice
 from decodestep.sampling.field_aliases import ALIASES
@@ -20,6 +20,9 @@ from decodestep.sampling.neutral_fields import (
     read_length,
     read_repeat_penalty,
 )
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
 
 # Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
 # token of a text without a prompt, and how tokens are drafted, by an assistant model (which no config holds) or by lookup.
@@ -57,7 +60,9 @@ OPENAI_FIELDS = ABOUT_OTHER_THINGS | {*MUST_BE, *OPENAI_NAMES, "best_of", "repea
 _OPENAI_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 
 
-def from_generation_config(config: Any, changes: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+def from_generation_config(
+    config: GenerationConfig | Mapping[str, Any], changes: Mapping[str, Any], known: Set[str]
+) -> dict[str, Any]:
     """The fields of `SamplingParams.from_generation_config`. changes: by the names of fields. known: those names."""
     ok = isinstance(config, Mapping) or (hasattr(config, "to_dict") and not isinstance(config, type))
     require(ok, "from_generation_config", "config", "a GenerationConfig or a mapping of its fields", config)
@@ -104,7 +109,7 @@ def _is_neutral(name: str, value: object) -> bool:
     return value is False or value == neutral.get(name, [])
 
 
-def _sequence_bias(op: str, value: Any) -> Any:
+def _sequence_bias(op: str, value: object) -> Any:
     """A mapping as it is; pairs of ids and a bias, which stand for it in JSON, as one."""
     if not isinstance(value, list):
         return value

@@ -115,7 +115,9 @@ class Row:
                 break
         return taken
 
-    def take(self, token: int, end_code: int, logprobs: Any, logits: np.ndarray) -> tuple[str, TokenLogprobs | None]:
+    def take(
+        self, token: int, end_code: int, logprobs: Sequence[Any] | None, logits: np.ndarray
+    ) -> tuple[str, TokenLogprobs | None]:
         """Takes what a step has drawn for the row, which was running; returns the text that became final, log-probabilities.
 
         What the core does not know ends the row here: stop strings, the deadline, and an end that is forbidden although the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
-from typing import Any, Protocol
+from typing import Protocol
 
 from decodestep._base.checks import is_int, refuse, require, require_id_set, require_ids
 from decodestep.constraints.processor import ConstraintLogitsProcessor
@@ -193,7 +193,7 @@ class RowFactory:
             self._found[texts] = tuple(i for i in range(self.vocab_size) if any(each in token_bytes(i) for each in wanted))
         return self._found[texts]
 
-    def _ids(self, name: str, ids: Any) -> list[int]:
+    def _ids(self, name: str, ids: object) -> list[int]:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
         return require_ids(_OP, name, self.vocab_size, ids.tolist() if hasattr(ids, "tolist") else ids)
 

@@ -63,7 +63,7 @@ def for_item(processors: Sequence[Processor], item: int) -> list[Processor]:
     return [p.of_item(item) if type(p) is PrefixConstrainedLogitsProcessor else p for p in processors]
 
 
-def _takes_a_row(processors: Any) -> bool:
+def _takes_a_row(processors: object) -> bool:
     if not callable(processors) or isinstance(processors, LogitsProcessor):
         return False
     try:

@@ -196,6 +196,7 @@ RULES = {
     "stop_strings": STRINGS,
     "max_time": or_none(SECONDS),
     "repetition_penalty": POSITIVE,
+    "repetition_range": integer(0),
     "presence_penalty": FINITE,
     "frequency_penalty": FINITE,
     "no_repeat_ngram_size": integer(0),

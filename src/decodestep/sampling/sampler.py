@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from decodestep.sampling.row import Row, RowBatch
 from decodestep.sampling.row_factory import RowFactory
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.trace import Trace
+
+if TYPE_CHECKING:
+    import torch
 
 _OP = "Sampler"
 
@@ -201,7 +204,12 @@ class Sampler:
         """
         return self._step(self._batch or self._gathered(), logits)
 
-    def steps(self, logits: Array, drafts: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], StepResult]]:
+    def steps(
+        self,
+        logits: Array,
+        drafts: Sequence[Sequence[int]],
+        may_go_on: Callable[[Sequence[Row]], Sequence[bool]] | None = None,
+    ) -> Iterator[tuple[list[int], StepResult]]:
         """Steps each row on several logits in turn, as long as it draws the tokens of its draft.
 
             for turn = 0, 1, ...:
@@ -211,6 +219,7 @@ class Sampler:
             logits: (n, V), the rows' one after the other: for each those after its last token, and after each token of its
                 draft.
             drafts: for each of `rows` the tokens that it may draw, any number. Without any, this is `step`.
+            may_go_on: which of the rows that could step again in this turn do so; the others have had their last. None: all.
 
         Yields:
             For every turn the indices of the rows that took it and their `StepResult`: of the first turn all rows. A row
@@ -232,6 +241,8 @@ class Sampler:
             indices = [
                 i for i, token in drawn if turn < len(drafts[i]) and token == drafts[i][turn] and not self.rows[i].reason
             ]
+            if indices and may_go_on is not None:
+                indices = list(itertools.compress(indices, may_go_on([self.rows[i] for i in indices])))
             if not indices:
                 return
             batch = RowBatch([self.rows[i] for i in indices])
@@ -262,7 +273,7 @@ class Sampler:
                     row.fail(error)
             raise
 
-    def _step_on_device(self, batch: RowBatch, logits: Any, places: list[int] | None, count: int) -> StepResult:
+    def _step_on_device(self, batch: RowBatch, logits: torch.Tensor, places: list[int] | None, count: int) -> StepResult:
         require(len(logits) == count, _OP, "logits", f"of shape {count}x{self.vocab_size}", logits)
         at = logits if places is None else logits[places]
         array = device_step.outline(_OP, batch.rows, at, self.vocab_size, self._backend)

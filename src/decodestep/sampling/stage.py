@@ -90,5 +90,5 @@ def scores_after(row: np.ndarray, steps: Sequence[Step], position: int) -> np.nd
 _COMMON_ATTRIBUTES = ("filter_value", "min_tokens_to_keep", "padding")
 
 
-def _is_short(value: Any) -> bool:
+def _is_short(value: object) -> bool:
     return isinstance(value, (bool, int, float, str)) or (isinstance(value, (list, tuple, dict)) and len(value) <= 4)

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodestep.errors import RequestError
 from decodestep.generation.engine import COMPILE_SECONDS
@@ -40,7 +40,7 @@ class Answer:
     The deltas of a pass are put into its queue on the event loop; its methods are called by the request's task.
     """
 
-    def __init__(self, served: ServedModel, job: Job, metrics: Metrics, *, route: str, texts: Any) -> None:
+    def __init__(self, served: ServedModel, job: Job, metrics: Metrics, *, route: str, texts: object) -> None:
         self.stream = job.stream
         self._engine, self._name = served.engine, served.name
         self._job, self._metrics, self._route, self._texts = job, metrics, route, texts

@@ -66,7 +66,7 @@ class Sample:
 
     @property
     def cut_call(self) -> bool:
-        """Whether it has been cut within a call, also by a stop string: nobody should run that."""
+        """Whether it has ended within a call, by whatever reason, also the model's own: nobody should run that."""
         return self._reader is not None and self._reader.cut_call
 
     @property

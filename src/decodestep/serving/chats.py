@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from decodestep.chat import tools
 from decodestep.chat.answer_format import AnswerFormat, build_answer_format
-from decodestep.errors import ModelError, RequestError
+from decodestep.chat.variable_trial import refused_variable
+from decodestep.errors import ModelError, RequestError, TemplateProcessError
 from decodestep.generation.prompts import RESERVED
 from decodestep.sampling.contradictions import LANGUAGES
 from decodestep.sampling.params import DEFAULTS, SamplingParams
@@ -76,7 +77,13 @@ def _render(render: Callable[..., T], model: Model, chat: Chat, most_characters:
         return render(messages, tools=described, **ending, **chat.variables), called
     except UnicodeEncodeError:
         raise refusal(chat.names.get("messages", "messages"), "valid Unicode, without lone surrogates") from None
-    except (RequestError, ModelError) as error:
+    except RequestError as error:
+        raise http_error(error, chat.names) from error
+    except ModelError as error:
+        if not isinstance(error, TemplateProcessError) and (refused := refused_variable(model, chat.variables)):
+            known = f"one of {', '.join(refused.known)}" if refused.known else "another value"
+            rule = f"{known}, or omitted: the chat template refuses {str(chat.variables[refused.name])[:100]}"
+            raise refusal(chat.names.get(refused.name, refused.name), rule) from error
         raise http_error(error, chat.names) from error
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
+from decodestep._base.array_api import Namespace
 from decodestep._base.arrays import Array
 from decodestep._base.checks import require
 from decodestep.stopping.criteria import StoppingCriteria
@@ -72,7 +73,7 @@ class StopStringCriteria(StoppingCriteria):
             state = after[rows[:, i], state]
         return xp.any(ends[ends_row[ids[:, -1:]], state[:, None]], axis=1)
 
-    def _table_on(self, xp: Any, where: Any) -> list[Any]:
+    def _table_on(self, xp: Namespace, where: object) -> list[Any]:
         if where not in self._placed:
             self._placed[where] = [xp.asarray(array, device=where) for array in self._table]
         return self._placed[where]

@@ -55,31 +55,44 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, usual: str | N
     if not spm and not merges:
         raise ModelError(f"{where}: llama.cpp does not load a file whose tokenizer has no merges")
     fields: dict[str, Any] = {
-        "tokenizer.ggml.model": "llama" if spm else "gpt2",
         "tokenizer.ggml.tokens": [token or f"[PAD{i}]" for i, token in enumerate(tokens)],
         "tokenizer.ggml.token_type": [int(_type(i, token, added, model, tokenizer)) for i, token in enumerate(tokens)],
         "tokenizer.ggml.add_bos_token": tokenizer.add_bos,
         **_special(tokenizer, where),
     }
-    if spm:
-        fields["tokenizer.ggml.scores"] = _scores(tokens, merges)
-        fields["tokenizer.ggml.add_space_prefix"] = _adds_space(tokenizer)
-        names, whole_words = ["default"], False  # which say nothing here
-    else:
-        whole_words = bool(model.get("ignore_merges"))
-        fields["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
-        names = _pre_tokenizers(tokenizer, usual, whole_words, "NFC" in str(definition.get("normalizer")))
+    whole_words = bool(model.get("ignore_merges")) and not spm
     texts = [*_TEXTS, *_random_texts(tokens)]
-    for name in names:
-        named = fields | {"tokenizer.ggml.pre": name}
+    for form in _forms(tokenizer, tokens, merges, usual, spm=spm, whole_words=whole_words):
+        named = fields | {f"tokenizer.ggml.{key}": value for key, value in form.items()}
         rebuilt = GgufTokenizer(named)
         if not _give_same_ids(rebuilt, tokenizer, texts):
             continue
         # Few words that are tokens are not what the merges make of them, so that random texts seldom have one.
-        alike = (name in WHOLE_WORDS) == whole_words
+        alike = (form["pre"] in WHOLE_WORDS) == whole_words
         if alike or _give_same_ids(rebuilt, tokenizer, ["\n".join(tokenizer.decode([i]) for i in range(len(tokens)))]):
             return named
     raise ModelError(f"{where}: no tokenizer of the GGUF format gives texts the same ids")
+
+
+def _forms(
+    tokenizer: FolderTokenizer,
+    tokens: list[str],
+    merges: list[list[str]],
+    usual: str | None,
+    *,
+    spm: bool,
+    whole_words: bool,
+) -> Iterator[dict[str, Any]]:
+    """The keys by which a file may say how texts are cut and merged, the likeliest first."""
+    by_merges = {"merges": [" ".join(merge) for merge in merges]}
+    if not spm:
+        composed = "NFC" in str(tokenizer.definition().get("normalizer"))
+        for name in _pre_tokenizers(tokenizer, usual, whole_words, composed):
+            yield {"model": "gpt2", "pre": name, **by_merges}
+        return
+    if usual == "gemma4":
+        yield {"model": "gemma4", "pre": "gemma4", **by_merges}
+    yield {"model": "llama", "pre": "default", "scores": _scores(tokens, merges), "add_space_prefix": _adds_space(tokenizer)}
 
 
 def _give_same_ids(written: GgufTokenizer, tokenizer: FolderTokenizer, texts: Sequence[str]) -> bool:

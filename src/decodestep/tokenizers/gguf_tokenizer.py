@@ -31,9 +31,9 @@ class GgufTokenizer(Tokenizer):
     """Text to token ids and back, as a GGUF file describes it.
 
     metadata: the file's. tokenizer.ggml.model "gpt2" is byte-level BPE, with the file's merges and the pre-tokenizer that it
-        names; "qwen2" reads a text in Unicode's normal form C, as its models have. "llama" is SentencePiece BPE: the pair whose
-        union has the highest score merges first, and characters without a token become byte tokens. "gemma4" is that with the
-        file's merges, of texts cut between newlines and others.
+        names; some of these read a text in Unicode's normal form C, as their models have. "llama" is SentencePiece BPE: the
+        pair whose union has the highest score merges first, and characters without a token become byte tokens. "gemma4" is
+        that with the file's merges, of texts cut between newlines and others.
     end_token_ids: the file's eos, eot and eom tokens, and control tokens that by their spelling end a text, as in llama.cpp: an
         instruct model's file names the end of a turn alone. Older files name no eot token; in these it is the control token
         that the file's chat template writes after a message, found by its spelling too.

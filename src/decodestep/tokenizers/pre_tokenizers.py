@@ -45,6 +45,11 @@ PRE_TOKENIZERS = {
     "seed-coder": ((_LLAMA3 % 1).replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+"),),
     "minicpm5": (r"\p{N}{1,3}", _LLAMA3 % 3),
     "qwen2": (_LLAMA3 % 1,),
+    "exaone-moe": (  # words of letters with a space between them are one
+        (_LLAMA3 % 1)
+        .replace(r"\p{L}+|", r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|")
+        .replace(r"]+[\r\n]*|\s*[\r\n]+", r"]+[\r\n/]?|\s*[\r\n]"),
+    ),
     "deepseek-llm": (r"[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_MARKS}]+", r"\s+$", f"[{_EAST_ASIAN}]+", r"\p{N}+"),
     "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"[{_EAST_ASIAN}]+", r"\p{N}"),
     "deepseek-v3": (
@@ -73,15 +78,15 @@ _LLAMA3_NAMES = ("llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0")  # besi
 _SAME = {
     "smollm": ("refact", "starcoder", "minerva-7b", "command-r"),
     "gpt-2": ("gigachat", "mellum", "trillion", "a.x-4.0", "exaone4", "olmo"),
-    "llama-bpe": (*_LLAMA3_NAMES, "glm4", "chatglm-bpe", "smaug-bpe", "dbrx"),
+    "llama-bpe": (*_LLAMA3_NAMES, "glm4", "glm5", "chatglm-bpe", "smaug-bpe", "dbrx"),
     "qwen2": ("deepseek-r1-qwen", "megrez", "hunyuan"),
     "deepseek-v3": ("joyai-llm", "hunyuan-dense"),
     "gpt-4o": ("kanana2", "minimax-m2"),
 }
 PRE_TOKENIZERS |= {name: PRE_TOKENIZERS[usual] for usual, names in _SAME.items() for name in names}
-# Those whose models have read text in Unicode's normal form C alone; the file does not say so.
-COMPOSED = ("qwen2",)
+# Those whose models have read text in Unicode's normal form C alone, by their tokenizer.json; the file does not say so.
+COMPOSED = ("qwen2", "command-r", "olmo")
 # Those that take a word that is a token as it is.
-WHOLE_WORDS = ("llama-bpe", *_LLAMA3_NAMES, "tekken", "glm4", "minicpm5", "youtu")
+WHOLE_WORDS = ("llama-bpe", *_LLAMA3_NAMES, "tekken", "glm4", "glm5", "minicpm5", "youtu")
 # Those that put the beginning token first where the file does not say whether to, as in llama.cpp.
 BEGINNING = ("llama-bpe", *_LLAMA3_NAMES, "tekken")

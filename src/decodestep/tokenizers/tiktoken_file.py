@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
@@ -50,9 +49,8 @@ def load_engine(folder: ModelFolder, vocab_size: int, rules: Mapping[str, str]) 
     return engine
 
 
-def _control_token(found: Any, i: int) -> AddedToken:
-    content = found.get("content") if isinstance(found, Mapping) else None
-    if not isinstance(content, str) or not content:
+def _control_token(found: object, i: int) -> AddedToken:
+    if not isinstance(found, Mapping) or not isinstance(content := found.get("content"), str) or not content:
         return AddedToken(f"<|reserved_token_{i}|>", normalized=False, special=True)
     return AddedToken(content, normalized=False, special=found.get("special") is not False)
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from support.family_sizes import DELTA, FOUR_HEADS, Cases
 
 _MOE = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}
-_NEXT = {**FOUR_HEADS, **DELTA, **_MOE, "head_dim": 32, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}}
+_NEXT = {
+    **FOUR_HEADS,
+    **DELTA,
+    **_MOE,
+    "head_dim": 32,
+    "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25},
+}
 CASES = {
     "qwen3_next": Cases(
         "Qwen3Next",

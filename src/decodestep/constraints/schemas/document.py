@@ -37,7 +37,7 @@ class Document:
         paths: of each part, its place as a JSON pointer after "#".
     """
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: object) -> None:
         self.schemas: list[Any] = []
         self.paths: list[str] = []
         self._bases: list[str] = []
@@ -50,7 +50,7 @@ class Document:
         self.root = self._add(schema, "#", "")
         self._reach()
 
-    def part(self, schema: Any, path: str, base: str = "") -> int:
+    def part(self, schema: object, path: str, base: str = "") -> int:
         """The number of a part that a keyword implies or a reference has reached."""
         return self._numbers[id(schema)] if id(schema) in self._numbers else self._add(schema, path, base)
 
@@ -66,7 +66,7 @@ class Document:
             path += "/" + str(key).replace("~", "~0").replace("/", "~1")
         return self.part(schema, path, self._bases[part])
 
-    def implied(self, part: int, keyword: str, schema: Any) -> int:
+    def implied(self, part: int, keyword: str, schema: object) -> int:
         """The number of a part that a keyword of another implies."""
         return self.part(schema, f"{self.paths[part]}/{keyword}", self._bases[part])
 
@@ -105,7 +105,7 @@ class Document:
         place = self.paths[part] + (f"/{keyword}" if keyword else "")
         refuse("SamplingParams", "json_schema", "one that can be compiled", Phrase(f"one in which {place} is not {rule}"))
 
-    def _add(self, schema: Any, path: str, base: str) -> int:
+    def _add(self, schema: object, path: str, base: str) -> int:
         """Numbers a part and, of what is written, all parts within it."""
         root: int | None = None
         waiting = [(schema, path, base)]

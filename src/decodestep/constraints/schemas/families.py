@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from decodestep.constraints.schemas.document import Document
-from decodestep.constraints.schemas.leaves import embedded, name_terminal, number_schema, require_plain, string_schema
+from decodestep.constraints.schemas.leaves import (
+    beginning,
+    embedded,
+    name_terminal,
+    number_schema,
+    require_plain,
+    string_schema,
+)
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.reading import Reader
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, is_exact
@@ -26,10 +33,10 @@ _FEW, _SHORT = 16, 64
 class Names:
     """Names of members that a schema does not list, and the parts that their values satisfy."""
 
-    terminal: str
+    terminal: str  # of those that do not begin with a listed one
     value: All
+    every: str  # the terminal of all of them
     probed: bool  # whether there may be none, or only a few
-    ordered: str  # the terminal without names that begin with a listed one
 
 
 @dataclass
@@ -48,14 +55,13 @@ class Members:
 class Families:
     """All sets of parts that values of a schema satisfy at once.
 
-    closed: whether objects with properties and without additionalProperties have no other members. in_order: whether the
-        properties have the order of the schema; then no other name begins with theirs.
+    closed: whether objects with properties and without additionalProperties have no other members. Where they have, no other
+        name begins with that of a property: with an order that it may not have, or once it is written, it could not end there.
     Raises ValueError if no text satisfies the schema, or for what is not supported, with its place.
     """
 
-    def __init__(self, document: Document, patterns: Patterns, *, closed: bool, in_order: bool) -> None:
-        self.document, self._patterns = document, patterns
-        self._closed, self._in_order = closed, in_order
+    def __init__(self, document: Document, patterns: Patterns, *, closed: bool) -> None:
+        self.document, self._patterns, self._closed = document, patterns, closed
         self._reader = Reader(document, patterns)
         self.meeting = self._reader.meeting
         self.root: All = document.combined([document.root])
@@ -172,7 +178,7 @@ class Families:
         missing = [name for name in shape.required if name not in found.listed]
         if missing:  # propertyNames forbids them
             found.listed |= dict.fromkeys(missing, (self.document.implied(place, "propertyNames", False),))
-        begun = [name for name in found.listed if name] if self._in_order else []
+        begun = [name for name in found.listed if name]
         for of_names in (each for each in spelled if isinstance(each, String)):
             for pattern in dict.fromkeys((*patterns, *of_names.patterns)):
                 require_plain(pattern, self._patterns.places[pattern])
@@ -180,9 +186,9 @@ class Families:
                 if closed and not inside:
                     continue
                 outside = [each for each in patterns if each not in inside]
-                plain, ordered = (name_terminal(of_names, inside, outside, found.listed, names) for names in ((), begun))
-                value_parts, probed = self._value_of(shape, inside), bool(patterns) or of_names != String()
-                found.others.append(Names(plain if probed else ordered, value_parts, probed, ordered))
+                every, unlike = (name_terminal(of_names, inside, outside, found.listed, names) for names in ((), begun))
+                probed = bool(patterns) or of_names != String()
+                found.others.append(Names(unlike, self._value_of(shape, inside), every, probed))
         return found
 
     def _value_of(self, shape: Object, inside: tuple[str, ...]) -> All:
@@ -205,18 +211,33 @@ class Families:
         if not leaves and not groups:
             return
         grammars = [f"start: value\nvalue: {embedded(leaf_schema(leaf))}" for leaf in leaves]
-        grammars += [f"start: NAME\nNAME: {names.ordered}" for _, _, names in groups]
+        grammars += [f"start: NAME\nNAME: {names.terminal}" for _, _, names in groups]
         places = [self._place(leaf, leaf.patterns if isinstance(leaf, String) else ()) for leaf in leaves]
         places += [self._place(shape, self._name_patterns(shape)) for shape, _, _ in groups]
-        objects = [f'start: "{{" NAME\nNAME: {names.terminal}' for _, _, names in groups]
+        objects = [f'start: "{{" NAME\nNAME: {names.every}' for _, _, names in groups]
         dead, few = probe(grammars, objects, _FEW, _SHORT, places)
         self._dead = {leaf for leaf, is_dead in zip(leaves, dead, strict=False) if is_dead}
-        for (_, members, names), found, is_dead in zip(groups, few, dead[len(leaves) :], strict=True):
-            names.terminal = names.ordered
-            if found is not None or is_dead:
+        found: dict[Object, list[str]] = {}
+        for (shape, members, names), few_names, is_dead in zip(groups, few, dead[len(leaves) :], strict=True):
+            if few_names is not None or is_dead:
                 members.others.remove(names)
-                members.listed |= dict.fromkeys(found or (), names.value)
-                members.loose.update(found or ())
+                members.listed |= dict.fromkeys(few_names or (), names.value)
+                members.loose.update(few_names or ())
+                found.setdefault(shape, []).extend(few_names or ())
+        self._part_from(found)
+
+    def _part_from(self, few: dict[Object, list[str]]) -> None:
+        """Leaves names that begin with one of these out of the other names of an object."""
+        groups = [(shape, names) for shape, begun in few.items() if begun for names in self.members[shape].others]
+        if not groups:
+            return
+        for shape, names in groups:
+            names.terminal += f" & ~({' | '.join(map(beginning, few[shape]))})"
+        grammars = [f"start: NAME\nNAME: {names.terminal}" for _, names in groups]
+        dead, _ = probe(grammars, [], _FEW, _SHORT, [self._place(shape, self._name_patterns(shape)) for shape, _ in groups])
+        for (shape, names), is_dead in zip(groups, dead, strict=True):
+            if is_dead:
+                self.members[shape].others.remove(names)
 
     def _place(self, shape: Shape, patterns: Iterable[str]) -> str:
         """Where a shape's patterns are, or itself."""

@@ -29,7 +29,7 @@ _FROM_ZERO = {"exclusiveMinimum": {"minimum": _SMALLEST}, "exclusiveMaximum": {"
 _SPECIAL = re.compile(r"[^\w ]", re.ASCII)
 
 
-def constant(value: Any) -> str:
+def constant(value: object) -> str:
     """A value as literals of Lark, one for each string, number, sign and word, as rules have them: of two literals that begin
     at the same place llguidance takes the longer."""
     if isinstance(value, list):
@@ -40,7 +40,7 @@ def constant(value: Any) -> str:
     return literal(json_text(value))
 
 
-def json_text(value: Any) -> str:
+def json_text(value: object) -> str:
     """A value in the form of json.dumps, with characters as they are."""
     text = json.dumps(value, ensure_ascii=False)
     return text if text.isascii() or text.encode("utf-8", "ignore").decode() == text else json.dumps(value)
@@ -189,8 +189,13 @@ def name_terminal(
         parts = [STRING]
     parts += [_quoted(each) for each in inside] + [f"~{_quoted(each)}" for each in outside]
     but = [literal(json_text(name)) for name in (*taken, *sorted(shape.without))]
-    but += [f"({literal(json_text(name)[:-1])} /(.|\\n)*/)" for name in begun]
+    but += map(beginning, begun)
     return " & ".join([*parts, *([f"~({' | '.join(but)})"] if but else [])])
+
+
+def beginning(name: str) -> str:
+    """The terminal of all texts that begin with a name in quotes but for the last one."""
+    return f"({literal(json_text(name)[:-1])} /(.|\\n)*/)"
 
 
 def _quoted(pattern: str) -> str:

@@ -12,6 +12,7 @@ from decodestep.constraints.schemas.shapes import All, Object
 _COMMA = '", "'
 MOST_IN_ANY_ORDER = 32  # properties of an object
 _MOST_BITS = 64  # of a parameter
+_SPAN = 4  # properties that one rule passes over: each that may come next is then little more than one item of a row
 Value = Callable[[All], str]  # the name of the rule of values
 
 
@@ -71,15 +72,23 @@ def _in_order(
     rules.add(name, f'"{{" {name}_first0{"::0" * counted} "}}"')
     here, same, more = ("::_", "::_", "::incr(_)") if counted else ("", "", "")
     fits = f" %if lt(_, {most})" if most is not None else ""
-    optional = sum(each not in required for each in written)
-    for i, (each, member) in enumerate(written.items()):
+    order = list(written)
+    span = 1 if counted else _SPAN
+    optional = sum(each not in required for each in order)
+    for i, each in enumerate(order):
         for kind, comma in (("first", ""), ("more", f"{_COMMA} ")):
-            if each in required:
-                ways = [f"{comma}{member} {name}_more{i + 1}{same}"]
+            if kind == "first" and i % span:  # what is passed over ends with a span
+                continue
+            ways = []
+            for j in range(i, min(i - i % span + span, len(order))):
+                counts = same if order[j] in required else more
+                ways.append(f"{comma}{written[order[j]]} {name}_more{j + 1}{counts}{'' if order[j] in required else fits}")
+                if order[j] in required:
+                    break
             else:
                 lacking = least - (optional - 1)
                 skips = f" %if ge(_, {lacking})" if lacking > 0 and not others else ""
-                ways = [f"{comma}{member} {name}_more{i + 1}{more}{fits}", f"{name}_{kind}{i + 1}{same}{skips}"]
+                ways.append(f"{name}_{kind}{j + 1}{same}{skips}")
             rules.add(f"{name}_{kind}{i}{here}", *ways)
         optional -= each not in required
     end = len(written)

@@ -41,10 +41,12 @@ def _negated(document: Document, part: int) -> Any:
     return found[0] if len(found) == 1 else {"anyOf": found} if found else False
 
 
-def _without(document: Document, part: int, key: Any) -> list[Any]:
+def _without(document: Document, part: int, key: str | Mark) -> list[Any]:
     """Schemas of the values that do not satisfy one keyword."""
     schema = document.schemas[part]
     value = schema[key]
+    if isinstance(key, Mark):  # WITHOUT: the other one says nothing
+        return [{"enum": value}]
     if key == "$ref":
         return [_schema_of(document, negated(document, document.target(part)))]
     if key in ("const", "enum"):
@@ -75,8 +77,6 @@ def _without(document: Document, part: int, key: Any) -> list[Any]:
             document.refuse(part, key, "outside of what is negated")
         inverse = [_schema_of(document, negated(document, each)) for each in parts]
         return inverse if key == "allOf" else [{"allOf": inverse}]
-    if key is Mark.WITHOUT:
-        return [{"enum": value}]
     if key == "not":
         return [_schema_of(document, document.child(part, key))]
     if key == "items" and isinstance(value, (dict, bool)) and "prefixItems" not in schema:

@@ -14,12 +14,12 @@ FARTHEST = 2**63 - 2**10  # the last float64 within int64: llguidance has no ran
 All: TypeAlias = tuple[int, ...]  # parts of a schema, all of which a value satisfies; () is every value
 
 
-def form(value: Any) -> str:
+def form(value: object) -> str:
     """A text that two values have in common if JSON Schema takes them as equal."""
     return json.dumps(_plain(value), sort_keys=True)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
@@ -144,7 +144,7 @@ ALL_TYPES: dict[str, Shapes] = {
 EVERY: Shapes = tuple(shape for name, shapes in ALL_TYPES.items() if name != "integer" for shape in shapes)
 
 
-def type_of(value: Any) -> str:
+def type_of(value: object) -> str:
     """The name of a value's type; "number" for whole numbers too."""
     if value is None:
         return "null"

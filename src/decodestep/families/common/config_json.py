@@ -119,8 +119,10 @@ class RopeParameters:
         return md.integer(self._data, self._prefix + "original_max_position_embeddings", context, most=MAX_CONTEXT)
 
 
-def _object(keys: Keys, name: str, value: Any) -> dict[str, Any]:
+def _object(keys: Keys, name: str, value: object) -> dict[str, Any]:
     """{} for null, false and others that are as good as nothing to transformers."""
-    if value and not isinstance(value, dict):
+    if not value:
+        return {}
+    if not isinstance(value, dict):
         raise keys.refusal(f"{name} must be an object")
-    return value or {}
+    return value

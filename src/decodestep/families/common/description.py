@@ -19,11 +19,11 @@ from decodestep.families.common.limits import MAX_LAYERS
 Fields = dict[str, Any]  # of `Config`, by name; or keys of a GGUF file without their prefix
 
 
-def nothing(*_: Any) -> Fields:
+def nothing(*_: object) -> Fields:
     return {}
 
 
-def no_objection(*_: Any) -> None:
+def no_objection(*_: object) -> None:
     return None
 
 

@@ -27,9 +27,9 @@ class ExpertKeys:
     """The mixture of experts of a folder.
 
     sparse: which of so many layers have experts. rule: how they are selected. count, shared: the keys of their number, and of
-    the shared ones; None: there are none. corrected, biases, shared_gated: as in `Experts`; corrected may be said by the config.
-    width: the key of that of an expert. shared_width: of that of the one shared expert, where it is another. latent: the key of
-    `Experts.latent`.
+    the shared ones; None: there are none. corrected, biases, shared_gated, beside_dense: as in `Experts`; corrected may be said
+    by the config. width: the key of that of an expert. shared_width: of that of the one shared expert, where it is another.
+    latent: the key of `Experts.latent`.
     """
 
     sparse: Callable[[Keys, int], tuple[bool, ...]]
@@ -42,6 +42,7 @@ class ExpertKeys:
     shared_width: str | None = None
     shared_gated: bool = False
     latent: str | None = None
+    beside_dense: bool = False
 
     def __call__(self, keys: Keys, layers: int) -> Experts | None:
         sparse = self.sparse(keys, layers)
@@ -53,7 +54,18 @@ class ExpertKeys:
         corrected = self.corrected if isinstance(self.corrected, bool) else self.corrected(keys)
         latent = 0 if self.latent is None else keys.size_or_none(self.latent) or 0
         rule = _checked(self.rule(keys), count, f"{keys.path}: config.json", _FOLDER_RULE)
-        return Experts(count, width, shared, rule, corrected, sparse, self.biases, self.shared_gated, latent)
+        return Experts(
+            count=count,
+            width=width,
+            shared=shared,
+            rule=rule,
+            corrected=corrected,
+            layers=sparse,
+            biases=self.biases,
+            shared_gated=self.shared_gated,
+            latent=latent,
+            beside_dense=self.beside_dense,
+        )
 
 
 def every_layer(keys: Keys, layers: int) -> tuple[bool, ...]:
@@ -92,9 +104,10 @@ def file_experts(
     sparse_layers: Callable[[GgufKeys, int], tuple[bool, ...]] = sparse_by_keys,
     own_shared: bool = False,
     shared_gated: bool = False,
+    beside_dense: bool = False,
 ) -> Callable[[GgufKeys, Fields], Experts | None]:
-    """Reads the mixture of experts of a GGUF file. biases, shared_gated: as in `Experts`. own_shared: whether the shared expert
-    has a width of its own."""
+    """Reads the mixture of experts of a GGUF file. biases, shared_gated, beside_dense: as in `Experts`. own_shared: whether the
+    shared expert has a width of its own."""
 
     def read(keys: GgufKeys, common: Fields) -> Experts | None:
         count, layers = keys.size("expert_count", 0, least=0, most=MAX_EXPERTS), common["layers"]
@@ -126,6 +139,7 @@ def file_experts(
             biases=biases,
             shared_gated=shared_gated,
             latent=keys.size("moe_latent_size", 0, least=0),
+            beside_dense=beside_dense,
         )
 
     return read

@@ -208,7 +208,7 @@ def _facts(config: Config) -> dict[str, Any]:
     return dict(_flat("", asdict(config) | {"score scale": config.scale}))
 
 
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flat(prefix: str, value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield from _flat(f"{prefix}.{key}" if prefix else key, item)
@@ -220,7 +220,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Equal up to rounding to float32."""
     return math.isclose(a, b, rel_tol=1e-6) if isinstance(a, float) and isinstance(b, float) else bool(a == b)
 

@@ -57,9 +57,7 @@ class GgufKeys:
             raise self.refusal(f"{self.key(key)} {min(sizes)} to {max(sizes)}, sizes of single layers, is not supported")
         return sizes[0]
 
-    def sizes(
-        self, key: str, default: int | None = None, *, most: int = MAX_WIDTH, least: int = 1
-    ) -> tuple[int, ...]:
+    def sizes(self, key: str, default: int | None = None, *, most: int = MAX_WIDTH, least: int = 1) -> tuple[int, ...]:
         """The size of each layer, for which a file may have one for all."""
         count, given = self.size("block_count", most=MAX_LAYERS), self.file.metadata.get(self.key(key))
         if not isinstance(given, (np.ndarray, list)):  # a list is of a file that is not written yet

@@ -69,9 +69,19 @@ def written_pattern(config: Config) -> Fields:
     return {"attention.sliding_window_pattern": [window > 0 for window in config.grouped.windows]}
 
 
+# What a file says of a family whose scores always have a cap in llama.cpp, for none: a power of two so large that
+# c * tanh(x / c) is x. A cap of 0 would be divided by.
+NO_CAP = 2.0**64
+
+
 def file_cap(kind: str, unsaid: float) -> Callable[[GgufKeys], float]:
     """The soft cap of "score" or "logits" in a file. unsaid: that of one without the key."""
-    return lambda keys: keys.number(CAPS[kind], unsaid, least=0.0, most=1e6)
+
+    def read(keys: GgufKeys) -> float:
+        cap = keys.number(CAPS[kind], unsaid, least=0.0, most=NO_CAP)
+        return 0.0 if cap == NO_CAP else cap
+
+    return read
 
 
 def folder_cap(kind: str) -> Callable[[Keys], float]:

@@ -32,7 +32,9 @@ def kinds_of_layers(keys: Keys, key: str, known: Sequence[str]) -> list[str] | N
     return kinds
 
 
-def mixers_by_type(recurrent: Mixer, unsaid: Callable[[Keys, int], tuple[Mixer, ...]]) -> Callable[[Keys, int], tuple[Mixer, ...]]:
+def mixers_by_type(
+    recurrent: Mixer, unsaid: Callable[[Keys, int], tuple[Mixer, ...]]
+) -> Callable[[Keys, int], tuple[Mixer, ...]]:
     """By layer_types. recurrent: the mixer of layers that do not attend. unsaid: what a config.json without the key means."""
     others = ("conv",) if recurrent == "convolution" else RECURRENT
 
@@ -59,7 +61,9 @@ def checked(mixers: tuple[Mixer, ...], refusal: Callable[[str], ModelError]) -> 
     return () if all(mixer == "attention" for mixer in mixers) else mixers
 
 
-def file_mixers(recurrent: Mixer, names_of_parts: Mapping[str, str] | None = None) -> Callable[[GgufKeys, int], tuple[Mixer, ...]]:
+def file_mixers(
+    recurrent: Mixer, names_of_parts: Mapping[str, str] | None = None
+) -> Callable[[GgufKeys, int], tuple[Mixer, ...]]:
     """By the tensors of a GGUF file: layers with a convolution have the `recurrent` mixer, those with an output of attention
     attend, and the others have neither. Refuses a file whose keys say something else. names_of_parts: the architecture's own
     names, within a layer."""
@@ -113,9 +117,7 @@ def file_delta(keys: GgufKeys, *, tiled: bool) -> DeltaConfig:
     if heads % key_heads or inner % heads:
         raise keys.refusal(f"{heads} value heads of {inner} values on {key_heads} key heads of linear attention: not supported")
     taps = keys.size("ssm.conv_kernel", most=_MAX_TAPS)
-    return DeltaConfig(
-        key_heads, heads, keys.size("ssm.state_size"), inner // heads, taps, tiled=tiled and heads > key_heads
-    )
+    return DeltaConfig(key_heads, heads, keys.size("ssm.state_size"), inner // heads, taps, tiled=tiled and heads > key_heads)
 
 
 def file_mamba(keys: GgufKeys, convolution_bias: bool) -> MambaConfig:

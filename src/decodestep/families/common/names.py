@@ -205,7 +205,9 @@ def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[
     def is_whole(i: int) -> bool:
         return all(has(tensor.name) for tensor in _layer_tensors(config, table, has, i))
 
-    can_draft = config.latent_attention is not None
+    grouped = config.grouped  # whose options by layer say nothing of layers after the last one
+    by_layer = any(grouped.windows) or any(grouped.ropes) or grouped.head_dims or grouped.kv_heads or grouped.keys_of
+    can_draft = config.latent_attention is not None or not by_layer
     whole = sum(1 for _ in takewhile(is_whole, range(config.layers, config.layers + count))) if can_draft else 0
     return replace(config, next_token_layers=whole, skipped_layers=count - whole)
 
@@ -218,7 +220,7 @@ def _layer_tensors(config: Config, table: dict[str, str], has: Callable[[str], b
     shapes |= _mixer_shapes(config, table, has, i)
     if config.has_experts(i):
         shapes |= _expert_shapes(config, table, has, i)
-    elif has_block:
+    if config.has_dense_block(i):
         shapes |= _dense_shapes(config, table, config.feed_forward_of(i) if i < config.layers else config.feed_forward)
     if config.layer_inputs:
         shapes |= {"input_gate": (config.layer_inputs, config.hidden), "input_output": (config.hidden, config.layer_inputs)}
@@ -385,6 +387,9 @@ def _expert_shapes(config: Config, table: dict[str, str], has: Callable[[str], b
         shapes["shared_factor"] = (hidden,)
     if e.latent:
         shapes |= {"latent_down": (e.latent, hidden), "latent_up": (hidden, e.latent)}
+    if e.beside_dense:
+        shapes |= {"router_scale": (hidden,), "factors_of_experts": (e.count,)}
+        shapes |= dict.fromkeys(("dense_post_norm", "routed_norm", "routed_post_norm"), (hidden,))
     if "experts_gate_up_in_turn" in table:
         return shapes | _experts_in_turn(config, e, table, has, i)
     if e.biases:

@@ -98,7 +98,7 @@ def attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """The registered function. From an accelerated module, key and value are the cached rope keys (B, 1, T, qk_rope_head_dim)
     and latents (B, 1, T, kv_lora_rank); from any other module they are as for sdpa.
@@ -232,10 +232,10 @@ def _only(mask: Tensor | None, chosen: Tensor, query: Tensor, key: Tensor) -> Te
 def make_mask(
     batch_size: int,
     q_length: int,
-    *sizes: Any,
+    *sizes: object,
     allow_is_causal_skip: bool = True,
     config: PretrainedConfig | None = None,
-    **options: Any,
+    **options: object,
 ) -> Tensor | None:
     """The registered mask: sdpa's, which is None where torch's causal attention implies it.
 

@@ -21,7 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import ALL_CACHE_NAMES, GenerationMixin
 from transformers.utils import ModelOutput
 
-from decodestep._base.checks import Phrase, is_int, require
+from decodestep._base.checks import Phrase, is_int, refuse, require
 from decodestep.integrations.transformers.drafts import Drafts
 from decodestep.random import sample_seed
 from decodestep.sampling.params import DEFAULTS, SamplingParams
@@ -48,7 +48,7 @@ class DecodingLoop:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         model_kwargs: dict[str, Any],
-        seed: Any,
+        seed: object,
         assistant: PreTrainedModel | None = None,
     ) -> None:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
@@ -143,11 +143,11 @@ class DecodingLoop:
         if self.sampler is None:
             # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.
             self.own_chain |= bool(self._outside(logits.shape[-1]).any())
-        scores: Any = None
+        scores: Tensor | None = None
         if self.own_chain or self.report.keeps_scores:
             scores = self.chain(self.ids, logits.to(torch.float32, copy=True))
         self.report.add(outputs, logits, scores)
-        return scores.float() if self.own_chain else logits
+        return scores.float() if scores is not None and self.own_chain else logits
 
     def _step(self, scores: Tensor, processors: Processors) -> bool:
         """Draws and appends a token for each row; returns whether all rows have ended."""
@@ -247,14 +247,14 @@ def _left_padding(ids: Tensor, mask: object) -> list[int]:
     return (mask != 0).int().argmax(1).tolist()
 
 
-def _seeds(seed: Any, rows: int) -> list[int | None]:
+def _seeds(seed: object, rows: int) -> list[int | None]:
     plain = seed.tolist() if hasattr(seed, "tolist") else seed
     if plain is None:
         return [None] * rows
     if is_int(plain):
         return [sample_seed(plain, row) for row in range(rows)]
-    ok = isinstance(plain, Sequence) and not isinstance(plain, (str, bytes, bytearray)) and len(plain) == rows
-    require(ok, OP, "seed", f"an integer, or one for each of {rows} rows", seed)
+    if not isinstance(plain, Sequence) or isinstance(plain, (str, bytes, bytearray)) or len(plain) != rows:
+        refuse(OP, "seed", f"an integer, or one for each of {rows} rows", seed)
     return list(plain)
 
 

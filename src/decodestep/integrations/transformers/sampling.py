@@ -90,7 +90,7 @@ def sampling(
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
-        **model_kwargs: Any,
+        **model_kwargs: object,
     ) -> Any:
         _check_call(model, input_ids, generation_config, streamer)
         loop = DecodingLoop(

@@ -51,6 +51,6 @@ class Replacement:
         self._stock = self._of_class if state["_stock"] else None
 
 
-def is_off(method: Any, module: torch.nn.Module) -> bool:
+def is_off(method: object, module: torch.nn.Module) -> bool:
     """Whether a method of a module is a `Replacement` of its own that is off."""
     return isinstance(method, Replacement) and method.module is module and not method.switch.on

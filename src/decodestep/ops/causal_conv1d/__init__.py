@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT, Integers
-from decodestep._base.checks import refuse, require, require_choice, require_dtype
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
-from decodestep._base.state_rows import StateRows, look, require_state, require_state_apart, state_rows
+from decodestep._base.state_rows import look, require_state_apart, state_rows
 from decodestep.ops.causal_conv1d import cpu, reference
-
-_OP = "causal_conv1d"
+from decodestep.ops.causal_conv1d.arguments import OP, Arrays, check
 
 
 def causal_conv1d(
@@ -65,39 +61,18 @@ def causal_conv1d(
     Source:
         ONNX CausalConvWithState, since opset 27, with time before channels; the convolutions of Mamba2, Qwen3-Next and LFM2.
     """
-    given: dict[str, Any] = {"x": x, "weight": weight, "state": state, "bias": bias}
-    seen = look(_OP, given, ("bias",), backend)
-    rows = _check(**seen, activation=activation, lengths=lengths, slots=slots, into=into)
-    require_state_apart(_OP, given, seen)
+    given = Arrays(x, weight, state, bias)
+    seen = Arrays(**look(OP, given._asdict(), ("bias",), backend))
+    check(seen, activation)
+    rows = state_rows(OP, len(seen.x), len(seen.state), lengths=lengths, slots=slots, into=into)
+    require_state_apart(OP, given._asdict(), seen._asdict())
     silu = activation == "silu"
     if devices.goes_to_triton(backend, x):
         from decodestep.ops.causal_conv1d import triton
 
-        on_device = (None if given[name] is None else given[name].detach() for name in ("x", "weight", "bias"))
-        return devices.run_there(_OP, given["x"].device, triton.convolve, *on_device, silu, given["state"].detach(), rows)
-    backend = choose(_OP, backend, {"cpu": None if seen["x"].dtype == np.float32 else "needs float32", "reference": None})
+        tensors = Arrays(*devices.detached(given))
+        return devices.run_there(OP, tensors.x.device, triton.convolve, *tensors, silu, rows)
+    backend = choose(OP, backend, {"cpu": None if seen.x.dtype == np.float32 else "needs float32", "reference": None})
     convolve = (cpu if backend == "cpu" else reference).convolve
-    y = run(_OP, backend, convolve, seen["x"], seen["weight"], seen["bias"], silu, seen["state"], rows)
-    result: ArrayT = arrays.like(x, y)
+    result: ArrayT = arrays.like(x, run(OP, backend, convolve, seen, silu, rows))
     return result
-
-
-def _check(
-    x: np.ndarray,
-    weight: np.ndarray,
-    state: np.ndarray,
-    bias: np.ndarray | None,
-    *,
-    activation: object,
-    **of_rows: object,
-) -> StateRows:
-    require_dtype(_OP, "x", x, (np.float32, np.float64))
-    require(x.ndim == 2, _OP, "x", "of shape (T, C)", x)
-    tokens, channels = x.shape
-    if weight.dtype != x.dtype or weight.ndim != 2 or weight.shape[0] != channels or weight.shape[1] < 1:
-        refuse(_OP, "weight", f"{x.dtype} of shape ({channels}, K) with K >= 1", weight)
-    if bias is not None and (bias.dtype != x.dtype or bias.shape != (channels,)):
-        refuse(_OP, "bias", f"{x.dtype} of shape {channels}", bias)
-    require_choice(_OP, "activation", activation, (None, "silu"))
-    require_state(_OP, state, (weight.shape[1] - 1, channels), x.dtype)
-    return state_rows(_OP, tokens, len(state), **of_rows)

@@ -8,11 +8,12 @@ from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.state_rows import StateRows, in_rows, put_back
 from decodestep._base.threads import threads
+from decodestep.ops.causal_conv1d.arguments import Arrays
 
 
-def convolve(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, silu: bool, state: np.ndarray, rows: StateRows
-) -> np.ndarray:
+def convolve(given: Arrays, silu: bool, rows: StateRows) -> np.ndarray:
+    """The results; writes to the state."""
+    x, weight, state, bias = given
     y = np.empty(x.shape, np.float32)
     held = in_rows(state)
     _native.causal_conv1d(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep._base.state_rows import StateRows
+from decodestep.ops.causal_conv1d.arguments import Arrays
 
 
-def convolve(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, silu: bool, state: np.ndarray, rows: StateRows
-) -> np.ndarray:
-    """y; writes to `state`."""
+def convolve(given: Arrays, silu: bool, rows: StateRows) -> np.ndarray:
+    """The results; writes to the state."""
+    x, weight, state, bias = given
     y = np.empty(x.shape, x.dtype)
     kept = state.shape[1]
     with np.errstate(all="ignore"):

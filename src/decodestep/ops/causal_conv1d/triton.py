@@ -15,7 +15,7 @@ _BLOCK = 256
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool, state: torch.Tensor, rows: StateRows
+    x: torch.Tensor, weight: torch.Tensor, state: torch.Tensor, bias: torch.Tensor | None, silu: bool, rows: StateRows
 ) -> torch.Tensor:
     tokens, channels = x.shape
     count = len(rows.read)

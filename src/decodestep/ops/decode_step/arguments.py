@@ -40,13 +40,13 @@ def normalise_arguments(
     return plain_steps, [bool(flag) for flag in flags], seeds, positions, counts
 
 
-def _column(value: Any, batch: int) -> list[Any]:
+def _column(value: object, batch: int) -> list[Any]:
     """The items of a column; a scalar once for each row."""
     given = value.tolist() if arrays.is_array(value) else value
     return list(given) if isinstance(given, (list, tuple, range)) else [given] * batch
 
 
-def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
+def _integers(name: str, value: object, batch: int, bound: int) -> list[int]:
     rule = f"integers in [0, 2^{bound.bit_length() - 1}), a scalar or {batch}"
     column = ids_below(bound, _column(value, batch))
     if column is None or len(column) != batch:
@@ -106,7 +106,7 @@ def _check_step(step: Step, vocab: int) -> None:
         require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
 
 
-def _is_bits(value: Any) -> bool:
+def _is_bits(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.int32
 
 

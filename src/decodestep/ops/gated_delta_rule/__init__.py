@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from decodestep._base import arrays, devices
@@ -12,7 +10,7 @@ from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep._base.state_rows import look, require_state, require_state_apart, state_rows
 from decodestep.ops.gated_delta_rule import cpu, reference
-from decodestep.ops.gated_delta_rule.arguments import OP, Rule, check_arrays
+from decodestep.ops.gated_delta_rule.arguments import OP, Arrays, Rule, check
 
 
 def gated_delta_rule(
@@ -82,29 +80,21 @@ def gated_delta_rule(
         Yang, Kautz and Hatamizadeh, Gated Delta Networks, 2024; ONNX LinearAttention, since opset 27; CANN's
         recurrent_gated_delta_rule, whose state is transposed; transformers 5.23's torch_recurrent_gated_delta_rule.
     """
-    given: dict[str, Any] = {"query": query, "key": key, "value": value, "state": state, "decay": decay, "beta": beta}
-    seen = look(OP, given, ("decay", "beta"), backend)
-    held = seen.pop("state")
-    check_arrays(**seen)
+    given = Arrays(query, key, value, state, decay, beta)
+    seen = Arrays(**look(OP, given._asdict(), ("decay", "beta"), backend))
+    check(seen)
     rule = Rule(update_rule, scale, l2_norm, head_map)
     rule.check(decay, beta)
-    tokens, heads, width = seen["value"].shape
-    require_state(OP, held, (heads, seen["key"].shape[2], width), seen["query"].dtype)
-    rows = state_rows(OP, tokens, len(held), lengths=lengths, slots=slots, into=into)
-    require_state_apart(OP, given, {**seen, "state": held})
+    tokens, heads, width = seen.value.shape
+    require_state(OP, seen.state, (heads, seen.key.shape[2], width), seen.query.dtype)
+    rows = state_rows(OP, tokens, len(seen.state), lengths=lengths, slots=slots, into=into)
+    require_state_apart(OP, given._asdict(), seen._asdict())
     if devices.goes_to_triton(backend, query):
         from decodestep.ops.gated_delta_rule import triton
 
-        tensors = _with_widths(*(None if given[name] is None else given[name].detach() for name in seen))
-        return devices.run_there(OP, given["query"].device, triton.attend, *tensors, rule, given["state"].detach(), rows)
-    backend = choose(OP, backend, {"cpu": None if held.dtype == np.float32 else "needs float32", "reference": None})
+        tensors = Arrays(*devices.detached(given)).with_widths()
+        return devices.run_there(OP, tensors.query.device, triton.attend, *tensors, rule, rows)
+    backend = choose(OP, backend, {"cpu": None if seen.state.dtype == np.float32 else "needs float32", "reference": None})
     attend = (cpu if backend == "cpu" else reference).attend
-    result: ArrayT = arrays.like(query, run(OP, backend, attend, *_with_widths(*seen.values()), rule, held, rows))
+    result: ArrayT = arrays.like(query, run(OP, backend, attend, seen.with_widths(), rule, rows))
     return result
-
-
-def _with_widths(query: Any, key: Any, value: Any, decay: Any, beta: Any) -> tuple[Any, ...]:
-    """The arrays with decay and beta as (T, H, width), 1 where a head has one of them."""
-    if decay is not None and decay.ndim == 2:
-        decay = decay[..., None]
-    return query, key, value, decay, None if beta is None else beta[..., None]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from decodestep._base.arrays import Array
 from decodestep._base.checks import is_finite, refuse, require, require_choice, require_dtype, require_shape
 
 OP = "gated_delta_rule"
@@ -40,9 +42,28 @@ class Rule:
         return each % key_heads if self.head_map == "tiled" else each // max(heads // key_heads, 1)
 
 
-def check_arrays(
-    query: np.ndarray, key: np.ndarray, value: np.ndarray, decay: np.ndarray | None, beta: np.ndarray | None
-) -> None:
+class Arrays(NamedTuple):
+    """The arrays of a call, as they were given or as NumPy sees them."""
+
+    query: Array
+    key: Array
+    value: Array
+    state: Array
+    decay: Array | None
+    beta: Array | None
+
+    def with_widths(self) -> Arrays:
+        """decay: (T, H, dk), or (T, H, 1) for one of the whole head. beta: (T, H, 1)."""
+        decay, beta = self.decay, self.beta
+        return self._replace(
+            decay=decay[..., None] if decay is not None and decay.ndim == 2 else decay,
+            beta=None if beta is None else beta[..., None],
+        )
+
+
+def check(arrays: Arrays) -> None:
+    """Refuses arrays other than `state` that do not fit together."""
+    query, key, value, _, decay, beta = arrays
     require_dtype(OP, "query", query, (np.float32, np.float64))
     require(query.ndim == 3 and query.shape[1] > 0, OP, "query", "of shape (T, Hk, dk) with Hk >= 1", query)
     for name, array in (("key", key), ("value", value), ("decay", decay), ("beta", beta)):

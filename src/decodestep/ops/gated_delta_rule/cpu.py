@@ -7,19 +7,12 @@ import numpy as np
 from decodestep import _native
 from decodestep._base.state_rows import StateRows, in_rows, put_back
 from decodestep._base.threads import threads
-from decodestep.ops.gated_delta_rule.arguments import Rule
+from decodestep.ops.gated_delta_rule.arguments import Arrays, Rule
 
 
-def attend(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    decay: np.ndarray | None,
-    beta: np.ndarray | None,
-    rule: Rule,
-    state: np.ndarray,
-    rows: StateRows,
-) -> np.ndarray:
+def attend(given: Arrays, rule: Rule, rows: StateRows) -> np.ndarray:
+    """The results; writes to the state. given: with widths."""
+    query, key, value, state, decay, beta = given
     out = np.empty(value.shape, np.float32)
     held = in_rows(state)
     _native.gated_delta_rule(

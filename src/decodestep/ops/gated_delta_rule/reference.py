@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep._base.state_rows import StateRows
-from decodestep.ops.gated_delta_rule.arguments import NORM_EPSILON, Rule
+from decodestep.ops.gated_delta_rule.arguments import NORM_EPSILON, Arrays, Rule
 
 
-def attend(
-    query: np.ndarray,
-    key: np.ndarray,
-    value: np.ndarray,
-    decay: np.ndarray | None,
-    beta: np.ndarray | None,
-    rule: Rule,
-    state: np.ndarray,
-    rows: StateRows,
-) -> np.ndarray:
-    """The results; writes to `state`. decay: (T, H, 1) or (T, H, dk). beta: (T, H, 1)."""
+def attend(given: Arrays, rule: Rule, rows: StateRows) -> np.ndarray:
+    """The results; writes to the state. given: with widths."""
+    query, key, value, state, decay, beta = given
     out = np.empty(value.shape, value.dtype)
     key_heads = rule.key_heads(value.shape[1], key.shape[1])
     with np.errstate(all="ignore"):

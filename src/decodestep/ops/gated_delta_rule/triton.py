@@ -18,10 +18,10 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    state: torch.Tensor,
     decay: torch.Tensor | None,
     beta: torch.Tensor | None,
     rule: Rule,
-    state: torch.Tensor,
     rows: StateRows,
 ) -> torch.Tensor:
     """The results; writes to `state`. decay: (T, H, 1) or (T, H, dk). beta: (T, H, 1)."""

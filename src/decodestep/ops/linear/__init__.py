@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from decodestep._base import arrays
@@ -50,7 +48,7 @@ def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: s
     """
     tokens = arrays.view(_OP, "x", x)
     require_dtype(_OP, "x", tokens, (np.float32, np.float64))
-    matrix: Any
+    matrix: PackedWeight | LinearPanels | np.ndarray
     if packed := isinstance(weight, PackedWeight | LinearPanels):
         matrix = weight
     else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
 from decodestep._base.dispatch import choose
@@ -41,7 +39,7 @@ def _run_on_device(call: Call) -> Results:
     return devices.run_there(call.op, call.token_x.device, triton.prolog, bind_on_device(call), call)
 
 
-def _with_axes_of(result: Any, token_x: Array) -> Any:
+def _with_axes_of(result: Array | None, token_x: Array) -> Array | None:
     """A result of merged tokens with token_x's own axes, in its kind."""
     if result is None:
         return None
@@ -50,6 +48,6 @@ def _with_axes_of(result: Any, token_x: Array) -> Any:
     return result if arrays.is_torch(result) else arrays.like(token_x, result)
 
 
-def _of_kind(result: Any, token_x: Array) -> Any:
+def _of_kind(result: Array | None, token_x: Array) -> Array | None:
     """A result that keeps T as one axis, in token_x's kind."""
     return result if result is None or arrays.is_torch(result) else arrays.like(token_x, result)

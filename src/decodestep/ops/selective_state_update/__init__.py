@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT, Integers
-from decodestep._base.checks import refuse, require, require_dtype, require_shape
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep._base.state_rows import look, require_state, require_state_apart, state_rows
 from decodestep.ops.selective_state_update import cpu, reference
-
-_OP = "selective_state_update"
+from decodestep.ops.selective_state_update.arguments import OP, Arrays, check
 
 
 def selective_state_update(
@@ -73,43 +69,19 @@ def selective_state_update(
         Dao and Gu, Transformers are SSMs, 2024; selective_state_update of mamba_ssm with a step for each head, whose state is
         (P, N); the single step of transformers 5.23's Mamba2Mixer, in float32.
     """
-    given: dict[str, Any] = {"x": x, "dt": dt, "a": a, "b": b, "c": c, "d": d, "dt_bias": dt_bias, "state": state}
-    seen = look(_OP, given, ("d", "dt_bias"), backend)
-    held = seen.pop("state")
-    _check(**seen)
-    require_state(_OP, held, (seen["x"].shape[1], seen["b"].shape[2], seen["x"].shape[2]), seen["x"].dtype)
-    rows = state_rows(_OP, len(seen["x"]), len(held), lengths=lengths, slots=slots, into=into)
-    require_state_apart(_OP, given, {**seen, "state": held})
+    given = Arrays(x, dt, a, b, c, d, dt_bias, state)
+    seen = Arrays(**look(OP, given._asdict(), ("d", "dt_bias"), backend))
+    check(seen)
+    tokens, heads, width = seen.x.shape
+    require_state(OP, seen.state, (heads, seen.b.shape[2], width), seen.x.dtype)
+    rows = state_rows(OP, tokens, len(seen.state), lengths=lengths, slots=slots, into=into)
+    require_state_apart(OP, given._asdict(), seen._asdict())
     if devices.goes_to_triton(backend, x):
         from decodestep.ops.selective_state_update import triton
 
-        tensors = [None if tensor is None else tensor.detach() for tensor in given.values()]
-        return devices.run_there(_OP, given["x"].device, triton.update, *tensors, rows)
-    backend = choose(_OP, backend, {"cpu": None if held.dtype == np.float32 else "needs float32", "reference": None})
+        tensors = Arrays(*devices.detached(given))
+        return devices.run_there(OP, tensors.x.device, triton.update, *tensors, rows)
+    backend = choose(OP, backend, {"cpu": None if seen.state.dtype == np.float32 else "needs float32", "reference": None})
     update = (cpu if backend == "cpu" else reference).update
-    result: ArrayT = arrays.like(x, run(_OP, backend, update, *seen.values(), held, rows))
+    result: ArrayT = arrays.like(x, run(OP, backend, update, seen, rows))
     return result
-
-
-def _check(
-    x: np.ndarray,
-    dt: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    c: np.ndarray,
-    d: np.ndarray | None,
-    dt_bias: np.ndarray | None,
-) -> None:
-    require_dtype(_OP, "x", x, (np.float32, np.float64))
-    for name, array in (("dt", dt), ("a", a), ("b", b), ("c", c), ("d", d), ("dt_bias", dt_bias)):
-        if array is not None:
-            require_dtype(_OP, name, array, (x.dtype,))
-    require(x.ndim == 3, _OP, "x", "of shape (T, H, P)", x)
-    tokens, heads, _ = x.shape
-    require_shape(_OP, "dt", dt, (tokens, heads))
-    if b.ndim != 3 or len(b) != tokens or b.shape[1] < 1 or heads % b.shape[1]:
-        refuse(_OP, "b", f"of shape ({tokens}, G, N), G a divisor of {heads}", b)
-    require_shape(_OP, "c", c, b.shape)
-    for name, array in (("a", a), ("d", d), ("dt_bias", dt_bias)):
-        if array is not None:
-            require_shape(_OP, name, array, (heads,))

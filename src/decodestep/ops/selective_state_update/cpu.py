@@ -8,19 +8,12 @@ from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.state_rows import StateRows, in_rows, put_back
 from decodestep._base.threads import threads
+from decodestep.ops.selective_state_update.arguments import Arrays
 
 
-def update(
-    x: np.ndarray,
-    dt: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    c: np.ndarray,
-    d: np.ndarray | None,
-    dt_bias: np.ndarray | None,
-    state: np.ndarray,
-    rows: StateRows,
-) -> np.ndarray:
+def update(given: Arrays, rows: StateRows) -> np.ndarray:
+    """The results; writes to the state."""
+    x, dt, a, b, c, d, dt_bias, state = given
     y = np.empty(x.shape, np.float32)
     held = in_rows(state)
     _native.selective_state_update(

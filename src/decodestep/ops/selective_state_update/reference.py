@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep._base.state_rows import StateRows
+from decodestep.ops.selective_state_update.arguments import Arrays
 
 
-def update(
-    x: np.ndarray,
-    dt: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
-    c: np.ndarray,
-    d: np.ndarray | None,
-    dt_bias: np.ndarray | None,
-    state: np.ndarray,
-    rows: StateRows,
-) -> np.ndarray:
-    """The results; writes to `state`."""
+def update(given: Arrays, rows: StateRows) -> np.ndarray:
+    """The results; writes to the state."""
+    x, dt, a, b, c, d, dt_bias, state = given
     y = np.empty(x.shape, x.dtype)
     heads = x.shape[1]
     group = np.arange(heads) // max(heads // b.shape[1], 1)

@@ -82,9 +82,8 @@ def integer(op: str, arg: str, value: object, low: int, high: int) -> int:
     return int(value)
 
 
-def epsilon(op: str, value: Any) -> float:
-    ok = is_finite(value) and 0 <= float(value) <= _LARGEST_FLOAT32  # a float16 does not hold this bound
-    if not ok:
+def epsilon(op: str, value: object) -> float:
+    if not (is_finite(value) and 0 <= float(value) <= _LARGEST_FLOAT32):  # a float16 does not hold this bound
         refuse(op, "eps", "a finite float32 number >= 0", value)
     return float(value)
 

@@ -124,17 +124,18 @@ def _content(name: str, message: Mapping[str, Any]) -> str | None:
     return content
 
 
-def _part(name: str, part: Any) -> str:
+def _part(name: str, part: object) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get(kind) if kind in ("text", "refusal") else None
+    text = part.get(kind) if isinstance(part, dict) and kind in ("text", "refusal") else None
     if not isinstance(text, str):
         raise refusal(f"{name}.content", "a string or a list of text parts; other parts are not supported")
     return text
 
 
-def _call(name: str, call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+def _call(name: str, call: object) -> dict[str, Any]:
+    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
+        _refuse_calls(name)
+    if not isinstance(function.get("name"), str):
         _refuse_calls(name)
     return {**call, "function": {**function, "arguments": read_arguments(function.get("arguments"))}}
 

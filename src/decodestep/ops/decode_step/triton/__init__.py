@@ -57,7 +57,7 @@ class DeviceTable:
         return self.rows, self.integers, self.floats, self.ids, self.values, self.masks
 
 
-def device_table(steps: Sequence[Sequence[Step]], vocab: int, device: Any) -> DeviceTable:
+def device_table(steps: Sequence[Sequence[Step]], vocab: int, device: torch.device | str) -> DeviceTable:
     """`steps` in the form of `normalise_arguments`."""
     table: dict[str, Any] = make_table(steps, vocab)._asdict()
     numbers = {name: table.pop(name) for name in ("kinds", "found")}
@@ -68,8 +68,10 @@ def device_table(steps: Sequence[Sequence[Step]], vocab: int, device: Any) -> De
 class Workspace:
     """The memory that calls of up to (batch, vocab) write. tokens: int64 (batch,), the results of the last call."""
 
-    def __init__(self, batch: int, vocab: int, device: Any, *, block: int = _BLOCK, programs: int = _PROGRAMS) -> None:
-        def new(*shape: int, dtype: Any) -> torch.Tensor:
+    def __init__(
+        self, batch: int, vocab: int, device: torch.device | str, *, block: int = _BLOCK, programs: int = _PROGRAMS
+    ) -> None:
+        def new(*shape: int, dtype: torch.dtype) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
         blocks = -(-vocab // block)

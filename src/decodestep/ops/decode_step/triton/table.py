@@ -91,7 +91,7 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
 
 
 @lru_cache(maxsize=1 << 12)
-def _filter_numbers(kind: int, step: Any, vocab: int) -> tuple[tuple[int, int, int], tuple[float, float]]:
+def _filter_numbers(kind: int, step: Step, vocab: int) -> tuple[tuple[int, int, int], tuple[float, float]]:
     """(k or top, keep, seed) and (amount, probability) of a filter. kind: by its bit, as steps of two kinds may be equal."""
     # Counts beyond the vocabulary mean all of it; an int64 holds what is left.
     k = min(getattr(step, "k", getattr(step, "top", 1)), vocab)

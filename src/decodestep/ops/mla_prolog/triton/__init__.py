@@ -33,12 +33,12 @@ _ROW_WARPS = 8  # of a program that norms a row
 _ABSORB = {torch.bfloat16: Tiles(depth=128, stages=1), torch.float32: Tiles(depth=16, stages=1)}
 
 
-def prolog(p: Problem, call: object) -> Results:
+def prolog(p: Problem, call: Call) -> Results:
     """p: the checked call, of outlines. call: the `Call` with its tensors."""
     return Prolog(p, call).run()
 
 
-def prepare(operator: Callable[..., Any], /, *args: object, **kwargs: Any) -> Prolog:
+def prepare(operator: Callable[..., Any], /, *args: object, **kwargs: object) -> Prolog:
     """`operator`, one of the three versions, with its arguments checked and its memory allocated, but not run."""
     given = inspect.signature(operator).bind(*args, **kwargs)
     given.apply_defaults()

@@ -110,7 +110,9 @@ class MessageWriter(AnswerWriter):
         if sample.ended_by not in COMPLETE:
             full = sample.ended_by == "length" and sample.tokens != self._max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
-        elif not sample.cut_call and any(block.kind == "call" for block in self._blocks):
+        elif sample.cut_call:
+            reason = "stop_sequence" if sample.stop else "max_tokens"
+        elif any(block.kind == "call" for block in self._blocks):
             reason = "tool_use"
         else:
             reason = "stop_sequence" if sample.stop else "end_turn"

@@ -16,6 +16,7 @@ _NAMES = {
     "strings": "stop_sequences",
     "response_format": "output_config.format",
     "thinking_budget_tokens": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
 }
 # ctx and msg have been sent by Claude Code.
 _ROLES = {"user": "user", "ctx": "user", "msg": "user", "assistant": "assistant", "system": "system"}

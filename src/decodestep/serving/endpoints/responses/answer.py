@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from decodestep.chat.partial_json import complete_part
@@ -102,7 +102,7 @@ class _Item:
     def _logprobs(self) -> dict[str, Any]:
         return {"logprobs": []} if self.kind == "message" else {}
 
-    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def _event(self, kind: str, **fields: object) -> dict[str, Any]:
         place = {"item_id": self._id, "output_index": self._block.index}
         return {"type": kind, **place, **({"content_index": 0} if self.kind in ("reasoning", "message") else {}), **fields}
 
@@ -209,7 +209,7 @@ class ResponseWriter(AnswerWriter):
             "total_tokens": used.prompt + used.completion,
         }
 
-    def _sent(self, events: Any) -> bytes:
+    def _sent(self, events: Iterable[Mapping[str, Any]]) -> bytes:
         """Events with their numbers, from 0 without gaps."""
         written = []
         for each in events:

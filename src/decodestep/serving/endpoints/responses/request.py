@@ -11,7 +11,12 @@ from decodestep.serving.errors import refusal
 from decodestep.serving.request_fields import bool_field, list_field, object_field
 
 # What the request calls fields of chat completions and of SamplingParams.
-_NAMES = {"messages": "input", "max_new_tokens": "max_output_tokens", "response_format": "text.format"}
+_NAMES = {
+    "messages": "input",
+    "max_new_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "reasoning_text": "text", "refusal": "refusal"}
 # What needs stored answers or other services: these must be absent, or false.
@@ -24,12 +29,6 @@ _REFUSED = {
 _ITEMS = "a message, function_call, function_call_output, custom_tool_call, custom_tool_call_output or reasoning"
 # A custom tool's call is one text, which a model writes as a function's only argument.
 CUSTOM_ARGUMENT = "input"
-_CUSTOM_SCHEMA = {
-    "type": "object",
-    "properties": {CUSTOM_ARGUMENT: {"type": "string"}},
-    "required": [CUSTOM_ARGUMENT],
-    "additionalProperties": False,
-}
 
 
 def read_chat(body: Mapping[str, Any]) -> Chat:
@@ -101,7 +100,7 @@ def _custom_call(place: str, item: Mapping[str, Any], functions: dict[str, str])
     return _called(place, item, functions, {CUSTOM_ARGUMENT: _string(f"{place}.input", item.get("input"))})
 
 
-def _called(place: str, item: Mapping[str, Any], functions: dict[str, str], arguments: Any) -> dict[str, Any]:
+def _called(place: str, item: Mapping[str, Any], functions: dict[str, str], arguments: object) -> dict[str, Any]:
     name, call_id = (_string(f"{place}.{field}", item.get(field)) for field in ("name", "call_id"))
     functions[call_id] = name
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -148,7 +147,7 @@ def _tools(body: Mapping[str, Any]) -> dict[str, Any]:
     for i, tool in enumerate(given or ()):
         if tool.get("type") in ("function", "custom"):
             name = _string(f"tools[{i}].name", tool.get("name"))
-            function = _custom_function(tool) if tool["type"] == "custom" else _function(i, tool)
+            function = _custom_function(i, tool) if tool["type"] == "custom" else _function(i, tool)
             functions.append({"type": "function", "function": {"name": name, **function}})
     found: dict[str, Any] = {"tools": functions, "parallel_tool_calls": bool_field(body, "parallel_tool_calls")}
     return {**found, "tool_choice": _tool_choice(body.get("tool_choice"))}
@@ -164,13 +163,30 @@ def _function(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"description": description, "parameters": parameters, "strict": bool_field(tool, "strict")}
 
 
-def _custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The function that stands for a custom tool. A grammar of its text is described to the model, and not enforced."""
-    form = object_field(tool, "format")
-    described = [str(tool.get("description") or "")]
-    if form.get("type") == "grammar":
-        described.append(f"The input follows this grammar ({form.get('syntax')}):\n{form.get('definition')}")
-    return {"description": "\n".join(filter(None, described)), "parameters": _CUSTOM_SCHEMA}
+def _custom_function(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The function that stands for a custom tool, whose text is bound by a regular expression if it has one."""
+    form, description = object_field(tool, "format"), tool.get("description")
+    if not isinstance(description, str | None):
+        raise refusal(f"tools[{index}].description", "a string")
+    if form.get("type", "text") == "text":
+        return {"description": description, "parameters": _custom_schema({})}
+    place = f"tools[{index}].format"
+    if form["type"] != "grammar":
+        raise refusal(f"{place}.type", "text or grammar")
+    if form.get("syntax") != "regex":  # of the text itself: the model writes it as a string of JSON
+        raise refusal(f"{place}.syntax", "regex: no other grammar can be enforced for the text of a custom tool")
+    pattern = f"^({_string(f'{place}.definition', form.get('definition'))})$"
+    return {"description": description, "parameters": _custom_schema({"pattern": pattern}), "strict": True}
+
+
+def _custom_schema(more: Mapping[str, Any]) -> dict[str, Any]:
+    text = {"type": "string", **more}
+    return {
+        "type": "object",
+        "properties": {CUSTOM_ARGUMENT: text},
+        "required": [CUSTOM_ARGUMENT],
+        "additionalProperties": False,
+    }
 
 
 def _tool_choice(choice: object) -> object:
