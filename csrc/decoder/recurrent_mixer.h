@@ -26,10 +26,11 @@ struct RecurrentMixer {
     size_t taps;
     const float* weight;     // [taps, channels], the last for the newest input
     const float* conv_bias;  // [channels], or null
-    // [heads], null of a convolution alone: what the softplus of a step is multiplied by to be the logarithm of a decay,
-    // what is added to a step, and Mamba's factor of x in the results.
+    // [heads], null of a convolution alone: the factor of a step's softplus in the logarithm of a decay, what is added
+    // to a step, and Mamba's factor of x in the results.
     const float *decay, *step_bias, *skip;
-    const float* norm;  // of every head of a delta rule [columns], before the gate; of Mamba [heads * columns], after it
+    // Of every head of a delta rule, [columns], before the gate; of Mamba's groups, [heads * columns], after it.
+    const float* norm;
     size_t state_at, inputs_at;  // where a sequence's row of states has the layer's matrices and last inputs
 
     size_t width() const { return heads * columns; }
