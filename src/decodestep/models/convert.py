@@ -15,7 +15,6 @@ import numpy as np
 from decodestep.decoding import latent_form
 from decodestep.decoding.config import LatentConfig, Mixer
 from decodestep.decoding.layer_weights import (
-    ExpertWeights,
     GroupedWeights,
     InputsOfLayers,
     LatentWeights,
@@ -23,23 +22,18 @@ from decodestep.decoding.layer_weights import (
     LayerInputWeights,
     MixerWeights,
     NextTokenWeights,
-    SideBySide,
     Weight,
     Weights,
 )
 from decodestep.errors import ModelError
-from decodestep.families.common.names import FEED_FORWARD
-from decodestep.models import convert_mixers
+from decodestep.models import convert_feed_forward, convert_mixers
 from decodestep.models.checkpoint import Checkpoint, Stored
-from decodestep.models.experts_in_turn import read_experts
+from decodestep.models.layer_parts import LayerParts, Pack, pack_together
 from decodestep.models.row_order import chosen_rows, gated_rows, neighbour_order, padded_heads, qkv_rows
-from decodestep.weights.feed_forward import FeedForward
-from decodestep.weights.file_weight import FileWeight, FileWeightError
+from decodestep.weights.file_weight import FileWeightError
 from decodestep.weights.lazy_weight import RowWeight, whole
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight, row_bytes
 
-_GATES = {"gelu_gated": "gelu", "clamped_swiglu": "clamped_silu"}  # the activations of `FeedForward`, by the config's
-Pack = Callable[[RowWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 Progress = Callable[[int, int], object]  # (layers that are done, all layers)
 
 
@@ -91,7 +85,7 @@ def _convert(
         own = (
             attention if i < config.layers or config.latent_attention else partial(_grouped_weights, padded=lambda width: width)
         )
-        layers.append(_layer(_LayerParts(checkpoint, i, pack), own))
+        layers.append(_layer(LayerParts(checkpoint, i, pack), own))
     embedding, output = _embedding_and_output(checkpoint, pack)
     weights = Weights(
         config=config,
@@ -102,14 +96,14 @@ def _convert(
         ropes=ropes,
         inputs=_inputs_of_layers(checkpoint, pack) if config.layer_inputs else None,
         next_tokens=tuple(
-            _next_token(checkpoint, _LayerParts(checkpoint, i, pack), layers[i]) for i in range(config.layers, count)
+            _next_token(checkpoint, LayerParts(checkpoint, i, pack), layers[i]) for i in range(config.layers, count)
         ),
     )
     progress(count, count)
     return weights
 
 
-def _next_token(checkpoint: Checkpoint, parts: _LayerParts, layer: Layer) -> NextTokenWeights:
+def _next_token(checkpoint: Checkpoint, parts: LayerParts, layer: Layer) -> NextTokenWeights:
     return NextTokenWeights(
         embedding_norm=parts.vector("next_embedding_norm"),
         hidden_norm=parts.vector("next_hidden_norm"),
@@ -123,39 +117,15 @@ def _embedding_and_output(checkpoint: Checkpoint, pack: Pack) -> tuple[Weight, W
     """The embedding and the logits weight."""
     embedding = checkpoint.weight("embedding")
     if not checkpoint.config.tied:
-        return whole(embedding.weight), _pack_together(pack, checkpoint.weight("output"))
-    output = _pack_together(pack, embedding)
+        return whole(embedding.weight), pack_together(pack, checkpoint.weight("output"))
+    output = pack_together(pack, embedding)
     return output if output.format == embedding.weight.format else whole(embedding.weight), output
 
 
-class _LayerParts:
-    """Layer i of a checkpoint: the methods of `Checkpoint` for its parts, and `_pack_together` with this `pack`."""
-
-    def __init__(self, checkpoint: Checkpoint, i: int, pack: Pack) -> None:
-        self.number, self.config, self.is_of_experts = i, checkpoint.config, checkpoint.config.has_experts(i)
-        self.head_dim = self.config.head_dim_of(i) if i < self.config.layers else self.config.head_dim
-        self.has_keys = i >= self.config.layers or self.config.grouped.source(i) == i
-        self.has, self.pack = partial(checkpoint.has, i=i), partial(_pack_together, pack)
-        self.vector, self.optional_vector = partial(checkpoint.vector, i=i), partial(checkpoint.optional_vector, i=i)
-        self.experts_in_turn = partial(read_experts, checkpoint, i)
-        self.weight, self.stack = partial(checkpoint.weight, i=i), partial(checkpoint.stack, i=i)
-
-    @property
-    def rotated(self) -> int:
-        """The columns of a head that have a rope."""
-        return self.head_dim if self.config.grouped.rope_dim is None else self.config.grouped.rope_dim
-
-    def head_count(self, part: str) -> int:
-        return self.config.heads if part == "query" else self.config.kv_heads_of(self.number)
-
-    def packed(self, part: str) -> Weight:
-        return self.pack(self.weight(part))
+MixerReader = Callable[[LayerParts], MixerWeights]
 
 
-MixerReader = Callable[[_LayerParts], MixerWeights]
-
-
-def _layer(layer: _LayerParts, attention: MixerReader) -> Layer:
+def _layer(layer: LayerParts, attention: MixerReader) -> Layer:
     readers: dict[Mixer, MixerReader] = {
         "attention": attention,
         "delta": convert_mixers.delta,
@@ -167,7 +137,7 @@ def _layer(layer: _LayerParts, attention: MixerReader) -> Layer:
         attention_norm=layer.optional_vector("attention_norm"),
         mixer=None if mixer is None else mixer(layer),
         ffn_norm=layer.optional_vector("ffn_norm"),
-        feed_forward=_feed_forward(layer),
+        feed_forward=convert_feed_forward.feed_forward(layer),
         attention_post_norm=layer.optional_vector("attention_post_norm"),
         ffn_post_norm=layer.optional_vector("ffn_post_norm"),
         input=_layer_input(layer) if layer.config.layer_inputs else None,
@@ -175,17 +145,7 @@ def _layer(layer: _LayerParts, attention: MixerReader) -> Layer:
     )
 
 
-def _feed_forward(layer: _LayerParts) -> FeedForward | ExpertWeights | SideBySide | None:
-    if not layer.is_of_experts:
-        return _dense(layer) if layer.has("down") else None
-    if not layer.config.has_dense_block(layer.number):
-        return _experts(layer)
-    norms = (layer.vector(name) for name in ("dense_post_norm", "routed_norm", "routed_post_norm"))
-    of_dense, before, after = norms
-    return SideBySide(_dense(layer), of_dense, _experts(layer), before, after)
-
-
-def _layer_input(layer: _LayerParts) -> LayerInputWeights:
+def _layer_input(layer: LayerParts) -> LayerInputWeights:
     gate, output = layer.packed("input_gate"), layer.packed("input_output")
     return LayerInputWeights(gate, output, layer.vector("input_norm"))
 
@@ -194,12 +154,12 @@ def _inputs_of_layers(checkpoint: Checkpoint, pack: Pack) -> InputsOfLayers:
     projection = checkpoint.weight("inputs_projection")
     return InputsOfLayers(
         embedding=whole(checkpoint.weight("inputs_embedding").weight),
-        projection=_pack_together(pack, projection),
+        projection=pack_together(pack, projection),
         norm=checkpoint.vector("inputs_norm"),
     )
 
 
-def _grouped_weights(layer: _LayerParts, padded: Callable[[int], int]) -> GroupedWeights:
+def _grouped_weights(layer: LayerParts, padded: Callable[[int], int]) -> GroupedWeights:
     options, head_dim, apart = layer.config.grouped, padded(layer.head_dim), False
     query = _head_weights(layer, "query", head_dim)
     values_keys = keys = None
@@ -227,7 +187,7 @@ def _grouped_weights(layer: _LayerParts, padded: Callable[[int], int]) -> Groupe
     )
 
 
-def _norm(layer: _LayerParts, part: str) -> np.ndarray | None:
+def _norm(layer: LayerParts, part: str) -> np.ndarray | None:
     """Of queries or keys: of every head, or of all heads as one row."""
     kind, name = layer.config.grouped.query_key_norm, {"query": "queries_norm", "key": "keys_norm"}[part]
     if kind is None:
@@ -235,7 +195,7 @@ def _norm(layer: _LayerParts, part: str) -> np.ndarray | None:
     return _paired_vector(layer, layer.vector(name), layer.head_count(part) if kind == "row" else 1)
 
 
-def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
+def _head_weights(layer: LayerParts, part: str, head_dim: int) -> Stored:
     """The weight of queries, keys or values: the rope pairs side by side, the heads padded."""
     config, heads, own = layer.config, layer.head_count(part), layer.head_dim
     name = "key" if part == "value" and not config.grouped.has_value_weight(layer.number) else part
@@ -250,7 +210,7 @@ def _head_weights(layer: _LayerParts, part: str, head_dim: int) -> Stored:
     return _padded(stored, heads, own, head_dim)
 
 
-def _gate(layer: _LayerParts, head_dim: int) -> Stored:
+def _gate(layer: LayerParts, head_dim: int) -> Stored:
     """The weight of the gates of attention's results, which the one of queries has too."""
     heads, own = layer.config.heads, layer.head_dim
     return _padded(chosen_rows(layer.weight("query"), gated_rows(heads, own)[1]), heads, own, head_dim)
@@ -263,7 +223,7 @@ def _padded(stored: Stored, heads: int, own: int, head_dim: int) -> Stored:
     return stored._replace(weight=replace(weight, rows=padded_heads(weight.rows, heads, head_dim)))
 
 
-def _paired_vector(layer: _LayerParts, values: np.ndarray, heads: int) -> np.ndarray:
+def _paired_vector(layer: LayerParts, values: np.ndarray, heads: int) -> np.ndarray:
     """A vector of queries or keys, with rope pairs side by side."""
     config = layer.config
     if not config.rope_half_split:
@@ -271,7 +231,7 @@ def _paired_vector(layer: _LayerParts, values: np.ndarray, heads: int) -> np.nda
     return values[neighbour_order(heads, 0, layer.rotated, layer.head_dim - layer.rotated)]
 
 
-def _bias(layer: _LayerParts, part: str, head_dim: int) -> np.ndarray:
+def _bias(layer: LayerParts, part: str, head_dim: int) -> np.ndarray:
     """Zeros where the part has none."""
     heads, name = layer.head_count(part), f"{part}_bias"
     if layer.has("qkv_bias"):
@@ -284,7 +244,7 @@ def _bias(layer: _LayerParts, part: str, head_dim: int) -> np.ndarray:
     return padded_heads(values[:, None], heads, head_dim)[:, 0]
 
 
-def _grouped_as_latent(layer: _LayerParts) -> LatentWeights:
+def _grouped_as_latent(layer: LayerParts) -> LatentWeights:
     config = layer.config
     query = _head_weights(layer, "query", config.head_dim)
     return LatentWeights(
@@ -299,7 +259,7 @@ def _grouped_as_latent(layer: _LayerParts) -> LatentWeights:
     )
 
 
-def _latent(layer: _LayerParts) -> LatentWeights:
+def _latent(layer: LayerParts) -> LatentWeights:
     config, sizes = layer.config, layer.config.latent_attention
     assert sizes is not None
     direct = sizes.query_rank is None
@@ -327,7 +287,7 @@ def _latent(layer: _LayerParts) -> LatentWeights:
     )
 
 
-def _up_projections(layer: _LayerParts, sizes: LatentConfig) -> tuple[Stored, Stored]:
+def _up_projections(layer: LayerParts, sizes: LatentConfig) -> tuple[Stored, Stored]:
     """For each head, the weight that projects its query to the latents' space, and that of its values.
 
     If the checkpoint has them in one weight, by the rows of keys and values, those of keys are transposed: blocks as float32.
@@ -350,97 +310,9 @@ def _up_projections(layer: _LayerParts, sizes: LatentConfig) -> tuple[Stored, St
     return Stored(packed_keys, widened_keys), Stored(values, widened)
 
 
-def _dense(layer: _LayerParts, prefix: str = "") -> FeedForward:
-    if layer.has(f"{prefix}gate_up"):
-        stored = _halves(layer.weight(f"{prefix}gate_up"), 1)
-    else:
-        parts = [f"{prefix}{part}" for part in ("gate", "up")]
-        stored = [layer.weight(part) for part in parts if layer.has(part)]
-    *gate, up = map(layer.pack, stored)
-    gate_bias, up_bias, down_bias = (layer.optional_vector(f"{prefix}{part}_bias") for part in ("gate", "up", "down"))
-    return FeedForward(
-        gate=gate[0] if gate else None,
-        up=up,
-        down=layer.packed(f"{prefix}down"),
-        activation=_GATES.get(layer.config.activation, "silu"),
-        gate_bias=gate_bias,
-        up_bias=up_bias,
-        down_bias=down_bias,
-    )
-
-
-def _experts(layer: _LayerParts) -> ExpertWeights:
-    experts = layer.config.experts
-    assert experts is not None
-    if layer.has("experts_gate_up_in_turn_bias"):
-        in_turn = layer.experts_in_turn()
-        gate, up, down = map(layer.pack, in_turn[:3])
-        biases: tuple[np.ndarray | None, ...] = in_turn[3:]
-    else:
-        biases = tuple(layer.optional_vector(f"experts_{part}_bias") for part in FEED_FORWARD)
-        if layer.has("experts_gate_up"):
-            gate, up = map(layer.pack, _halves(layer.stack("experts_gate_up"), experts.count))
-        else:
-            up = layer.pack(layer.stack("experts_up"))
-            gate = layer.pack(layer.stack("experts_gate")) if layer.has("experts_gate") else None
-        down = layer.pack(layer.stack("experts_down_together" if layer.has("experts_down_together") else "experts_down"))
-    return ExpertWeights(
-        router=_router(layer),
-        bias=layer.optional_vector("correction"),
-        router_bias=layer.optional_vector("router_bias"),
-        routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
-        shared=_dense(layer, "shared_") if experts.shared else None,
-        factors=layer.optional_vector("factors_of_experts"),
-        shared_gate=_in_dense_format(layer.weight("shared_factor")) if experts.shared_gated else None,
-        latent_down=layer.packed("latent_down") if experts.latent else None,
-        latent_up=layer.packed("latent_up") if experts.latent else None,
-    )
-
-
-def _router(layer: _LayerParts) -> PackedWeight:
-    """In a dense format, with the factors of what it reads in it."""
-    router = _in_dense_format(layer.weight("router"))
-    if not layer.has("router_scale"):
-        return router
-    factors = layer.vector("router_scale") * np.float32(layer.config.hidden**-0.5)
-    return PackedWeight.from_array(router.dense() * factors[:, None])
-
-
-def _in_dense_format(stored: Stored) -> PackedWeight:
-    weight = whole(stored.weight)
-    return weight if weight.format in DENSE_FORMATS else PackedWeight.from_array(weight.dense())
-
-
-def _halves(stored: Stored, blocks: int) -> list[Stored]:
-    """The first halves of `blocks` blocks of rows, one after the other, and the second halves."""
-    weight = whole(stored.weight)
-    rows = weight.rows.reshape(blocks, 2, -1, weight.rows.shape[1])
-    first, second = (np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3]) for k in (0, 1))
-    return [stored._replace(weight=replace(weight, rows=half)) for half in (first, second)]
-
-
 def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool, after: int = 0) -> Stored:
     """A weight whose rows are in `neighbour_order`. half_split: whether they are not yet."""
     if not half_split:
         return stored
     weight = whole(stored.weight)
     return stored._replace(weight=replace(weight, rows=weight.rows[neighbour_order(heads, start, width, after)]))
-
-
-def _pack_together(pack: Pack, *parts: Stored) -> Weight:
-    """The weight whose outputs are those of the parts, one after the other, as `pack` converts it.
-
-    Parts of different formats are widened to float32; those of dense formats are exactly that, and not to be quantised.
-    """
-    weights = [part.weight for part in parts]
-    widened = any(part.widened for part in parts)
-    if len(weights) == 1:
-        return pack(weights[0], widened)
-    formats = {weight.format for weight in weights}
-    if len(formats) > 1:
-        widened |= not formats <= DENSE_FORMATS
-        return pack(PackedWeight.widened(*map(whole, weights)), widened)
-    in_file = [weight for weight in weights if isinstance(weight, FileWeight)]
-    if len(in_file) == len(weights):
-        return pack(FileWeight.stack(*in_file), widened)
-    return pack(PackedWeight.stack(*map(whole, weights)), widened)

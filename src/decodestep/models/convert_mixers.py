@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 import numpy as np
 
-from decodestep.decoding.config import Config
-from decodestep.decoding.layer_weights import ConvolutionWeights, DeltaWeights, MambaWeights, Weight
-from decodestep.models.checkpoint import Stored
+from decodestep.decoding.layer_weights import ConvolutionWeights, DeltaWeights, MambaWeights
+from decodestep.models.layer_parts import LayerParts
 from decodestep.models.row_order import chosen_rows, delta_rows
 
 
-class Parts(Protocol):
-    """Layer i of a checkpoint, as `convert` has it."""
-
-    config: Config
-    has: Callable[[str], bool]
-    weight: Callable[[str], Stored]
-    vector: Callable[[str], np.ndarray]
-    optional_vector: Callable[[str], np.ndarray | None]
-    pack: Callable[..., Weight]
-
-    def packed(self, part: str) -> Weight: ...
-
-
-def delta(layer: Parts) -> DeltaWeights:
+def delta(layer: LayerParts) -> DeltaWeights:
     sizes = layer.config.delta
     assert sizes is not None
     rows = delta_rows(sizes)
@@ -52,7 +35,7 @@ def delta(layer: Parts) -> DeltaWeights:
     )
 
 
-def mamba(layer: Parts) -> MambaWeights:
+def mamba(layer: LayerParts) -> MambaWeights:
     sizes = layer.config.mamba
     assert sizes is not None
     return MambaWeights(
@@ -67,7 +50,7 @@ def mamba(layer: Parts) -> MambaWeights:
     )
 
 
-def convolution(layer: Parts) -> ConvolutionWeights:
+def convolution(layer: LayerParts) -> ConvolutionWeights:
     sizes = layer.config.convolution
     assert sizes is not None
     return ConvolutionWeights(
@@ -80,11 +63,11 @@ def convolution(layer: Parts) -> ConvolutionWeights:
     )
 
 
-def decay(layer: Parts) -> np.ndarray:
+def decay(layer: LayerParts) -> np.ndarray:
     """-e^A_log, which GGUF files have."""
     return layer.vector("decay") if layer.has("decay") else -np.exp(layer.vector("decay_logarithm"))
 
 
-def _taps(layer: Parts, taps: int) -> np.ndarray:
+def _taps(layer: LayerParts, taps: int) -> np.ndarray:
     """(K, C) of a checkpoint's (C, K)."""
     return np.ascontiguousarray(layer.vector("convolution").reshape(-1, taps).T)
