@@ -148,6 +148,7 @@ class NextTokenLayers:
         if isinstance(weights, GroupedWeights):
             grouped_layer.store(h, weights, self.config, cache, slots, rope, layer=self.config.layers + k)
         else:
+            assert isinstance(weights, LatentWeights)
             latent_layer.store(h, weights, self.config, cache, slots, rope)
 
     def _rope(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

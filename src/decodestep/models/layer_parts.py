@@ -1,4 +1,4 @@
-"""The parts of a layer in a checkpoint, and how they become weights in a decoder's format."""
+"""A layer of a checkpoint, whose weights are converted to a decoder's format."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class _Place(NamedTuple):
     """Which of how many layers that have such a part a tensor is of."""
 
     number: int
-    count: int
+    layers: int
 
 
 # The type of a part of a layer: of the tensor, its place, and the source.
@@ -55,9 +55,9 @@ def _with_more(base: Type, more: Type, file_type: LlamaFileType) -> Recipe:
     layers and every third in between."""
 
     def choice(_: SourceTensor, place: _Place, source: Source) -> Type:
-        number, count = place
-        eighth = count // 8
-        return more if number < eighth or number >= 7 * count // 8 or (number - eighth) % 3 == 2 else base
+        number, layers = place
+        eighth = layers // 8
+        return more if number < eighth or number >= 7 * layers // 8 or (number - eighth) % 3 == 2 else base
 
     return Recipe(base, Type.Q6_K, file_type, values=choice, down=choice)
 
@@ -98,7 +98,7 @@ RECIPES = {
         Type.Q6_K,
         LlamaFileType.MOSTLY_Q3_K_M,
         values=lambda _, place, source: Type.Q5_K if place.number < 2 else Type.Q4_K,
-        down=lambda _, place, source: Type.Q5_K if place.number < place.count // 16 else Type.Q4_K,
+        down=lambda _, place, source: Type.Q5_K if place.number < place.layers // 16 else Type.Q4_K,
         attention_output=_always(Type.Q4_K),
     ),
     "q4_k_m": _with_more(Type.Q4_K, Type.Q6_K, LlamaFileType.MOSTLY_Q4_K_M),
