@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from decodestep.ops.causal_conv1d import causal_conv1d
+from decodestep._base.state_rows import StateRows
+from decodestep.ops.causal_conv1d import arguments as of_convolution
+from decodestep.ops.causal_conv1d.reference import convolve
 from decodestep.ops.decoder_forward.arguments import Call, token_runs
 from decodestep.ops.decoder_forward.recurrent_layers import DeltaRule, Mamba, Recurrence, ShortConvolution, state_places
-from decodestep.ops.gated_delta_rule import gated_delta_rule
+from decodestep.ops.gated_delta_rule import arguments as of_delta
+from decodestep.ops.gated_delta_rule.reference import attend
 from decodestep.ops.linear.reference import linear, with_bias
 from decodestep.ops.rms_norm.reference import rms_norm
-from decodestep.ops.selective_state_update import selective_state_update
+from decodestep.ops.selective_state_update import arguments as of_update
+from decodestep.ops.selective_state_update.reference import update
 
 
 class Recurrences:
@@ -26,13 +28,8 @@ class Recurrences:
         self._places = dict(zip(recurrences, state_places(recurrences)[0], strict=True))
         runs = token_runs(call.sequence)
         sequences = call.sequence[[run.start for run in runs]]
-        self._written = call.into[sequences]
-        self._rows: dict[str, Any] = {
-            "lengths": [run.stop - run.start for run in runs],
-            "slots": call.slots[sequences],
-            "into": self._written,
-            "backend": "reference",
-        }
+        starts = np.array([*(run.start for run in runs), len(call.sequence)])
+        self._rows = StateRows(starts, call.slots[sequences], call.into[sequences])
 
     def run(self, w: Recurrence, h: np.ndarray) -> np.ndarray:
         """What a layer adds for h, before a norm of it; updates its states."""
@@ -40,14 +37,14 @@ class Recurrences:
         state, kept = (view.astype(h.dtype) for view in held)
         if isinstance(w, ShortConvolution):
             factor, gate, x = np.split(with_bias(linear(h, w.input), w.input_bias), 3, axis=1)
-            y = gate * self._convolve(w, factor * x, kept, w.convolution_bias, None)
+            y = gate * self._convolve(w, factor * x, kept, w.convolution_bias, silu=False)
         elif isinstance(w, DeltaRule):
             y = self._delta(w, h, state, kept)
         else:
             assert isinstance(w, Mamba)
             y = self._mamba(w, h, state, kept)
         for view, updated in zip(held, (state, kept), strict=True):
-            view[self._written] = updated[self._written]
+            view[self._rows.written] = updated[self._rows.written]
         return with_bias(linear(y, w.output), w.output_bias)
 
     def _views(self, w: Recurrence) -> list[np.ndarray]:
@@ -59,29 +56,25 @@ class Recurrences:
             for first, shape in zip(self._places[w], (sizes.state, sizes.kept), strict=True)
         ]
 
-    def _convolve(
-        self, w: Recurrence, x: np.ndarray, kept: np.ndarray, bias: np.ndarray | None, activation: str | None
-    ) -> np.ndarray:
+    def _convolve(self, w: Recurrence, x: np.ndarray, kept: np.ndarray, bias: np.ndarray | None, *, silu: bool) -> np.ndarray:
         weight, bias = w.convolution.T.astype(x.dtype), None if bias is None else bias.astype(x.dtype)
-        return causal_conv1d(x, weight, kept, bias=bias, activation=activation, **self._rows)
+        return convolve(of_convolution.Arrays(x, weight, kept, bias), silu, self._rows)
 
     def _delta(self, w: DeltaRule, h: np.ndarray, state: np.ndarray, kept: np.ndarray) -> np.ndarray:
         s, tokens = w.sizes(), len(h)
         width = s.key_heads * s.rows
-        query, key, value = np.split(self._convolve(w, linear(h, w.qkv), kept, None, "silu"), [width, 2 * width], axis=1)
+        query, key, value = np.split(self._convolve(w, linear(h, w.qkv), kept, None, silu=True), [width, 2 * width], axis=1)
         beta, step = np.split(linear(h, w.beta_alpha), 2, axis=1)
-        out = gated_delta_rule(
+        given = of_delta.Arrays(
             query.reshape(tokens, s.key_heads, s.rows),
             key.reshape(tokens, s.key_heads, s.rows),
             value.reshape(tokens, s.heads, s.columns),
             state,
             w.decay.astype(h.dtype) * _softplus(step + w.step_bias),
             sigmoid(beta),
-            scale=s.rows**-0.5,
-            l2_norm=True,
-            head_map="tiled" if w.tiled else "grouped",
-            **self._rows,
         )
+        rule = of_delta.Rule("gated_delta", s.rows**-0.5, True, "tiled" if w.tiled else "grouped")
+        out = attend(given.with_widths(), rule, self._rows)
         normed = rms_norm(out, w.norm.astype(h.dtype), self._call.weights.norm_eps).reshape(tokens, -1)
         return normed * _silu(linear(h, w.gate))
 
@@ -89,11 +82,11 @@ class Recurrences:
         s, tokens = w.sizes(), len(h)
         width = s.key_heads * s.rows
         gate, read, dt = np.split(linear(h, w.input), [s.width, s.width + s.channels], axis=1)
-        x, b, c = np.split(self._convolve(w, read, kept, w.convolution_bias, "silu"), [s.width, s.width + width], axis=1)
+        x, b, c = np.split(self._convolve(w, read, kept, w.convolution_bias, silu=True), [s.width, s.width + width], axis=1)
         decay, skip, step_bias = (vector.astype(h.dtype) for vector in (w.decay, w.skip, w.step_bias))
         of_groups = (tokens, s.key_heads, s.rows)
         x, b, c = x.reshape(tokens, s.heads, s.columns), b.reshape(of_groups), c.reshape(of_groups)
-        y = selective_state_update(x, dt, decay, b, c, state, d=skip, dt_bias=step_bias, **self._rows)
+        y = update(of_update.Arrays(x, dt, decay, b, c, skip, step_bias, state), self._rows)
         gated = (y.reshape(tokens, -1) * _silu(gate)).reshape(tokens, s.key_heads, -1)
         plain = rms_norm(gated, np.ones(gated.shape[-1], h.dtype), self._call.weights.norm_eps)
         return plain.reshape(tokens, -1) * w.norm
