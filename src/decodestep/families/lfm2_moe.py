@@ -32,6 +32,7 @@ def _sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
 
 
 def _rule(keys: Keys) -> RouterRule:
+    """Weights are divided by their sum, to which transformers adds 1e-6 and `expert_router` 1e-20."""
     return RouterRule(
         keys.size("num_experts_per_tok"),
         "sigmoid",
