@@ -87,3 +87,10 @@ def isa() -> str:
     from decodestep import _native  # here, so that a reference imports no kernel
 
     return _native.isa()
+
+
+def native_build() -> tuple[str, str]:
+    """The compiler of the native kernels, and the instruction sets that they are built for and this machine has."""
+    from decodestep import _native
+
+    return _native.compiler(), _native.tiers()

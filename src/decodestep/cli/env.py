@@ -19,7 +19,7 @@ from decodestep._base.checks import require
 from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
 from decodestep._base.machine_limits import available_memory
-from decodestep._base.threads import isa, threads
+from decodestep._base.threads import isa, native_build, threads
 from decodestep.cli.options import MODEL_HELP
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model, resolve_path
 
@@ -129,12 +129,11 @@ def read_rate(threads: int) -> float:
 
 def _build() -> dict[str, str]:
     """Where the package was installed from, as pip has written it down, and how its core was compiled."""
-    from decodestep import _native
-
     recorded = metadata.distribution("decodestep").read_text("direct_url.json")
     direct: dict[str, Any] = json.loads(recorded) if recorded else {"url": "a package index"}
     editable = ", editable" if direct.get("dir_info", {}).get("editable") else ""
-    return {"from": direct["url"] + editable, "compiler": _native.compiler(), "instruction sets": _native.tiers()}
+    compiler, tiers = native_build()
+    return {"from": direct["url"] + editable, "compiler": compiler, "instruction sets": tiers}
 
 
 def _version(package: str) -> str:
