@@ -21,7 +21,7 @@ from decodestep.integrations.transformers import register_gguf
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--alone", action="store_true", help="load the file without register_gguf too")
     parser.add_argument("--threads", type=int, help="torch's; those of decodestep are DECODESTEP_THREADS")
@@ -73,14 +73,14 @@ def resident() -> int:
 @torch.inference_mode()
 def run(model: Any, ids: torch.Tensor, tokens: int) -> tuple[torch.Tensor, list[float]]:
     """The logits of a prompt, and the seconds that it and each of the greedy tokens after it take."""
-    taken, cache, new, first = [], None, ids, None
-    for _ in range(1 + tokens):
+    taken, cache, new, logits = [], None, ids, ids
+    for i in range(1 + tokens):
         start = time.perf_counter()
         out = model(new, past_key_values=cache, use_cache=True)
         cache, new = out.past_key_values, out.logits[:, -1:].argmax(-1)
         taken.append(time.perf_counter() - start)
-        first = out.logits if first is None else first
-    return first, taken
+        logits = out.logits if i == 0 else logits
+    return logits, taken
 
 
 if __name__ == "__main__":

@@ -158,11 +158,12 @@ def test_clients_that_leave_while_a_model_is_loaded_hold_nothing(paths):
     found = {**sources(paths), "b": ModelSource(lambda: 0, lambda _: (held.wait(30), load(paths["b"]))[1])}
     with LocalServer(found, unload_after=0.05) as server:
         for stream in (False, True):
-            body = json.dumps({"prompt": "a", "max_tokens": 300, "ignore_eos": True, "model": "b", "stream": stream}).encode()
-            post(server.port, body).close()
+            # Enough work that the model has not done it when the server sees that nobody reads.
+            asked = {"prompt": "a", "n": 8, "max_tokens": 300, "ignore_eos": True, "model": "b", "stream": stream}
+            post(server.port, json.dumps(asked).encode()).close()
         wait_until(lambda: get(server, "/v1/models/b")[1]["status"] == {"value": "loading"})
         held.set()
-        wait_until(lambda: server.metrics().get('decodestep_completions_total{model="b",reason="cancelled"}') == 2)
+        wait_until(lambda: server.metrics().get('decodestep_completions_total{model="b",reason="cancelled"}') == 16)
         wait_until(lambda: get(server, "/v1/models/b")[1]["status"] == {"value": "unloaded"})
 
 

@@ -23,7 +23,7 @@ from decodestep.tokenizers.gguf_fields import tokenizer_fields
 from decodestep.tokenizers.gguf_tokenizer import GgufTokenizer
 from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
 from support.random_texts import random_texts
-from test_pre_tokenizers import LLAMA3, LOWER, QWEN2, SUFFIX, UPPER, by_case
+from test_pre_tokenizers import LLAMA3, LOWER, QWEN2, QWEN35, SUFFIX, UPPER, by_case
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +75,7 @@ PUBLISHED = {
     "SmolLM": Published("llama", "smollm", cuts(DIGITS, GPT2_WORDS), tokenizer_class="TokenizersBackend"),
     "Granite 3": Published("granite", "refact", cuts(DIGITS, GPT2_WORDS), tokenizer_class="TokenizersBackend"),
     "Qwen": Published("qwen3", "qwen2", cuts(QWEN2), NFC, tokenizer_class="Qwen2Tokenizer"),
+    "Qwen3.5": Published("qwen3_5_text", "qwen35", cuts(QWEN35), NFC, tokenizer_class="Qwen2Tokenizer"),
     "Phi-4": Published("phi3", "dbrx", cuts(LLAMA3, **MATCHES), tokenizer_class="GPT2Tokenizer"),
     "Phi-4-mini": Published("phi3", "gpt-4o", cuts(GPT4O, **MATCHES), tokenizer_class="GPT2Tokenizer"),
     "Phi-3": Published("phi3", "llama", None, WITH_A_SPACE_BEFORE, tokenizer_class="LlamaTokenizer"),

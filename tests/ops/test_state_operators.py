@@ -214,5 +214,5 @@ def digest(name: str) -> str:
 @each_operator
 @pytest.mark.parametrize("isa", VECTORS)
 def test_instruction_sets_agree(op, isa):
-    code = f"import sys; sys.path[:0] = {sys.path!r}; from test_recurrent_states import digest; print(digest({op.name!r}))"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from test_state_operators import digest; print(digest({op.name!r}))"
     assert printed_under(isa, code) == digest(op.name)
