@@ -208,6 +208,28 @@ def test_what_follows_a_mark_is_dropped_without_running_what_is_before_it():
         assert decoder.tokens == 5 + ran
 
 
+def test_a_state_that_a_pass_reads_stays_until_its_end():
+    """Also where the sequence keeps an earlier one, that of its mark, and another sequence of the pass has it too."""
+    decoder, pool, sequence = started([1] * 5)
+    sequence.mark()
+    forward(decoder, pool, [(sequence, [2])], every=False)
+    with sequence.fork() as other:
+        logits = forward(decoder, pool, [(sequence, [1]), (other, [2])], every=False)
+    assert np.array_equal(logits, [expected_logits([1] * 5 + [2, token], 50) for token in (1, 2)])
+
+
+def test_a_marked_sequence_whose_state_is_a_snapshot_goes_on_where_all_rows_have_claims():
+    decoder, pool, sequence = started([1] * 5, rows=3)
+    with CachedSequence(pool) as other:
+        forward(decoder, pool, [(other, [7])], every=False)
+        sequence.mark()
+        tokens = [1] * 5 + [2] * (96 - 5)
+        forward(decoder, pool, [(sequence, tokens[5:])], every=False)
+        assert pool.rows.snapshots and not pool.rows.spare_locked()
+        logits = forward(decoder, pool, [(sequence, [1])], every=False)[0]
+    assert np.array_equal(logits, expected_logits([*tokens, 1], 50))
+
+
 def test_rejected_drafts_run_only_what_was_accepted_again():
     decoder, pool, sequence = started([7] * 20)
     forward(decoder, pool, [(sequence, [1, 2, 3, 4, 5])], every=False, drafted=[4])

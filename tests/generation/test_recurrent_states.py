@@ -98,6 +98,15 @@ def test_batches_drafts_and_small_caches_change_nothing(roomy, monkeypatch):
         assert model.cache.held == 0 and model.cache.rows._claimed == 0
 
 
+def test_a_model_that_drafts_with_fewer_states_than_rows_changes_nothing(roomy):
+    made = requests(3, 6)
+    prompts, params = [list(each) for each in zip(*made, strict=True)]
+    plain = alone(roomy, made)
+    drafting = tight(roomy, pages=40, rows=1)
+    assert ds.generate(roomy, prompts, params, draft=drafting) == plain
+    assert drafting.cache.held == 0 and drafting.cache.rows._claimed == 0
+
+
 def test_beams_go_on_from_the_states_of_their_parents(roomy):
     made = [
         (prompt, ds.SamplingParams(num_beams=beams, num_return_sequences=2, max_new_tokens=25, temperature=0, ignore_eos=True))

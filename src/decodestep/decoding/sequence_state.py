@@ -94,8 +94,9 @@ class SequenceState:
         """The rows that a pass reads and writes: another one where somebody else needs what it reads."""
         held, rows = self._held, self._rows
         row, self._begun = held.state
-        if row is not None and row.users > 1 and held.before is None and not rows.spare_locked():
-            row = rows.own_locked(row)
+        kept = held.before is not None and held.before.row is row
+        if row is not None and row.users > 1 and not kept and (held.before is not None or not rows.spare_locked()):
+            row = rows.own_locked(row)  # no third row is to be had, and what the pass reads must stay
         if row is not None and row.users == 1:
             held.state = Reached(row, WRITTEN)
             return row.number, row.number

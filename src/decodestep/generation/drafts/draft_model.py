@@ -125,14 +125,15 @@ class ModelDrafter(Drafter):
     def catch_up(self, row: Row) -> list[int]:
         """Takes back the drafts that the row has not drawn. Returns the row's tokens that are to be run, the last one at least;
         none if context or cache are too small for them."""
-        tokens, sequence = row.history.tokens, self.sequence
+        tokens = row.history.tokens
         if not self.room(row):
             return []
         self.coupled.follow(tokens)
-        if not len(sequence):
-            sequence.reuse(tokens)
-        same = min(count_equal(sequence.tokens, tokens, self._same), len(tokens) - 1)
         try:
+            sequence = self.sequence
+            if not len(sequence):
+                sequence.reuse(tokens)
+            same = min(count_equal(sequence.tokens, tokens, self._same), len(tokens) - 1)
             if same < len(sequence):
                 sequence.truncate(same)
         except CacheFullError:
