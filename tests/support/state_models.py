@@ -67,8 +67,9 @@ class HashDecoder(Decoder):
 def states_after(batch, pages, layout):
     """Brings the states of a batch up to date; returns each token's index with the hash and the last three tokens after it."""
     assert not pages.states[0].any(), "the zeros have been written"
-    written = {into for slot, into in zip(batch.slots, batch.into, strict=True) if slot != into}
-    assert len({*batch.into}) == len(batch.into) and not written & {*batch.slots}, "two sequences have a row"
+    for row, into in enumerate(batch.into):
+        others = np.arange(len(batch.into)) != row
+        assert into not in batch.into[others] and into not in batch.slots[others], "another sequence has the row"
     found = []
     for row, (slot, into) in enumerate(zip(batch.slots, batch.into, strict=True)):
         (state, recent), *_ = layout.views(pages.states[slot])
