@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.generation.batch import Batch
 from decodestep.generation.engine import Engine
 from decodestep.generation.scheduler import ChunkedPrefill
+from support import processes
 
 FREE = ds.SamplingParams(max_new_tokens=60, seed=3, ignore_eos=True)
 LETTERS = ds.SamplingParams(regex="[ab]{20}", seed=1, max_new_tokens=40)
@@ -50,6 +52,17 @@ def test_other_rows_go_on_while_a_mask_is_computed(tiny, slow_masks):
         constrained.cancel()  # which need not wait for the mask either
         [done] = constrained.result()
         assert done.finish_reason == "cancelled" and len(done.token_ids) <= 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+def test_a_row_goes_on_in_a_forked_child(tiny, slow_masks):
+    alone = "".join(ds.stream(tiny, [1, 2], LETTERS, draft=None))
+    slow_masks[0] = 0.02
+    with ds.stream(tiny, [1, 2], LETTERS, draft=None) as stream:
+        begun = "".join(next(stream) for _ in range(3))
+        with processes.forked_child(lambda: begun + "".join(stream) == alone):
+            pass
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.003, 0.03])
