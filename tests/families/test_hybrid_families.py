@@ -245,6 +245,8 @@ def test_env_says_what_layers_have(model, tmp_path, capsys, family, said, values
     assert cli.main(["env", "--model", str(path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["model"]
     assert said in facts["attention"] and facts["state_bytes"] == 4 * values
+    assert cli.main(["env", "--model", str(path)]) == 0
+    assert f", and {4 * values / 2**20:.2f} MiB per sequence and snapshot" in capsys.readouterr().out
 
 
 def test_steps_of_mamba2_are_not_clamped(tmp_path):

@@ -101,6 +101,9 @@ def _in_words(facts: dict[str, Any]) -> dict[str, str]:
     """A model's facts for a reader: its numbers with their units, and what each of them is per."""
     words = {name: fact for name, fact in facts.items() if isinstance(fact, str)}
     words["cache"] += f", {facts['cache_bytes'] / 2**10:.1f} KiB per token"
+    if size := facts["state_bytes"]:
+        tokens = size / facts["cache_bytes"]
+        words["cache"] += f", and {size / 2**20:.2f} MiB per sequence and snapshot, as much as {tokens:.0f} tokens"
     words["memory"] = (
         f"{facts['all_weight_bytes'] / 2**30:.2f} GiB for the weights, {facts['cache_bytes'] * 1000 / 2**30:.2f} GiB for each "
         "1000 tokens in the cache"
