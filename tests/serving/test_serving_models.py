@@ -159,11 +159,11 @@ def test_clients_that_leave_while_a_model_is_loaded_hold_nothing(paths):
     with LocalServer(found, unload_after=0.05) as server:
         for stream in (False, True):
             # Enough work that the model has not done it when the server sees that nobody reads.
-            asked = {"prompt": "a", "n": 8, "max_tokens": 300, "ignore_eos": True, "model": "b", "stream": stream}
+            asked = {"prompt": "a", "n": 64, "max_tokens": 300, "ignore_eos": True, "model": "b", "stream": stream}
             post(server.port, json.dumps(asked).encode()).close()
         wait_until(lambda: get(server, "/v1/models/b")[1]["status"] == {"value": "loading"})
         held.set()
-        wait_until(lambda: server.metrics().get('decodestep_completions_total{model="b",reason="cancelled"}') == 16)
+        wait_until(lambda: server.metrics().get('decodestep_completions_total{model="b",reason="cancelled"}') == 128)
         wait_until(lambda: get(server, "/v1/models/b")[1]["status"] == {"value": "unloaded"})
 
 
