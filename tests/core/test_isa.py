@@ -25,7 +25,7 @@ STEMS = (
     "expert_router",
     "mixture_of_experts",
     "gated_delta_rule",
-    "recurrent_states",
+    "state_operators",
     "rms_norm",
     "selective_state_update",
     "swiglu",
