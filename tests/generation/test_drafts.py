@@ -15,6 +15,7 @@ from decodestep.generation.drafts.drafter import DrafterFactory
 from decodestep.generation.drafts.drafting import MOST, Drafting
 from decodestep.generation.drafts.lookup import LookupDrafter, PairIndex
 from decodestep.sampling.row_factory import RowFactory
+from support.scripted_drafts import Scripted
 
 VOCAB = 297
 
@@ -26,21 +27,6 @@ def tiny(tiny_file):
 
 def lookup(row):
     return LookupDrafter(PairIndex(row.history))
-
-
-class Scripted(Drafter):
-    """Proposes what a function of the row's tokens says, always as many as it may."""
-
-    is_certain = True  # so that times do not decide
-
-    def __init__(self, tokens):
-        self._tokens = tokens
-
-    def outlook(self, row, most):
-        return Outlook(len(self.propose(row, most)), 1.0)
-
-    def propose(self, row, limit):
-        return self._tokens(row.history.tokens)[:limit]
 
 
 def adversaries(answers):

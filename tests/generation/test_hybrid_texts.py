@@ -9,9 +9,9 @@ import pytest
 
 import decodestep as ds
 from decodestep.decoding.page_pool import PagePool
-from decodestep.generation.drafts import Drafter, Outlook
 from decodestep.serving import Engine
 from support import family_models
+from support.scripted_drafts import partly_right
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "max_position_embeddings": 1024}
 MODELS = [
@@ -56,33 +56,13 @@ def alone(model, made):
     return found
 
 
-class Partly(Drafter):
-    """Proposes a row's known tokens, a part of them right."""
-
-    is_certain = True  # so that times do not decide
-
-    def __init__(self, answers, right):
-        self._answers, self._right = answers, right
-
-    def outlook(self, row, most):
-        return Outlook(len(self.propose(row, most)), 1.0)
-
-    def propose(self, row, limit):
-        tokens, chance = row.history.tokens, random.Random(len(row.history))
-        for whole in self._answers:
-            if whole[: len(tokens)] == tokens:
-                return [token if chance.random() < self._right else 3 + token % 100 for token in whole[len(tokens) :]][:limit]
-        return []
-
-
 def test_any_batch_threads_drafts_and_past_have_the_same_texts(model, monkeypatch):
     made = requests(0, 20)
     prompts, params = [list(each) for each in zip(*made, strict=True)]
     model.threads = 1
     plain = alone(model, made)
-    answers = [[*one.prompt_token_ids, *one.token_ids] for one in plain]
     smaller = ds.load(model.path, cache_bytes=2**26)  # or one like it, which rounds in another way
-    drafts = [None, "lookup", smaller, *(lambda row, right=right: Partly(answers, right) for right in (0.0, 0.6, 1.0))]
+    drafts = [None, "lookup", smaller, *(partly_right(plain, right) for right in (0.0, 0.6, 1.0))]
     for number, draft in enumerate(drafts):
         model.threads = (1, 2, 3, 7)[number % 4]
         size = (16, 3, 5, 1, 8, 16)[number % 6]

@@ -10,9 +10,9 @@ import pytest
 import decodestep as ds
 from decodestep.decoding.forward import BLOCK
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.generation.drafts import Drafter, Outlook
 from decodestep.serving import Engine
 from support import tiny_gguf_files
+from support.scripted_drafts import partly_right
 from support.state_models import state_model
 
 
@@ -56,29 +56,8 @@ def alone(model, made):
     return found
 
 
-class Partly(Drafter):
-    """Proposes a row's known tokens, most of them right."""
-
-    is_certain = True  # so that times do not decide
-
-    def __init__(self, answers, right):
-        self._answers, self._right = answers, right
-
-    def outlook(self, row, most):
-        return Outlook(len(self.propose(row, most)), 1.0)
-
-    def propose(self, row, limit):
-        tokens, chance = row.history.tokens, random.Random(len(row.history))
-        for whole in self._answers:
-            if whole[: len(tokens)] == tokens:
-                return [token if chance.random() < self._right else 3 + token % 100 for token in whole[len(tokens) :]][:limit]
-        return []
-
-
 def drafters(plain):
-    answers = [[*one.prompt_token_ids, *one.token_ids] for one in plain]
-    kinds = {f"{right} right": (lambda row, right=right: Partly(answers, right)) for right in (0.0, 0.6, 1.0)}
-    return {None: None, "lookup": "lookup", **kinds}
+    return {None: None, "lookup": "lookup", **{f"{right} right": partly_right(plain, right) for right in (0.0, 0.6, 1.0)}}
 
 
 def test_batches_drafts_and_small_caches_change_nothing(roomy, monkeypatch):

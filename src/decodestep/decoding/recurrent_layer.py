@@ -16,10 +16,10 @@ from decodestep.ops.linear import linear
 from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.selective_state_update import selective_state_update
+from decodestep.ops.selective_state_update.reference import softplus
 from decodestep.ops.swiglu import swiglu
 
 States = tuple[np.ndarray | None, np.ndarray | None]  # of a layer: what it recalls, and the last inputs of its convolution
-_LINEAR_FROM = 20  # softplus is its argument above
 
 
 class Rows(NamedTuple):
@@ -77,7 +77,7 @@ def _recall(
         key.reshape(tokens, sizes.key_heads, -1),
         value.reshape(tokens, sizes.value_heads, -1),
         memory,
-        w.decay * _softplus(alpha + w.step_bias),
+        w.decay * softplus(alpha + w.step_bias),
         sigmoid(beta),
         rows.lengths,
         scale=sizes.key_dim**-0.5,
@@ -128,7 +128,3 @@ def _convolve(h: np.ndarray, w: ConvolutionWeights, inputs: np.ndarray, rows: Ro
     before, after, x = np.split(with_bias(linear(h, w.input), w.input_bias), 3, axis=1)
     bias = w.convolution_bias
     return after * causal_conv1d(before * x, w.convolution.T, inputs, rows.lengths, bias=bias, slots=rows.slots, into=rows.into)
-
-
-def _softplus(x: np.ndarray) -> np.ndarray:
-    return np.where(x > _LINEAR_FROM, x, np.logaddexp(np.float32(0), x))

@@ -149,7 +149,7 @@ FAMILY = Family(
             has_rope=lambda keys: False,
             tensors={
                 **_NORM,
-                **{f"{part}": f"mixer.{part[0]}_proj.weight" for part in ("query", "key", "value")},
+                **{part: f"mixer.{part[0]}_proj.weight" for part in ("query", "key", "value")},
                 "attention_output": "mixer.o_proj.weight",
                 **{part: f"mixer.{part}_proj.weight" for part in ("up", "down")},
                 "router": "mixer.gate.weight",

@@ -34,7 +34,7 @@ def written(config: Config) -> Fields:
     return qwen3_next.written(config) | {"rope.dimension_sections": _SECTIONS}
 
 
-_GGUF = Architecture(
+GGUF = Architecture(
     "qwen35",
     qwen3_next.FILE_ATTENTION,
     qwen3_next.LAYERS,
@@ -51,7 +51,7 @@ FAMILY = Family(
     types=(
         ModelType(
             "qwen3_5_text",
-            written_as=_GGUF,
+            written_as=GGUF,
             attention=qwen3_next.ATTENTION,
             defaults=DEFAULTS,
             layers=qwen3_next.LAYERS,
@@ -62,6 +62,6 @@ FAMILY = Family(
             norm_shift=1.0,
         ),
     ),
-    gguf=_GGUF,
+    gguf=GGUF,
     wrappers=(Wrapper("qwen3_5", unsaid="qwen3_5_text"),),
 )

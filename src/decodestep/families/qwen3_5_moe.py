@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from decodestep.families import qwen3_5, qwen3_next
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Architecture, Family, ModelType, Wrapper
+from decodestep.families.common.description import Family, ModelType, Wrapper
 from decodestep.families.common.experts import ExpertKeys, every_layer
-from decodestep.families.common.mixers import file_mixers
-from decodestep.families.common.refusals import first_of
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _DEFAULTS = qwen3_5.DEFAULTS | {
@@ -24,20 +24,7 @@ def _rule(keys: Keys) -> RouterRule:
     return RouterRule(keys.size("num_experts_per_tok"), "softmax", normalise=True)
 
 
-_GGUF = Architecture(
-    "qwen35moe",
-    qwen3_next.FILE_ATTENTION,
-    qwen3_next.LAYERS,
-    rope_half_split=True,
-    tensors=qwen3_next.FILE_TENSORS,
-    mixers=file_mixers("delta"),
-    experts=qwen3_next.FILE_EXPERTS,
-    more=qwen3_next.file_more(tiled=True),
-    output_bias=False,
-    tiled_heads=True,
-    refused=first_of(qwen3_next.values_as_wide_as_keys, qwen3_next.delta_layers),
-    written=qwen3_5.written,
-)
+_GGUF = replace(qwen3_5.GGUF, name="qwen35moe", experts=qwen3_next.FILE_EXPERTS)
 FAMILY = Family(
     types=(
         ModelType(

@@ -28,7 +28,7 @@ def delta(layer: LayerParts) -> DeltaWeights:
         gate=gate,
         beta_alpha=beta_alpha,
         convolution=_taps(layer, sizes.taps),
-        decay=decay(layer),
+        decay=_decay(layer),
         step_bias=layer.vector("step_bias"),
         norm=layer.vector("gated_norm"),
         output=layer.packed("mixer_output"),
@@ -42,7 +42,7 @@ def mamba(layer: LayerParts) -> MambaWeights:
         input=layer.packed("mixer_input"),
         convolution=_taps(layer, sizes.taps),
         convolution_bias=layer.optional_vector("convolution_bias"),
-        decay=decay(layer),
+        decay=_decay(layer),
         step_bias=layer.vector("step_bias"),
         skip=layer.vector("skip"),
         norm=layer.vector("gated_norm"),
@@ -63,7 +63,7 @@ def convolution(layer: LayerParts) -> ConvolutionWeights:
     )
 
 
-def decay(layer: LayerParts) -> np.ndarray:
+def _decay(layer: LayerParts) -> np.ndarray:
     """-e^A_log, which GGUF files have."""
     return layer.vector("decay") if layer.has("decay") else -np.exp(layer.vector("decay_logarithm"))
 

@@ -14,7 +14,8 @@ from decodestep.ops.gated_delta_rule.reference import attend
 from decodestep.ops.linear.reference import linear, with_bias
 from decodestep.ops.rms_norm.reference import rms_norm
 from decodestep.ops.selective_state_update import arguments as of_update
-from decodestep.ops.selective_state_update.reference import update
+from decodestep.ops.selective_state_update.reference import softplus, update
+from decodestep.ops.swiglu.reference import swiglu
 
 
 class Recurrences:
@@ -70,13 +71,13 @@ class Recurrences:
             key.reshape(tokens, s.key_heads, s.rows),
             value.reshape(tokens, s.heads, s.columns),
             state,
-            w.decay.astype(h.dtype) * _softplus(step + w.step_bias),
+            w.decay.astype(h.dtype) * softplus(step + w.step_bias),
             sigmoid(beta),
         )
         rule = of_delta.Rule("gated_delta", s.rows**-0.5, True, "tiled" if w.tiled else "grouped")
         out = attend(given.with_widths(), rule, self._rows)
         normed = rms_norm(out, w.norm.astype(h.dtype), self._call.weights.norm_eps).reshape(tokens, -1)
-        return normed * _silu(linear(h, w.gate))
+        return swiglu(linear(h, w.gate), normed)
 
     def _mamba(self, w: Mamba, h: np.ndarray, state: np.ndarray, kept: np.ndarray) -> np.ndarray:
         s, tokens = w.sizes(), len(h)
@@ -87,18 +88,10 @@ class Recurrences:
         of_groups = (tokens, s.key_heads, s.rows)
         x, b, c = x.reshape(tokens, s.heads, s.columns), b.reshape(of_groups), c.reshape(of_groups)
         y = update(of_update.Arrays(x, dt, decay, b, c, skip, step_bias, state), self._rows)
-        gated = (y.reshape(tokens, -1) * _silu(gate)).reshape(tokens, s.key_heads, -1)
+        gated = swiglu(gate, y.reshape(tokens, -1)).reshape(tokens, s.key_heads, -1)
         plain = rms_norm(gated, np.ones(gated.shape[-1], h.dtype), self._call.weights.norm_eps)
         return plain.reshape(tokens, -1) * w.norm
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
-
-
-def _silu(x: np.ndarray) -> np.ndarray:
-    return x * sigmoid(x)
-
-
-def _softplus(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 20, x, np.logaddexp(x.dtype.type(0), x))

@@ -16,7 +16,7 @@ def update(given: Arrays, rows: StateRows) -> np.ndarray:
     group = np.arange(heads) // max(heads // b.shape[1], 1)
     with np.errstate(all="ignore"):
         raw = dt if dt_bias is None else dt + dt_bias
-        step = np.where(raw > 20, raw, np.logaddexp(x.dtype.type(0), raw))
+        step = softplus(raw)
         decay, inputs = np.exp(step * a), step[:, :, None] * x
         for tokens, read, written in rows:
             s = state[read]
@@ -27,3 +27,7 @@ def update(given: Arrays, rows: StateRows) -> np.ndarray:
                     y[t] += d[:, None] * x[t]
             state[written] = s
     return y
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    return np.where(x > 20, x, np.logaddexp(x.dtype.type(0), x))
