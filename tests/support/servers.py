@@ -42,17 +42,25 @@ def new_server(models: ds.Model | dict[str, ModelSource], **options: Any) -> Ser
 class LocalServer:
     """A server in a thread of this process. The end of the `with` block stops it.
 
-    model, engine: of the only model, for which it waits if `wait`.
+    model, engine: of the only model, for which it waits if `wait`. around: makes what is served of the server's application.
     """
 
-    def __init__(self, models: ds.Model | dict[str, ModelSource], *, wait: bool = True, **options: Any) -> None:
+    def __init__(
+        self,
+        models: ds.Model | dict[str, ModelSource],
+        *,
+        wait: bool = True,
+        around: Callable[[Any], Any] | None = None,
+        **options: Any,
+    ) -> None:
         self._server = new_server(models, **options)
         if self._server.loading is not None and wait:
             served = self._server.loading.result(60).served
             self.model, self.engine = served.model, served.engine
         listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = listening.getsockname()[1]
-        self._uvicorn = uvicorn.Server(uvicorn.Config(self._server.app, log_level="critical", lifespan="off"))
+        app = self._server.app if around is None else around(self._server.app)
+        self._uvicorn = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
         self._thread = threading.Thread(target=self._uvicorn.run, kwargs={"sockets": [listening]})
         self._thread.start()
         wait_until(lambda: self._uvicorn.started)
