@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from io import StringIO
 from typing import NamedTuple
 
+from decodestep.chat.long_text import LongText
 from decodestep.chat.reasoning import Mark, ReasoningFormat, Thought, without_ends
 from decodestep.chat.text_feed import TextFeed
 from decodestep.chat.tool_call_format import CallArguments, CallBegin, CallEnd, CallFormat, Event
@@ -44,14 +44,14 @@ class _Text:
 
     def __init__(self) -> None:
         self.begun = False
-        self._text = StringIO()
+        self._text = LongText()
         self._space: list[str] = []
 
     def __str__(self) -> str:
-        return self._text.getvalue()
+        return str(self._text)
 
     def __bool__(self) -> bool:
-        return self._text.tell() > 0
+        return bool(self._text)
 
     @property
     def waits(self) -> bool:
@@ -112,7 +112,7 @@ class AnswerReader:
         self._feed = TextFeed()
         self._parts: list[tuple[Part, list[str]]] = []  # since they were last returned, each with the pieces of its text
         self._content, self._reasoning = _Text(), _Text()
-        self._calls: list[tuple[str, str, StringIO]] = []  # the id, the name and the arguments of each
+        self._calls: list[tuple[str, str, LongText]] = []  # the id, the name and the arguments of each
         self._in_call = False
         self._left_out = False  # whether the call that comes is one too many
         self._after_mark = ended and separate  # whether no text has followed a mark
@@ -130,7 +130,7 @@ class AnswerReader:
 
     @property
     def calls(self) -> list[Call]:
-        return [Call(id_, name, arguments.getvalue()) for id_, name, arguments in self._calls]
+        return [Call(id_, name, str(arguments)) for id_, name, arguments in self._calls]
 
     def add(self, text: str) -> list[Part]:
         """The parts that are certain now that this text has come."""
@@ -208,7 +208,7 @@ class AnswerReader:
         self._left_out = index > 0 and not self._several
         if not self._left_out:
             new_id = self._call_ids.setdefault(index, self._format.new_id(name, self._earlier + index))
-            self._calls.append((new_id, name, StringIO()))
+            self._calls.append((new_id, name, LongText()))
             self._parts.append((Part(_CALL, "", index, new_id, name), []))
 
     def _add_arguments(self, text: str) -> None:

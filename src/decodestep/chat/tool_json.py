@@ -6,9 +6,9 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from io import StringIO
 from typing import Any
 
+from decodestep.chat.long_text import LongText
 from decodestep.chat.text_feed import EndedError, Reading, TextFeed, UnreadableError
 from decodestep.chat.tool_call_format import Between, CallArguments, CallBegin, CallEnd, Event, Reads
 from decodestep.chat.tool_notation import Notation, escaped
@@ -206,13 +206,13 @@ def _any_arguments(feed: TextFeed) -> Iterator[Event]:
 
 def _read_arguments(feed: TextFeed) -> Reading[str]:
     """The arguments as a whole."""
-    found = StringIO()
+    found = LongText()
     for event in _any_arguments(feed):
         if isinstance(event, CallArguments):
             found.write(event.text)
         elif event is None:
             yield
-    return found.getvalue()
+    return str(found)
 
 
 def read_string(feed: TextFeed) -> Reading[str]:

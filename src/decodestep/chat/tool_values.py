@@ -6,9 +6,9 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
-from io import StringIO
 from typing import Any
 
+from decodestep.chat.long_text import LongText
 from decodestep.chat.text_feed import TextFeed, UnreadableError
 from decodestep.chat.tool_json import COMPACT_JSON, parse
 from decodestep.chat.tool_notation import as_json, escaped
@@ -84,7 +84,7 @@ class TaggedValue:
 
     def __init__(self, schema: object, whole: Mapping[str, Any]) -> None:
         self._schema, self._whole = schema, whole
-        self._text, self._escaped, self._json = StringIO(), StringIO(), StringIO()
+        self._text, self._escaped, self._json = LongText(), LongText(), LongText()
         self._feed = TextFeed()
         self._read: Iterator[str | None] | None = _whole_json(self._feed)  # None once it is no list and no object of JSON
 
@@ -99,16 +99,16 @@ class TaggedValue:
         self._feed.ended = True
         self._advance()
         if self._read is not None:
-            found = self._json.getvalue()
+            found = str(self._json)
             types = _types(self._schema, self._whole)
             if "string" not in types or _TYPES[list if found[0] == "[" else dict][0] in types:
                 return found
         else:
-            text = self._text.getvalue()
+            text = str(self._text)
             value = tagged_value(text, self._schema, self._whole)
             if value is not text:
                 return as_json(value)
-        return f'"{self._escaped.getvalue()}"'
+        return f'"{self._escaped!s}"'
 
     def _advance(self) -> None:
         try:
