@@ -29,7 +29,7 @@ constexpr auto kStepClasses = std::to_array<StepClass>({
     {"Eta", 2},
     {"TopH", 2},
     {"TopNSigma", 1},
-    {"Xtc", 3},
+    {"Xtc", 4},
     {"Normalise", 0},
 });
 static_assert(kStepClasses.size() == static_cast<size_t>(StepKind::normalise) + 1);
@@ -55,6 +55,17 @@ void read_ids(Step& step, PyObject* object, size_t vocab, StepArrays& arrays) {
     bool inside = true;
     for (size_t i = 0; i < step.count; ++i) inside &= static_cast<uint64_t>(step.ids[i]) < vocab;
     require(inside, "a step's ids must be in [0, vocab)");
+}
+
+// They may be beyond the vocabulary, where no row has a token.
+void read_special(Step& step, PyObject* object, StepArrays& arrays) {
+    require(PyTuple_CheckExact(object), "special tokens must be a tuple");
+    step.count = static_cast<size_t>(NB_TUPLE_GET_SIZE(object));
+    int64_t* const ids = arrays.ids(step.count);
+    for (size_t i = 0; i < step.count; ++i)
+        ids[i] = static_cast<int64_t>(
+            integer_of(NB_TUPLE_GET_ITEM(object, static_cast<Py_ssize_t>(i)), 0, INT32_MAX));
+    step.ids = ids;
 }
 
 // Masks that leave so few of the tokens are read as a list of them: a pass over the row costs more.
@@ -181,6 +192,7 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
             step.amount = number_of(field(0), 0, 1);
             step.probability = number_of(field(1), 0, 1);
             step.seed = integer_of(field(2), 0, UINT64_MAX);
+            read_special(step, field(3), arrays);
             break;
         case StepKind::normalise:
             break;

@@ -112,6 +112,15 @@ def test_logprobs_and_the_plan(model):
     assert [line.split()[-1].split("Logits")[0].split(")")[0] for line in lines] == ["TopK", "Temperature", "Typical"]
 
 
+def test_breakers_of_dry():
+    parser = ArgumentParser()
+    add_params(parser)
+    given: dict[tuple[str, ...], tuple[str, ...] | None] = {(): None, ("none",): (), ("a", ":"): ("a", ":")}
+    for texts, held in given.items():
+        read = parser.parse_args([word for text in texts for word in ("--dry-sequence-breaker", text)])
+        assert build_params(read).dry_sequence_breakers == held
+
+
 def test_the_plan_of_beams(model):
     beams = ["--num-beams", 4, "--num-beam-groups", 2, "--diversity-penalty", 1, "--no-repeat-ngram-size", 2]
     ended = call("generate", "Hi", "--max-new-tokens", 2, "--explain-plan", *beams, model=model)

@@ -26,7 +26,7 @@ PROMPT = [1, 5, 9, 11]
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
 PARAMS = [
     SamplingParams(top_p=0.9, temperature=1.4, seed=3),
-    SamplingParams(seed=4, top_k=40, repetition_penalty=1.2, dry_multiplier=0.8),
+    SamplingParams(seed=4, top_k=40, repetition_penalty=1.2, dry_multiplier=0.8, dry_sequence_breakers=()),
     SamplingParams(seed=5, min_p=0.02, xtc_probability=0.5, top_n_sigma=1.5),
 ]
 

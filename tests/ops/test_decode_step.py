@@ -72,6 +72,10 @@ LN = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))
         ([s.Xtc(0.2, 1.0, 7)], [0, 2, 3]),  # of 0.5 and 0.25 the less likely stays
         ([s.Xtc(0.3, 1.0, 7)], [0, 1, 2, 3]),  # one alone above the threshold stays
         ([s.Xtc(0.2, 0.0, 7)], [0, 1, 2, 3]),
+        ([s.Xtc(0.1, 1.0, 7)], [2]),  # of all four
+        ([s.Xtc(0.1, 1.0, 7, (3, 3, 99))], [2, 3]),  # the special one stays too
+        ([s.Xtc(0.2, 1.0, 7, (3,))], [0, 2, 3]),  # which counts as likely, and here is the least likely itself
+        ([s.Xtc(0.1, 1.0, 7, (0, 1, 2, 3))], [0, 1, 2, 3]),
         ([s.Ban(ids(0, 1, 2, 3))], []),
     ],
 )
@@ -304,6 +308,9 @@ BAD = [
     ("Typical.mass", {"steps": [[s.Typical(1.0)], []]}),
     ("TopNSigma.n", {"steps": [[s.TopNSigma(-1.0)], []]}),
     ("Xtc.seed", {"steps": [[s.Xtc(0.1, 0.1, -1)], []]}),
+    ("Xtc.special_tokens", {"steps": [[s.Xtc(0.1, 0.1, 1, [2])], []]}),
+    ("Xtc.special_tokens", {"steps": [[s.Xtc(0.1, 0.1, 1, (-1,))], []]}),
+    ("Xtc.special_tokens", {"steps": [[s.Xtc(0.1, 0.1, 1, (2**31,))], []]}),
     ("seed", {"seed": -1}),
     ("seed", {"seed": 2**64}),
     ("seed", {"seed": True}),

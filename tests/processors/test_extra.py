@@ -41,6 +41,8 @@ def test_by_hand(kind):
     assert result(ds.XTCLogitsWarper(1.0, 0.35), [0], row, kind) == row
     assert result(ds.XTCLogitsWarper(0.0, 0.15), [0], row, kind) == row
     assert result(ds.XTCLogitsWarper(1.0, 0.2), [0], [0.0] * 4, kind) == [-INF] * 3 + [0.0]
+    assert result(ds.XTCLogitsWarper(1.0, 0.15, special_tokens=[0, 9]), [0], row, kind) == [row[0], -INF, *row[2:]]
+    assert result(ds.XTCLogitsWarper(1.0, 0.15, special_tokens=[2]), [0], row, kind) == [-INF, -INF, *row[2:]]
     recent = ds.RecentRepetitionPenaltyLogitsProcessor(2.0, 2)
     assert result(recent, [0, 1, 2, 2, 9], [4.0, 4.0, 4.0, -4.0], kind) == [4.0, 4.0, 2.0, -4.0]
     assert result(recent, [3], [4.0, 4.0, 4.0, -4.0], kind) == [4.0, 4.0, 4.0, -8.0]
@@ -139,6 +141,8 @@ def test_rows_without_a_distribution_stay():
         ("TopNSigmaLogitsWarper", (10**400,)),
         ("XTCLogitsWarper", (1.1,)),
         ("XTCLogitsWarper", (0.5, -0.1)),
+        ("XTCLogitsWarper", (0.5, 0.1, 0, 0, -INF, [-1])),
+        ("XTCLogitsWarper", (0.5, 0.1, 0, 0, -INF, [1.5])),
         ("DRYLogitsProcessor", (-1.0,)),
         ("DRYLogitsProcessor", (10**400,)),
         ("DRYLogitsProcessor", (1.0, 0.5)),

@@ -91,7 +91,7 @@ def test_no_repeat_ngrams(ids, n, prompt):
 
 
 PARAMS = [
-    ds.SamplingParams(dry_multiplier=0.9, dry_allowed_length=1, seed=3),
+    ds.SamplingParams(dry_multiplier=0.9, dry_allowed_length=1, dry_sequence_breakers=(), seed=3),
     ds.SamplingParams(bad_words_ids=[[1, 2], [2, 2, 1], [0]], seed=4),
     ds.SamplingParams(sequence_bias={(1, 2): 3.0, (2,): 2.0, (2, 1, 2): -0.7}, seed=5),
     ds.SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=3, xtc_probability=0.5, seed=6),
@@ -234,7 +234,8 @@ def test_what_requests_can_set_is_looked_up_by_the_core():
     """Python runs once a token for the length decay alone, which has no index, and for processors without a fusion rule."""
     params = ds.SamplingParams(
         sequence_bias={(1, 2): 1.0, (3,): 0.5}, logit_bias={4: 1.0}, repetition_penalty=1.1, presence_penalty=0.1,
-        dry_multiplier=0.8, no_repeat_ngram_size=3, bad_words_ids=[[1, 5, 6], [7]], min_length=3, min_new_tokens=3,
+        dry_multiplier=0.8, dry_sequence_breakers=[3], no_repeat_ngram_size=3, bad_words_ids=[[1, 5, 6], [7]], min_length=3,
+        min_new_tokens=3,
         min_tokens=3, stop_token_ids=[9], forced_bos_token_id=1, forced_eos_token_id=2, max_new_tokens=9,
         exponential_decay_length_penalty=(2, 1.1), suppress_tokens=[8], begin_suppress_tokens=[3],
         allowed_token_ids=list(range(11)), top_k=5,

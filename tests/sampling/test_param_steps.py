@@ -64,6 +64,7 @@ FIELDS = {
     "eta_cutoff": st.floats(0, 0.9),
     "xtc_probability": st.floats(0, 1) | st.just(1),
     "xtc_threshold": st.floats(0, 1),
+    "xtc_special_tokens": some_ids,
     "seed": st.integers(0, 2**64 - 1),
     "renormalize_logits": st.booleans(),
 }
@@ -124,8 +125,7 @@ WITHOUT_OPTION = {
     "sequence_bias", "logit_bias", "bad_words_ids", "stop_token_ids", "forced_bos_token_id", "forced_eos_token_id",
     "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "exponential_decay_length_penalty",
     "dry_sequence_breakers", "dry_base", "dry_allowed_length", "dry_range", "repetition_range", "min_length", "min_tokens",
-    "remove_invalid_values", "watermarking_config",
-    "renormalize_logits",
+    "remove_invalid_values", "watermarking_config", "renormalize_logits", "xtc_special_tokens",
 }  # fmt: skip
 # Fields that serving engines have themselves or decide, or that name tokens (see `host_params.FIELDS`).
 OF_HOSTS = {
@@ -153,7 +153,7 @@ def test_every_kind_of_step_runs_in_every_kernel(rng):
         s.Force: s.Force(np.array([1, 3])), s.Temperature: s.Temperature(0.7), s.TopK: s.TopK(4), s.TopP: s.TopP(0.8),
         s.MinP: s.MinP(0.1), s.Typical: s.Typical(0.8), s.Epsilon: s.Epsilon(0.05), s.Eta: s.Eta(0.05), s.TopH: s.TopH(0.5),
         s.TopNSigma: s.TopNSigma(1.0), s.AllowBits: s.AllowBits(np.array([0b111011], np.int32)),
-        s.Xtc: s.Xtc(0.05, 1.0, 7), s.Normalise: s.Normalise(),
+        s.Xtc: s.Xtc(0.05, 1.0, 7, (1, VOCAB)), s.Normalise: s.Normalise(),
     }  # fmt: skip
     assert made.keys() == set(KINDS)
     logits = rng.standard_normal((len(made), VOCAB)).astype(np.float32)

@@ -62,7 +62,7 @@ def random_processor(rng, name, length, prompt):
         "Typical": lambda: p.TypicalLogitsWarper(0.8, min_tokens_to_keep=keep),
         "Epsilon": lambda: p.EpsilonLogitsWarper(0.01, min_tokens_to_keep=keep),
         "Eta": lambda: p.EtaLogitsWarper(0.02, min_tokens_to_keep=keep),
-        "XTC": lambda: p.XTCLogitsWarper(0.5, 0.05, seed=int(rng.integers(0, 9))),
+        "XTC": lambda: p.XTCLogitsWarper(0.5, 0.05, seed=int(rng.integers(0, 9)), special_tokens=[0, 5]),
         "Normalise": p.LogitNormalization,
     }[name]()
 

@@ -193,6 +193,11 @@ def test_the_fields_of_other_servers_are_taken_where_they_change_nothing():
     assert SamplingParams.from_openai(given) == SamplingParams()
 
 
+def test_no_breakers_of_dry_are_not_the_usual_ones():
+    for given, held in ((None, None), ([], ()), ("a", ("a",)), (["\n", 3], ("\n", 3))):
+        assert SamplingParams.from_openai({"dry_sequence_breakers": given}).dry_sequence_breakers == held
+
+
 @pytest.mark.parametrize(
     ("field", "rule"),
     [

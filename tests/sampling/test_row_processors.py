@@ -191,11 +191,16 @@ def test_breakers_of_dry_are_tokens_or_texts_that_tokens_have():
     options = {"vocab_size": 4, "prompt_ids": [[0, 1, 2, 0, 1]]}
     logits = np.array([[0.0, 0, 1, 0.5]], np.float32)
     dry = {"dry_multiplier": 9.0, "dry_allowed_length": 1, "do_sample": False}
-    plain = Sampler(SamplingParams(**dry), **options).processed(logits)
+    plain = Sampler(SamplingParams(dry_sequence_breakers=(), **dry), **options).processed(logits)
     assert plain[0, 2] < 0.5
     by_text = {"token_bytes": lambda i: texts[i].encode()}
-    for breakers in ("\n", ["\n", ":"], [1], [3, "\n"]):
+    for breakers in (None, "\n", ["\n", ":"], [1], [3, "\n"]):
         sampler = Sampler(SamplingParams(dry_sequence_breakers=breakers, **dry), **options, **by_text)
         np.testing.assert_array_equal(sampler.processed(logits), logits)
-    with pytest.raises(ValueError, match="token_bytes must be given where dry_sequence_breakers has strings"):
-        Sampler(SamplingParams(dry_sequence_breakers="\n", **dry), **options)
+    for breakers in ((), ":", [3]):  # none of the usual ones beside those that are given
+        sampler = Sampler(SamplingParams(dry_sequence_breakers=breakers, **dry), **options, **by_text)
+        np.testing.assert_array_equal(sampler.processed(logits), plain)
+    for breakers in ("\n", None):
+        with pytest.raises(ValueError, match="token_bytes must be given where dry_sequence_breakers has strings, or is None"):
+            Sampler(SamplingParams(dry_sequence_breakers=breakers, **dry), **options)
+        Sampler(SamplingParams(dry_sequence_breakers=breakers), **options)  # without DRY nothing is looked for

@@ -44,6 +44,7 @@ def random_params(rng):
         presence_penalty=maybe(0.4, 0.0),
         frequency_penalty=maybe(0.2, 0.0),
         dry_multiplier=maybe(0.7, 0.0),
+        dry_sequence_breakers=(),
         no_repeat_ngram_size=maybe(2, 0),
         min_new_tokens=maybe(4, 0),
         logit_bias=maybe({5: 2.0, 7: -3.0}, None),

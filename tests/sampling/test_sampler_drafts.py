@@ -17,7 +17,7 @@ KINDS = [
     {"do_sample": False, "logprobs": 2},
     {"temperature": 0.8, "top_k": 9, "top_p": 0.9, "logprobs": 0},
     {"repetition_penalty": 1.4, "presence_penalty": 0.3, "frequency_penalty": 0.2, "no_repeat_ngram_size": 2},
-    {"dry_multiplier": 0.9, "dry_allowed_length": 1, "xtc_probability": 0.5, "xtc_threshold": 0.02},
+    {"dry_multiplier": 0.9, "dry_allowed_length": 1, "dry_sequence_breakers": (), "xtc_probability": 0.5, "xtc_threshold": 0.02},
     {"stop_strings": ["ab", "c", "dde"], "min_tokens": 3},
     {"stop_token_ids": [5], "max_new_tokens": 4, "exponential_decay_length_penalty": (1, 1.5)},
     {"bad_words_ids": [[1, 2], [4]], "sequence_bias": {(1, 1): 2.0}, "min_new_tokens": 4},

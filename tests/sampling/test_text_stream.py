@@ -74,9 +74,11 @@ def cut(data: bytes, stops: list[str]) -> bytes:
 
 
 def test_what_ends_first_cuts_and_of_several_the_longest():
-    assert StopAutomaton(["bcd", "abcde", "cd", "d"]).feed(b"xabcde") == [(2, 5), (1, 6)]
-    assert StopAutomaton(["aab"]).feed(b"aaab") == [(1, 4)]
-    assert StopAutomaton([]).feed(b"abc") == []
+    assert StopAutomaton(["bcd", "abcde", "cd", "d"]).read(0, b"xabcde")[1] == [(2, 5), (1, 6)]
+    automaton = StopAutomaton(["aab"])
+    assert automaton.read(0, b"aaab")[1] == [(1, 4)]
+    assert automaton.read(automaton.read(0, b"aaa")[0], b"b")[1] == [(-2, 1)]
+    assert StopAutomaton([]).read(0, b"abc") == (0, [])
     assert stream([b"xabcd", b"e"], ("bcd", "abcde", "d"))[1].text == "xa"
     assert stream([b"xabcde"], ("bcd", "abcde", "d"))[1].text == "xa"  # wherever the tokens are cut
 
@@ -113,19 +115,21 @@ PIECES = st.lists(
 @example(["ab", "bc"], [b"abc"])  # one string's end begins another that comes later
 @given(STOPS, PIECES)
 def test_the_automaton_finds_what_ends_at_each_byte(stops, pieces):
-    automaton, seen = StopAutomaton(stops), b""
+    automaton, seen, read = StopAutomaton(stops), b"", 0
     (following, final), state = automaton.table(), 0
+    assert automaton.longest == max((len(stop.encode()) for stop in stops), default=0)
     for piece in pieces:
-        want = []
+        want, before = [], len(seen)
         for byte in piece:
             seen += bytes([byte])
             ending = [len(stop.encode()) for stop in stops if seen.endswith(stop.encode())]
-            want += [(len(seen) - max(ending), len(seen))] if ending else []
+            want += [(len(seen) - before - max(ending), len(seen) - before)] if ending else []
             state = following[state, byte]
             assert final[state] == bool(ending)
-        assert automaton.feed(piece) == want
+        read, found = automaton.read(read, piece)
+        assert found == want and read == state
         starts = {stop.encode()[:n] for stop in stops for n in range(len(stop.encode()) + 1)} | {b""}
-        assert automaton.possible == max(n for n in range(len(seen) + 1) if seen[len(seen) - n :] in starts)
+        assert automaton.possible(read) == max(n for n in range(len(seen) + 1) if seen[len(seen) - n :] in starts)
 
 
 @given(STOPS, PIECES)

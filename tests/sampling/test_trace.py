@@ -134,7 +134,7 @@ def test_a_sampler_traces_what_it_then_does(rng):
     params = [
         ds.SamplingParams(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.2, seed=3, logprobs=0),
         ds.SamplingParams(do_sample=False),
-        ds.SamplingParams(xtc_probability=1.0, xtc_threshold=0.05, dry_multiplier=0.8),
+        ds.SamplingParams(xtc_probability=1.0, xtc_threshold=0.05, dry_multiplier=0.8, dry_sequence_breakers=()),
     ]
     own = lambda row: [Shift()] * (row == 1)  # noqa: E731
     sampler = ds.Sampler(params, vocab_size=VOCAB, prompt_ids=[[1, 2], [3], [4, 5, 4, 5]], processors=own)

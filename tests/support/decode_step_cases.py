@@ -89,7 +89,12 @@ def step(rng, vocab, kind):
         s.Eta: lambda: s.Eta(inside, keep),
         s.TopH: lambda: s.TopH(float(rng.choice([1.0, 0.4, 0.1])), int(rng.choice([1, 3, 100]))),
         s.TopNSigma: lambda: s.TopNSigma(float(rng.choice([0.0, 1.0, 2.5]))),
-        s.Xtc: lambda: s.Xtc(float(rng.choice([0.0, 0.05, 0.2])), float(rng.choice([0.5, 1.0])), int(rng.integers(2**63))),
+        s.Xtc: lambda: s.Xtc(
+            float(rng.choice([0.0, 0.05, 0.2])),
+            float(rng.choice([0.5, 1.0])),
+            int(rng.integers(2**63)),
+            tuple(rng.integers(vocab + 40, size=rng.choice([0, 0, 1, 3])).tolist()),
+        ),
         s.Normalise: lambda: s.Normalise(),
     }
     return make[kind]()

@@ -13,7 +13,8 @@ def logits_of(vocab: int, prompt: list[int], output: list[int]) -> np.ndarray:
 
 
 def alone(vocab: int, params: SamplingParams, prompt: list[int], count: int) -> list[int]:
-    sampler = Sampler(params, vocab_size=vocab, prompt_ids=[prompt])
+    without_texts = params.replace(dry_sequence_breakers=params.dry_sequence_breakers or ())
+    sampler = Sampler(without_texts, vocab_size=vocab, prompt_ids=[prompt])
     output: list[int] = []
     for _ in range(count):
         output.append(int(sampler.step(logits_of(vocab, prompt, output)[None]).tokens[0]))

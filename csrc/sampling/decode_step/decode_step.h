@@ -34,7 +34,7 @@ enum class StepKind {
 
 struct Step {
     StepKind kind;
-    const int64_t* ids = nullptr;   // of a patch: `count` token ids in [0, vocab)
+    const int64_t* ids = nullptr;   // `count` token ids: of a patch, in [0, vocab); of `xtc`, any that it does not drop
     const float* values = nullptr;  // of `add`: one for each id
     size_t count = 0;
     const uint32_t* bits = nullptr;  // of allow_bits: a bit for each token, 1 where it stays, lowest first

@@ -160,6 +160,8 @@ void Candidates::xtc(const Step& step) {
     }
     if (count < 2) return;
     work.kept[least] = 1;
+    for (size_t i = 0; i < step.count; ++i)
+        if (const size_t at = index_of(ids, n, step.ids[i]); at < n) work.kept[at] = 1;
     keep_marked();
 }
 

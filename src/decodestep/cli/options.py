@@ -177,6 +177,9 @@ def add_params(parser: argparse.ArgumentParser, **defaults: object) -> None:
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     _add_numbers(group, _NUMBERS, defaults)
     add_sampling_defaults(group)
+    text = "DRY: a text that ends a repetition, in place of the usual ones; may be repeated, and none is no text"
+    usual = '["\\n", ":", "\\"" and "*"]'
+    add("--dry-sequence-breaker", action="append", metavar="TEXT", help=f"{text} {usual}")
     add("--json-schema", metavar="FILE", help="constrain the text to JSON of the schema in this file")
     add("--regex", metavar="EXPRESSION", help="constrain the text to match this regular expression")
     add("--grammar", metavar="FILE", help="constrain the text to the grammar in this file: Lark or GBNF")
@@ -290,11 +293,13 @@ def build_params(options: argparse.Namespace, **defaults: Any) -> SamplingParams
     """defaults: as for `add_params`."""
     numbers = {name: getattr(options, name, None) for name in (*_NUMBERS, *_BEAMS)}  # some verbs have no beams
     given = {name: value for name, value in numbers.items() if value is not None}
+    breakers = options.dry_sequence_breaker
     return SamplingParams(
         **(defaults | given),
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
         seed=options.seed,
         stop_strings=tuple(options.stop),
+        dry_sequence_breakers=None if breakers is None else tuple(text for text in breakers if text != "none"),
         json_schema=read_option_file(options, "json-schema"),
         regex=options.regex,
         grammar=read_option_file(options, "grammar"),

@@ -76,9 +76,10 @@ DESCRIPTIONS = {
     ),
     "XTCLogitsWarper": Description(
         "XTC",
-        "With a given probability, drops all tokens at or above the threshold except the least likely of them. "
+        "With a given probability, drops all tokens at or above the threshold except the least likely of them, and those that "
+        "are named as special. "
         "The seed and the position determine whether it acts on this token.",
-        "if coin: drop p ≥ t, except the smallest",
+        "if coin: drop p ≥ t, except the smallest and the special ones",
         _EXTRA,
     ),
     "RepetitionPenaltyLogitsProcessor": Description(

@@ -21,6 +21,7 @@ from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
 from decodestep.sampling.row_factory import Texts
 from decodestep.sampling.text_stream import TextStream
+from decodestep.stopping.stop_automaton import StopAutomaton
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -183,8 +184,7 @@ def _to_scores(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
 
 def _stop_rule(spelled_bytes: Callable[[int], bytes], params: SamplingParams) -> Callable[[list[int]], bool]:
     """Whether a beam's last token is a stop token, or completes a stop string and is none of the first min_tokens."""
-    wanted = [text.encode() for text in params.stop_strings]
-    longest = max(map(len, wanted), default=1)
+    automaton = StopAutomaton(params.stop_strings)
 
     def stop(tokens: list[int]) -> bool:
         if tokens[-1] in params.stop_token_ids:
@@ -193,9 +193,10 @@ def _stop_rule(spelled_bytes: Callable[[int], bytes], params: SamplingParams) ->
             return False
         last, before = spelled_bytes(tokens[-1]), b""  # before: as many bytes as a stop string may begin with
         for token in reversed(tokens[:-1]):
-            if len(before) >= longest - 1:
+            if len(before) >= automaton.longest - 1:
                 break
             before = spelled_bytes(token) + before
-        return any((before + last).find(text, max(0, len(before) - len(text) + 1)) >= 0 for text in wanted)
+        state, _ = automaton.read(0, before)
+        return bool(automaton.read(state, last)[1])
 
     return stop

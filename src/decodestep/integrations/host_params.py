@@ -31,6 +31,7 @@ FIELDS = (
     "eta_cutoff",
     "xtc_probability",
     "xtc_threshold",
+    "xtc_special_tokens",
     "samplers",
 )
 
@@ -67,5 +68,8 @@ def seed_from_name(name: str) -> int:
 
 def in_vocabulary(params: SamplingParams, vocab_size: int) -> SamplingParams:
     """The params without the tokens outside the vocabulary, which never occur."""
-    breakers = tuple(each for each in params.dry_sequence_breakers if isinstance(each, str) or each < vocab_size)
-    return params.replace(dry_sequence_breakers=breakers)
+    special = tuple(each for each in params.xtc_special_tokens if each < vocab_size)
+    breakers = params.dry_sequence_breakers
+    if breakers is not None:
+        breakers = tuple(each for each in breakers if isinstance(each, str) or each < vocab_size)
+    return params.replace(dry_sequence_breakers=breakers, xtc_special_tokens=special)

@@ -39,6 +39,7 @@ class HostRow:
     Args:
         params: a `SamplingParams` with one beam and one sample. Fields about the end of a text (lengths, stop strings and
             tokens, time, end tokens, constraints) and about reporting must have their defaults, because the host decides these.
+            DRY has no breakers by default: the usual ones are texts, and a host's rows have none.
         vocab_size: V, the width of the logits.
         prompt_ids: the tokens before the first drawn one.
         eos_token_id: the end tokens for min_length, min_new_tokens and exponential_decay_length_penalty; they do not end the
@@ -58,7 +59,10 @@ class HostRow:
         eos_token_id: int | Collection[int] | None = None,
         processors: Processors = (),
     ) -> None:
-        self._params = without_ends(params)
+        params = without_ends(params)
+        if params.dry_sequence_breakers is None:  # the usual ones are texts, which these rows do not have
+            params = params.replace(dry_sequence_breakers=())
+        self._params = params
         self._options: dict[str, Any] = {"vocab_size": vocab_size, "eos_token_id": eos_token_id, "processors": processors}
         self._prompt = list(prompt_ids)
         self._begin(())

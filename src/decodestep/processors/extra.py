@@ -11,6 +11,7 @@ from array_api_compat import device
 from decodestep import random
 from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
+    columns,
     constant,
     copy,
     fill,
@@ -201,7 +202,7 @@ class XTCLogitsWarper(LogitsProcessor):
 
         p = softmax(s);  likely = the tokens above -inf where p >= threshold
         where uniform(seed, position, XTC_COIN) < probability and there are 2 or more likely tokens:
-            drop all of them but the one with the lowest score
+            drop all of them but the one with the lowest score, and the special tokens
 
     `uniform` and XTC_COIN are those of `decodestep.random`; position is the length of the row without its padding. Of several
     tokens with the lowest score the highest id stays. A row that holds NaN or +inf, or nothing but -inf, is left alone.
@@ -212,10 +213,11 @@ class XTCLogitsWarper(LogitsProcessor):
         seed: an integer in [0, 2^64), or one for each row.
         padding: how many leading ids of a row are padding, an int or one for each row.
         filter_value: what a dropped score becomes.
+        special_tokens: ids that are never dropped, such as end tokens and line ends; those past the vocabulary are ignored.
 
     Source:
-        p-e-w's sampler of this name in text-generation-webui, 2024, with another random number and without its protected
-        tokens.
+        p-e-w's sampler of this name in text-generation-webui, 2024, with another random number; the special tokens as in
+        mlx-lm's apply_xtc.
     """
 
     def __init__(
@@ -225,6 +227,7 @@ class XTCLogitsWarper(LogitsProcessor):
         seed: int = 0,
         padding: Integers | int = 0,
         filter_value: float = NEGATIVE_INFINITY,
+        special_tokens: Iterable[int] = (),
     ) -> None:
         for arg, value in (("probability", probability), ("threshold", threshold)):
             require(is_real(value) and 0 <= value <= 1, "XTCLogitsWarper", arg, "in [0, 1]", value)
@@ -233,6 +236,9 @@ class XTCLogitsWarper(LogitsProcessor):
         self.seed = seed
         self.padding = padding
         self.filter_value = filter_value
+        self.special_tokens = tuple(token_ids("XTCLogitsWarper", "special_tokens", list(special_tokens)))
+        ok = all(is_int(token) and 0 <= token < 2**31 for token in self.special_tokens)
+        require(ok, "XTCLogitsWarper", "special_tokens", "ids in [0, 2^31)", self.special_tokens)
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
@@ -244,6 +250,7 @@ class XTCLogitsWarper(LogitsProcessor):
         level = above & (scores == lowest)
         spared = level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int64) == xp.count_nonzero(level, axis=-1, keepdims=True))
         heads = xp.asarray(heads.tolist(), dtype=xp.bool, device=device(scores))
+        spared = spared | columns(xp, self.special_tokens, scores)
         return fill(xp, scores, above & ~spared & heads[:, None], self.filter_value)
 
 

@@ -242,7 +242,7 @@ def top_n_sigma(processor: p.TopNSigmaLogitsWarper, vocab: int) -> Part:
 
 @rule(p.XTCLogitsWarper, "filter")
 def xtc(processor: p.XTCLogitsWarper, vocab: int) -> Part:
-    return (s.Xtc(float(processor.threshold), float(processor.probability), processor.seed),)
+    return (s.Xtc(float(processor.threshold), float(processor.probability), processor.seed, processor.special_tokens),)
 
 
 @rule(p.LogitNormalization, "normalise")

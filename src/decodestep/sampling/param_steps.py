@@ -84,7 +84,7 @@ def as_several(ids: object) -> Any:
 
 def _dry(params: SamplingParams) -> tuple[float, float, int, tuple[int, ...], int]:
     """The arguments of the class and of the part."""
-    breakers = tuple(each for each in params.dry_sequence_breakers if not isinstance(each, str))  # strings are ids by now
+    breakers = tuple(each for each in params.dry_sequence_breakers or () if not isinstance(each, str))  # texts are ids by now
     shape = float(params.dry_multiplier), float(params.dry_base), int(params.dry_allowed_length)
     return (*shape, breakers, int(params.dry_range))
 
@@ -97,6 +97,11 @@ def _without_ends(words: Iterable[tuple[int, ...]], ends: Collection[int]) -> li
 def _decay(row: Setting) -> Part:
     start, factor = row.params.exponential_decay_length_penalty or (0, 1.0)
     return parts.lift_ends(row.ends, start + row.prompt_length, partial(decay_growth, factor))
+
+
+def _xtc(row: Setting) -> s.Xtc:
+    params = row.params
+    return s.Xtc(float(params.xtc_threshold), float(params.xtc_probability), row.seed, params.xtc_special_tokens)
 
 
 def _watermark(config: Mapping[str, Any], vocab_size: int) -> Any:
@@ -276,10 +281,10 @@ SAMPLER_STEPS = {
         _cut("epsilon_cutoff", p.EpsilonLogitsWarper, s.Epsilon),
         _cut("eta_cutoff", p.EtaLogitsWarper, s.Eta),
         ParamStep(
-            ("xtc_probability", "xtc_threshold", "seed"),
+            ("xtc_probability", "xtc_threshold", "xtc_special_tokens", "seed"),
             p.XTCLogitsWarper,
-            lambda row: (float(row.params.xtc_probability), float(row.params.xtc_threshold), row.seed),
-            lambda row: (s.Xtc(float(row.params.xtc_threshold), float(row.params.xtc_probability), row.seed),),
+            lambda row: (*reversed(_xtc(row)[:2]), row.seed, 0, -math.inf, row.params.xtc_special_tokens),
+            lambda row: (_xtc(row),),
         ),
     )
 }

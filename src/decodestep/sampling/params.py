@@ -59,8 +59,8 @@ class SamplingParams:
         dry_base: a finite number >= 1. DRY: the factor of the penalty for each further token of the repetition.
         dry_allowed_length: an integer in [1, 2^31). DRY: the length from which a repetition is penalised.
         dry_range: an integer in [0, 2^31). DRY: how many of the last tokens are searched for repetitions; 0 for all.
-        dry_sequence_breakers: token ids or non-empty strings. DRY: tokens that end a repetition, or whose text has one of
-            these; llama.cpp's usual ones are a line end, a colon, a double quote and an asterisk.
+        dry_sequence_breakers: token ids or non-empty strings or None. DRY: tokens that end a repetition, or whose text has
+            one of these; None: llama.cpp's usual ones, a line end, a colon, a double quote and an asterisk.
         sequence_bias: a mapping of tuples of ids to numbers below inf or None. Added to the score of the last of
             these tokens where the row ends with those before it; -inf forbids it; None is off.
         logit_bias: a mapping of ids to numbers below inf or None. Added to the scores of tokens; -inf forbids a
@@ -89,6 +89,7 @@ class SamplingParams:
         xtc_probability: a number in [0, 1]. XTC: how often all likely tokens but the least likely of them are
             dropped; 0 is off.
         xtc_threshold: a number in [0, 1]. XTC: the probability from which a token counts as likely.
+        xtc_special_tokens: token ids. XTC: tokens that are not dropped, such as end tokens and line ends.
         samplers: distinct names among temperature, top_n_sigma, top_h, top_k, top_p, min_p, typical_p,
             epsilon_cutoff, eta_cutoff, xtc_probability or None. The order of those that are to run, all that are set
             among them; None for the order given here.
@@ -164,7 +165,7 @@ class SamplingParams:
     dry_base: float
     dry_allowed_length: int
     dry_range: int
-    dry_sequence_breakers: tuple[int | str, ...]
+    dry_sequence_breakers: tuple[int | str, ...] | None
     sequence_bias: Mapping[tuple[int, ...], float] | None
     logit_bias: Mapping[int, float] | None
     bad_words_ids: tuple[tuple[int, ...], ...]
@@ -187,6 +188,7 @@ class SamplingParams:
     top_n_sigma: float
     xtc_probability: float
     xtc_threshold: float
+    xtc_special_tokens: tuple[int, ...]
     samplers: tuple[str, ...] | None
     remove_invalid_values: bool
     renormalize_logits: bool
@@ -239,7 +241,7 @@ class SamplingParams:
         dry_base: float = 1.75,
         dry_allowed_length: int = 2,
         dry_range: int = 0,
-        dry_sequence_breakers: str | Iterable[int | str] | None = (),
+        dry_sequence_breakers: str | Iterable[int | str] | None = None,
         sequence_bias: Mapping[tuple[int, ...], float] | None = None,
         logit_bias: Mapping[int, float] | None = None,
         bad_words_ids: Iterable[Iterable[int]] | None = (),
@@ -261,6 +263,7 @@ class SamplingParams:
         top_n_sigma: float = 0.0,
         xtc_probability: float = 0.0,
         xtc_threshold: float = 0.1,
+        xtc_special_tokens: Iterable[int] | None = (),
         samplers: Iterable[str] | None = None,
         remove_invalid_values: bool = False,
         renormalize_logits: bool = False,

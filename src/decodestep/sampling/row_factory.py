@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from functools import lru_cache
 from typing import Protocol
 
 from decodestep._base.checks import is_int, refuse, require, require_id_set, require_ids
@@ -22,6 +24,7 @@ from decodestep.sampling.thinking_budget import ReasoningMarks, ThinkingBudget
 from decodestep.sampling.token_history import TokenHistory
 
 _OP = "Sampler"  # the class by which users know rows
+_DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's usual ones
 
 
 class Texts(Protocol):
@@ -77,7 +80,6 @@ class RowFactory:
             require(function is None or callable(function), _OP, name, "a function or None", function)
         self._token_bytes, self._spelled_bytes, self._encode = token_bytes, spelled_bytes, encode
         self._marks: ReasoningMarks | None = None
-        self._found: dict[tuple[str, ...], tuple[int, ...]] = {}  # by texts, the tokens that have one of them
         self._made = 0
 
     @classmethod
@@ -162,7 +164,7 @@ class RowFactory:
             refuse(_OP, "token_bytes", f"given where a row has {asked[0]}", None)
         for name in TOKEN_FIELDS:
             self._ids(name, as_several(getattr(params, name)))
-        self._ids("dry_sequence_breakers", [each for each in params.dry_sequence_breakers if not isinstance(each, str)])
+        self._ids("dry_sequence_breakers", [each for each in params.dry_sequence_breakers or () if not isinstance(each, str)])
         for name in SEQUENCE_FIELDS:
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
@@ -170,10 +172,13 @@ class RowFactory:
     def _with_ids(self, params: SamplingParams) -> SamplingParams:
         """The params with ids in place of texts: DRY's breakers, and bad_words as bad_words_ids, in the tokens of each alone,
         and after a blank, as within a text."""
-        breakers = params.dry_sequence_breakers
-        if texts_of := tuple(each for each in breakers if isinstance(each, str)):
+        breakers = _DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
+        if params.dry_multiplier and (texts_of := tuple(each for each in breakers if isinstance(each, str))):
+            if self._token_bytes is None:
+                refuse(_OP, "token_bytes", "given where dry_sequence_breakers has strings, or is None; () has none", None)
             ids = [each for each in breakers if not isinstance(each, str)]
-            params = params.replace(dry_sequence_breakers=(*ids, *self._tokens_with(texts_of)))
+            found = _tokens_with(texts_of, self._token_bytes, self.vocab_size)
+            params = params.replace(dry_sequence_breakers=(*ids, *found))
         if not params.bad_words:
             return params
         encode = self._encode
@@ -182,16 +187,6 @@ class RowFactory:
         texts = [text for word in params.bad_words for text in (word, f" {word}")]
         words = dict.fromkeys(tuple(self._ids("bad_words", encode(text))) for text in texts)
         return params.replace(bad_words=(), bad_words_ids=(*params.bad_words_ids, *filter(None, words)))
-
-    def _tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
-        """The tokens whose text has one of these; found once."""
-        token_bytes = self._token_bytes
-        if token_bytes is None:
-            refuse(_OP, "token_bytes", "given where dry_sequence_breakers has strings", None)
-        if texts not in self._found:
-            wanted = [text.encode() for text in texts]
-            self._found[texts] = tuple(i for i in range(self.vocab_size) if any(each in token_bytes(i) for each in wanted))
-        return self._found[texts]
 
     def _ids(self, name: str, ids: object) -> list[int]:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
@@ -234,3 +229,10 @@ class RowFactory:
         return TextStream(
             self._token_bytes, params.stop_strings, spelled_bytes=self._spelled_bytes, min_tokens=params.min_tokens
         )
+
+
+@lru_cache(maxsize=8)
+def _tokens_with(texts: tuple[str, ...], token_bytes: Callable[[int], bytes], vocab_size: int) -> tuple[int, ...]:
+    """The tokens whose text has one of these; cached for all rows of a model."""
+    one = re.compile(b"|".join(re.escape(text.encode()) for text in texts))
+    return tuple(i for i in range(vocab_size) if one.search(token_bytes(i)))

@@ -35,6 +35,7 @@ TOKEN_FIELDS = (
     "logit_bias",
     "forced_bos_token_id",
     "forced_eos_token_id",
+    "xtc_special_tokens",
 )
 SEQUENCE_FIELDS = ("bad_words_ids", "sequence_bias")
 
@@ -204,7 +205,7 @@ RULES = {
     "dry_base": AT_LEAST_1,
     "dry_allowed_length": integer(1),
     "dry_range": integer(0),
-    "dry_sequence_breakers": IDS_OR_STRINGS,
+    "dry_sequence_breakers": or_none(IDS_OR_STRINGS),
     "sequence_bias": or_none(SEQUENCE_BIASES),
     "logit_bias": or_none(ID_BIASES),
     "bad_words_ids": SEQUENCES,
@@ -226,6 +227,7 @@ RULES = {
     "top_n_sigma": NOT_NEGATIVE,
     "xtc_probability": SHARE,
     "xtc_threshold": SHARE,
+    "xtc_special_tokens": IDS,
     "samplers": or_none(distinct_names(SAMPLERS)),
     "remove_invalid_values": BOOL,
     "renormalize_logits": BOOL,

@@ -36,10 +36,10 @@ class TextStream:
     ) -> None:
         self._token_bytes, self._spelled_bytes = token_bytes, spelled_bytes or token_bytes
         self._stops = StopAutomaton(stop_strings)
+        self._state = 0  # of the stop strings
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = bytearray()  # may be the start of a stop string
         self._adds = bytearray()  # whether each of the held bytes is of the text: a name of a token is not
-        self._before = 0  # how many bytes came before the held ones
         self._early = min_tokens  # how many of the next tokens complete no stop string
         self._pieces: list[str] = []
         self.stop = ""
@@ -59,18 +59,19 @@ class TextStream:
         data = self._token_bytes(token_id)
         adds = bool(data)
         data = data or self._spelled_bytes(token_id)
+        held = len(self._held)
         self._held += data
         self._adds += bytes([adds]) * len(data)
-        found = self._stops.feed(data)
+        self._state, found = self._stops.read(self._state, data)
         if self._early:
             self._early -= 1
         elif found:
-            start, end = (at - self._before for at in found[0])
+            start, end = (held + at for at in found[0])
             self.stop = self._held[start:end].decode()
             return self._release(start, final=True)
         # A stop string begins with the first byte of a character, so an incomplete character before it stays incomplete:
         # U+FFFD.
-        kept = len(self._held) - self._stops.possible
+        kept = len(self._held) - self._stops.possible(self._state)
         return self._release(kept, final=any(self._adds[kept : kept + 1]))
 
     def finish(self) -> str:
@@ -80,6 +81,5 @@ class TextStream:
     def _release(self, size: int, *, final: bool) -> str:
         piece = self._decoder.decode(bytes(compress(self._held[:size], self._adds)), final)
         del self._held[:size], self._adds[:size]
-        self._before += size
         self._pieces.append(piece)
         return piece

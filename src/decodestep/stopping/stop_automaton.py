@@ -11,13 +11,13 @@ from decodestep._base.checks import refuse, require
 
 
 class StopAutomaton:
-    """Finds strings in a stream of bytes that comes in pieces: the Aho-Corasick automaton of their UTF-8.
+    """Finds strings in streams of bytes that come in pieces: the Aho-Corasick automaton of their UTF-8.
 
     strings: non-empty, without lone surrogates, which UTF-8 cannot encode. An empty list is legal and finds nothing.
 
-    `feed` reads each byte once, in constant time on average over the stream; building takes time proportional to the bytes of
-    the strings. `possible` is how many of the last bytes may still become a string: the length of the longest end of the stream
-    that begins a string.
+    What it knows of a stream is a state, a number that its reader keeps; that of the beginning of a stream is 0. `read` takes
+    constant time for a byte, on average over the stream; building takes time proportional to the bytes of the strings.
+    `longest` is how many bytes the longest string has, 0 without strings.
     Raises ValueError for an empty string and for one that UTF-8 cannot encode.
     Source: Aho and Corasick, "Efficient string matching: an aid to bibliographic search", 1975.
     """
@@ -30,30 +30,26 @@ class StopAutomaton:
         for string in strings:
             self._add(string)
         self._fallback = self._fallbacks()
-        self._state = 0
-        self._fed = 0
+        self.longest = max(self._longest)
 
-    @property
-    def possible(self) -> int:
-        return self._depth[self._state]
+    def possible(self, state: int) -> int:
+        """How many of a stream's last bytes may still become a string: the longest end of it that begins a string."""
+        return self._depth[state]
 
-    def feed(self, data: bytes) -> list[tuple[int, int]]:
-        """Reads the next bytes; returns (start, end) for each of them that completes a string, in order.
+    def read(self, state: int, data: bytes) -> tuple[int, list[tuple[int, int]]]:
+        """The state after the next bytes of a stream, and (start, end) for each of them that completes a string, in order.
 
-        The string is the stream's bytes [start, end), counted from the beginning of the stream; where several strings end at
-        one byte, the longest of them. The first of the list is the one that was complete first.
+        The string is the bytes [start, end), counted from the first of `data`: it may have begun before. Where several strings
+        end at one byte, it is the longest of them; the first of the list is the one that was complete first.
         """
         found = []
-        state = self._state
-        for end, byte in enumerate(data, self._fed + 1):
+        for end, byte in enumerate(data, 1):
             while state and byte not in self._next[state]:
                 state = self._fallback[state]
             state = self._next[state].get(byte, 0)
             if self._longest[state]:
                 found.append((end - self._longest[state], end))
-        self._state = state
-        self._fed += len(data)
-        return found
+        return state, found
 
     def table(self) -> tuple[np.ndarray, np.ndarray]:
         """The transitions as arrays: the state that follows state s on byte b, intp (states, 256); whether a string ends in s.

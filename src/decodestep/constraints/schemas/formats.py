@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-# No 29 February but in leap years, and no seconds of 60, which parsers refuse. Years start at 1.
+# No 29 February but in leap years; years start at 1. Leap seconds are the last ones of a day in UTC, where its distance is of
+# quarters of an hour, as those of all places are.
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"  # multiples of four that are not zero
 _DAY = "((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
 _DATE = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
 _HOUR = "([01][0-9]|2[0-3])"
-_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?([Zz]|[+-]{_HOUR}:[0-5][0-9])"
+_FRACTION = r"(\.[0-9]{1,18})?"
+_LEAP = "|".join(
+    f"{(hour - (minute == 0)) % 24:02}:{(minute - 1) % 60:02}:60{_FRACTION}"
+    rf"(\+{hour:02}:{minute:02}|-{(24 - hour - (minute > 0)) % 24:02}:{-minute % 60:02}{'|[Zz]' * (hour == minute == 0)})"
+    for minute in (0, 15, 30, 45)
+    for hour in range(24)
+)
+_TIME = rf"({_HOUR}:[0-5][0-9]:[0-5][0-9]{_FRACTION}([Zz]|[+-]{_HOUR}:[0-5][0-9])|{_LEAP})"
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HEX = "[0-9A-Fa-f]{1,4}"
 _LAST = rf"({_HEX}:{_HEX}|({_BYTE}\.){{3}}{_BYTE})"  # the last 32 bits
@@ -30,6 +38,7 @@ _POINTER = r"(/([^~/]|~[01])*)*"
 _LABEL = "[A-Za-z0-9]([-A-Za-z0-9]{0,61}[A-Za-z0-9])?"
 _DOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _ATOM = "[-A-Za-z0-9!#$%&'*+/=?^_`{|}~]+"
+_QUOTED = r'"([ !#-\[\]-~]|\\[ -~])*"'
 _CLOCK = "T([0-9]+H([0-9]+M([0-9]+S)?)?|[0-9]+M([0-9]+S)?|[0-9]+S)"  # a unit may not be left out between two others
 _CALENDAR = "([0-9]+Y([0-9]+M([0-9]+D)?)?|[0-9]+M([0-9]+D)?|[0-9]+D)"
 # Of those that JSON Schema defines; all others but UNSUPPORTED are annotations.
@@ -38,7 +47,7 @@ PATTERNS = {
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}[Tt]{_TIME}$",
     "duration": f"^P([0-9]+W|{_CALENDAR}({_CLOCK})?|{_CLOCK})$",
-    "email": rf"^{_ATOM}(\.{_ATOM})*@({_DOMAIN}|\[({_BYTE}\.){{3}}{_BYTE}\])$",
+    "email": rf"^({_ATOM}(\.{_ATOM})*|{_QUOTED})@({_DOMAIN}|\[(({_BYTE}\.){{3}}{_BYTE}|IPv6:({_IPV6}))\])$",
     "hostname": f"^{_DOMAIN}$",
     "ipv4": rf"^({_BYTE}\.){{3}}{_BYTE}$",
     "ipv6": f"^({_IPV6})$",

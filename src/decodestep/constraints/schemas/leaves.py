@@ -31,13 +31,15 @@ _SPECIAL = re.compile(r"[^\w ]", re.ASCII)
 
 def constant(value: object) -> str:
     """A value as literals of Lark, one for each string, number, sign and word, as rules have them: of two literals that begin
-    at the same place llguidance takes the longer."""
+    at the same place llguidance takes the longer. A whole number that has a fraction of zero may be written without."""
     if isinstance(value, list):
         return " ".join(['"["', ' ", " '.join(map(constant, value)), '"]"'])
     if isinstance(value, dict):
         members = (f'{literal(json_text(name))} ": " {constant(each)}' for name, each in value.items())
         return " ".join(['"{"', ' ", " '.join(members), '"}"'])
-    return literal(json_text(value))
+    text = json_text(value)
+    whole = text.removesuffix(".0") if isinstance(value, float) else text
+    return literal(text) if whole == text else f'{literal(whole)} ".0"?'
 
 
 def json_text(value: object) -> str:

@@ -80,6 +80,8 @@ def _normalise_filter(types: tuple[Any, ...], fields: tuple[Any, ...]) -> Step:
 def _plain_field(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value, value.dtype if value.dtype.kind == "i" else np.float64)
+    if isinstance(value, tuple):
+        return tuple(map(int, value))
     return int(value) if is_int(value) else float(value)
 
 
@@ -110,6 +112,10 @@ def _is_bits(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype == np.int32
 
 
+def _are_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(is_int(each) and 0 <= each < 2**31 for each in value)
+
+
 _POSITIVE = ("a finite number > 0", lambda v: is_finite(v) and v > 0)
 _SHARE = ("in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1)
 _INSIDE = ("in (0, 1)", lambda v: is_real(v) and 0 < v < 1)
@@ -136,6 +142,7 @@ _RULES: dict[type, dict[str, tuple[str, Callable[[Any], bool]]]] = {
         "threshold": _SHARE,
         "probability": _SHARE,
         "seed": (UINT64, is_uint64),
+        "special_tokens": ("a tuple of ids in [0, 2^31)", _are_ids),
     },
     kinds.Normalise: {},
 }

@@ -353,7 +353,7 @@ def _xtc(row: Candidates, step: Xtc) -> Candidates:
     kept = np.ones(len(row.ids), bool)
     kept[above] = False
     kept[above[np.argsort(-row.scores[above], kind="stable")[-1]]] = True
-    return row.keep(kept)
+    return row.keep(kept | np.isin(row.ids, step.special_tokens))
 
 
 def _normalise(row: Candidates, _: Normalise) -> Candidates:

@@ -145,12 +145,14 @@ class Xtc(NamedTuple):
     """With the given probability: of the tokens of probability >= threshold, drop all but the least likely.
 
     Of several least likely ones the highest id stays. "With the given probability" is a coin that the row's position decides:
-    uniform(seed, position, `decodestep.random.XTC_COIN`) < probability.
+    uniform(seed, position, `decodestep.random.XTC_COIN`) < probability. The special tokens are not dropped, though they count
+    as likely ones; ids that the row does not have count for nothing.
     """
 
     threshold: float
     probability: float
     seed: int
+    special_tokens: tuple[int, ...] = ()
 
 
 class Normalise(NamedTuple):

@@ -211,15 +211,16 @@ def top_n_sigma(scores, peaks, vocab, top, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def xtc(scores, peaks, vocab, top, least, probability, state, BLOCK: tl.constexpr):
+def xtc(scores, peaks, vocab, top, least, probability, special, words, state, BLOCK: tl.constexpr):
     coin = uniform(noise_bits(state, tl.full([], _XTC_COIN, tl.uint32)))
     if coin.to(tl.float64) < probability:
-        drop_likely(scores, peaks, vocab, top, least, BLOCK)
+        drop_likely(scores, peaks, vocab, top, least, special, words, BLOCK)
 
 
 @triton.jit
-def drop_likely(scores, peaks, vocab, top, least, BLOCK: tl.constexpr):
-    """Drops all tokens of at least this probability but the least likely of them, the last among equals."""
+def drop_likely(scores, peaks, vocab, top, least, special, words, BLOCK: tl.constexpr):
+    """Drops all tokens of at least this probability but the least likely of them, the last among equals, and the special ones,
+    of which the bit is 1 in so many words."""
     whole = total(scores, peaks, vocab, top, 0.0, WEIGHT, BLOCK)
     count = tl.full([], 0, tl.int64)
     lowest = tl.full([], INFINITY, tl.float32)
@@ -238,7 +239,9 @@ def drop_likely(scores, peaks, vocab, top, least, BLOCK: tl.constexpr):
             if tl.load(peaks + start // BLOCK) > MINUS_INFINITY:
                 ids, s = load_block(scores, start, vocab, BLOCK)
                 likely = (weight(s, top) / whole >= least) & (s > MINUS_INFINITY)
-                store_block(scores, peaks, ids, tl.where(likely & (ids != last), MINUS_INFINITY, s), start, vocab, BLOCK)
+                named = (tl.load(special + ids // 32, mask=ids // 32 < words, other=0) >> (ids % 32)) & 1
+                dropped = likely & (ids != last) & (named == 0)
+                store_block(scores, peaks, ids, tl.where(dropped, MINUS_INFINITY, s), start, vocab, BLOCK)
     tl.debug_barrier()
 
 

@@ -103,7 +103,7 @@ def run_row(
             stale = tl.full([], 0, tl.int32)
             top = largest(peaks, vocab, BLOCK, PEAKS)
             if top > MINUS_INFINITY:
-                apply_filter(scores, peaks, vocab, top, step, amounts, position, KINDS, BLOCK)
+                apply_filter(scores, peaks, vocab, top, step, amounts, masks + first, position, KINDS, BLOCK)
     if REFRESH and stale > 0:
         refresh(scores, peaks, vocab, BLOCK)
 
@@ -138,8 +138,8 @@ def apply_mask(scores, peaks, mask, kind, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def apply_filter(scores, peaks, vocab, top, step, amounts, position, KINDS: tl.constexpr, BLOCK: tl.constexpr):
-    """step, amounts: the step's rows in the tables of integers and of floats."""
+def apply_filter(scores, peaks, vocab, top, step, amounts, special, position, KINDS: tl.constexpr, BLOCK: tl.constexpr):
+    """step, amounts: the step's rows in the tables of integers and of floats. special: of XTC, a bit for each token."""
     kind = tl.load(step)
     k = tl.load(step + 3)
     keep = tl.load(step + 4)
@@ -174,7 +174,8 @@ def apply_filter(scores, peaks, vocab, top, step, amounts, position, KINDS: tl.c
     elif kind == _XTC:
         if _XTC & KINDS:
             state = noise_state(tl.load(step + 5).to(tl.uint64, bitcast=True), position.to(tl.uint32))
-            filters.xtc(scores, peaks, vocab, top, amount, tl.load(amounts + 1), state, BLOCK)
+            words = tl.load(step + 2)
+            filters.xtc(scores, peaks, vocab, top, amount, tl.load(amounts + 1), special, words, state, BLOCK)
     else:
         if _NORMALISE & KINDS:
             filters.normalise(scores, peaks, vocab, top, BLOCK)

@@ -29,9 +29,9 @@ FLOATS = 2  # of a step: amount, probability
 class Table(NamedTuple):
     """rows: int32 (B + 1), where each row's steps begin. integers: int64 (steps, 6). floats: float64 (steps, 2). ids: int32,
     those of the patches, each step's distinct. values: float32, those of `Add`, beside their ids. masks: int32, a bit for each
-    token, of the steps that keep their ids alone. ways: int32 (B, 3): how the row's token may be found, how many of its steps
-    are patches before all filters, and k. amounts: float64 (B, 3), for the quick ways: temperature, p of top-p, p of min-p.
-    kinds: the bits of the kinds that occur; found: those of the ways."""
+    token, of the steps that keep their ids alone, and of XTC's special tokens. ways: int32 (B, 3): how the row's token may be
+    found, how many of its steps are patches before all filters, and k. amounts: float64 (B, 3), for the quick ways:
+    temperature, p of top-p, p of min-p. kinds: the bits of the kinds that occur; found: those of the ways."""
 
     rows: np.ndarray
     integers: np.ndarray
@@ -59,8 +59,12 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
             if not kind & PATCHING:
                 leading = len(integers) - starts[-1] if leading is None else leading
                 numbers, of_filter = _filter_numbers(kind, step, vocab)
-                integers.append((kind, 0, 0, *numbers))
+                named = [token for token in getattr(step, "special_tokens", ()) if token < vocab]
+                special = _packed(named, max(named, default=-1) + 1)
+                integers.append((kind, words, len(special), *numbers))
                 floats.append(of_filter)
+                masks.append(special)
+                words += len(special)
                 continue
             for is_mask, count, part, added in _parts(step, vocab):
                 integers.append((kind, words if is_mask else listed, count, 0, 0, 0))
@@ -128,9 +132,8 @@ def _parts(step: Any, vocab: int) -> Iterator[tuple[bool, int, np.ndarray, np.nd
     if isinstance(step, kinds.AllowBits):
         yield True, len(step.bits), step.bits.astype("<i4", copy=False), np.zeros(0, np.float32)
     elif isinstance(step, kinds.Allow | kinds.Force):
-        kept = np.zeros(-(-vocab // 32) * 32, bool)
-        kept[step.ids] = True
-        yield True, len(kept) // 32, np.packbits(kept, bitorder="little").view("<i4"), np.zeros(0, np.float32)
+        kept = _packed(step.ids, vocab)
+        yield True, len(kept), kept, np.zeros(0, np.float32)
     elif isinstance(step, kinds.Ban):
         ids = np.unique(step.ids).astype(np.int32)
         yield False, len(ids), ids, np.zeros(len(ids), np.float32)
@@ -139,6 +142,13 @@ def _parts(step: Any, vocab: int) -> Iterator[tuple[bool, int, np.ndarray, np.nd
             added = step.values.astype(np.float32) if isinstance(step, kinds.Add) else np.zeros(len(step.ids), np.float32)
         for these in occurrences(step.ids):
             yield False, len(these), step.ids[these].astype(np.int32), added[these]
+
+
+def _packed(ids: Sequence[int] | np.ndarray, count: int) -> np.ndarray:
+    """The mask of these ids, which are below `count`."""
+    kept = np.zeros(-(-count // 32) * 32, bool)
+    kept[ids] = True
+    return np.packbits(kept, bitorder="little").view("<i4")
 
 
 def occurrences(ids: np.ndarray) -> Iterator[np.ndarray]:
