@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next test-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
+.PHONY: run test check test-tiers test-transformers-next goldens test-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -49,6 +49,11 @@ NEXT := build/transformers-$(TRANSFORMERS_NEXT)
 test-transformers-next: $(VENV)/.core $(VENV)/.test
 	$(PIP) install --quiet --upgrade --no-deps --target $(NEXT) "transformers==$(TRANSFORMERS_NEXT)"
 	export PYTHONPATH=$(CURDIR)/$(NEXT); $(PYTEST) $$(grep -rl transformers tests --include="test_*.py")
+
+# The operators against the references that vendors publish of theirs, which are fetched; without them these tests are skipped.
+goldens: $(VENV)/.core $(VENV)/.test
+	$(BIN)/python tests/support/goldens.py
+	$(PYTEST) -r s tests/goldens
 
 # The tests and examples of the programs that it runs inside, each in an environment of its own: gigabytes, and minutes each.
 HOSTS ?= llama-cpp lm-eval ray sglang vllm

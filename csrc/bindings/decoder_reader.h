@@ -116,15 +116,18 @@ class DecoderReader {
         const bool mixes = w.mixer != Mixer::none;
         require(mixes || (!w.attention_norm && !w.attention_post_norm && !w.parallel),
                 "a layer without a mixer has no norms of one");
-        const auto mixture_argument = given.array<std::optional<nb::dict>>("mixture");
-        if (mixture_argument) {
-            require(!w.ffn_post_norm, "a mixture has no norm after it");
-            w.mixture = mixture({kDecoderOp, *mixture_argument});
-        } else {
-            w.feed_forward = feed_forward(given, "feed_forward", 1, d_.hidden);
-            require(w.feed_forward.is_given() || (mixes && !w.ffn_norm && !w.ffn_post_norm && !w.parallel),
-                    "a layer has a mixer or a feed-forward block, and norms of what it has");
-        }
+        if (const auto argument = given.array<std::optional<nb::dict>>("mixture"))
+            w.mixture = mixture({kDecoderOp, *argument});
+        if (const auto argument = given.array<std::optional<nb::dict>>("beside"))
+            w.beside = beside_norms({kDecoderOp, *argument});
+        w.feed_forward = feed_forward(given, "feed_forward", 1, d_.hidden);
+        const bool is_dense = w.feed_forward.is_given(), has_mixture = w.mixture.is_given();
+        require(w.beside.is_given() == (is_dense && has_mixture), "two blocks have norms of both, and only two");
+        require(!w.beside.is_given() || (!w.parallel && !w.mixture.shared.is_given() && !w.mixture.has_latent()),
+                "a mixture beside a dense block has neither a shared block nor a latent");
+        require(is_dense || !has_mixture || !w.ffn_post_norm, "a mixture that is alone has no norm after it");
+        require(is_dense || has_mixture || (mixes && !w.ffn_norm && !w.ffn_post_norm && !w.parallel),
+                "a layer has a mixer or a feed-forward block, and norms of what it has");
         given.require_all_read();
         return w;
     }
@@ -294,6 +297,7 @@ class DecoderReader {
         m.router = panels(router, d_.hidden, experts);
         require(m.router.data != nullptr, "a router has no weights");
         m.router_bias = vector(given, "router_bias", experts);
+        m.factors = vector(given, "factors", experts);
         const auto down = given.array<std::optional<PanelArgument>>("latent_down");
         const size_t read = down ? std::get<2>(*down) : d_.hidden;
         require(read > 0 && read < kMaxAxis && read % 32 == 0, "the rows of experts must be multiples of 32");
@@ -308,6 +312,16 @@ class DecoderReader {
                 "a gate is that of a shared block without a bias of its outputs");
         given.require_all_read();
         return m;
+    }
+
+    BesideNorms beside_norms(Keywords given) {
+        const auto norm = [&](const char* name) { return keep(given.array<Vector>(name), d_.hidden); };
+        const BesideNorms w{.router = norm("router_norm"),
+                            .experts = norm("experts_norm"),
+                            .dense_post = norm("dense_post_norm"),
+                            .experts_post = norm("experts_post_norm")};
+        given.require_all_read();
+        return w;
     }
 
     const float* keep(const Vector& v, size_t length) {

@@ -77,9 +77,10 @@ class StagePart : public StageMember {
                 return share_rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width()));
             case StageKind::add_down:
                 return add_product(layer().feed_forward.down, layer().feed_forward.down_bias,
-                                   layer().ffn_post_norm != nullptr,
+                                   layer().ffn_post_norm || layer().beside.is_given(),
                                    rows(step_.tokens, gated_width(), copied(plan_.gated, gated_width())));
             case StageKind::add_gated:
+                if (layer().beside.is_given()) feed_forward().join_blocks();
                 return add_branch(layer().ffn_post_norm, layer().input.is_given() ? 1.0f : layer().scale);
 
             case StageKind::input_gate_rows:
@@ -94,16 +95,19 @@ class StagePart : public StageMember {
             case StageKind::add_input_norm:
                 return add_branch(layer().input.norm, layer().scale);
 
+            case StageKind::router_rows:
+                return share_rows(step_.tokens, decoder_.hidden, residual_rows(layer().beside.router));
             case StageKind::route:
-                return feed_forward().route(hidden_rows(layer().ffn_norm));
+                return feed_forward().route(
+                    hidden_rows(layer().beside.is_given() ? layer().beside.router : layer().ffn_norm));
             case StageKind::choose:
                 return feed_forward().choose();
-            case StageKind::latent_expert_rows:
-                return share_rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().latent_rows());
+            case StageKind::expert_input_rows:
+                return share_rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().expert_input_rows());
             case StageKind::gate_up_experts:
                 return feed_forward().gate_up_experts(
-                    layer().mixture.has_latent()
-                        ? rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().latent_rows())
+                    layer().has_experts_apart()
+                        ? rows(step_.tokens, layer().mixture.routed.inputs(), feed_forward().expert_input_rows())
                         : hidden_rows(layer().ffn_norm));
             case StageKind::expert_rows:
                 return feed_forward().share_gated();

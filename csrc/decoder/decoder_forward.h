@@ -1,6 +1,7 @@
 // One step of a decoder: tokens of any sequences in, logits out, in one native call, so that the threads synchronise
 // between stages of a layer rather than in Python. A layer has attention, of one kind in all of them, grouped-query or
-// latent, or a recurrence, or neither; and a feed-forward block of one of two kinds, or none.
+// latent, or a recurrence, or neither; and a feed-forward block of one of two kinds, or both beside each other, or
+// none.
 #pragma once
 
 #include <cstddef>
@@ -72,6 +73,7 @@ struct Mixture {
     LinearPanelWeight router;
     const float* router_bias;  // [experts], added to the logits; or null
     RouterRule rule;
+    const float* factors;              // [experts], of the weights of the chosen; or null
     FeedForwardPanels routed, shared;  // shared is optional
     LinearPanelWeight shared_gate;     // optional: hidden to 1, whose sigmoid multiplies the shared block
     // Optional: hidden to the rows that the routed experts read, and from their sum, as wide, back to hidden.
@@ -91,6 +93,14 @@ struct LayerInput {
     bool is_given() const { return gate.data != nullptr; }
 };
 
+// Norms, [hidden], of a dense block and a mixture that both read x, and whose outputs are added: of what the router and
+// the experts read, and of what each of the blocks gives. The mixture has neither a shared block nor a latent.
+struct BesideNorms {
+    const float *router, *experts, *dense_post, *experts_post;
+
+    bool is_given() const { return router != nullptr; }
+};
+
 struct DecoderLayer {
     const float *attention_norm, *ffn_norm;            // [hidden], of a block's input; null if there is none
     const float *attention_post_norm, *ffn_post_norm;  // [hidden], of a block's output; null if there is none
@@ -99,18 +109,21 @@ struct DecoderLayer {
     LatentAttention latent;          // if it has
     RecurrentMixer recurrent;        // of the mixers with a state
     size_t cache_layer;              // of attention: the number of the cache's layer that it reads
-    FeedForwardPanels feed_forward;  // a dense block, unless the mixture is given, or a layer has neither
+    FeedForwardPanels feed_forward;  // a dense block, or the mixture, or neither; both with the norms of `beside`
     Mixture mixture;
+    BesideNorms beside;
     bool parallel;     // the feed-forward block reads x as it was before the mixer; without post norms
     LayerInput input;  // optional
     float scale;  // a factor of x after the layer; 1 without a norm after the feed-forward block and without an input
 
     bool has_state() const { return mixer != Mixer::attention && mixer != Mixer::none; }
+    // Whether the experts read other rows than the router, and their sum is not added to x as it is.
+    bool has_experts_apart() const { return mixture.has_latent() || beside.is_given(); }
 };
 
 // heads is a multiple of kv_heads, head_dim of 16; hidden and the widths of feed-forward blocks are multiples of 32.
 // The values of a head from head_values on are zero padding, which `output` does not read. With latent attention
-// kv_heads is 1 and head_dim is nope + rope. A mixture has no norm after it.
+// kv_heads is 1 and head_dim is nope + rope. A mixture that is alone has no norm after it.
 struct Decoder {
     size_t hidden, heads, kv_heads, head_dim, head_values;
     LatentSizes latent;
@@ -154,8 +167,10 @@ struct Decoder {
 //   mamba: x, b, c = silu(causal_conv1d);  selective_state_update, times silu(gate), and the heads of each key head
 //     normalised by `norm` as one row
 //   convolution: gate * causal_conv1d of (factor * x), without silu
-// A mixture's shared block is multiplied by sigmoid(h W_shared_gate) where there is that gate; experts of a latent read
-// h W_latent_down, and their weighted sum is multiplied by W_latent_up.
+// A dense block beside a mixture: rms_norm(dense(h), dense_post) + rms_norm(experts(rms_norm(x, experts)),
+// experts_post) is what is added, and the router reads rms_norm(x, router). The weights of chosen experts are
+// multiplied by their factors where there are. A mixture's shared block is multiplied by sigmoid(h W_shared_gate) where
+// there is that gate; experts of a latent read h W_latent_down, and their weighted sum is multiplied by W_latent_up.
 // Products are those of linear_panels.h: activations are quantised if the weight's format requires it. Attention is
 // that of attention/group_attention.h or attention/mla_attention.h, the mixture that of mixture_of_experts/.
 //

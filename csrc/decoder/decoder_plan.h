@@ -135,10 +135,11 @@ class DecoderPlan {
     float* heads = nullptr;   // [tokens, query_width + 2 * kv_heads * head_dim]: queries, keys and values before norms
     float* branch = nullptr;  // [tokens, hidden]: a block's output before its post norm
     float* gated = nullptr;   // [tokens, width] of a dense block, [tokens * used, width] of experts
-    float* shared_gated = nullptr;                            // [tokens, width]
-    float* router_logits = nullptr;                           // [tokens, experts]
-    float* shared_gates = nullptr;                            // [tokens]
-    float *expert_latents = nullptr, *latent_sums = nullptr;  // [tokens, latent of the experts]
+    float* shared_gated = nullptr;    // [tokens, width]
+    float* router_logits = nullptr;   // [tokens, experts]
+    float* shared_gates = nullptr;    // [tokens]
+    float* expert_latents = nullptr;  // [tokens, latent of the experts]
+    float* expert_sums = nullptr;     // [tokens, inputs of experts] whose sum is not added to x as it is
     RecurrentBuffers recurrent;
     // Of latent attention:
     float* compressed = nullptr;       // [tokens, outputs of query_down]
@@ -195,12 +196,13 @@ class DecoderPlan {
             decoder.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
         attended_floats_ = std::max(attended_floats_, step.tokens * attended_width(w));
         if (w.attention_post_norm && !w.parallel) stage(StageKind::add_attended);
-        if (w.mixture.is_given()) list_mixture(w.mixture);
+        if (w.mixture.is_given()) list_mixture(w);
         if (w.feed_forward.is_given()) list_feed_forward(w.feed_forward);
         if (w.parallel) stage(StageKind::add_attended);
-        if (w.ffn_post_norm) stage(StageKind::add_gated);
+        if (w.ffn_post_norm || w.beside.is_given()) stage(StageKind::add_gated);
         if (w.input.is_given()) list_input(w.input);
-        has_branches_ |= w.attention_post_norm || w.ffn_post_norm || w.parallel || w.input.is_given();
+        has_branches_ |=
+            w.attention_post_norm || w.ffn_post_norm || w.parallel || w.input.is_given() || w.beside.is_given();
     }
 
     void list_grouped_attention(const GroupedAttention& w) {
@@ -257,31 +259,33 @@ class DecoderPlan {
         gated_floats_ = std::max(gated_floats_, step.tokens * w.width());
     }
 
-    void list_mixture(const Mixture& w) {
+    void list_mixture(const DecoderLayer& layer) {
+        const Mixture& w = layer.mixture;
         const FeedForwardPanels &routed = w.routed, &shared = w.shared;
         const size_t entries = step.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
         const LinearPanelWeight none{};
-        const bool has_latent = w.has_latent();
-        const auto unless_latent = [&](const LinearPanelWeight& weight) { return has_latent ? &none : &weight; };
+        const bool apart = layer.has_experts_apart();
+        const auto unless = [&](bool left_out, const LinearPanelWeight& weight) { return left_out ? &none : &weight; };
         const Forms of_x{&w.router,
-                         unless_latent(routed.gate),
-                         unless_latent(routed.up),
+                         unless(apart, routed.gate),
+                         unless(apart, routed.up),
                          &shared.gate,
                          &shared.up,
                          &w.shared_gate,
                          &w.latent_down};
-        const Forms of_routed = has_latent ? Forms{&routed.gate, &routed.up} : of_x;
-        product(StageKind::ffn_rows, StageKind::route, step.tokens, decoder.hidden,
-                {&w.router, &shared.first(), &w.shared_gate, &w.latent_down}, of_x);
+        const Forms of_routed = apart ? Forms{&routed.gate, &routed.up} : of_x;
+        product(layer.beside.is_given() ? StageKind::router_rows : StageKind::ffn_rows, StageKind::route, step.tokens,
+                decoder.hidden, {&w.router, &shared.first(), &w.shared_gate, &w.latent_down}, of_x);
         if (!replicated_rows) stage(StageKind::choose);
-        if (has_latent && !replicated_rows) stage(StageKind::latent_expert_rows, of_routed);
+        if (apart && !replicated_rows) stage(StageKind::expert_input_rows, of_routed);
         stage(StageKind::gate_up_experts, of_routed);
-        const Forms of_gated{&routed.down, unless_latent(shared.down)};
+        const Forms of_gated{&routed.down, unless(w.has_latent(), shared.down)};
         if (!replicated_rows) stage(StageKind::expert_rows, of_gated);
         stage(StageKind::add_experts, of_gated);
         row_floats_ = std::max({row_floats_, of_routed.floats(step.tokens, routed.inputs()),
                                 of_gated.floats(entries, routed.width()) + of_gated.floats(step.tokens, shared_width)});
-        if (has_latent) list_sum_of_latents(w);
+        if (w.has_latent()) list_sum_of_latents(w);
+        if (apart) sum_floats_ = std::max(sum_floats_, step.tokens * routed.inputs());
         gated_floats_ = std::max(gated_floats_, entries * routed.width());
         shared_floats_ = std::max(shared_floats_, step.tokens * shared_width);
         most_experts_ = std::max(most_experts_, w.rule.experts);
@@ -324,7 +328,7 @@ class DecoderPlan {
         router_logits = of_tokens(most_experts_);
         shared_gates = of_tokens(most_experts_ > 0);
         expert_latents = buffers.take(expert_latent_floats_);
-        latent_sums = buffers.take(expert_latent_floats_);
+        expert_sums = buffers.take(sum_floats_);
         members = std::vector<MemberMemory>(static_cast<size_t>(step.threads));
         for (size_t i = 0; i < (replicated_rows ? members.size() : 1); ++i) members[i].rows = buffers.take(row_floats_);
         if (replicated_rows)
@@ -354,8 +358,8 @@ class DecoderPlan {
 
     size_t at_ = 0;  // the layer that is being listed, their number after the last
     size_t row_floats_ = 0, attended_floats_ = 0, gate_floats_ = 0, input_floats_ = 0, convolved_floats_ = 0,
-           gated_floats_ = 0, shared_floats_ = 0, expert_latent_floats_ = 0, most_experts_ = 0, entries_ = 0,
-           widest_compressed_ = 0;
+           gated_floats_ = 0, shared_floats_ = 0, expert_latent_floats_ = 0, sum_floats_ = 0, most_experts_ = 0,
+           entries_ = 0, widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
     std::vector<int64_t> lengths_;  // the number of positions that each token attends to
     float* partials_ = nullptr;

@@ -1,4 +1,4 @@
-// Feed-forward blocks in a decoder's step: dense, or a mixture of experts.
+// Feed-forward blocks in a decoder's step: dense, or a mixture of experts, or both beside each other.
 #pragma once
 
 #include "decoder/stage_member.h"
@@ -10,7 +10,7 @@ namespace decodestep::DECODESTEP_BUILD {
 class FeedForwardPart : public StageMember {
   public:
     explicit FeedForwardPart(const StageMember& member)
-        : StageMember(member), w_(stage_.layer->feed_forward), m_(stage_.layer->mixture) {}
+        : StageMember(member), layer_(*stage_.layer), w_(layer_.feed_forward), m_(layer_.mixture) {}
 
     void gate_up(const Activations& x) const {
         w_.has_gate() ? multiply_dense(w_, panels(), x, plan_.gated) : square(x);
@@ -18,7 +18,7 @@ class FeedForwardPart : public StageMember {
 
     // GELU of the gate of a layer's input, times that input.
     void gate_input(const Activations& x) const {
-        const LayerInput& w = stage_.layer->input;
+        const LayerInput& w = layer_.input;
         const size_t pitch = decoder_.layers.size() * w.width();  // of a token's inputs
         multiply_panels(w.gate, panels(), panels_after(), x, step_.tokens, [&](size_t i, size_t t, const float* y) {
             const size_t first = i * kPanelOutputs;
@@ -43,13 +43,16 @@ class FeedForwardPart : public StageMember {
     // The experts of the share's tokens, for all members.
     void choose() const { choose(plan_.routing, share_.of(step_.tokens)); }
 
-    // What experts of a latent read, and their sum.
-    auto latent_rows() const { return copied(plan_.expert_latents, m_.routed.inputs()); }
-    auto latent_sum_rows() const { return copied(plan_.latent_sums, m_.routed.inputs()); }
+    // What experts read that read other rows than the router, and the sum of those of a latent.
+    auto expert_input_rows() const {
+        return normalised(m_.has_latent() ? plan_.expert_latents : plan_.x, m_.routed.inputs(), layer_.beside.experts,
+                          decoder_.eps, decoder_.centred_norms);
+    }
+    auto latent_sum_rows() const { return copied(plan_.expert_sums, m_.routed.inputs()); }
 
     void gate_up_experts(const Activations& x) const {
-        const size_t latent = m_.latent_down.out;
-        share_.each(step_.tokens, [&](size_t t) { std::fill_n(plan_.latent_sums + t * latent, latent, 0.0f); });
+        const size_t width = layer_.has_experts_apart() ? m_.routed.inputs() : 0;
+        share_.each(step_.tokens, [&](size_t t) { std::fill_n(plan_.expert_sums + t * width, width, 0.0f); });
         if (m_.shared_gate.data) share_.each(step_.tokens, [&](size_t t) { multiply_shared(t); });
         multiply_experts(m_.routed, expert_rows(), x, stage_.forms, share_, plan_.gated);
     }
@@ -64,8 +67,25 @@ class FeedForwardPart : public StageMember {
         if (begins_rows())
             for (size_t row = 0; row < in.count(); ++row) in.store(row, plan_.gated, plan_.shared_gated);
         in.rows = &expert_rows();
-        m_.has_latent() ? decodestep::DECODESTEP_BUILD::add_experts(in, 1.0f, share_, plan_.latent_sums)
-                        : decodestep::DECODESTEP_BUILD::add_experts(in, decoder_.residual_scale, share_, plan_.x);
+        layer_.has_experts_apart()
+            ? decodestep::DECODESTEP_BUILD::add_experts(in, 1.0f, share_, plan_.expert_sums)
+            : decodestep::DECODESTEP_BUILD::add_experts(in, decoder_.residual_scale, share_, plan_.x);
+    }
+
+    // branch = the sum of its norm and that of the experts' sum, for the share's tokens.
+    void join_blocks() const {
+        const BesideNorms& norms = layer_.beside;
+        share_.each(step_.tokens, [&](size_t t) {
+            float* dense = plan_.branch + t * decoder_.hidden;
+            const float* experts = plan_.expert_sums + t * decoder_.hidden;
+            const auto norm_of = [&](const float* row) {
+                return row_norm(row, decoder_.hidden, decoder_.eps, decoder_.centred_norms);
+            };
+            const RowNorm of_dense = norm_of(dense), of_experts = norm_of(experts);
+            for (size_t j = 0; j < decoder_.hidden; j += kLanes)
+                store(dense + j, of_dense(load(dense + j), load(norms.dense_post + j)) +
+                                     of_experts(load(experts + j), load(norms.experts_post + j)));
+        });
     }
 
   private:
@@ -96,9 +116,12 @@ class FeedForwardPart : public StageMember {
         const size_t used = m_.rule.used;
         const ThreadScratch scratch(RouteRow::scratch_floats(m_.rule));
         const RouteRow route(m_.rule, scratch.data());
-        for (size_t t = tokens.first; t < tokens.end; ++t)
-            route(plan_.router_logits + t * m_.rule.experts, routing.experts.data() + t * used,
-                  routing.weights.data() + t * used);
+        for (size_t t = tokens.first; t < tokens.end; ++t) {
+            int64_t* experts = routing.experts.data() + t * used;
+            float* weights = routing.weights.data() + t * used;
+            route(plan_.router_logits + t * m_.rule.experts, experts, weights);
+            for (size_t j = 0; m_.factors && j < used; ++j) weights[j] *= m_.factors[experts[j]];
+        }
     }
 
     // The tokens grouped by expert. Every member groups them for itself, which is faster than another stage.
@@ -126,6 +149,7 @@ class FeedForwardPart : public StageMember {
         return in;
     }
 
+    const DecoderLayer& layer_;
     const FeedForwardPanels& w_;
     const Mixture& m_;
 };

@@ -37,8 +37,8 @@ enum class StageKind {
     // A dense block:
     gate_up,     // swiglu of two products, or the squared ReLU of one
     gated_rows,  // its outputs
-    add_down,    // x += gated W_down, or with a post norm this product
-    add_gated,   // x += that, normalised
+    add_down,    // x += gated W_down, or with a post norm or beside a mixture this product
+    add_gated,   // x += that, normalised, or its sum with the mixture's
     // An input of the layer:
     input_gate_rows,  // x
     gate_input,       // GELU of its gate, times the input
@@ -46,12 +46,13 @@ enum class StageKind {
     add_input,        // this times W_output
     add_input_norm,   // x += that, normalised
     // A mixture of experts:
-    route,               // the router's logits; gate_up of the shared block
-    choose,              // the experts of each token
-    latent_expert_rows,  // of experts of a latent: what they read
+    router_rows,        // x normalised, for a router beside a dense block
+    route,              // the router's logits; gate_up of the shared block
+    choose,             // the experts of each token
+    expert_input_rows,  // what experts read, if it is not what the router does: of a latent, or x normalised
     gate_up_experts,
     expert_rows,      // the swiglu's outputs, of experts and shared block
-    add_experts,      // x += the weighted sum; or the sum of experts of a latent
+    add_experts,      // x += the weighted sum; or this sum alone, of experts of a latent or beside a dense block
     shared_rows,      // then the shared block's outputs
     add_shared,       // x += these W_down
     latent_sum_rows,  // and the experts' sum
@@ -106,10 +107,11 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::add_input:
         case StageKind::add_input_norm:
             return StepPart::feed_forward;
+        case StageKind::router_rows:
         case StageKind::route:
         case StageKind::choose:
             return StepPart::expert_router;
-        case StageKind::latent_expert_rows:
+        case StageKind::expert_input_rows:
         case StageKind::gate_up_experts:
         case StageKind::expert_rows:
         case StageKind::add_experts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,3 +113,42 @@ def test_beams_are_the_same_after_any_past(model):
     with_cache(model, 80, 5)
     for _ in range(2):
         assert ds.generate(model, prompts, params) == plain
+
+
+@pytest.mark.slow
+def test_sixteen_chats_of_thirty_turns_under_a_tight_limit(tmp_path):
+    """Texts as alone, whatever the cache has had to drop, and no memory but that of the cache."""
+    path = family_models.save(family_models.build_model("qwen3_5_text", 0, **SIZES), tmp_path)
+    chats, turns = 16, 30
+
+    def turn_of(chat, number):
+        rng = random.Random(f"{chat} {number}")
+        return [rng.randrange(3, 297) for _ in range(rng.randint(3, 14))]
+
+    def params(chat, number):
+        return ds.SamplingParams(max_new_tokens=4 + chat % 5, temperature=chat % 4 / 4, seed=number, ignore_eos=True)
+
+    def play_alone(chat):
+        model, text = ds.load(path, cache_bytes=2**23), []
+        for number in range(turns):
+            model.cache.clear()
+            text += turn_of(chat, number)
+            text += ds.generate(model, [text], params(chat, number), draft=None)[0].token_ids
+        return text
+
+    model = ds.load(path, dtype="auto", cache_bytes=2**26)
+    with_cache(model, pages=420, rows=20)  # four more states than chats, whose texts fill the pages at the end
+    texts: list[list[int]] = [[] for _ in range(chats)]
+    sizes = []
+    with Engine(model, draft="lookup", max_rows=16) as engine:
+        for number in range(turns):
+            for chat in range(chats):
+                texts[chat] += turn_of(chat, number)
+            asked = [engine.submit(text, params(chat, number)) for chat, text in enumerate(texts)]
+            for text, request in zip(texts, asked, strict=True):
+                text += request.result()[0].token_ids
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    rows = model.cache.rows
+    assert (model.cache.held, rows._claimed) == (0, 0) and 0 < rows.snapshots <= rows.count == 20
+    assert sizes[-1] - sizes[9] < 2**25
+    assert texts == [play_alone(chat) for chat in range(chats)]

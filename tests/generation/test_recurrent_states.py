@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 
 import decodestep as ds
+from decodestep.chat.user_mark import UserMark
 from decodestep.decoding.forward import BLOCK
 from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.state_rows import END_RANK, TURN_RANK
 from decodestep.serving import Engine
 from support import tiny_gguf_files
 from support.scripted_drafts import partly_right
@@ -120,6 +122,58 @@ def test_a_turn_whose_beginning_of_an_answer_is_rewritten_goes_on_before_it(room
     roomy.decoder.tokens = 0
     [one] = ds.generate(roomy, [[*prompt[:-4], *range(200, 260)]], replace(params, max_new_tokens=1))
     assert one.cached_tokens == (800 - 8) // PAGE * PAGE and roomy.decoder.tokens == 796 + 60 - one.cached_tokens
+
+
+@pytest.fixture
+def marked(base):
+    """A model that knows what comes before messages of a user."""
+    model = state_model(base, pages=3000, rows=200)
+    model.cache.user_mark = UserMark((7, 8))
+    return model
+
+
+def ran(model, prompt, **options):
+    """How many tokens run for a prompt and one more."""
+    model.decoder.tokens = 0
+    ds.generate(model, [prompt], ds.SamplingParams(max_new_tokens=1, temperature=0, ignore_eos=True), draft=None, **options)
+    return model.decoder.tokens
+
+
+def test_a_last_turn_that_is_edited_goes_on_before_it(marked):
+    history = [7, 8, *range(20, 120), 7, 8]  # the content of the last message is after 104 tokens
+    assert ran(marked, [*history, *[30] * 50]) == 104 + 50
+    for edited in ([31] * 70, [32] * 9):
+        assert ran(marked, [*history, *edited]) == 104 - 96 + len(edited)
+
+
+def test_what_follows_the_last_turn_may_be_rewritten(marked):
+    """As a template does that drops the reasoning of answers before the last turn, after several calls of tools."""
+    asked = [7, 8, *range(20, 120), 7, 8, *[30] * 20]
+    steps = [*asked]
+    for step in range(4):  # of one turn, with the reasoning before each
+        steps += [40 + step] * 60
+        ran(marked, steps)
+    assert ran(marked, [*asked, *[50] * 30, 7, 8, *[31] * 10]) <= len(asked) - 96 + 30 + 2 + 10
+
+
+def test_the_state_before_a_turn_outlives_those_within_texts(base):
+    """That with which the turn began, where it is there; once another turn has come it is like them."""
+    model = state_model(base, pages=300, rows=20)
+    model.cache.user_mark = UserMark((7, 8))
+    params = ds.SamplingParams(max_new_tokens=10, temperature=0, ignore_eos=True)
+    text = [7, 8, *[20] * 70]
+    ranks = []
+    for turn in range(3):
+        [answer] = ds.generate(model, [text], params, draft=None)
+        text = [*text, *answer.token_ids, 7, 8, *[30 + turn] * 70]
+        ranks.append([rank for rank, pages in enumerate(model.cache.rows._snapshots) for _ in pages])
+    assert ranks == [[END_RANK], [TURN_RANK, END_RANK], [0, TURN_RANK, END_RANK]]
+
+
+def test_a_chat_without_a_mark_runs_what_is_edited(roomy):
+    history = [7, 8, *range(20, 120), 7, 8]
+    ran(roomy, [*history, *[30] * 50])
+    assert ran(roomy, [*history, *[31] * 70]) == 104 + 70
 
 
 def test_what_many_prompts_begin_with_runs_once(roomy):

@@ -13,7 +13,16 @@ from decodestep import _native
 from decodestep.weights import Format
 from support.core_builds import FUSED, printed_under
 from support.decoder_forward_cases import copied
-from support.recurrent_decoders import convolution, delta, hybrid, mamba, step_with_states, with_experts, without_feed_forward
+from support.recurrent_decoders import (
+    beside_experts,
+    convolution,
+    delta,
+    hybrid,
+    mamba,
+    step_with_states,
+    with_experts,
+    without_feed_forward,
+)
 
 TOKENS = ("token_ids", "sequence", "positions")
 HIDDEN = 64
@@ -48,6 +57,10 @@ def hybrid_of(name, format_, rng):
         return without_feed_forward(w, 0, 3)
     if name == "delta and experts":
         return with_experts(hybrid([of(delta), "gated attention"], format_, rng), format_, rng)
+    if name == "dense blocks beside experts":
+        w = beside_experts(hybrid([of(delta), "attention", None], format_, rng), format_, rng)
+        last = replace(w.layers[-1], ffn_post_norm=w.norm, scale=0.8)
+        return replace(w, layers=(*w.layers[:-1], last), residual_scale=0.7)
     if name == "mamba and experts of a latent":
         w = hybrid([of(mamba), of(mamba)], format_, rng)
         parts = with_experts(w, format_, rng, latent=32, gated=False), with_experts(w, format_, rng, latent=96, shared=False)
@@ -71,6 +84,7 @@ CASES = [
     "mamba and attention",
     "one block a layer",
     "delta and experts",
+    "dense blocks beside experts",
     "mamba and experts of a latent",
     "norms after blocks",
     "parallel blocks, one tap",
@@ -295,3 +309,28 @@ def test_refused_layers(message, changes, rng):
     w = hybrid_of("delta", Format.F32, rng)
     with pytest.raises(ValueError, match=rf"^DecoderWeights: layers\[0\].{message}"):
         replace(w, layers=(replace(w.layers[0], **changes), *w.layers[1:]))
+
+
+@pytest.mark.parametrize(
+    ("message", "of_layer", "of_both", "of_experts"),
+    [
+        ("parallel must be False with blocks side by side", {"parallel": True}, {}, {}),
+        ("feed_forward.router_norm must be float32 of shape 64", {}, {"router_norm": np.ones(5, np.float32)}, {}),
+        ("feed_forward.dense must be a FeedForward; got NoneType", {}, {"dense": None}, {}),
+        ("feed_forward.experts must be a Mixture; got NoneType", {}, {"experts": None}, {}),
+        ("feed_forward.experts.shared must be None beside a dense block; got FeedForward", {}, {}, ("shared",)),
+        ("feed_forward.experts.latent_down must be None beside a", {}, {}, ("routed", "latent_down", "latent_up")),
+        ("feed_forward.experts.factors must be float32 of shape 5", {}, {}, {"factors": np.ones(4, np.float32)}),
+    ],
+)
+def test_refused_blocks_side_by_side(message, of_layer, of_both, of_experts, rng):
+    w = hybrid_of("dense blocks beside experts", Format.F32, rng)
+    if isinstance(of_experts, tuple):  # parts of another mixture
+        plain = hybrid_of("delta", Format.F32, rng)
+        other = with_experts(plain, Format.F32, rng, latent=0 if "shared" in of_experts else 32).layers[0].feed_forward
+        of_experts = {name: getattr(other, name) for name in of_experts}
+    layer = w.layers[0]
+    experts = replace(layer.feed_forward.experts, **of_experts)
+    both = replace(layer.feed_forward, **{"experts": experts} | of_both)
+    with pytest.raises(ValueError, match=rf"^DecoderWeights: layers\[0\].{message}"):
+        replace(w, layers=(replace(layer, feed_forward=both, **of_layer), *w.layers[1:]))

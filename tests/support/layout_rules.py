@@ -52,7 +52,7 @@ NATIVE_OWNERS = {
 }
 
 # The folders of tests besides those of the package's: of the native core, and of the project as a whole.
-OTHER_TEST_ROOMS = {"core", "project"}
+OTHER_TEST_ROOMS = {"core", "goldens", "project"}
 
 # The folders of csrc; a file may include from its own folder and from those before it.
 CORE_LAYERS = [

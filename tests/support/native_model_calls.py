@@ -162,33 +162,37 @@ def decoder(s: Source) -> Arguments:
     def layer_input() -> Arguments:
         return {"gate": panels_of(s, hidden, 32), "output": panels_of(s, 32, hidden), "norm": s.array(hidden)}
 
-    def mixture() -> Arguments:
+    def mixture(beside: bool) -> Arguments:
         experts = s.one_of(4, 6)
-        shared = s.one_of(NO_BLOCK, feed_forward(s, hidden, 64))
+        shared = NO_BLOCK if beside else s.one_of(NO_BLOCK, feed_forward(s, hidden, 64))
         gated = bool(shared[0]) and shared[2][2] is None and s.one_of(False, True)
         rule = {"used": s.one_of(1, 2), "scores": s.one_of(0, 1), "groups": 2, "kept_groups": s.one_of(1, 2),
                 "group_score": s.one_of(0, 1), "normalise": s.one_of(True, False), "scale": 1.5}  # fmt: skip
-        latent = s.one_of(None, None, 32, 96)
+        latent = None if beside else s.one_of(None, None, 32, 96)
         latents = {"latent_down": panels_of(s, hidden, latent) if latent else None,
                    "latent_up": panels_of(s, latent, hidden) if latent else None}  # fmt: skip
         return {**latents, "router": panels_of(s, hidden, experts), "rule": rule, "bias": vector(experts),
-                "router_bias": vector(experts),
+                "router_bias": vector(experts), "factors": vector(experts),
                 "routed": feed_forward(s, latent or hidden, 32, experts),
                 "shared": shared, "shared_gate": panels_of(s, hidden, 1) if gated else None}  # fmt: skip
 
     def layer() -> Arguments:
         mixer = s.one_of(*["attention"] * 4, "delta", "mamba", "convolution", "none")
         mixed, empty = s.one_of(False, True), mixer != "none" and s.one_of(*[False] * 5, True)
-        dense = NO_BLOCK if empty else feed_forward(s, hidden, inner)
-        block = {"mixture": mixture()} if mixed and not empty else {"mixture": None, "feed_forward": dense}
         parallel = mixer != "none" and not empty and s.one_of(False, False, True)
+        beside = mixed and not empty and not parallel and s.one_of(False, True)
+        dense = NO_BLOCK if empty or mixed > beside else feed_forward(s, hidden, inner)
+        norms = {name: s.array(hidden) for name in ("router_norm", "experts_norm", "dense_post_norm", "experts_post_norm")}
+        block = {"feed_forward": dense, "mixture": mixture(beside) if mixed and not empty else None,
+                 "beside": norms if beside else None}  # fmt: skip
         after, of_mixer = None if parallel else vector(hidden), mixer != "none"
         made = {} if mixer == "none" else {"weights": (by_latents if sizes else grouped)()}
         if mixer in ("delta", "mamba", "convolution"):
             made = {"weights": recurrence(mixer)}
         return {"attention_norm": vector(hidden) if of_mixer else None, "ffn_norm": None if empty else vector(hidden),
                 "attention_post_norm": after if of_mixer else None,
-                "ffn_post_norm": None if mixed or parallel or empty else vector(hidden), "parallel": parallel, "scale": 1.0,
+                "ffn_post_norm": None if mixed > beside or parallel or empty else vector(hidden),
+                "parallel": parallel, "scale": 1.0,
                 "input": s.one_of(None, layer_input) and layer_input(), "mixer": mixer, **made, **block}  # fmt: skip
 
     latents = {"nope": 32, "rope": s.one_of(16, 32), "latent": s.one_of(32, 64), "value": 32, "eps": 1e-6}

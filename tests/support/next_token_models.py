@@ -10,7 +10,16 @@ import safetensors.torch
 import torch
 from transformers.modeling_layers import MtpModel
 
+from decodestep.families.common.registry import MODEL_TYPES
 from support import family_models
+
+# Qwen's names of parts of the layer that stand apart from it.
+_APART = {
+    "eh_proj.": "mtp.fc.",
+    "post_norm.": "mtp.norm.",
+    "enorm.": "mtp.pre_fc_norm_embedding.",
+    "hnorm.": "mtp.pre_fc_norm_hidden.",
+}
 
 
 class Predicting:
@@ -26,6 +35,8 @@ class Predicting:
         self.model = family_models.build_model(family, size, seed=seed, **changes)
         config = self.model.config
         config.num_mtp_layers, config.mtp_mlp_layer_types = depths, ["sparse"] * depths
+        config.mtp_layer_types = ["full_attention"] * depths
+        self._apart = MODEL_TYPES[family].norm_shift > 0  # Qwen's, whose norms are stored as differences from 1
         torch.manual_seed(seed + 1)
         self.layers = MtpModel(self.model, depths).eval()
         with torch.no_grad():
@@ -44,11 +55,11 @@ class Predicting:
     def _agree(self) -> None:
         for module in (self.model, self.layers.layers):
             for name, parameter in module.named_parameters():
-                if name.endswith(("o_proj.weight", "down_proj", "down_proj.weight")):
+                if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight")):
                     parameter.mul_(0.1)
         for layer in self.layers.layers:
             layer.eh_proj.weight.copy_(torch.eye(*layer.eh_proj.weight.shape))
-            layer.enorm.weight.fill_(1.0)
+            layer.enorm.weight.fill_(0.0 if self._apart else 1.0)
             layer.post_norm.weight.copy_(self.model.model.norm.weight)
 
     def save(self, path: Path, **changes: torch.Tensor | None) -> Path:
@@ -60,14 +71,19 @@ class Predicting:
         return path
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those of the layers, by their names in a folder, with copies of the embedding and the logits weight."""
+        """Those of the layers, by their names in a folder, with copies of the embedding and the logits weight except Qwen's."""
         found: dict[str, torch.Tensor] = {}
+        if self._apart:
+            for name, value in _single_experts(_block(self.layers.layers[0])).items():
+                part = next((part for part in _APART if name.startswith(part)), "")
+                found[_APART.get(part, "mtp.layers.0.") + name.removeprefix(part)] = value
+            return found
         for k, layer in enumerate(self.layers.layers):
             prefix = f"model.layers.{self.model.config.num_hidden_layers + k}."
-            own = {name.removeprefix("mtp_block."): value for name, value in layer.state_dict().items()}
+            own = _block(layer)
             own["shared_head.norm.weight"] = own.pop("post_norm.weight")
             for name, value in _single_experts(own).items():
-                found[prefix + name] = value.detach().clone().contiguous()
+                found[prefix + name] = value
             found[f"{prefix}embed_tokens.weight"] = self.model.model.embed_tokens.weight.detach().clone()
             found[f"{prefix}shared_head.head.weight"] = self.model.lm_head.weight.detach().clone()
         return found
@@ -97,6 +113,11 @@ class Predicting:
         return drafts, np.stack(rows)
 
 
+def _block(layer: torch.nn.Module) -> dict[str, torch.Tensor]:
+    tensors = layer.state_dict().items()
+    return {name.removeprefix("mtp_block."): value.detach().clone().contiguous() for name, value in tensors}
+
+
 def _single_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """With a tensor for each expert, as published folders have them."""
     made = {name: value for name, value in tensors.items() if not name.startswith("mlp.experts.")}
@@ -106,5 +127,5 @@ def _single_experts(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
         ):
             gate, up = both.chunk(2)
             for part, value in (("gate", gate), ("up", up), ("down", down)):
-                made[f"mlp.experts.{e}.{part}_proj.weight"] = value
+                made[f"mlp.experts.{e}.{part}_proj.weight"] = value.contiguous()
     return made

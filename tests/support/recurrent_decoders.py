@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.ops.decoder_forward import DecoderWeights, DeltaRule, LayerWeights, Mamba, Mixture, ShortConvolution
+from decodestep.ops.decoder_forward import (
+    DecoderWeights,
+    DeltaRule,
+    LayerWeights,
+    Mamba,
+    Mixture,
+    ShortConvolution,
+    SideBySide,
+)
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.expert_router import RouterRule
 from decodestep.weights import Format
@@ -132,6 +140,18 @@ def with_experts(
         )
 
     return replace(w, layers=tuple(replace(layer, feed_forward=mixture()) for layer in w.layers))
+
+
+def beside_experts(w: DecoderWeights, format_: Format, rng: np.random.Generator, **after: Any) -> DecoderWeights:
+    """Every layer's dense block beside experts that have factors. after: fields of the layers."""
+
+    def both(layer: LayerWeights, experts: Mixture) -> LayerWeights:
+        norms = {name: norm(w.hidden, rng) for name in ("dense_post_norm", "router_norm", "experts_norm", "experts_post_norm")}
+        mixture = replace(experts, factors=rng.uniform(0.5, 2, 5).astype(np.float32))
+        return replace(layer, feed_forward=SideBySide(layer.feed_forward, experts=mixture, **norms), **after)
+
+    mixtures = (layer.mixture for layer in with_experts(w, format_, rng, shared=False).layers)
+    return replace(w, layers=tuple(map(both, w.layers, mixtures)))
 
 
 def step_with_states(w: DecoderWeights, lengths: list[int], rng: np.random.Generator, **options: Any) -> dict[str, Any]:

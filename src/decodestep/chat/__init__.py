@@ -7,6 +7,7 @@
   `tool_gemma`, `tool_python`, `tool_harmony`; their values: `tool_notation`, `tool_json`, `tool_values`;
   `partial_json`: of one that was cut;
 - `function_schemas`, `function_calls`: Python functions as tools;
+- `user_mark`: where the last message of a user begins;
 - `answer_format` (`answer_reader`, `reasoning`, `text_feed`): how reasoning, text and calls are read from an answer.
 """
 

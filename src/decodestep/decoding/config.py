@@ -152,7 +152,7 @@ class Experts:
     layers: which layers have experts; the others are dense. biases: whether the router and the experts' products have biases.
     shared_gated: whether the shared expert is multiplied by the sigmoid of a product of its own. latent: the width to which the
     rows are projected that routed experts read, and from which their sum is projected back; 0: they read the rows themselves.
-    beside_dense: whether a layer with experts has a dense block too, as `SideBySide`.
+    beside_dense: whether a layer with experts has a dense block too, as `SideBySideWeights`.
     """
 
     count: int

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 
 from decodestep.decoding.config import Config
-from decodestep.decoding.layer_weights import ExpertWeights, InputsOfLayers, Layer, SideBySide
+from decodestep.decoding.layer_weights import ExpertWeights, InputsOfLayers, Layer, SideBySideWeights
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
@@ -77,7 +77,7 @@ def soft_capped(x: np.ndarray, cap: float) -> np.ndarray:
 
 
 def _feed_forward(
-    h: np.ndarray, x: np.ndarray, weights: FeedForward | ExpertWeights | SideBySide, config: Config
+    h: np.ndarray, x: np.ndarray, weights: FeedForward | ExpertWeights | SideBySideWeights, config: Config
 ) -> np.ndarray:
     """h: x normalised, as the layer says."""
     if isinstance(weights, FeedForward):
@@ -85,7 +85,7 @@ def _feed_forward(
     if isinstance(weights, ExpertWeights):
         return _mixture(h, h, weights, config)
     dense = normalise(_dense(h, weights.dense), weights.dense_post_norm, config)
-    routed_by = normalise(x, np.ones(config.hidden, np.float32), config)
+    routed_by = normalise(x, weights.router_norm, config)
     mixed = _mixture(normalise(x, weights.experts_norm, config), routed_by, weights.experts, config)
     return dense + normalise(mixed, weights.experts_post_norm, config)
 

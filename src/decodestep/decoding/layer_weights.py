@@ -125,18 +125,13 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, eq=False)
-class SideBySide:
-    """A dense block and a mixture of experts, which both read the residual stream x, and whose outputs are added:
-
-        rms_norm(dense(rms_norm(x, ffn_norm)), dense_post_norm)
-            + rms_norm(experts(rms_norm(x, experts_norm)), experts_post_norm)
-
-    The router reads x divided by its root mean square.
-    """
+class SideBySideWeights:
+    """A dense block and a mixture of experts that both read the residual stream: `SideBySide`."""
 
     dense: FeedForward
     dense_post_norm: np.ndarray
     experts: ExpertWeights
+    router_norm: np.ndarray
     experts_norm: np.ndarray
     experts_post_norm: np.ndarray
 
@@ -171,7 +166,7 @@ class Layer:
     attention_norm: np.ndarray | None
     mixer: MixerWeights | None
     ffn_norm: np.ndarray | None
-    feed_forward: FeedForward | ExpertWeights | SideBySide | None
+    feed_forward: FeedForward | ExpertWeights | SideBySideWeights | None
     attention_post_norm: np.ndarray | None
     ffn_post_norm: np.ndarray | None
     input: LayerInputWeights | None = None

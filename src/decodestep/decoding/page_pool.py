@@ -8,7 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from weakref import WeakSet
 
 from decodestep._base.checks import require
@@ -17,6 +17,9 @@ from decodestep.decoding.holdings import Holding, Page
 from decodestep.decoding.kv_cache import PAGE, Pages
 from decodestep.decoding.state_rows import StateRows
 from decodestep.errors import CacheFullError as CacheFullError
+
+if TYPE_CHECKING:
+    from decodestep.chat.user_mark import UserMark
 
 MOST_KEPT_BYTES = 2**30  # of pages, and as many of snapshots
 _SEQUENCES = 1024  # that are open at once, if half of the cache has a state for each
@@ -39,7 +42,8 @@ class PagePool:
                      kept       full and held by none: reused by a sequence that begins with the same tokens
                      free       used before, available again
 
-    pages: their number. page_bytes: the size of one. rows: those of recurrent states; None for a model without.
+    pages: their number. page_bytes: the size of one. rows: those of recurrent states; None for a model without. user_mark: by
+    which these are kept before the last turn of a chat, once it is known.
     """
 
     def __init__(self, storage: Pages, max_kept: int, long_after: int | None = None) -> None:
@@ -47,6 +51,7 @@ class PagePool:
         self.pages = storage.count
         self.page_bytes = storage.page_bytes
         self.rows: StateRows | None = None
+        self.user_mark: UserMark | None = None
         if storage.states is not None:
             row_bytes = storage.states[0].nbytes
             most = max(1, MOST_KEPT_BYTES // row_bytes)

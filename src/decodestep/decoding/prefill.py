@@ -9,6 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from decodestep.chat.user_mark import count_common
 from decodestep.decoding.forward import BLOCK
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.sequence import CachedSequence
@@ -120,7 +121,7 @@ class Prefill(Generic[Key]):
                 continue
             if page in pages:
                 other = pages[page]
-                other.sequence.part_at(_count_common(other.tokens, tokens))
+                other.sequence.part_at(count_common(other.tokens, tokens))
                 continue
             fitting = budget.fitting(start, share)
             if taken and fitting == 0:
@@ -165,9 +166,3 @@ def _piece(prompt: _Prompt[Key], count: int) -> tuple[int, ...]:
     start = len(prompt.sequence)
     ends = start + count == len(prompt.tokens)
     return prompt.tokens[start : start + prompt.sequence.pass_length(start, count, ends=ends)]
-
-
-def _count_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """With how many equal tokens two prompts begin."""
-    pairs = zip(one, other, strict=False)
-    return next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), min(len(one), len(other)))

@@ -16,7 +16,7 @@ from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.paged_tokens import PagedTokens, count_pages
 from decodestep.decoding.sequence_state import SequenceState
 from decodestep.decoding.slot_feed import SlotFeed, fill_slots
-from decodestep.decoding.state_rows import last_snapshot
+from decodestep.decoding.state_rows import last_snapshot, passed_pages
 from decodestep.errors import CacheFullError
 
 _OP = "CachedSequence"
@@ -65,12 +65,13 @@ class CachedSequence(PagedTokens):
         fill_slots([self])
         start = len(self.tokens)
         self.expect(start + len(tokens))
+        if self.state is not None:
+            self.state.expect(start, tokens, self._pool.user_mark)
         if len(self._pages) > count_pages(start) or not self._rotates_alike:
             return 0  # a forward pass that failed had taken pages, or pages from here on are rotated in another way
         with LOCK, self._pool.changing_locked():
             if self.state is not None:
                 self._mend_locked()
-                self.state.expect(start + len(tokens))
                 self._resume_locked(tokens, self.state)
             else:
                 self._reuse_pages_locked(tokens)
@@ -344,7 +345,7 @@ class CachedSequence(PagedTokens):
             pages.append(self._pool.take_locked())
             self._pool.storage.copy(page.number, pages[-1].number)
         self._put(first, pages, tokens[: length - len(self.tokens)])
-        state.resume_locked(path[1 : place + part], page, length)
+        state.resume_locked(passed_pages(path[: place + 1], (*rest, *tokens), page), page, length)
         self._pool.release_locked([*replaced, *[page] * part])
         if self.feed is not None:
             self.feed.begin(length, page.states)

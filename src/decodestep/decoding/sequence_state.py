@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.state_rows import START, WRITTEN, Reached, StateRows, last_snapshot
+from decodestep.decoding.state_rows import END_RANK, START, TURN_RANK, WRITTEN, Reached, StateRows, last_snapshot
 from decodestep.decoding.states import ZERO_ROW
 
 if TYPE_CHECKING:
+    from decodestep.chat.user_mark import UserMark
     from decodestep.decoding.holdings import Holding, Page
 
 _REWRITTEN = 8  # tokens at the end of a prompt that the next turn's may not have: a template's beginning of an answer
@@ -26,6 +27,7 @@ class SequenceState:
     Snapshots are left behind at ends of pages and of the sequence:
         where several texts are known to go on in different ways
         at the end of a prompt, but for the tokens that the next turn may not have
+        before the last turn of a user: it may be edited, and what follows it may be rewritten by the turn after it
         between, as far apart as keys take the memory of a row
         where the sequence is closed
     """
@@ -37,7 +39,9 @@ class SequenceState:
         self._marked = False  # whether the state that is kept is one to go back to
         self.branch = 0  # up to where the pool's tree has pages of the text that is read
         self._stops: set[int] = set()  # where prompts that are read with it go on in another way
-        self._end = 0  # where the prompt that is read ends, as far as the next turn has it
+        self._length = 0  # of the prompt that is read
+        self._end = 0  # where it ends, as far as the next turn has it
+        self._turn = 0  # where its last turn of a user begins
         self._last = 0  # the position of the last snapshot that the sequence has left or gone on from
         self._begun_from: Page | None = None  # whose that one is, if the sequence has gone on from it
 
@@ -47,9 +51,14 @@ class SequenceState:
         position = self._held.state.position
         return self._begun if position == WRITTEN else position
 
-    def expect(self, length: int) -> None:
-        """A prompt of so many tokens is read."""
-        self._end = (length - _REWRITTEN) // PAGE * PAGE
+    def expect(self, start: int, tokens: Sequence[int], user_mark: UserMark | None) -> None:
+        """A prompt is read that goes on with these tokens at a position. user_mark: of turns of a user, if it is known."""
+        length = start + len(tokens)
+        if length == self._length:
+            return
+        self._length, self._end = length, (length - _REWRITTEN) // PAGE * PAGE
+        turn = None if user_mark is None else user_mark.last(tokens)
+        self._turn = 0 if turn is None else start + turn
 
     def part_at(self, position: int) -> None:
         """A text that begins with so many of this one's tokens goes on in another way."""
@@ -60,9 +69,8 @@ class SequenceState:
 
         ends: whether they end a prompt.
         """
-        stops = [
-            stop for stop in (*self._stops, self.branch, self._end) if length < stop < length + count and self._wants(stop)
-        ]
+        places = (*self._stops, self.branch, self._end, self._before_turn)
+        stops = [stop for stop in places if length < stop < length + count and self._wants(stop)]
         if stops:
             return min(stops) - length
         whole = count - (length + count) % PAGE
@@ -70,8 +78,13 @@ class SequenceState:
 
     def _wants(self, position: int) -> bool:
         """Whether a snapshot is wanted after so many tokens, at the price of a pass."""
-        apart = position - self._last
-        return (apart >= _SHARED and self._is_shared(position)) or (apart >= _APART and position == self._end)
+        apart, is_early = position - self._last, self._is_shared(position) or position == self._before_turn
+        return (apart >= _SHARED and is_early) or (apart >= _APART and position == self._end)
+
+    @property
+    def _before_turn(self) -> int:
+        """The last end of a page before the last turn of a user."""
+        return self._turn // PAGE * PAGE
 
     def _is_shared(self, position: int) -> bool:
         return position == self.branch or position in self._stops
@@ -137,10 +150,12 @@ class SequenceState:
         row, length = self._held.state
         if row is None or page is None or page.parent is None:
             return
-        wanted = self._wants(length)
+        wanted, is_shared = self._wants(length), self._is_shared(length)
         if wanted or (prompt and length - self._last >= self._rows.interval):
             if page.snapshot is None:
-                self._rows.keep_locked(page, row, length, end=wanted, shared=self._is_shared(length))
+                of_turn = length == self._before_turn and length != self._end and not is_shared
+                rank = None if not wanted else TURN_RANK if of_turn else END_RANK
+                self._rows.keep_locked(page, row, length, rank, shared=is_shared)
             self._last, self._begun_from = length, None
 
     def go_back_locked(self, path: Sequence[Page], tokens: Sequence[int], length: int) -> None:
@@ -185,9 +200,10 @@ class SequenceState:
         if row is None:
             return
         if page.snapshot is None:
-            self._rows.keep_locked(page, row, position, end=True)
+            self._rows.keep_locked(page, row, position, END_RANK)
         if self._begun_from is not None:
-            self._rows.pass_locked(self._begun_from, uses=1)
+            is_before_turn = self._last <= self._turn and self._before_turn - self._last < _SHARED
+            self._rows.pass_locked(self._begun_from, uses=1, rank=TURN_RANK if is_before_turn else 0)
 
     @property
     def is_worth_leaving(self) -> bool:

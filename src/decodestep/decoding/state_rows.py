@@ -15,7 +15,9 @@ from decodestep.errors import CacheFullError
 if TYPE_CHECKING:
     from decodestep.decoding.holdings import Holding, Page
 
-_END_RANK = 12  # of snapshots where a prompt or an answer ended; below it those between, by the power of two in their position
+# Of snapshots where a prompt or an answer ended, and before the last turn of a user; below them are those between, by the power
+# of two in their position.
+END_RANK, TURN_RANK = 13, 12
 
 
 class StateRow:
@@ -73,7 +75,7 @@ class StateRows:
         self._fresh = ZERO_ROW + 1  # the first row that has never been handed out
         self._free: list[int] = []
         self._claimed = 0
-        self._snapshots: list[dict[Page, None]] = [{} for _ in range(_END_RANK + 1)]  # by rank, by their last use
+        self._snapshots: list[dict[Page, None]] = [{} for _ in range(END_RANK + 1)]  # by rank, by their last use
 
     @property
     def snapshots(self) -> int:
@@ -126,13 +128,14 @@ class StateRows:
             if row.users == 0:
                 self._free.append(row.number)
 
-    def keep_locked(self, page: Page, row: StateRow, position: int, *, end: bool, shared: bool = False) -> None:
+    def keep_locked(self, page: Page, row: StateRow, position: int, rank: int | None, *, shared: bool = False) -> None:
         """Makes a row, which has the state after `position` tokens, the snapshot of a page of the tree that has none.
 
-        end: whether a prompt or an answer ended there. shared: whether other texts are known to go on from there.
+        rank: of its own; None: that of its position. shared: whether other texts are known to go on from there.
         """
-        pages = position // PAGE
-        rank = _END_RANK if end else min((pages & -pages).bit_length(), _END_RANK) - 1
+        if rank is None:
+            pages = position // PAGE
+            rank = min((pages & -pages).bit_length(), TURN_RANK) - 1
         self.hold_locked(row)
         page.snapshot = Snapshot(row, rank, int(shared))
         self._snapshots[rank][page] = None
@@ -143,12 +146,16 @@ class StateRows:
         """A sequence goes on from the page's snapshot."""
         assert page.snapshot is not None
         page.snapshot.uses += 1
-        self._rank_locked(page, _END_RANK if page.snapshot.uses > 1 else page.snapshot.rank)
+        self._rank_locked(page, END_RANK if page.snapshot.uses > 1 else page.snapshot.rank)
 
-    def pass_locked(self, page: Page, uses: int) -> None:
-        """A text has gone on to a later snapshot: an end that had no more uses is now one of the first to go."""
-        if page.snapshot is not None and page.snapshot.rank == _END_RANK and page.snapshot.uses <= uses:
-            self._rank_locked(page, 0)
+    def pass_locked(self, page: Page, uses: int, rank: int = 0) -> None:
+        """A text has gone on to a later snapshot: the rank of an end that had no more uses falls, or of the state before a turn
+        that is no longer the last."""
+        snapshot = page.snapshot
+        if snapshot is None or not rank < snapshot.rank >= TURN_RANK:
+            return
+        if snapshot.uses <= (uses if snapshot.rank == END_RANK else 1):
+            self._rank_locked(page, rank)
 
     def drop_locked(self, page: Page) -> None:
         """Drops the page's snapshot, if it has one."""
@@ -196,6 +203,16 @@ class StateRows:
 
     def _evict_locked(self) -> None:
         self.drop_locked(next(page for pages in self._snapshots for page in pages))
+
+
+def passed_pages(path: Sequence[Page], tokens: Sequence[int], last: Page) -> list[Page]:
+    """The pages of a text before `last`, which follows path or is its end, with those that are partly filled."""
+    found = [page for page in path[1:] if page is not last]
+    for place, page in enumerate(path):
+        part = tuple(tokens[place * PAGE : (place + 1) * PAGE - 1])
+        after = (page.children.get(part[:count]) for count in range(1, len(part) + 1))
+        found += [each for each in after if each is not None and each is not last]
+    return found
 
 
 def last_snapshot(path: Sequence[Page], tokens: Sequence[int]) -> tuple[int, Page] | None:

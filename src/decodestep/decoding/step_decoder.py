@@ -21,7 +21,7 @@ from decodestep.decoding.layer_weights import (
     Layer,
     MambaWeights,
     MixerWeights,
-    SideBySide,
+    SideBySideWeights,
     Weights,
 )
 from decodestep.decoding.next_tokens import NextTokenLayers
@@ -36,6 +36,7 @@ from decodestep.ops.decoder_forward import (
     Mamba,
     Mixture,
     ShortConvolution,
+    SideBySide,
     cpu,
 )
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
@@ -55,12 +56,11 @@ QUANTISED = {name.lower(): Format[name] for name in ("Q8_0", "Q4_0", "Q2_K", "Q3
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run a model of this config, or None."""
     latent, experts = config.latent_attention, config.experts
-    blocks = [*(config.feed_forwards or [config.feed_forward])] if experts is None or not all(experts.layers) else []
+    all_of_experts = experts is not None and all(experts.layers) and not experts.beside_dense
+    blocks = [] if all_of_experts else [*(config.feed_forwards or [config.feed_forward])]
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
         return why
-    if experts is not None and experts.beside_dense:
-        return "it has no experts beside a dense block"
     if experts is not None and experts.latent % 32:
         return f"latent of experts {experts.latent} is not a multiple of 32"
     if config.layer_inputs % 32:
@@ -234,11 +234,18 @@ def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
 
 
-def _feed_forward(weights: FeedForward | ExpertWeights | SideBySide | None, config: Config) -> FeedForward | Mixture | None:
+def _feed_forward(
+    weights: FeedForward | ExpertWeights | SideBySideWeights | None, config: Config
+) -> FeedForward | Mixture | SideBySide | None:
     if weights is None or isinstance(weights, FeedForward):
         return weights
-    assert isinstance(weights, ExpertWeights) and config.experts is not None
-    fields = {name: value for name, value in vars(weights).items() if name != "factors"}  # which those in `SideBySide` have
+    if isinstance(weights, SideBySideWeights):
+        return SideBySide(**vars(weights) | {"experts": _mixture(weights.experts, config)})
+    return _mixture(weights, config)
+
+
+def _mixture(weights: ExpertWeights, config: Config) -> Mixture:
+    assert config.experts is not None
     gate = None if weights.shared_gate is None else LinearPanels.pack(weights.shared_gate)
     dense = {"router": LinearPanels.pack(weights.router), "shared_gate": gate}
-    return Mixture(**fields | dense, rule=config.experts.rule)
+    return Mixture(**vars(weights) | dense, rule=config.experts.rule)

@@ -9,7 +9,7 @@ from typing import Any
 
 from decodestep.decoding.config import Config
 from decodestep.families import qwen3_next
-from decodestep.families.common.description import Architecture, Family, Fields, ModelType, Wrapper
+from decodestep.families.common.description import TEXT_PREFIXES, Architecture, Family, Fields, ModelType, Wrapper
 from decodestep.families.common.mixers import file_mixers
 from decodestep.families.common.refusals import first_of
 
@@ -26,6 +26,8 @@ TENSORS = {
     "delta_beta": "linear_attn.in_proj_b.weight",
     "delta_alpha": "linear_attn.in_proj_a.weight",
 }
+PREFIXES = {"model.mtp.": "mtp."}  # of the layer for next-token prediction in some folders
+WRAPPED = {**TEXT_PREFIXES, **PREFIXES, "mtp.": "mtp."}
 # For texts the positions of all three axes are equal, so that these sections of a rope change nothing.
 _SECTIONS = [11, 11, 10, 0]
 
@@ -56,12 +58,15 @@ FAMILY = Family(
             defaults=DEFAULTS,
             layers=qwen3_next.LAYERS,
             mixers=qwen3_next.MIXERS,
+            next_token_layers=True,
+            next_token_names=qwen3_next.NEXT_TOKEN_NAMES,
             more=qwen3_next.more,
             check=qwen3_next.check,
             tensors=TENSORS,
+            prefixes=PREFIXES,
             norm_shift=1.0,
         ),
     ),
     gguf=GGUF,
-    wrappers=(Wrapper("qwen3_5", unsaid="qwen3_5_text"),),
+    wrappers=(Wrapper("qwen3_5", unsaid="qwen3_5_text", prefixes=WRAPPED),),
 )

@@ -1,7 +1,7 @@
 """Qwen3-Next: linear attention by the gated delta rule in three layers of four, attention with a gate and a rope of a part of a
 head in the fourth; a mixture of experts with a shared expert that has a gate.
 
-Norm weights are stored as differences from 1. Layers for next-token prediction are left out.
+Norm weights are stored as differences from 1. The layer for next-token prediction attends, and has names of its own.
 """
 
 from __future__ import annotations
@@ -46,6 +46,13 @@ MIXTURE: dict[str, Any] = {
 }
 ATTENTION = GroupedKeys(rope_dim=partial_rope(0.25), gated=True)
 FILE_ATTENTION = GroupedFile(partial_rope=True, gated=True)
+NEXT_TOKEN_NAMES = {
+    "mtp.layers.0.": "",
+    "mtp.fc.": "eh_proj.",
+    "mtp.norm.": "shared_head.norm.",
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+}
 SHARED_EXPERT = {
     "shared_factor": "mlp.shared_expert_gate.weight",
     **{f"shared_{part}": f"mlp.shared_expert.{part}_proj.weight" for part in ("gate", "up", "down")},
@@ -86,7 +93,8 @@ def file_more(*, tiled: bool) -> Any:
 def written(config: Config) -> Fields:
     """Which layers attend, also for readers that know but an interval."""
     recurrent = [mixer != "attention" for mixer in config.mixers]
-    made: Fields = {"attention.recurrent_layers": recurrent} if recurrent else {}
+    flags = recurrent + [False] * config.next_token_layers
+    made: Fields = {"attention.recurrent_layers": flags} if recurrent else {}
     interval = recurrent.index(False) + 1 if recurrent else 1
     if config.mixers in ((), mixers_by_interval("delta", interval, config.layers)):
         made["full_attention_interval"] = interval
@@ -142,6 +150,8 @@ FAMILY = Family(
                 shared_width="shared_expert_intermediate_size",
                 shared_gated=True,
             ),
+            next_token_layers=True,
+            next_token_names=NEXT_TOKEN_NAMES,
             more=more,
             check=check,
             tensors=SHARED_EXPERT

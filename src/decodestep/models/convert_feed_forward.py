@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from decodestep.decoding.layer_weights import ExpertWeights, SideBySide, Weight
+from decodestep.decoding.layer_weights import ExpertWeights, SideBySideWeights, Weight
 from decodestep.families.common.names import FEED_FORWARD
 from decodestep.models.checkpoint import Stored
 from decodestep.models.layer_parts import LayerParts
@@ -17,14 +17,19 @@ from decodestep.weights.packed import DENSE_FORMATS, PackedWeight
 _GATES = {"gelu_gated": "gelu", "clamped_swiglu": "clamped_silu"}  # the activations of `FeedForward`, by the config's
 
 
-def feed_forward(layer: LayerParts) -> FeedForward | ExpertWeights | SideBySide | None:
+def feed_forward(layer: LayerParts) -> FeedForward | ExpertWeights | SideBySideWeights | None:
     if not layer.is_of_experts:
         return _dense(layer) if layer.has("down") else None
     if not layer.config.has_dense_block(layer.number):
         return _experts(layer)
-    norms = (layer.vector(name) for name in ("dense_post_norm", "routed_norm", "routed_post_norm"))
-    of_dense, before, after = norms
-    return SideBySide(_dense(layer), of_dense, _experts(layer), before, after)
+    return SideBySideWeights(
+        dense=_dense(layer),
+        dense_post_norm=layer.vector("dense_post_norm"),
+        experts=_experts(layer),
+        router_norm=layer.vector("router_scale") * np.float32(layer.config.hidden**-0.5),
+        experts_norm=layer.vector("routed_norm"),
+        experts_post_norm=layer.vector("routed_post_norm"),
+    )
 
 
 def _dense(layer: LayerParts, prefix: str = "") -> FeedForward:
@@ -63,7 +68,7 @@ def _experts(layer: LayerParts) -> ExpertWeights:
             gate = layer.pack(layer.stack("experts_gate")) if layer.has("experts_gate") else None
         down = layer.pack(layer.stack("experts_down_together" if layer.has("experts_down_together") else "experts_down"))
     return ExpertWeights(
-        router=_router(layer),
+        router=_in_dense_format(layer.weight("router")),
         bias=layer.optional_vector("correction"),
         router_bias=layer.optional_vector("router_bias"),
         routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
@@ -73,15 +78,6 @@ def _experts(layer: LayerParts) -> ExpertWeights:
         latent_down=layer.packed("latent_down") if experts.latent else None,
         latent_up=layer.packed("latent_up") if experts.latent else None,
     )
-
-
-def _router(layer: LayerParts) -> PackedWeight:
-    """In a dense format, with the factors of what it reads in it."""
-    router = _in_dense_format(layer.weight("router"))
-    if not layer.has("router_scale"):
-        return router
-    factors = layer.vector("router_scale") * np.float32(layer.config.hidden**-0.5)
-    return PackedWeight.from_array(router.dense() * factors[:, None])
 
 
 def _in_dense_format(stored: Stored) -> PackedWeight:

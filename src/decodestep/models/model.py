@@ -13,6 +13,7 @@ from decodestep._base.checks import require, require_choice, require_ids
 from decodestep._base.threads import use_threads
 from decodestep.chat.template import until_content
 from decodestep.chat.traced_text import runs
+from decodestep.chat.user_mark import UserMark, find_user_mark
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder
 from decodestep.decoding.forward import forward
@@ -173,8 +174,16 @@ class Model:
         """
         require_choice("chat_ids", "control_tokens", control_tokens, ("text", "parse"))
         prompt = self._rendered(messages, tools, documents, add_generation_prompt, continue_final_message, variables)
-        if control_tokens == "parse":
-            return self.tokenizer.encode_rendered(str.__str__(prompt))
+        if self.cache.rows is not None:
+            self.cache.user_mark = self._user_mark
+        return self.tokenizer.encode_rendered(str.__str__(prompt)) if control_tokens == "parse" else self._encode(prompt)
+
+    @cached_property
+    def _user_mark(self) -> UserMark | None:
+        """By which recurrent states are kept where a chat may go on in another way."""
+        return find_user_mark(lambda messages: self._encode(self._rendered(messages, None, None, True, False, {})))
+
+    def _encode(self, prompt: str) -> list[int]:
         return self.tokenizer.encode_pieces(self.tokenizer.control_tokens.split(runs(prompt)))
 
     def _rendered(

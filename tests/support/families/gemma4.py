@@ -56,7 +56,7 @@ CASES = {
             },
             {**_GEMMA, "num_hidden_layers": 3, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 9},
         ],
-        native=(0, 1, 3),
+        native=(0, 1, 2, 3),
         in_gguf=(0, 1, 2, 3),
         written=(0, {"num_kv_shared_layers": 2}),
         place="gemma4",

@@ -148,7 +148,8 @@ class ModelType:
     activation, feed_forward: the keys of the activation, and of the width, of a dense block. mlp_bias: the key
         that says whether the products of dense blocks have biases; None: they have none.
     experts: the mixture of experts; None: it has none. next_token_layers: whether layers for next-token prediction
-        may follow the last one.
+        may follow the last one. next_token_names: where such a layer is not among the others, what the names of its tensors
+        begin with, and what takes its place within a layer.
     more: further fields of `Config`, by the keys and the fields that all models have. check: raises for what is not supported.
     sizes_by_layer: whether per_layer_config may have sizes of single layers, which `attention` reads.
     rope_types: of rope types, those that the class takes for another one. query_growth: the rope's key of how queries grow with
@@ -177,6 +178,7 @@ class ModelType:
     mlp_bias: str | None = None
     experts: Callable[[Keys, int], Experts | None] | None = None
     next_token_layers: bool = False
+    next_token_names: Mapping[str, str] = field(default_factory=dict)
     more: Callable[[Keys, Fields], Fields] = nothing
     check: Callable[[Keys, Fields], None] = no_objection
     sizes_by_layer: bool = False
@@ -196,19 +198,20 @@ class ModelType:
         return names.changed(names.FOLDER, names.layer_names(self.tensors) | dict(self.outside))
 
 
+# Of most wrappers: what the names of the text model's tensors begin with, and what takes its place.
+TEXT_PREFIXES: Mapping[str, str] = {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."}
+
+
 @dataclass(frozen=True)
 class Wrapper:
     """A folder with a text model beside others, of images or sounds, which are left out.
 
-    name: its model_type. unsaid: that of a text_config without one. prefixes: what the names of the text model's tensors begin
-    with, and what takes its place.
+    name: its model_type. unsaid: that of a text_config without one. prefixes: as `TEXT_PREFIXES`.
     """
 
     name: str
     unsaid: str
-    prefixes: Mapping[str, str] = field(
-        default_factory=lambda: {"language_model.": "", "model.language_model.": "model.", "lm_head.": "lm_head."}
-    )
+    prefixes: Mapping[str, str] = field(default_factory=lambda: TEXT_PREFIXES)
 
 
 @dataclass(frozen=True)

@@ -156,9 +156,12 @@ _FOLDER_LAYER = {
 }
 
 
+LAYER = "model.layers.{i}."  # what the names of a layer's tensors begin with in a folder
+
+
 def layer_names(names: Mapping[str, str]) -> dict[str, str]:
     """The names of a folder's tensors, by part, of the names within a layer."""
-    return {part: f"model.layers.{{i}}.{name}" for part, name in names.items()}
+    return {part: LAYER + name for part, name in names.items()}
 
 
 FOLDER = {

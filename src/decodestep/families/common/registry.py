@@ -9,6 +9,8 @@ from pkgutil import iter_modules
 
 from decodestep import families
 from decodestep.errors import ModelError
+from decodestep.families.common import names
+from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Architecture, Family, ModelType, Wrapper
 from decodestep.families.common.unknown import describe
 from decodestep.files.model_folder import ModelFolder
@@ -30,12 +32,12 @@ _OF_ALL = ("tie_word_embeddings", "quantization_config", "_name_or_path")
 
 
 def text_model(folder: ModelFolder) -> ModelFolder:
-    """The text model of a folder that has others beside it; another folder as it is, but for its family's older names."""
+    """The text model of a folder that has others beside it; another folder as it is, but for names that stand for others."""
     name = str(folder.config.get("model_type"))
     wrapper = WRAPPERS.get(name)
     if wrapper is None:
-        prefixes = MODEL_TYPES[name].prefixes if name in MODEL_TYPES else {}
-        return _renamed(folder, prefixes) if prefixes else folder
+        model_type = MODEL_TYPES.get(name)
+        return folder if model_type is None else _with_next_token_layer(_renamed(folder, model_type.prefixes), model_type)
     config = folder.config.get("text_config")
     if not isinstance(config, dict):
         raise ModelError(f"{folder.path}: config.json: text_config must be an object")
@@ -47,10 +49,25 @@ def text_model(folder: ModelFolder) -> ModelFolder:
         prefix = next((prefix for prefix in wrapper.prefixes if name.startswith(prefix)), None)
         if prefix is not None:
             made.tensors[wrapper.prefixes[prefix] + name.removeprefix(prefix)] = tensor
-    return made
+    model_type = MODEL_TYPES.get(made.config["model_type"])
+    return made if model_type is None else _with_next_token_layer(made, model_type)
+
+
+def _with_next_token_layer(folder: ModelFolder, model_type: ModelType) -> ModelFolder:
+    """With the layer for next-token prediction as the one after the last, if the folder has it under names of its own."""
+    if not model_type.next_token_names:
+        return folder
+    keys = Keys(folder, model_type.name, model_type.defaults, model_type.aliases, model_type.rope_types)
+    layer = model_type.layer_count(keys)
+    made = _renamed(
+        folder, {prefix: names.LAYER.format(i=layer) + name for prefix, name in model_type.next_token_names.items()}
+    )
+    return made if names.FOLDER["next_join"].format(i=layer) in made.tensors else folder
 
 
 def _renamed(folder: ModelFolder, prefixes: Mapping[str, str]) -> ModelFolder:
+    if not prefixes:
+        return folder
     made = copy(folder)
     made.tensors = {}
     for name, tensor in folder.tensors.items():

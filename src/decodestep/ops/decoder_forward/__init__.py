@@ -13,6 +13,7 @@ from decodestep.ops.decoder_forward.layers import LatentAttention as LatentAtten
 from decodestep.ops.decoder_forward.layers import LayerInput as LayerInput
 from decodestep.ops.decoder_forward.layers import LayerWeights as LayerWeights
 from decodestep.ops.decoder_forward.layers import Mixture as Mixture
+from decodestep.ops.decoder_forward.layers import SideBySide as SideBySide
 from decodestep.ops.decoder_forward.recurrent_layers import DeltaRule as DeltaRule
 from decodestep.ops.decoder_forward.recurrent_layers import Mamba as Mamba
 from decodestep.ops.decoder_forward.recurrent_layers import ShortConvolution as ShortConvolution
@@ -77,8 +78,11 @@ def decoder_forward(
 
         a recurrence of h: as `DeltaRule`, `Mamba` and `ShortConvolution` say, with the states of the token's sequence
 
+        a dense block and a mixture side by side: as `SideBySide` says
+
         a mixture of experts of h:
             mixture_of_experts(h, *expert_router(h @ router + router_bias, rule, bias), routed, shared)
+            with factors the weights of the chosen experts are multiplied by theirs
             with shared_gate the shared block is multiplied by sigmoid(h @ shared_gate)
             with a latent the routed experts read h @ latent_down, and their sum is multiplied by latent_up
 

@@ -14,7 +14,7 @@ from decodestep._base.arrays import contiguous
 from decodestep._base.profiling import add_part, is_timed
 from decodestep._base.threads import threads
 from decodestep.ops.decoder_forward.arguments import Call
-from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture, SideBySide
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentSizes
 from decodestep.ops.expert_router.cpu import native_rule
@@ -63,8 +63,7 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
         return None
     if (why := block_obstacle(w.hidden, (block.width for block in w.feed_forwards))) is not None:
         return why
-    mixtures = (layer.feed_forward for layer in w.layers if isinstance(layer.feed_forward, Mixture))
-    odd = next((m.routed.hidden for m in mixtures if m.routed.hidden % 32), 0)
+    odd = next((m.routed.hidden for m in w.mixtures if m.routed.hidden % 32), 0)
     if odd:
         return f"latent of experts {odd} is not a multiple of 32"
     if w.input_width % 32:
@@ -153,8 +152,9 @@ def _layer(w: LayerWeights, weights: DecoderWeights) -> dict[str, Any]:
         "scale": w.scale,
         "input": w.input and {field.name: _native_form(getattr(w.input, field.name)) for field in fields(w.input)},
         **_mixer(w.mixer, weights),
-        "mixture": _mixture(block) if isinstance(block, Mixture) else None,
-        **({} if isinstance(block, Mixture) else {"feed_forward": native_panels(block)}),
+        "feed_forward": native_panels(w.dense),
+        "mixture": w.mixture and _mixture(w.mixture),
+        "beside": {name: contiguous(norm) for name, norm in block.norms().items()} if isinstance(block, SideBySide) else None,
     }
 
 
@@ -199,6 +199,7 @@ def _mixture(m: Mixture) -> dict[str, Any]:
         "rule": native_rule(m.rule),
         "bias": _native_form(m.bias),
         "router_bias": _native_form(m.router_bias),
+        "factors": _native_form(m.factors),
         "routed": native_panels(m.routed),
         "shared": native_panels(m.shared),
         **{name: _native_form(getattr(m, name)) for name in ("shared_gate", "latent_down", "latent_up")},

@@ -1,4 +1,5 @@
-"""The weights of one layer: attention of one of two kinds or a recurrence, and one of two kinds of feed-forward block."""
+"""The weights of one layer: attention of one of two kinds or a recurrence, and a feed-forward block of one of two kinds or of
+both beside each other."""
 
 from __future__ import annotations
 
@@ -86,9 +87,31 @@ class Mixture:
     routed: FeedForward  # of E blocks, `LinearPanels`
     shared: FeedForward | None  # of one block, `LinearPanels`
     router_bias: np.ndarray | None = None  # float32 (E,), added to the router's logits
+    factors: np.ndarray | None = None  # float32 (E,), of the weights of the chosen experts
     shared_gate: LinearPanels | None = None  # (He, 1), whose sigmoid multiplies the shared block
     latent_down: LinearPanels | None = None  # (He, R), to the rows that the routed experts read
     latent_up: LinearPanels | None = None  # (R, He), from their sum
+
+
+@dataclass(frozen=True, eq=False)
+class SideBySide:
+    """A dense block and a mixture that both read the residual stream x, and whose outputs are added:
+
+        rms_norm(dense(rms_norm(x, ffn_norm)), dense_post_norm)
+            + rms_norm(experts(rms_norm(x, experts_norm)), experts_post_norm)
+
+    The router reads rms_norm(x, router_norm). Norms: (He,) float32. The mixture has neither a shared block nor a latent.
+    """
+
+    dense: FeedForward  # of one block, `LinearPanels`
+    dense_post_norm: np.ndarray
+    experts: Mixture
+    router_norm: np.ndarray
+    experts_norm: np.ndarray
+    experts_post_norm: np.ndarray
+
+    def norms(self) -> dict[str, np.ndarray]:
+        return {name: norm for name, norm in vars(self).items() if name.endswith("norm")}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,14 +125,14 @@ class LayerInput:
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`. One of mixer and
-    feed_forward may be None, and has no norms then.
+    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`, or both side by
+    side. One of mixer and feed_forward may be None, and has no norms then.
 
     Attributes:
         attention_norm: of what the mixer reads; None: it is the residual stream itself.
         ffn_norm: what the feed-forward block reads, likewise.
         attention_post_norm: of the output of the mixer; None if there is none.
-        ffn_post_norm: of the output of the feed-forward block, likewise; a mixture has none.
+        ffn_post_norm: of the output of the feed-forward block, likewise; a mixture that is alone has none.
         parallel: whether the feed-forward block reads the residual stream as it was before the mixer; without post norms.
         input: what is added of an input of the layer; None: it has none.
         scale: a factor of the residual stream after the layer, of one with a norm after the feed-forward block or an input.
@@ -118,9 +141,21 @@ class LayerWeights:
     attention_norm: np.ndarray | None
     mixer: GroupedAttention | LatentAttention | Recurrence | None
     ffn_norm: np.ndarray | None
-    feed_forward: FeedForward | Mixture | None
+    feed_forward: FeedForward | Mixture | SideBySide | None
     attention_post_norm: np.ndarray | None = None
     ffn_post_norm: np.ndarray | None = None
     parallel: bool = False
     input: LayerInput | None = None
     scale: float = 1.0
+
+    @property
+    def dense(self) -> FeedForward | None:
+        """The dense block, where there is one."""
+        block = self.feed_forward.dense if isinstance(self.feed_forward, SideBySide) else self.feed_forward
+        return block if isinstance(block, FeedForward) else None
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The mixture, where there is one."""
+        block = self.feed_forward.experts if isinstance(self.feed_forward, SideBySide) else self.feed_forward
+        return block if isinstance(block, Mixture) else None

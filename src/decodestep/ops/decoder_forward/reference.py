@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward import group_cache
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
-from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture
+from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture, SideBySide
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.decoder_forward.recurrent_reference import Recurrences, sigmoid
 from decodestep.ops.decoder_forward.weights import DecoderWeights
@@ -42,7 +44,11 @@ def forward(call: Call) -> np.ndarray:
             x = x + normalise(added, layer.attention_post_norm) * scale
         if layer.feed_forward is not None:
             h = normalise(before if layer.parallel else x, layer.ffn_norm)
-            x = x + normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm) * scale
+            if isinstance(layer.feed_forward, SideBySide):
+                made = _side_by_side(x, h, layer.feed_forward, normalise)
+            else:
+                made = _feed_forward(h, layer.feed_forward)
+            x = x + normalise(made, layer.ffn_post_norm) * scale
         if layer.input is not None and call.layer_inputs is not None:
             gated = gelu_gated(linear(x, layer.input.gate), call.layer_inputs[:, number])
             x = x + normalise(linear(gated, layer.input.output), layer.input.norm) * scale
@@ -93,10 +99,23 @@ def _normalise_heads(w: DecoderWeights, heads: np.ndarray, norm: np.ndarray | No
     return made
 
 
+def _side_by_side(
+    x: np.ndarray, h: np.ndarray, w: SideBySide, normalise: Callable[[np.ndarray, np.ndarray | None], np.ndarray]
+) -> np.ndarray:
+    """h: what the dense block reads, x normalised."""
+    mixed = _mixture(normalise(x, w.experts_norm), normalise(x, w.router_norm), w.experts)
+    return normalise(feed_forward(h, w.dense), w.dense_post_norm) + normalise(mixed, w.experts_post_norm)
+
+
 def _feed_forward(h: np.ndarray, block: FeedForward | Mixture) -> np.ndarray:
-    if isinstance(block, FeedForward):
-        return feed_forward(h, block)
-    experts, weights = route(with_bias(linear(h, block.router), block.router_bias), block.rule, block.bias)
+    return feed_forward(h, block) if isinstance(block, FeedForward) else _mixture(h, h, block)
+
+
+def _mixture(h: np.ndarray, routed_by: np.ndarray, block: Mixture) -> np.ndarray:
+    """routed_by: what the router reads."""
+    experts, weights = route(with_bias(linear(routed_by, block.router), block.router_bias), block.rule, block.bias)
+    if block.factors is not None:
+        weights = weights * block.factors.astype(weights.dtype)[experts]
     if block.latent_down is None or block.latent_up is None:
         routed = mixture(h, experts, weights, block.routed, None)
     else:

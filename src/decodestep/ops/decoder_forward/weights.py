@@ -9,9 +9,9 @@ import numpy as np
 
 from decodestep._base.checks import Phrase, is_finite, is_int, require
 from decodestep.ops.decoder_forward.checks import CLASS, require_bias, require_cap, require_panels, require_vector
-from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.feed_forward_checks import check_beside, check_dense, check_mixture
+from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture, SideBySide
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence, state_places
-from decodestep.ops.expert_router.arguments import RouterRule
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -128,12 +128,14 @@ class DecoderWeights:
             require(ok, CLASS, f"{name}.feed_forward", "given where a layer has no mixer, or norms of it", block)
         elif isinstance(block, Mixture):
             require(layer.ffn_post_norm is None, CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
-            _check_mixture(f"{name}.feed_forward", block, self.hidden)
+            check_mixture(f"{name}.feed_forward", block, self.hidden)
+        elif isinstance(block, SideBySide):
+            require(not layer.parallel, CLASS, f"{name}.parallel", "False with blocks side by side", layer.parallel)
+            check_beside(f"{name}.feed_forward", block, self.hidden)
         else:
-            ok = isinstance(block, FeedForward)
-            require(ok, CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Phrase(type(block).__name__))
-            _check_block(f"{name}.feed_forward", block, self.hidden)
-            require(block.count == 1, CLASS, f"{name}.feed_forward", "one block", block.count)
+            ok, kinds = isinstance(block, FeedForward), "a FeedForward, a Mixture or a SideBySide"
+            require(ok, CLASS, f"{name}.feed_forward", kinds, Phrase(type(block).__name__))
+            check_dense(f"{name}.feed_forward", block, self.hidden)
 
     def _check_sizes(self, name: str, a: GroupedAttention, number: int) -> None:
         sizes = self.sizes(a)
@@ -287,13 +289,17 @@ class DecoderWeights:
     def feed_forwards(self) -> Iterator[FeedForward]:
         """All blocks: those of dense layers, those of the experts, and the shared ones."""
         for layer in self.layers:
-            block = layer.feed_forward
-            if isinstance(block, FeedForward):
-                yield block
-            elif block is not None:
-                yield block.routed
-                if block.shared is not None:
-                    yield block.shared
+            if layer.dense is not None:
+                yield layer.dense
+            if layer.mixture is not None:
+                yield layer.mixture.routed
+                if layer.mixture.shared is not None:
+                    yield layer.mixture.shared
+
+    @property
+    def mixtures(self) -> list[Mixture]:
+        """Of the layers that have experts, in order."""
+        return [layer.mixture for layer in self.layers if layer.mixture is not None]
 
     @property
     def vocab_size(self) -> int:
@@ -302,8 +308,7 @@ class DecoderWeights:
     @property
     def nbytes(self) -> int:
         """Bytes of the panels: everything but the embedding and the norms. A step of many tokens reads all of them once."""
-        mixtures = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
-        of_mixtures = [(m.router, m.shared_gate, m.latent_down, m.latent_up) for m in mixtures]
+        of_mixtures = [(m.router, m.shared_gate, m.latent_down, m.latent_up) for m in self.mixtures]
         routers = [panels for given in of_mixtures for panels in given if panels is not None]
         products = [panels for layer in self.layers if layer.mixer for panels in layer.mixer.products()]
         products += [panels for layer in self.layers if layer.input for panels in (layer.input.gate, layer.input.output)]
@@ -319,39 +324,3 @@ def _check_latent_sizes(sizes: LatentSizes, kv_heads: int, head_dim: int) -> Non
     require(is_finite(sizes.eps) and sizes.eps >= 0, CLASS, "latent.eps", "a finite number >= 0", sizes.eps)
     require(kv_heads == 1, CLASS, "kv_heads", "1 with latent attention", kv_heads)
     require(head_dim == sizes.nope + sizes.rope, CLASS, "head_dim", f"{sizes.nope} + {sizes.rope}, as in `latent`", head_dim)
-
-
-def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
-    both = (mixture.latent_down is None) == (mixture.latent_up is None)
-    require(both, CLASS, f"{name}.latent_up", "given with latent_down, and only then", mixture.latent_up)
-    read = hidden
-    if mixture.latent_down is not None and mixture.latent_up is not None:
-        read = getattr(mixture.latent_down, "outputs", 0)
-        require_panels(f"{name}.latent_down", mixture.latent_down, (hidden, read))
-        require_panels(f"{name}.latent_up", mixture.latent_up, (read, hidden))
-    _check_block(f"{name}.routed", mixture.routed, read)
-    experts = mixture.routed.count
-    require_panels(f"{name}.router", mixture.router, (hidden, experts))
-    require(isinstance(mixture.rule, RouterRule), CLASS, f"{name}.rule", "a RouterRule", mixture.rule)
-    mixture.rule.check(experts, f"{CLASS}: {name}.rule")
-    if mixture.router_bias is not None:
-        require_vector(f"{name}.router_bias", mixture.router_bias, experts)
-    if mixture.bias is not None:
-        require_vector(f"{name}.bias", mixture.bias, experts)
-        require(bool(np.isfinite(mixture.bias).all()), CLASS, f"{name}.bias", "finite", Phrase("a number that is not"))
-    if mixture.shared is not None:
-        _check_block(f"{name}.shared", mixture.shared, hidden)
-        require(mixture.shared.count == 1, CLASS, f"{name}.shared", "one block", mixture.shared.count)
-    if mixture.shared_gate is not None:
-        ok = mixture.shared is not None and mixture.shared.down_bias is None
-        require(
-            ok, CLASS, f"{name}.shared_gate", "None but for a shared block without a bias of its outputs", mixture.shared_gate
-        )
-        require_panels(f"{name}.shared_gate", mixture.shared_gate, (hidden, 1))
-
-
-def _check_block(name: str, block: FeedForward, hidden: int) -> None:
-    require(isinstance(block, FeedForward), CLASS, name, "a FeedForward", Phrase(type(block).__name__))
-    ok = all(isinstance(weight, LinearPanels) for weight in block.weights)
-    require(ok, CLASS, name, "of LinearPanels", Phrase(type(block.up).__name__))
-    require(block.hidden == hidden, CLASS, name, f"of {hidden} inputs", block.hidden)
