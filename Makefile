@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next test-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
+.PHONY: run test check test-tiers test-transformers-next test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -50,10 +50,13 @@ test-transformers-next: $(VENV)/.core $(VENV)/.test
 	$(PIP) install --quiet --upgrade --no-deps --target $(NEXT) "transformers==$(TRANSFORMERS_NEXT)"
 	export PYTHONPATH=$(CURDIR)/$(NEXT); $(PYTEST) $$(grep -rl transformers tests --include="test_*.py")
 
-# The tests and examples of the programs that it runs inside, each in an environment of its own: gigabytes, and minutes each.
+# The tests and examples of the programs that it runs inside, each in an environment of its own, of the packages in tests/hosts;
+# pin-hosts writes these lists anew. The comparisons with llama.cpp are among them.
 HOSTS ?= llama-cpp lm-eval ray sglang vllm
-test-hosts: $(VENV)/.core $(VENV)/.test
+test-hosts: $(VENV)/.core $(VENV)/.test $(VENV)/.uv
 	$(BIN)/python tests/support/hosts.py $(HOSTS)
+pin-hosts: $(VENV)/.uv
+	$(BIN)/python tests/support/hosts.py --pin $(HOSTS)
 
 bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
@@ -162,6 +165,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.core
 	@echo "== installing what the tests need (including torch and transformers)"
 	$(PIP) install "decodestep[test]"
 	touch $@ $(VENV)/.generate
+
+$(VENV)/.uv: $(VENV)/.made
+	$(PIP) install "uv>=0.9.8"
+	touch $@
 
 # mkdocstrings reads the sources, so the core is not needed.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
