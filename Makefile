@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next goldens test-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
+.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -42,23 +42,30 @@ test-tiers:
 	$(PYTEST) --dist worksteal -k "tiers or test_isa_objects" \
 	    $$(grep -rl "mark.tiers" tests --include="test_*.py") tests/core/test_isa_objects.py
 
-# The tests that name transformers, on the release after the one that `test` runs on. Its requirements are the same, so that it can
-# lie in a folder of its own, before .venv on the path.
-TRANSFORMERS_NEXT := 5.24.0
-NEXT := build/transformers-$(TRANSFORMERS_NEXT)
-test-transformers-next: $(VENV)/.core $(VENV)/.test
-	$(PIP) install --quiet --upgrade --no-deps --target $(NEXT) "transformers==$(TRANSFORMERS_NEXT)"
-	export PYTHONPATH=$(CURDIR)/$(NEXT); $(PYTEST) $$(grep -rl transformers tests --include="test_*.py")
+# The tests with another release of a package, at an end of the range that pyproject.toml gives. Its requirements are the same, so
+# that it can lie in a folder of its own, before .venv on the path.
+TRANSFORMERS_NEXT := transformers==5.24.0
+NUMPY_OLDEST := numpy==1.26.4
+test-transformers-next: WITH := $(TRANSFORMERS_NEXT)
+test-transformers-next: TESTS = $$(grep -rl transformers tests --include="test_*.py")
+test-numpy-oldest: WITH := $(NUMPY_OLDEST)
+test-numpy-oldest: TESTS = -m "not tiers and not slow"
+test-transformers-next test-numpy-oldest: $(VENV)/.core $(VENV)/.test
+	$(PIP) install --quiet --upgrade --no-deps --target build/with-$(WITH) "$(WITH)"
+	export PYTHONPATH=$(CURDIR)/build/with-$(WITH); $(PYTEST) $(TESTS)
 
 # The operators against the references that vendors publish of theirs, which are fetched; without them these tests are skipped.
 goldens: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python tests/support/goldens.py
 	$(PYTEST) -r s tests/goldens
 
-# The tests and examples of the programs that it runs inside, each in an environment of its own: gigabytes, and minutes each.
+# The tests and examples of the programs that it runs inside, each in an environment of its own, of the packages in tests/hosts;
+# pin-hosts writes these lists anew. The comparisons with llama.cpp are among them.
 HOSTS ?= llama-cpp lm-eval ray sglang vllm
-test-hosts: $(VENV)/.core $(VENV)/.test
+test-hosts: $(VENV)/.core $(VENV)/.test $(VENV)/.uv
 	$(BIN)/python tests/support/hosts.py $(HOSTS)
+pin-hosts: $(VENV)/.uv
+	$(BIN)/python tests/support/hosts.py --pin $(HOSTS)
 
 bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
@@ -167,6 +174,10 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.core
 	@echo "== installing what the tests need (including torch and transformers)"
 	$(PIP) install "decodestep[test]"
 	touch $@ $(VENV)/.generate
+
+$(VENV)/.uv: $(VENV)/.made
+	$(PIP) install "uv>=0.9.8"
+	touch $@
 
 # mkdocstrings reads the sources, so the core is not needed.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml

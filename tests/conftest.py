@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import signal
@@ -85,16 +86,28 @@ LONGEST = ("test_sanitizers.py", "test_isa.py")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-cases", action="store_true", help="of each test that is given cases, runs the first alone")
+    parser.addoption("--naming", metavar="MODULE", help="runs those tests alone that name it, or whose file begins with it")
 
 
 @pytest.hookimpl(trylast=True)  # a case that another option leaves out is not the first
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Puts them first, so that of several processes none is left with them at the end."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    if module := config.getoption("naming"):
+        _keep(config, items, {item for item in items if _names(item, module)})
     if config.getoption("first_cases"):
-        first = set({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values())
-        config.hook.pytest_deselected(items=[item for item in items if item not in first])
-        items[:] = [item for item in items if item in first]
+        _keep(config, items, set({item.nodeid.partition("[")[0]: item for item in reversed(items)}.values()))
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: set[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
+
+
+def _names(item: Any, module: str) -> bool:
+    """Whether a test, or the head of its file, names a module."""
+    head = inspect.getsource(item.module).partition("\ndef ")[0]
+    return module in inspect.getsource(item.function) or f'importorskip("{module}")' in head
 
 
 @pytest.fixture(autouse=True, scope="session")

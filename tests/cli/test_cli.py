@@ -266,7 +266,7 @@ def test_a_row_without_a_token_left_says_so(tiny_file, capsys):
 
 
 def test_a_terminal_shows_how_far_long_work_is(tiny_file, tmp_path, monkeypatch, capsys):
-    """Loading from a second on, and quantising, in a line that is erased before an error too."""
+    """Loading and a prompt from a second on, and quantising, in a line that is erased before an error too."""
     generate = ["generate", "A", "--raw", "--max-new-tokens", "1", "--model", str(tiny_file())]
     quantize = ["quantize", str(tiny_file()), str(tmp_path / "out.gguf"), "--type"]
     assert exit_code(*generate) == exit_code(*quantize, "f16") == 0
@@ -275,6 +275,10 @@ def test_a_terminal_shows_how_far_long_work_is(tiny_file, tmp_path, monkeypatch,
     monkeypatch.setattr("decodestep.cli.running.time", SimpleNamespace(monotonic=count(step=0.5).__next__))
     assert exit_code(*generate) == 0
     assert capsys.readouterr().err == f"{ERASE}loading: 1 of 2 layers{ERASE}loading: 2 of 2 layers{ERASE}"
+    long = ["generate", "A" * 1500, *generate[2:-1], str(tiny_file(context=2000))]
+    assert exit_code(*long) == 0
+    *_, line, last = capsys.readouterr().err.split(ERASE)
+    assert re.fullmatch(r"reading the prompt: \d+ of 1500 tokens", line) and last == ""
     monkeypatch.setattr("decodestep.models.requantise.quantise", lambda *_: 1 / 0)
     assert exit_code(*quantize, "q4_0") == 1
     told = capsys.readouterr().err.split(ERASE)

@@ -1,7 +1,7 @@
 """SGLang: our logit processor and sampler on its own classes: requests, batches that are filtered and merged, its sampler.
 
-What is not as in a server: without a server's arguments SGLang's configuration is a stand-in, and there are no GPU and no
-groups of workers.
+What is not as in a server: without a server's arguments SGLang's configuration is a stand-in, there are no GPU and no groups of
+workers, and torchvision, which SGLang imports, may lack its operators.
 """
 
 from __future__ import annotations
@@ -13,13 +13,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 from decodestep import SamplingParams
 from support import host_engine_rows
 
+try:
+    import torchvision  # noqa: F401
+except ModuleNotFoundError:
+    pass  # nor is SGLang there
+except RuntimeError:  # a build for GPUs describes operators that it cannot load beside torch for CPUs
+    for name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
 pytest.importorskip("sglang")
 
-import torch
 from sglang.srt.layers import sampler as theirs
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, Req

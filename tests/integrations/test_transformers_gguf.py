@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
-from decodestep.errors import DecodestepError, MissingExtraError
+from decodestep.errors import DecodestepError, MissingExtraError, ModelError
 from decodestep.integrations.transformers import accelerate, block_weight, gguf_registration, register_gguf, sampling
 from decodestep.integrations.transformers.block_weight import BlockWeight
 from decodestep.weights import LinearPanels
@@ -246,6 +246,7 @@ def test_dequantize(tmp_path):
 
 def test_registrations(tmp_path):
     assert AUTO_QUANTIZER_MAPPING["gguf"] is GgufHfQuantizer
+    reader = transformers.integrations.gguf.read_gguf_metadata
     llama(tmp_path)
     first = register_gguf(activations="float32")
     with register_gguf() as second:
@@ -253,6 +254,7 @@ def test_registrations(tmp_path):
         assert AUTO_QUANTIZER_MAPPING["gguf"] is second
         model = load(tmp_path)
     assert AUTO_QUANTIZER_MAPPING["gguf"] is GgufHfQuantizer
+    assert transformers.integrations.gguf.read_gguf_metadata is reader
     assert not kept(load(tmp_path)) and len(kept(model)) == 15
     assert torch.isfinite(logits(model)).all()
 
@@ -268,10 +270,11 @@ def test_files_that_are_cut_or_not_finite(registered, tmp_path):
     path = llama(tmp_path)
     whole = path.read_bytes()
     config = transformers.AutoConfig.from_pretrained(tmp_path, gguf_file="m.gguf")
-    for size in (3, 30, 1000, len(whole) // 2, len(whole) - 1):
+    for size in (0, 3, 10, 30, 200, 1000, 4000, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(DecodestepError, match=r"truncated|not a GGUF file"):
-            load(tmp_path, config=config)
+        for given in ({}, {"config": config}):  # without, transformers reads the header before there is a quantiser
+            with pytest.raises(ModelError, match=rf"^{re.escape(str(path))}.*(truncated|not a GGUF file|empty)"):
+                AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", **given)
     damaged = bytearray(whole)
     name = b"output_norm.weight"
     at = whole.index(name) + len(name) + 12  # after the number of axes and the one axis

@@ -28,7 +28,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*
 # A block, its kind, and the block of text that follows it at once.
 BLOCKS = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"    (?:>>>|from [\w.]+ import|import \w|(?:[\w.]+/)*(?:decodestep|pip|make|python) )")
-OTHER_PROGRAMS = {"curl", "lm_eval", "printf", "vllm", "sglang.launch_server"}
+OTHER_PROGRAMS = {"cp", "curl", "lm_eval", "podman", "printf", "sglang.launch_server", "systemctl", "vllm"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

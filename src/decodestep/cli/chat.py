@@ -31,7 +31,7 @@ from decodestep.cli.options import (
     with_thinking_budget,
     write_text,
 )
-from decodestep.cli.running import Cancelled
+from decodestep.cli.running import Cancelled, prompt_progress
 from decodestep.errors import CacheFullError, ConstraintError, RequestError
 from decodestep.generation.completion import Completion
 from decodestep.generation.drafts import Draft
@@ -232,13 +232,20 @@ class _Chat:
             shown.write(piece.parts)
 
         try:
-            with Cancelled() as cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C ends the answer too
+            # A second Ctrl-C ends the answer too.
+            with Cancelled() as cancelled, suppress(KeyboardInterrupt), prompt_progress() as progress:
                 prompt = self._prompt(conversation)
                 # Where the prompt alone is more than the cache holds, `generate` says so.
                 room = self.model.capacity(self.params.num_beams) - len(prompt_ids(self.model, prompt))
                 params = within_room(self.params, max(1, room))
                 [completion, *_] = generate(
-                    self.model, prompt, params, stream=stream, cancelled=cancelled.requested, draft=self._draft
+                    self.model,
+                    prompt,
+                    params,
+                    stream=stream,
+                    cancelled=cancelled.requested,
+                    progress=progress,
+                    draft=self._draft,
                 )
         except BaseException:
             shown.end(called=True)  # else the terminal would stay dim

@@ -30,7 +30,7 @@ from decodestep.cli.options import (
     with_model_defaults,
     with_thinking_budget,
 )
-from decodestep.cli.running import Cancelled
+from decodestep.cli.running import Cancelled, prompt_progress
 from decodestep.generation import prompts
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
@@ -84,10 +84,12 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    with Cancelled() as cancelled, profile() as measured:
+    with Cancelled() as cancelled, profile() as measured, prompt_progress() as progress:
         if options.explain_plan:
             print(_plan_text(model, prompt, params), file=sys.stderr, flush=True)
-        completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested, draft=draft)[0]
+        completion = generate(
+            model, [prompt], params, stream=stream, cancelled=cancelled.requested, progress=progress, draft=draft
+        )[0]
     _report(completion, model, _stats(model, measured, completion, clock), options)
     if completion.error is not None:
         raise completion.error

@@ -15,21 +15,27 @@ _ERASE = "\r\x1b[K"
 @contextmanager
 def progress_line(after: float) -> Iterator[Callable[[str], None]]:
     """Yields show(text), which writes the line anew on standard error: on a terminal, and only `after` seconds from now on, so
-    that short work shows nothing. At the end the line is erased, so that an error has a line of its own."""
+    that short work shows nothing; "" erases it. At the end it is erased, so that an error has a line of its own."""
     began, shown = time.monotonic(), False
 
     def show(text: str) -> None:
         nonlocal shown
-        if sys.stderr.isatty() and time.monotonic() - began >= after:
+        if shown or (text and sys.stderr.isatty() and time.monotonic() - began >= after):
             width = shutil.get_terminal_size().columns - 1  # a full line would begin another, which is not erased
             print(f"{_ERASE}{text[:width]}", end="", file=sys.stderr, flush=True)
-            shown = True
+            shown = bool(text)
 
     try:
         yield show
     finally:
-        if shown:
-            print(_ERASE, end="", file=sys.stderr, flush=True)
+        show("")
+
+
+@contextmanager
+def prompt_progress() -> Iterator[Callable[[int, int], None]]:
+    """Yields the `progress` of a call of `generate`: a line, from a second on, until the prompt has been run."""
+    with progress_line(after=1.0) as show:
+        yield lambda done, tokens: show(f"reading the prompt: {done} of {tokens} tokens" if done < tokens else "")
 
 
 class Cancelled:

@@ -93,6 +93,10 @@ class Prefill(Generic[Key]):
         """The number of unfinished prompts."""
         return len(self._waiting)
 
+    @property
+    def tokens_left(self) -> int:
+        return sum(prompt.tokens_left for prompt in self._waiting)
+
     def add(self, key: Key, sequence: CachedSequence, tokens: Sequence[int]) -> None:
         """tokens: the whole prompt; the sequence may hold a part of its beginning, but not all."""
         self._waiting.append(_Prompt(key, sequence, tuple(tokens)))

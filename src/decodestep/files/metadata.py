@@ -19,28 +19,28 @@ Metadata = Mapping[str, Any]
 def text(data: Metadata, key: str, default: str | None = None) -> str:
     value = data.get(key, default)
     if not isinstance(value, str):
-        _refuse(key, "a string", value)
+        refuse(key, "a string", value)
     return value
 
 
 def flag(data: Metadata, key: str, default: bool) -> bool:
     value = data.get(key, default)
     if not isinstance(value, bool):
-        _refuse(key, "true or false", value)
+        refuse(key, "true or false", value)
     return value
 
 
 def integer(data: Metadata, key: str, default: int | None = None, *, least: int = 1, most: int) -> int:
     value = data.get(key, default)
     if not (is_int(value) and least <= value <= most):
-        _refuse(key, f"an integer in [{least}, {most}]", value)
+        refuse(key, f"an integer in [{least}, {most}]", value)
     return int(value)
 
 
 def number(data: Metadata, key: str, default: float | None = None, *, least: float, most: float) -> float:
     value = data.get(key, default)
     if not (is_real(value) and least <= value <= most):  # NaN is in no range
-        _refuse(key, f"a number in [{least:g}, {most:g}]", value)
+        refuse(key, f"a number in [{least:g}, {most:g}]", value)
     return float(value)
 
 
@@ -48,7 +48,7 @@ def texts(data: Metadata, key: str) -> list[str]:
     """An array of strings; empty if the file has none."""
     value = data.get(key, [])
     if not (isinstance(value, list) and set(map(type, value)) <= {str}):
-        _refuse(key, "an array of strings", value)
+        refuse(key, "an array of strings", value)
     return value
 
 
@@ -59,9 +59,9 @@ def numbers(data: Metadata, key: str, length: int, *, integers: bool = False) ->
         return None
     array = np.asarray(value) if isinstance(value, np.ndarray) or _are_numbers(value) else np.empty(0, object)
     if array.ndim != 1 or array.dtype.kind not in ("iu" if integers else "iuf") or len(array) != length:
-        _refuse(key, f"an array of {length} {'integers' if integers else 'numbers'}", value)
+        refuse(key, f"an array of {length} {'integers' if integers else 'numbers'}", value)
     if not np.isfinite(array).all():
-        _refuse(key, "finite", value)
+        refuse(key, "finite", value)
     return array
 
 
@@ -69,7 +69,8 @@ def _are_numbers(value: object) -> bool:
     return isinstance(value, list) and all(map(is_real, value))
 
 
-def _refuse(key: str, rule: str, value: object) -> NoReturn:
+def refuse(key: str, rule: str, value: object) -> NoReturn:
+    """Raises the ModelError; value: what the file has, None if it lacks the key."""
     if value is None:
         raise ModelError(f"metadata {key} is missing")
     raise ModelError(

@@ -123,6 +123,12 @@ class Batch:
         """The number of rows that have pages."""
         return len(self._sequences)
 
+    @property
+    def prompt_tokens_left(self) -> int:
+        """The tokens of prompts that have not been run."""
+        waiting = sum(self._rows[key].history.prompt_length for key in self._waiting)
+        return waiting + self._prefill.tokens_left + self._scoring.tokens_left
+
     def advance(self) -> Generator[list[tuple[int, str]], None, None]:
         """Runs one forward pass; yields, once for each token that rows draw in turn, (key, added text) for each of these rows,
         the first time also for each row that ran out of time or found no pages, with the text it had held back.

@@ -11,7 +11,7 @@ import numpy as np
 from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
 from decodestep.generation.drafts import Draft
-from decodestep.generation.generate_call import GenerateCall
+from decodestep.generation.generate_call import GenerateCall, Progress
 from decodestep.generation.pieces import Piece
 from decodestep.generation.prompts import Prompt, Prompts, list_prompts
 from decodestep.sampling.params import SamplingParams
@@ -33,6 +33,7 @@ def generate(
     processors: Processors = (),
     stream: StreamCallback | None = None,
     cancelled: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
     draft: Draft = "auto",
 ) -> list[Completion]: ...
 @overload
@@ -44,6 +45,7 @@ def generate(
     processors: Processors = (),
     stream: StreamCallback | None = None,
     cancelled: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
     draft: Draft = "auto",
 ) -> list[Completion]: ...
 def generate(
@@ -54,6 +56,7 @@ def generate(
     processors: Processors = (),
     stream: StreamCallback | None = None,
     cancelled: Callable[[], bool] | None = None,
+    progress: Progress | None = None,
     draft: Draft = "auto",
 ) -> list[Completion]:
     """Continues every prompt until its rows end. The rows share each forward pass and nothing else.
@@ -102,6 +105,8 @@ def generate(
         cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and
             before rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with
             finish_reason "cancelled".
+        progress: called as progress(tokens run, all tokens), of the prompts of all rows and searches, at the beginning and after
+            every forward pass until all have been run. What it raises ends the call.
         draft: where rows draft tokens that they may draw next, so that one forward pass gives several: "auto", where this saves
             time; "lookup", in their own text and prompt; a function that makes a `Drafter` for each row; None, nowhere. It
             changes the time, never the text: see docs/speculation.md. `SamplingParams.draft` turns it off for a row.
@@ -117,11 +122,12 @@ def generate(
         ModelError: if the chat template cannot render a conversation, or the tokenizer has no token for a part of a text.
         CacheFullError: if a row alone may need more pages than the cache has.
     """
-    for name, function in (("stream", stream), ("cancelled", cancelled)):
+    for name, function in (("stream", stream), ("cancelled", cancelled), ("progress", progress)):
         require(function is None or callable(function), "generate", name, "a function or None", function)
     with closing(
-        GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft, reads=stream is not None)
+        GenerateCall(model, list_prompts(prompts), params, processors, cancelled, draft, progress, reads=stream is not None)
     ) as call:
+        call.report_prompts()
         while call.running:
             for index, piece in call.advance():
                 if stream is None or not _is_false(stream(index, piece)):

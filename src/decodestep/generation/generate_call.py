@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 _OP = "generate"
 
 Pieces = list[tuple[int, Piece]]  # (index of the completion, text that it gains)
+Progress = Callable[[int, int], object]  # tokens of the prompts that have been run, all of them
 
 
 class GenerateCall:
     """The rows and searches of a call of `generate`, with its arguments and errors.
 
     cancelled: called before every forward pass, and before each further token that one with drafts may give; once it returns
-        True, all running rows and searches end. draft: as for `generate`.
+        True, all running rows and searches end. draft, progress: as for `generate`.
 
     The samples of all prompts run together; then the prompts with beams are searched one after the other. A completion's index
     counts the requested completions, those of the first prompt first.
@@ -47,6 +48,7 @@ class GenerateCall:
         processors: Processors,
         cancelled: Callable[[], bool] | None,
         draft: Draft,
+        progress: Progress | None = None,
         *,
         reads: bool = True,
     ) -> None:
@@ -56,6 +58,7 @@ class GenerateCall:
         each = [within_context(model, prompt.ids, p) for prompt, p in zip(read, each, strict=True)]
         self._model = model
         self._cancelled = cancelled or (lambda: False)
+        self._progress = progress  # None once all prompts have been run
         self._rows_or_search: list[list[Row] | ModelSearch] = []
         self._readers: list[PieceReader] = []  # of each completion
         factory = RowFactory.from_model(model, processors=processors)
@@ -84,6 +87,7 @@ class GenerateCall:
             first += p.num_return_sequences
         self._index_of_key = {key: index for index, key in self._key_of_index.items()}
         self._prompt_ids = [prompt.ids for prompt in read]
+        self._prompt_tokens = self._prompt_tokens_left(0)
 
     @property
     def running(self) -> bool:
@@ -101,13 +105,24 @@ class GenerateCall:
                 if (begins or self._batch.draws_drafts) and self._cancelled():
                     yield from self.cancel()
                     return
-                begins = False
                 with use_threads(self._model.threads):  # not while the caller has its turn
                     pieces = next(turns, None)
+                if begins:
+                    self.report_prompts()
+                    begins = False
                 if pieces is None:
                     yield from self._ends()
                     return
                 yield from pieces
+
+    def report_prompts(self, searched: int = 0) -> None:
+        """Tells how much of the prompts has been run. searched: tokens that are left of the running search's prompt."""
+        if self._progress is None:
+            return
+        left = self._prompt_tokens_left(searched)
+        self._progress(max(0, self._prompt_tokens - left), self._prompt_tokens)
+        if not left:
+            self._progress = None
 
     def close(self) -> None:
         """Releases the rows' pages of the model's cache."""
@@ -153,11 +168,14 @@ class GenerateCall:
 
     def _search(self) -> Generator[Pieces, None, None]:
         first, search = self._searches.pop(0)
-        beams = zip(search.run(self._cancelled), search.stops, strict=True)
+        beams = zip(search.run(self._cancelled, self.report_prompts), search.stops, strict=True)
         yield [
             (first + place, self._readers[first + place].piece(beam.text, beam.finish_reason, stop))
             for place, (beam, stop) in enumerate(beams)
         ]
+
+    def _prompt_tokens_left(self, searched: int) -> int:
+        return self._batch.prompt_tokens_left + searched + sum(search.prompt_length for _, search in self._searches)
 
     def _piece(self, index: int, text: str) -> Piece:
         """The piece of a sample that adds this text, and tells the end of a row that has ended."""

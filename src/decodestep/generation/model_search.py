@@ -49,10 +49,18 @@ class ModelSearch:
         self.completions: list[Completion] = []
         self.stops: list[str] = []
 
-    def run(self, cancelled: Callable[[], bool]) -> list[Completion]:
-        """Searches, and returns the completions. cancelled: called before every forward pass; True ends the search."""
+    @property
+    def prompt_length(self) -> int:
+        return len(self._prompt)
+
+    def run(self, cancelled: Callable[[], bool], report: Callable[[int], object]) -> list[Completion]:
+        """Searches, and returns the completions.
+
+        cancelled: called before every forward pass; True ends the search. report: called with the number of tokens of the
+            prompt that are left, after each pass with some of them.
+        """
         try:
-            found = [self._of_beam(beam) for beam in self._beams(cancelled)]
+            found = [self._of_beam(beam) for beam in self._beams(cancelled, report)]
             self.completions, self.stops = [beam for beam, _ in found], [stop for _, stop in found]
         except NoBeamError:
             self.drop("no_candidate")
@@ -71,7 +79,7 @@ class ModelSearch:
         logprobs: list[TokenLogprobs] | None = None if self._params.logprobs is None else []
         self.completions, self.stops = [self._completion("", [], reason, logprobs)], [""]
 
-    def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:
+    def _beams(self, cancelled: Callable[[], bool], report: Callable[[int], object]) -> list[Beam]:
         params, stop = self._params, None
         if params.stop_strings or params.stop_token_ids:
             stop = _with_row_errors(_stop_rule(self._model.tokenizer.spelled_bytes, params))
@@ -89,7 +97,7 @@ class ModelSearch:
         with closing(logits):
             logits.expect(len(self._prompt))
             return beam_search(
-                self._in_blocks(logits, check),
+                self._in_blocks(logits, check, report),
                 self._prompt,
                 vocab_size=self._model.config.vocab_size,
                 max_new_tokens=self._capacity - len(self._prompt),
@@ -117,16 +125,22 @@ class ModelSearch:
                 self._model.cache.wait_for(beams * count_pages(self._capacity), beams)
             check()
 
-    def _in_blocks(self, logits: NextLogits, check: Callable[[], None]) -> NextLogits:
-        """`logits`, whose first call runs the prompt in blocks, with a check before each pass."""
+    def _in_blocks(
+        self, logits: NextLogits, check: Callable[[], None], report: Callable[[int], object]
+    ) -> NextLogits:
+        """`logits`, whose first call runs the prompt in blocks, with a check before each pass and a report after it."""
 
         def next_logits(sequences: list[list[int]], parents: list[int]) -> np.ndarray:
-            if len(sequences[0]) == len(self._prompt):
-                for end in range(BLOCK, len(self._prompt), BLOCK):
-                    check()
-                    logits([self._prompt[:end]], [0])
+            first, length = len(sequences[0]) == len(self._prompt), len(self._prompt)
+            for end in range(BLOCK, length, BLOCK) if first else ():
+                check()
+                logits([self._prompt[:end]], [0])
+                report(length - end)
             check()
-            return logits(sequences, parents)
+            found = logits(sequences, parents)
+            if first:
+                report(0)
+            return found
 
         return next_logits
 

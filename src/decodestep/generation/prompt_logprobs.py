@@ -45,6 +45,10 @@ class PromptScoring:
         """The number of unfinished prompts."""
         return len(self._waiting)
 
+    @property
+    def tokens_left(self) -> int:
+        return sum(prompt.tokens_left for prompt in self._waiting)
+
     def add(self, key: int, row: Row, sequence: CachedSequence) -> None:
         """row: with only its prompt. sequence: empty."""
         sequence.expect(len(row.history.tokens))

@@ -55,7 +55,7 @@ class GgufTokenizer(Tokenizer):
         engine = build(metadata, tokens, kinds, ids)
         spelled = (i for i in sorted(verbatim) if tokens[i])
         engine.add_tokens([AddedToken(tokens[i], normalized=False, special=i in special) for i in spelled])
-        begins = sentencepiece or metadata.get("tokenizer.ggml.pre") in BEGINNING
+        begins = sentencepiece or _pre_tokenizer(metadata) in BEGINNING
         named = {name: _special_id(metadata, key, len(tokens)) for name, key in _NAMES.items()}
         super().__init__(
             engine,
@@ -67,11 +67,15 @@ class GgufTokenizer(Tokenizer):
         )
 
 
+def _pre_tokenizer(metadata: md.Metadata) -> str:
+    return md.text(metadata, "tokenizer.ggml.pre", "default")
+
+
 def _ends(metadata: md.Metadata, tokens: list[str], special: frozenset[int]) -> frozenset[int]:
     eos, eot, eom = (_special_id(metadata, f"{name}_token_id", len(tokens)) for name in ("eos", "eot", "eom"))
     found = {eos, eot, eom} | {i for i in special if tokens[i] in _ENDS_OF_TEXTS}
     if eot is None:
-        template = str(metadata.get("tokenizer.chat_template", ""))
+        template = md.text(metadata, "tokenizer.chat_template", "")
         found |= {i for i in special if tokens[i] in _ENDS_OF_TURNS and tokens[i] in template}
     return frozenset(i for i in found if i is not None)
 
@@ -92,7 +96,7 @@ def _special_id(metadata: md.Metadata, name: str, vocab_size: int) -> int | None
 
 def _byte_level(metadata: md.Metadata, tokens: list[str], kinds: list[int], ids: dict[str, int]) -> Engine:
     kind = md.text(metadata, "tokenizer.ggml.model")
-    pre = md.text(metadata, "tokenizer.ggml.pre", "default")
+    pre = _pre_tokenizer(metadata)
     if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise ModelError(
             f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "

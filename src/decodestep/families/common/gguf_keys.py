@@ -73,7 +73,7 @@ class GgufKeys:
             return None
         count, found = self.size("block_count", most=MAX_LAYERS), np.asarray(given)
         if found.dtype.kind not in "iub" or found.shape != (count,):
-            raise self.refusal(f"{self.key(key)} must have one for each of {count} blocks")
+            md.refuse(self.key(key), f"an array of true or false for each of {count} blocks", given)
         return tuple(map(bool, found))
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
@@ -88,6 +88,8 @@ class GgufKeys:
     def common(self, centred_norms: bool) -> dict[str, Any]:
         """The sizes that all architectures have. centred_norms: as in `Config`."""
         data = self.file.metadata
+        tokens = len(md.texts(data, "tokenizer.ggml.tokens"))
+        vocab_size = self.size("vocab_size", tokens or None)  # of a file without tokens; of one with them it is checked alone
         own, other = (f"attention.{NORM_EPS[centred]}" for centred in (centred_norms, not centred_norms))
         if not self.flag("attention.causal", True):
             raise self.refusal(f"{self.key('attention.causal')} false, bidirectional attention, is not supported")
@@ -97,7 +99,7 @@ class GgufKeys:
         return {
             "architecture": self.architecture,
             "name": md.text(data, "general.name", self.file.path.stem),
-            "vocab_size": len(md.texts(data, "tokenizer.ggml.tokens")) or self.size("vocab_size"),
+            "vocab_size": tokens or vocab_size,
             "hidden": self.size("embedding_length"),
             "layers": layers,
             "heads": self.size_of_layers("attention.head_count", most=MAX_HEADS),

@@ -15,6 +15,7 @@ from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
+from decodestep.files import metadata as md
 
 FACTOR = {"least": -1e6, "most": 1e6}  # of what is multiplied by a key's value
 QKV = ("query", "key", "value")
@@ -53,12 +54,13 @@ def patterned_file_windows(period: int, unsaid: int = 0) -> Callable[[GgufKeys, 
 
 
 def _slides(keys: GgufKeys, layers: int, period: int) -> tuple[bool, ...]:
-    found = keys.file.metadata.get(keys.key("attention.sliding_window_pattern"))
+    key = keys.key("attention.sliding_window_pattern")
+    found = keys.file.metadata.get(key)
     if isinstance(found, list):  # of a file that is not written yet
         found = np.array(found)
     if isinstance(found, np.ndarray):
         if found.dtype.kind not in "iub" or not layers <= len(found) <= layers + keys.next_token_layers():
-            raise keys.refusal(f"attention.sliding_window_pattern must be a number, or one for each of {layers} layers")
+            md.refuse(key, f"an integer, or an array of true or false for each of {layers} layers", found)
         return tuple(map(bool, found[:layers]))
     period = keys.size("attention.sliding_window_pattern", period)
     return tuple(i % period < period - 1 for i in range(layers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import require_choice
@@ -49,30 +50,41 @@ def register_gguf(*, activations: str = "int8") -> GgufRegistration:
 
 
 class GgufRegistration:
-    """The entry of `register_gguf` in transformers' table of quantisers. As a context manager it is undone on exit."""
+    """The entry of `register_gguf` in transformers' table of quantisers, and of its function that reads headers. As a context
+    manager it is undone on exit."""
 
     def __init__(self, activations: str) -> None:
+        from transformers.integrations import gguf
         from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING  # register_quantizer refuses a name that is taken
 
         self.activations = activations
-        self._table = AUTO_QUANTIZER_MAPPING
-        present = self._table[_METHOD]
-        self._before: Any = present._before if isinstance(present, GgufRegistration) else present
-        self._table[_METHOD] = self
+        self._quantisers, self._readers = AUTO_QUANTIZER_MAPPING, gguf
+        if isinstance(present := self._quantisers[_METHOD], GgufRegistration):
+            present.undo()
+        self._quantiser: Any = self._quantisers[_METHOD]
+        self._read_metadata: Any = gguf.read_gguf_metadata
+        self._quantisers[_METHOD], gguf.read_gguf_metadata = self, self._read_checked
 
     def __call__(self, quantization_config: GgufConfig, **kwargs: Any) -> HfQuantizer:
         """The quantiser of a file, as transformers makes one."""
         if quantization_config.dequantize:
-            return self._before(quantization_config, **kwargs)
+            return self._quantiser(quantization_config, **kwargs)
         from decodestep.integrations.transformers.gguf_quantizer import BlockQuantizer
 
         return BlockQuantizer(quantization_config, quantises_activations=self.activations == "int8", **kwargs)
 
     def undo(self) -> None:
-        """Restores transformers' own quantiser, unless another registration has replaced this one. Loaded models keep their
-        blocks."""
-        if self._table[_METHOD] is self:
-            self._table[_METHOD] = self._before
+        """Restores what transformers had, unless another registration has replaced this one. Loaded models keep their blocks."""
+        if self._quantisers[_METHOD] is self:
+            self._quantisers[_METHOD], self._readers.read_gguf_metadata = self._quantiser, self._read_metadata
+
+    def _read_checked(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        """transformers' `read_gguf_metadata`, with which it reads the config and the tokenizer before there is a quantiser. Of
+        a damaged file it says neither which nor where: raises the ModelError that does."""
+        from decodestep.files.gguf_file import GgufFile
+
+        GgufFile(Path(path))
+        return self._read_metadata(path, *args, **kwargs)
 
     def __enter__(self) -> GgufRegistration:
         return self
