@@ -27,7 +27,7 @@ from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.selective_state_update import selective_state_update
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
-from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
+from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
 
 with extra("torch"):
     import torch
@@ -140,12 +140,11 @@ def _fake_prolog(op: str, *results: str) -> Callable[..., tuple[Tensor, ...]]:
             columns_of(call.weight_dq),
             query_norm=call.query_norm_flag,
         )
-        dtypes = {"real": call.weight_uk.dtype, "int8": torch.int8, "float32": torch.float32}
 
         def fake_result(name: str) -> Tensor:
             if (spec := specs.get(name)) is None:
                 return x.new_empty(1, dtype=up.dtype if name == "query_norm" else torch.float32)
-            return x.new_empty(spec.shape, dtype=dtypes[spec.dtype])
+            return x.new_empty(spec.shape, dtype=call.weight_uk.dtype if spec.dtype == "real" else getattr(torch, spec.dtype))
 
         return tuple(map(fake_result, results))
 
@@ -194,6 +193,8 @@ _EPSILONS = 'float rmsnorm_epsilon_cq=1e-05, float rmsnorm_epsilon_ckv=1e-05, st
 _V3 = (
     "bool query_norm_flag=False, int weight_quant_mode=0, int kv_cache_quant_mode=0, int query_quant_mode=0, "
     "int ckvkr_repo_mode=0, int quant_scale_repo_mode=0, int tile_size=128, float qc_qr_scale=1.0, float kc_scale=1.0, "
+    "int? token_x_dtype=None, int? weight_dq_dtype=None, int? weight_uq_qr_dtype=None, int? weight_dkv_kr_dtype=None, "
+    "int? kv_cache_dtype=None, "
 )
 _LIMITS = "str? limits=None"
 _IN_PLACE = ("kv_cache", "kr_cache")
@@ -266,9 +267,13 @@ OPERATORS = {
     "top_k_top_p_sample_v2": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, Tensor? min_ps=None, "
         f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, int ks_max=1024, "
-        "bool input_is_logits=True, bool is_need_sample_result=False) -> (Tensor, Tensor, Tensor, Tensor)",
+        "bool input_is_logits=True, bool is_need_sample_result=False, "
+        'str post_sample="qSample") -> (Tensor, Tensor, Tensor, Tensor)',
         _sample_v2,
         _fake_sample_v2,
+    ),
+    "apply_top_k_top_p": CustomOp(
+        "(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor", apply_top_k_top_p, _new_like("logits")
     ),
     **{name: CustomOp(*op, _IN_PLACE) for name, op in _PROLOGS.items()},
     # The same without mutation: the new caches are returned among the results.
