@@ -47,8 +47,8 @@ def tensors(values):
 
 
 def prolog_cases(version):
-    """By position where the schema has them so, each case on caches of its own; none with eight-bit floats, which torch's checks
-    would have to multiply.
+    """By position where the schema has them so, each case on caches of its own; none with eight-bit floats, which torch cannot
+    multiply as its checks do.
     """
     rng = np.random.default_rng(version)
     names = ["token_x", "weight_dq", "weight_uq_qr", "weight_uk", "weight_dkv_kr", "rmsnorm_gamma_cq", "rmsnorm_gamma_ckv",
@@ -77,6 +77,10 @@ def attention_cases():
     yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *bytes_, table, lengths), {"scale": 0.3, **scales}
     nz = [ds.cache_to_nz(cache) for cache in caches]
     yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *nz, table, lengths), {"scale": 0.3, "cache_mode": "PA_NZ"}
+    rows = torch.randint(-100, 100, (4, 3, 1, 128 + 16 + 4), dtype=torch.int8)
+    rows[..., -4:] = torch.full((4, 3, 1, 1), 0.01).view(torch.int8)
+    rows[..., 128:-4] = torch.randn(4, 3, 1, 8).bfloat16().view(torch.int8)
+    yield (torch.randn(2, 4, 128), torch.randn(2, 4, 8), rows, None, table, torch.tensor([5, 0])), {"scale": 0.3}
     half = [tensor.bfloat16() for tensor in (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *caches)]
     yield (*half, table, lengths), {"scale": 0.3}
 
@@ -107,6 +111,7 @@ CASES = {
     **{name: list(state_cases(name)) for name in OPERATORS_WITH_STATES},
     "linear": [((torch.randn(3, 8), torch.randn(8, 5)), {}), ((torch.randn(8).double(), torch.randn(8, 5).bfloat16()), {})],
     "mla_attention": list(attention_cases()),
+    "mla_attention_lse": list(attention_cases()),
     "top_k_top_p_sample": list(sampler_cases(torch.bfloat16)),
     "top_k_top_p_sample_v2": list(sampler_cases(torch.float32, v2=True)),
     "apply_top_k_top_p": list(apply_cases()),

@@ -470,10 +470,15 @@ def mla_attention(s: Source) -> Arguments:
     blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.one_of(0, 1, 4, 99), 1 + s.size(2), 1 + s.size(3)
     kv, kr = (s.one_of(np.float32, np.float16, np.uint16, np.int8) for _ in range(2))
     nz = s.one_of(False, False, True) and not (latent % (32 // np.dtype(kv).itemsize) or rope % (32 // np.dtype(kr).itemsize))
+    joined = groups == 1 and not nz and s.one_of(False, False, True)
+    latent = 128 * s.one_of(1, 2) if joined else latent
+    row, kv = (latent + 2 * rope + latent // 32, s.one_of(np.int8, np.uint8)) if joined else (latent, kv)
     return {
         "query": s.one_of(None, s.array(tokens, heads, latent)), "query_rope": s.array(tokens, heads, rope),
-        "kv_cache": cache(s, blocks, block_size, latent, kv), "kr_cache": cache(s, blocks, block_size, rope, kr), "nz": nz,
-        "kv_scale": s.one_of(None, s.array(latent)), "kr_scale": s.one_of(None, s.array(rope)),
+        "kv_cache": cache(s, blocks, block_size, row, kv), "nz": nz,
+        "kr_cache": None if joined else cache(s, blocks, block_size, rope, kr),
+        "kv_scale": None if joined else s.one_of(None, s.array(latent)),
+        "kr_scale": None if joined else s.one_of(None, s.array(rope)), "lse": s.one_of(None, s.array(tokens, heads)),
         "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
         "lengths": s.ids(tokens, start=1, end=room * block_size + 1), "scale": 0.5, "groups": groups,
         "out": s.array(tokens, heads, latent // groups), "threads": s.threads(),

@@ -19,6 +19,7 @@ from decodestep.ops.causal_conv1d import causal_conv1d
 from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
+from decodestep.ops.mla_attention.arguments import joined_latent
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.mla_prolog.call import Call, find_scenario
 from decodestep.ops.mla_prolog.problem import columns_of
@@ -71,8 +72,18 @@ def _fake_linear(*, x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[1]))
 
 
-def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, groups: int, **_: object) -> Tensor:
-    return query_rope.new_empty((*query_rope.shape[:2], kv_cache.shape[3] // groups))
+def _attention_lse(**call: Any) -> tuple[Tensor, Tensor]:
+    return mla_attention(**call, return_lse=True)
+
+
+def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, kr_cache: Tensor | None, groups: int, **_: object) -> Tensor:
+    latent = kv_cache.shape[3] if kr_cache is not None else joined_latent(kv_cache.shape[3], query_rope.shape[2])
+    return query_rope.new_empty((*query_rope.shape[:2], latent // groups))
+
+
+def _fake_attention_lse(*, query_rope: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+    wide = query_rope.dtype if query_rope.dtype == torch.float64 else torch.float32
+    return _fake_attention(query_rope=query_rope, **call), query_rope.new_empty(query_rope.shape[:2], dtype=wide)
 
 
 def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -180,6 +191,12 @@ _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write
 _STATE = "Tensor(a!) state, Tensor? lengths=None"
 _SLOTS = "Tensor? slots=None, Tensor? into=None"
 
+_ATTENTION = (
+    "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor? kr_cache, Tensor block_table, Tensor lengths, "
+    "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
+    'Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1, str cache_mode="PA_BSND")'
+)
+
 _NOISE = "Tensor? seed=None, Tensor? position=None"
 _WEIGHTS = "Tensor token_x, Tensor weight_dq, Tensor weight_uq_qr, Tensor weight_uk, Tensor weight_dkv_kr, "
 _NORMS = "Tensor rmsnorm_gamma_cq, Tensor rmsnorm_gamma_ckv, Tensor rope_sin, Tensor rope_cos, "
@@ -249,14 +266,8 @@ OPERATORS = {
         ("state",),
     ),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),
-    "mla_attention": CustomOp(
-        "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor kr_cache, Tensor block_table, Tensor lengths, "
-        "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
-        "Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1, "
-        'str cache_mode="PA_BSND") -> Tensor',
-        mla_attention,
-        _fake_attention,
-    ),
+    "mla_attention": CustomOp(f"{_ATTENTION} -> Tensor", mla_attention, _fake_attention),
+    "mla_attention_lse": CustomOp(f"{_ATTENTION} -> (Tensor, Tensor)", _attention_lse, _fake_attention_lse),
     "top_k_top_p_sample": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, "
         f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, bool kernel_exact=False) "
