@@ -68,8 +68,10 @@ class AttentionTile {
 
 // Writes the result of a row of a tile, whose partial is after all of its keys.
 inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t row, const PartialSoftmax& partial) {
+    const size_t place = rows.place_of(row, a.groups, a.heads / a.groups);
     partial.finish(a.kv.scale ? a.kv.scale + rows.group_of(row) * partial.width : nullptr,
-                   a.out + rows.place_of(row, a.groups, a.heads / a.groups) * partial.width);
+                   a.out + place * partial.width);
+    if (a.lse) a.lse[place] = partial.log_sum();
 }
 
 template <class Keys>

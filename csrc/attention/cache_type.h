@@ -1,4 +1,4 @@
-// The type of a cache's values, and the size of a page of the grouped-query cache.
+// The type of a cache's values, the size of a page of the grouped-query cache, and that of a tile of a latent row.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,8 @@ using CacheValue = std::conditional_t<
     std::conditional_t<type == CacheType::f16, F16, std::conditional_t<type == CacheType::bf16, Bf16, int8_t>>>;
 
 constexpr size_t kPagePositions = 16;  // positions of a sequence in a page of the grouped-query cache
+
+constexpr size_t kCacheTile = 128;  // values of a latent that share a scale, in rows that are quantised by tiles
 
 constexpr size_t value_bytes(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::i8 ? 1 : 2; }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/tile_call.h"
+#include "core/float8.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -48,6 +49,7 @@ class KeyRows {
         with_type(cache.type, [&]<CacheType type>() {
             constexpr size_t bytes = value_bytes(type);
             if (cache.nz()) return read_pieces<type>(stored, cache, columns, keys.count, at);
+            if (cache.tile_scales > 0) return read_tiles(stored, cache, columns, keys.count, at);
             const size_t whole = columns.count / kLanes * kLanes;
             for (size_t j = 0; j < keys.count; ++j) {
                 const uint8_t* values = stored[j] + columns.first * bytes;
@@ -71,6 +73,26 @@ class KeyRows {
                 store(key, widen<type>(stored[j] + cache.place(c) * value_bytes(type), n));
             }
         }
+    }
+
+    // The same of values of one byte, each times the scale of its tile. Columns begin and end with tiles.
+    void read_tiles(const StoredRows& stored, const PagedRows& cache, Columns columns, size_t keys, size_t at) {
+        for (size_t j = 0; j < keys; ++j) {
+            float* key = rows_ + j * stride_ + at;
+            for (size_t c = 0; c < columns.count; c += kLanes) {
+                const size_t column = columns.first + c;
+                float scale;
+                std::memcpy(&scale, stored[j] + cache.tile_scales + column / kCacheTile * sizeof scale, sizeof scale);
+                const uint8_t* values = stored[j] + column;
+                store(key + c, (cache.float8 ? from_float8(values) : from_i8(values)) * broadcast(scale));
+            }
+        }
+    }
+
+    static f32x16 from_float8(const uint8_t* values) {
+        float lanes[kLanes];
+        for (size_t i = 0; i < kLanes; ++i) lanes[i] = to_float(F8{values[i]});
+        return load(lanes);
     }
 
     const TileCall& call_;

@@ -35,7 +35,7 @@ std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
 void attend_tile(const TileSplits& splits) {
     const PagedRows &kv = splits.call.kv, &kr = splits.call.kr;
     if (kv.own_scales) return decodestep::attend_byte_splits(splits);
-    if (kv.nz()) return attend_splits<CopiedKeys>(splits);  // the others read whole rows
+    if (kv.nz() || kv.tile_scales > 0) return attend_splits<CopiedKeys>(splits);  // the others read rows as they are
     if (splits.rows.in_group() <= kFewRows) return attend_splits<KeysInLanes>(splits);
     if (kv.type == CacheType::f32 && kr.type == CacheType::f32) return attend_splits<KeysInPlace>(splits);
     attend_splits<CopiedKeys>(splits);

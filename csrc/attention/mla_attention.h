@@ -21,11 +21,16 @@ struct PagedRows {
     const float* scale;       // [width]: the factors by which values were multiplied when stored; null: 1
     bool own_scales = false;  // only int8 with one group: a row ends with a float32 by which its values are multiplied
     size_t fractal_stride = 0;  // in NZ order: values from one piece of a row to the next; else 0
+    size_t behind = 0;          // values between a row and the next one
+    // Of int8 with one group, or of eight-bit floats instead, that have a scale for each kCacheTile: the bytes from a
+    // row to those scales, float32; else 0.
+    size_t tile_scales = 0;
+    bool float8 = false;
 
     bool nz() const { return fractal_stride > 0; }
     size_t fractal() const { return 32 / value_bytes(type); }  // values of a fractal row
     // Values from one row to the next.
-    size_t pitch() const { return nz() ? fractal() : width + (own_scales ? sizeof(float) : 0); }
+    size_t pitch() const { return nz() ? fractal() : width + behind + (own_scales ? sizeof(float) : 0); }
     // Values from the beginning of a row to one of its columns.
     size_t place(size_t column) const {
         return nz() ? column / fractal() * fractal_stride + column % fractal() : column;
@@ -56,7 +61,8 @@ struct MlaAttention {
     const int64_t* sequence;  // [tokens]: row of the block table
     const int64_t* lengths;   // [tokens], each at least 1
     float scale;
-    float* out;  // [tokens, heads, kv.width / groups]
+    float* out;            // [tokens, heads, kv.width / groups]
+    float* lse = nullptr;  // [tokens, heads]: the logarithms of the sums of e^score, or null
     int threads;
 };
 

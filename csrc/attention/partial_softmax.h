@@ -8,6 +8,7 @@
 #pragma once
 
 #include "core/division.h"
+#include "core/exact_math.h"
 #include "simd/exp.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -58,6 +59,12 @@ struct PartialSoftmax {
     void finish(const float* scale, float* out) const {
         const float inverse = maximum() > kLowest ? 1.0f / weight_sum() : __builtin_nanf("");
         for (size_t c = 0; c < width; ++c) out[c] = scale ? values()[c] * inverse / scale[c] : values()[c] * inverse;
+    }
+
+    // The logarithm of the sum of e^score; -inf where no score was finite.
+    float log_sum() const {
+        if (weight_sum() != weight_sum()) return weight_sum();
+        return maximum() > kLowest ? static_cast<float>(maximum() + natural_log(weight_sum())) : kMinusInfinity;
     }
 };
 

@@ -120,7 +120,8 @@ using Any = nb::ndarray<nb::ro, nb::device::cpu>;
 inline WeightType weight_type_of(const Any& w) {
     if (w.dtype() == nb::dtype<float>()) return WeightType::f32;
     if (w.dtype() == nb::dtype<uint16_t>()) return WeightType::bf16;
-    require(w.dtype() == nb::dtype<int8_t>(), "a weight is of float32, of the bits of bfloat16, or of int8");
+    if (w.dtype() == nb::dtype<uint8_t>()) return WeightType::f8;
+    require(w.dtype() == nb::dtype<int8_t>(), "a weight is of float32, of the bits of bfloat16 or float8, or of int8");
     return WeightType::i8;
 }
 

@@ -31,7 +31,8 @@ ColumnWeight column_weight_of(const Any& w, size_t in, size_t out, size_t count)
     if (w.ndim() == 1) {
         made.layout = ColumnLayout::packed;
         const size_t bytes = panel_count(out) * panel_bytes(value, in), batch = count ? count : 1;
-        require(contiguous(w) && bytes / value_bytes(value) * batch == w.shape(0) && bytes < (size_t{1} << 48),
+        require(value != WeightType::f8 && contiguous(w) && bytes / value_bytes(value) * batch == w.shape(0) &&
+                    bytes < (size_t{1} << 48),
                 "a packed weight has the wrong length");
     } else if (count) {
         require(w.ndim() == 3 && w.shape(0) == count && w.shape(1) == in && w.shape(2) == out,

@@ -39,18 +39,32 @@ const float* optional_vector(const std::optional<Vector>& given, size_t length, 
     return vector(given, given.has_value(), length, what);
 }
 
+using Exponents = Packed<const uint8_t, 2>;
+
+// Powers of two for each 32 of `width` values of `rows` rows if `wanted`, and then only; else null.
+const uint8_t* exponents_of(const std::optional<Exponents>& given, bool wanted, size_t rows, size_t width) {
+    constexpr size_t block = 32;
+    require(given.has_value() == wanted &&
+                (!wanted || (width % block == 0 && given->shape(0) == rows && given->shape(1) == width / block)),
+            "exponents have the wrong shape, or are one too many or too few");
+    return wanted ? given->data() : nullptr;
+}
+
 // `format`: of GGUF blocks, rows as a matrix of bytes or panels as a flat array of them; -1 for columns.
-Projection projection(const Any& w, int format, size_t in, size_t out, WeightType value, const float* scale) {
+Projection projection(const Any& w, int format, size_t in, size_t out, WeightType value, const float* scale,
+                      const uint8_t* exponents) {
     Projection made{};
     made.scale = scale;
     if (format < 0) {
         made.form = WeightForm::columns;
         made.columns = column_weight_of(w, in, out);
+        made.columns.exponents = exponents;
         require(made.columns.value == value, "a weight has the wrong type");
         require(value != WeightType::i8 || in < kExactInputs, "an exact sum of int8 needs fewer inputs");
         return made;
     }
-    require(value != WeightType::i8 && w.dtype() == nb::dtype<uint8_t>() && (w.ndim() == 1 || w.ndim() == 2),
+    require(value != WeightType::i8 && value != WeightType::f8 && w.dtype() == nb::dtype<uint8_t>() &&
+                (w.ndim() == 1 || w.ndim() == 2),
             "blocks are a matrix of bytes or a flat array of them");
     if (w.ndim() == 2) {
         made.form = WeightForm::rows;
@@ -113,7 +127,9 @@ class CallReader {
         query_rope_ = array<Out>("query_rope");
         bf16_ = query_rope_.dtype() == nb::dtype<uint16_t>();
         real_ = bf16_ ? nb::dtype<uint16_t>() : nb::dtype<float>();
-        full_ = x.dtype() == nb::dtype<int8_t>();
+        a.float8 = k_.number<bool>("float8");
+        code_ = a.float8 ? nb::dtype<uint8_t>() : nb::dtype<int8_t>();
+        full_ = x.dtype() == code_;
         require(x.ndim() == 2 && (full_ || x.dtype() == real_) && contiguous(x), "x has the wrong type or shape");
         require_aligned_any(x);
         require_aligned(sin, cos);
@@ -125,26 +141,38 @@ class CallReader {
         for (const size_t axis : {a.tokens, a.hidden, a.width, a.heads, a.nope, a.latent, a.rope})
             require(axis <= kMaxAxis, "an axis is too long");
         require(a.hidden > 0 && a.width > 0 && a.heads > 0 && a.latent > 0, "an axis is empty");
-        a.x_scale =
-            vector(optional<Vector>("x_scale"), full_, a.tokens, "x_scale has the wrong shape, or x is not int8");
+        const auto exponents = optional<Exponents>("x_exponents");
+        blocks_ = exponents.has_value();
+        require(!blocks_ || (full_ && a.float8), "exponents are for eight-bit floats");
+        a.x_exponents = exponents_of(exponents, blocks_, a.tokens, a.hidden);
+        a.x_scale = vector(optional<Vector>("x_scale"), full_ && !blocks_, a.tokens,
+                           "x_scale has the wrong shape, or x is not quantised");
         require(shaped(sin, {a.tokens, a.rope}) && shaped(cos, {a.tokens, a.rope}), "sin or cos has the wrong shape");
         a.sin = sin.data(), a.cos = cos.data();
     }
 
     void weights() {
-        const char* scale_rule = "the scale of a weight has the wrong shape, or is one too many or too few";
-        const WeightType real = bf16_ ? WeightType::bf16 : WeightType::f32, down = full_ ? WeightType::i8 : real;
-        const auto up_scale = optional<Vector>("w_uq_qr_scale");
-        partial_ = up_scale.has_value();
-        require(partial_ || !full_, "with int8 tokens w_uq_qr is int8");
+        const WeightType real = bf16_ ? WeightType::bf16 : WeightType::f32,
+                         code = a.float8 ? WeightType::f8 : WeightType::i8;
         const size_t up = a.heads * (a.nope + a.rope), latent = a.latent + a.rope;
         require(up <= kMaxAxis, "an axis is too long");
-        a.w_dq = projection(array<Any>("w_dq"), k_.number<int>("w_dq_format"), a.hidden, a.width, down,
-                            vector(optional<Vector>("w_dq_scale"), full_, a.width, scale_rule));
-        a.w_uq_qr = projection(array<Any>("w_uq_qr"), k_.number<int>("w_uq_qr_format"), a.width, up,
-                               partial_ ? WeightType::i8 : real, optional_vector(up_scale, up, scale_rule));
-        a.w_dkv_kr = projection(array<Any>("w_dkv_kr"), k_.number<int>("w_dkv_kr_format"), a.hidden, latent, down,
-                                vector(optional<Vector>("w_dkv_kr_scale"), full_, latent, scale_rule));
+        partial_ = k_.number<bool>("partial");
+        require(partial_ || !full_, "with quantised tokens w_uq_qr is quantised");
+        require(partial_ == full_ || !a.float8, "eight-bit floats are for all projections");
+        struct Names {
+            const char *weight, *format, *scale, *exponents;
+        };
+        const auto read = [&](const Names& names, size_t in, size_t out, bool quantised) {
+            const auto w = array<Any>(names.weight);
+            return projection(w, k_.number<int>(names.format), in, out, quantised ? code : real,
+                              vector(optional<Vector>(names.scale), quantised && !blocks_, out,
+                                     "the scale of a weight has the wrong shape, or is one too many or too few"),
+                              exponents_of(optional<Exponents>(names.exponents), blocks_, out, in));
+        };
+        a.w_dq = read({"w_dq", "w_dq_format", "w_dq_scale", "w_dq_exponents"}, a.hidden, a.width, full_);
+        a.w_uq_qr = read({"w_uq_qr", "w_uq_qr_format", "w_uq_qr_scale", "w_uq_qr_exponents"}, a.width, up, partial_);
+        a.w_dkv_kr =
+            read({"w_dkv_kr", "w_dkv_kr_format", "w_dkv_kr_scale", "w_dkv_kr_exponents"}, a.hidden, latent, full_);
         const auto w_uk = array<Any>("w_uk");
         a.w_uk = column_weight_of(w_uk, a.nope, a.latent, a.heads);
         require(a.w_uk.value == real, "w_uk has the wrong type");
@@ -159,7 +187,7 @@ class CallReader {
         a.eps_cq = k_.number<float>("eps_cq"), a.eps_ckv = k_.number<float>("eps_ckv");
         a.alpha_cq = k_.number<float>("alpha_cq"), a.alpha_ckv = k_.number<float>("alpha_ckv");
         a.smooth = optional_vector(optional<Vector>("smooth"), a.width, "smooth has the wrong shape");
-        require(partial_ || !a.smooth, "smooth is for an int8 w_uq_qr");
+        require((partial_ && !blocks_) || !a.smooth, "smooth is for a w_uq_qr with a scale for each output");
     }
 
     void caches() {
@@ -168,13 +196,13 @@ class CallReader {
         const auto kind = a.cache_scale = static_cast<CacheScale>(number);
         const bool tile = kind == CacheScale::tile, channel = kind == CacheScale::channel;
         const bool nz = k_.number<bool>("nz");
-        const auto int8 = nb::dtype<int8_t>();
+        require(!channel || !a.float8, "a scale for each channel is for int8");
         require(!tile || (bf16_ && a.latent % kCacheTile == 0 && !nz), "tiles need bfloat16, whole tiles, and no NZ");
         const auto kv = optional<Out>("kv_cache"), kr = optional<Out>("kr_cache");
-        a.kv = cache_of(kv, kind == CacheScale::none ? real_ : int8,
+        a.kv = cache_of(kv, kind == CacheScale::none ? real_ : code_,
                         tile ? a.latent + 2 * a.rope + a.latent / kCacheTile * sizeof(float) : a.latent, nz);
         require(!tile || !kr, "with tiles there is one cache");
-        a.kr = cache_of(kr, channel ? int8 : real_, a.rope, nz);
+        a.kr = cache_of(kr, channel ? code_ : real_, a.rope, nz);
         require(!a.kv.data || tile || a.kr.data, "there is a kv_cache and no kr_cache");
         require(a.kv.data || !a.kr.data, "there is a kr_cache and no kv_cache");
         a.block_size = a.kv.data ? kv->shape(1) : 1;
@@ -194,21 +222,25 @@ class CallReader {
     }
 
     void results() {
-        const auto int8 = nb::dtype<int8_t>();
         const auto query_scale = optional<Packed<float, 2>>("query_scale");
         const auto norm_scale = optional<Packed<float, 1>>("norm_scale");
+        const auto norm_exponents = optional<Packed<uint8_t, 2>>("norm_exponents");
         require_aligned(query_scale, norm_scale);
         a.query =
-            result(array<Out>("query"), query_scale ? int8 : real_, {a.tokens, a.heads, a.latent}, "query is wrong");
+            result(array<Out>("query"), query_scale ? code_ : real_, {a.tokens, a.heads, a.latent}, "query is wrong");
         require(!query_scale || (a.cache_scale == CacheScale::tensor && shaped(*query_scale, {a.tokens, a.heads})),
                 "query_scale has the wrong shape, or the caches are not quantised by tensor");
         a.query_scale = query_scale ? query_scale->data() : nullptr;
         a.half_away = k_.number<bool>("half_away");
         a.query_rope = result(query_rope_, real_, {a.tokens, a.heads, a.rope}, "query_rope is wrong");
         a.query_norm =
-            result(optional<Out>("query_norm"), partial_ ? int8 : real_, {a.tokens, a.width}, "query_norm is wrong");
-        require(!norm_scale || (partial_ && norm_scale->shape(0) == a.tokens), "norm_scale is wrong");
+            result(optional<Out>("query_norm"), partial_ ? code_ : real_, {a.tokens, a.width}, "query_norm is wrong");
+        require(!norm_scale || (partial_ && !blocks_ && norm_scale->shape(0) == a.tokens), "norm_scale is wrong");
         a.norm_scale = norm_scale ? norm_scale->data() : nullptr;
+        require(!norm_exponents ||
+                    (blocks_ && norm_exponents->shape(0) == a.tokens && norm_exponents->shape(1) == a.width / 32),
+                "norm_exponents are wrong");
+        a.norm_exponents = norm_exponents ? norm_exponents->data() : nullptr;
     }
 
     Keywords k_;
@@ -216,8 +248,9 @@ class CallReader {
     std::vector<Any> arrays_;
     std::vector<int64_t> slots_;
     Out query_rope_;
-    nb::dlpack::dtype real_{};
-    bool bf16_ = false, full_ = false, partial_ = false;  // full: x is int8; partial: w_uq_qr is
+    nb::dlpack::dtype real_{}, code_{};                   // of what is not quantised, and of what is
+    bool bf16_ = false, full_ = false, partial_ = false;  // full: x is quantised; partial: w_uq_qr is
+    bool blocks_ = false;                                 // by blocks with exponents
 };
 
 }  // namespace

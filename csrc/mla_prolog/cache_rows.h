@@ -1,6 +1,7 @@
 // The two cache rows of a token in the MLA prolog: their bytes, and their places in a cache of any layout.
 #pragma once
 
+#include "mla_prolog/float8_rows.h"
 #include "mla_prolog/mla_prolog.h"
 #include "simd/rounding.h"
 
@@ -24,6 +25,7 @@ inline void quantise_tiles(const float* latent, size_t n, float clip, int8_t* q,
 template <class T>
 void encode_cache_rows(const MlaProlog& a, const float* latent, const T* key, uint8_t* kv, uint8_t* kr) {
     auto* q = reinterpret_cast<int8_t*>(kv);
+    auto* q8 = reinterpret_cast<F8*>(kv);
     switch (a.cache_scale) {
         case CacheScale::none:
             convert(latent, a.latent, reinterpret_cast<T*>(kv));
@@ -34,12 +36,18 @@ void encode_cache_rows(const MlaProlog& a, const float* latent, const T* key, ui
                 reinterpret_cast<int8_t*>(kr)[i] = to_int8(to_float(key[i]) * a.ckr_scale[i]);
             return;
         case CacheScale::tensor:
-            put_int8(latent, a.latent, a.ckv_scale[0], q);
+            if (!a.float8) put_int8(latent, a.latent, a.ckv_scale[0], q);
+            for (size_t i = 0; a.float8 && i < a.latent; ++i) q8[i] = to_f8(latent[i] * a.ckv_scale[0]);
             break;
-        case CacheScale::tile:
+        case CacheScale::tile: {
             kr = kv + a.latent;
-            quantise_tiles(latent, a.latent, a.clip, q, kr + a.rope * sizeof(T));
+            uint8_t* scales = kr + a.rope * sizeof(T);
+            if (a.float8)
+                quantise_float8_tiles(latent, a.latent, kCacheTile, q8, scales);
+            else
+                quantise_tiles(latent, a.latent, a.clip, q, scales);
             break;
+        }
     }
     std::memcpy(kr, key, a.rope * sizeof(T));
 }

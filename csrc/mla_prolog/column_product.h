@@ -50,7 +50,7 @@ class ColumnTokens {
         return tokens * (row_bytes(value, in) + sizeof(int32_t));
     }
 
-    // Takes token t's values, of the weight's type.
+    // Takes token t's values, of the type of the weight's panels.
     template <class V>
     void read(size_t t, const V* row) const {
         if constexpr (std::is_same_v<V, float>) return copy(rows<float>(), t, row);
@@ -74,6 +74,7 @@ class ColumnTokens {
                 return dense_panels<FloatDot<Format::f32>>(
                     {w, next, blocks, rows<float>(), first, count, sums, first_block, adds}, panels, panel_stride);
             case WeightType::bf16:
+            case WeightType::f8:
                 return dense_panels<Bf16Dot>(
                     {w, next, blocks, rows<PairDot::Value>(), first, count, sums, first_block, adds}, panels,
                     panel_stride);
@@ -86,7 +87,8 @@ class ColumnTokens {
 
   private:
     static size_t row_bytes(WeightType value, size_t in) {
-        const size_t item = value == WeightType::bf16 ? sizeof(PairDot::Value) : value_bytes(value);
+        const WeightType stored = panel_type(value);
+        const size_t item = stored == WeightType::bf16 ? sizeof(PairDot::Value) : value_bytes(stored);
         return round_up(in * item, DenseRows<uint8_t>::kStretchValues);
     }
 

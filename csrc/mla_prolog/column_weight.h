@@ -11,24 +11,29 @@
 
 namespace decodestep {
 
-enum class WeightType { f32, bf16, i8 };
+enum class WeightType { f32, bf16, i8, f8 };
 
 constexpr size_t value_bytes(WeightType value) {
     return value == WeightType::f32 ? 4 : value == WeightType::bf16 ? 2 : 1;
 }
 
+// The type of which panels are made and in which the tokens are multiplied: all of an eight-bit float fits into a
+// bfloat16.
+constexpr WeightType panel_type(WeightType value) { return value == WeightType::f8 ? WeightType::bf16 : value; }
+
 // Bytes of a panel: 32 outputs, as dense formats have them, with inputs padded to blocks. Of float32 it holds the
 // outputs of each input together; of bfloat16, those of each two inputs; of int8, those of each four, as bytes that are
 // 128 above the values.
 constexpr size_t panel_bytes(WeightType value, size_t in) {
-    return ceil_div(in, kBlockInputs) * kBlockInputs * kPanelOutputs * value_bytes(value);
+    return ceil_div(in, kBlockInputs) * kBlockInputs * kPanelOutputs * value_bytes(panel_type(value));
 }
 constexpr size_t panel_count(size_t out) { return ceil_div(out, kPanelOutputs); }
 
 enum class ColumnLayout {
     rows,   // a matrix: value (k, n) is element k * row_stride + n
     nz,     // n / width * panel_stride + k * row_stride + n % width, in panels of `width` outputs
-    packed  // panel after panel of panel_bytes(value, in); inputs and outputs padded with zeros to blocks and panels
+    packed  // panel after panel of panel_bytes(value, in); inputs and outputs padded with zeros to blocks and panels;
+            // not f8
 };
 
 // A weight (in, out).
@@ -38,6 +43,7 @@ struct ColumnWeight {
     size_t in, out;
     ColumnLayout layout;
     size_t width, panel_stride, row_stride;  // in values; for `rows` the width is `out`, for `packed` none is read
+    const uint8_t* exponents = nullptr;  // of f8: [out, in / 32], the powers of two of its blocks of inputs; null: 1
 
     constexpr bool packed() const { return layout == ColumnLayout::packed; }
 };

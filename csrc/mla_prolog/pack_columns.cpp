@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/cache_line.h"
+#include "core/float8.h"
 #include "mla_prolog/column_weight.h"
 #include "simd/simd.h"
 
@@ -85,6 +86,13 @@ size_t find_runs(const ColumnWeight& from, size_t first, size_t last, size_t str
     return count;
 }
 
+// Fills the outputs that the last of the panels of `outputs` lacks.
+void fill_rest(size_t outputs, size_t groups, uint8_t* to, size_t stride, uint8_t byte) {
+    const size_t rest = (kPanelOutputs - outputs % kPanelOutputs) % kPanelOutputs * kGroupBytes;
+    uint8_t* end = to + (outputs - 1) / kPanelOutputs * stride + kRowBytes - rest;
+    for (size_t i = 0; i < groups; ++i) std::memset(end + i * kRowBytes, byte, rest);
+}
+
 // Packs groups [k, k + groups) of outputs [first, last) into panels `stride` bytes apart. Reads in the order of the
 // source's memory: a matrix row by row, NZ run by run.
 template <class W>
@@ -110,10 +118,44 @@ void pack_groups(const ColumnWeight& from, size_t first, size_t last, size_t k, 
                 pack_group(from, runs[r], k + i, to + i * kRowBytes);
             }
     }
-    // The outputs that the last panel lacks.
-    const size_t rest = (kPanelOutputs - (last - first) % kPanelOutputs) % kPanelOutputs * kGroupBytes;
-    uint8_t* end = to + (last - first - 1) / kPanelOutputs * stride + kRowBytes - rest;
-    for (size_t i = 0; i < groups; ++i) std::memset(end + i * kRowBytes, kOffset<W>, rest);
+    fill_rest(last - first, groups, to, stride, kOffset<W>);
+}
+
+// One group of two inputs of a run, as bfloat16 times its outputs' scales.
+DECODESTEP_INLINE void pack_float8_group(const ColumnWeight& from, const PackRun<uint8_t>& run, size_t group,
+                                         const float* scales, uint8_t* to) {
+    constexpr uint8_t zeros[kPanelOutputs] = {};
+    const uint8_t* rows[2];
+    for (size_t g = 0; g < 2; ++g) {
+        const size_t row = 2 * group + g;
+        rows[g] = row < from.in ? run.from + row * from.row_stride : zeros;
+    }
+    for (size_t l = 0; l < run.length; ++l) {
+        const auto value = [&](size_t g) { return uint32_t{to_bf16(to_float(F8{rows[g][l]}) * scales[l]).bits}; };
+        const uint32_t pair = value(0) | value(1) << 16;
+        std::memcpy(to + run.to + l * kGroupBytes, &pair, sizeof pair);
+    }
+}
+
+// Eight-bit floats as panels of bfloat16.
+void pack_float8(const PackColumns& a) {
+    constexpr size_t groups = kBlockInputs / 2;  // of a block
+    PackRun<uint8_t> runs[kColumnPanels * kPanelOutputs];
+    const size_t count = find_runs(a.from, a.first, a.last, a.stride, runs), blocks = ceil_div(a.from.in, kBlockInputs);
+    float scales[kColumnPanels * kPanelOutputs];
+    std::fill(std::begin(scales), std::end(scales), 1.0f);
+    for (size_t b = 0; b < a.blocks; ++b) {
+        const size_t block = a.first_block + b;
+        if (a.from.exponents)
+            for (size_t n = a.first; n < a.last; ++n)
+                scales[n - a.first] = exponent_value(a.from.exponents[n * blocks + block]);
+        for (size_t g = 0; g < groups; ++g) {
+            const float* scale = scales;
+            for (size_t r = 0; r < count; scale += runs[r++].length)
+                pack_float8_group(a.from, runs[r], block * groups + g, scale, a.to + (b * groups + g) * kRowBytes);
+        }
+    }
+    fill_rest(a.last - a.first, a.blocks * groups, a.to, a.stride, 0);
 }
 
 }  // namespace
@@ -130,6 +172,8 @@ void pack_columns(const PackColumns& a) {
             return pack.template operator()<uint16_t>();
         case WeightType::i8:
             return pack.template operator()<uint8_t>();
+        case WeightType::f8:
+            return pack_float8(a);
     }
 }
 

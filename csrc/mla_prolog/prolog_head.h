@@ -9,6 +9,7 @@
 #include "core/thread_scratch.h"
 #include "elementwise/rope.h"
 #include "mla_prolog/arena.h"
+#include "mla_prolog/float8_rows.h"
 #include "mla_prolog/mla_prolog.h"
 #include "mla_prolog/projection_tasks.h"
 #include "simd/rounding.h"
@@ -21,12 +22,22 @@ DECODESTEP_INLINE void dequantise(const float* sums, float token, const float* s
         out[i] = static_cast<float>(static_cast<int32_t>(std::bit_cast<uint32_t>(sums[i]))) * token * scale[i];
 }
 
+// The values of n sums of a token with a weight's outputs from `first` on: times the scales of what is quantised,
+// rounded otherwise.
+template <class T>
+DECODESTEP_INLINE void product_values(const Projection& w, const float* sums, float token, size_t first, size_t n,
+                                      float* out) {
+    if (w.code() == WeightType::i8) return dequantise(sums, token, w.scale + first, n, out);
+    for (size_t i = 0; i < n; ++i)
+        out[i] = !w.quantised() ? rounded<T>(sums[i]) : w.scale ? sums[i] * token * w.scale[first + i] : sums[i];
+}
+
 // The compressed queries of all tokens: what the heads share.
 struct CompressedQueries {
     const MlaProlog& a;
     TokenBlocks blocks;
     ColumnTokens rows;  // as a column w_uq_qr multiplies them
-    float* scale;       // [tokens], of int8 rows
+    float* scale;       // [tokens], of quantised rows; not read where their blocks have exponents
     // Whether w_uq_qr has been multiplied for all heads, into up_projected; else each head multiplies its part.
     bool all_heads;
     TokenSums up_projected;
@@ -163,15 +174,11 @@ class HeadTask {
         return up_sums_;
     }
 
-    // Stores the nope part as the input of w_uk, and the rotated rope part as a result. The rope part of an int8
-    // product is not rounded before.
+    // Stores the nope part as the input of w_uk, and the rotated rope part as a result. The rope part of a product of
+    // what is quantised is not rounded before.
     void split(size_t t, const float* sums) {
         const size_t width = p_.head_width();
-        if (a_.w_uq_qr.scale) {
-            dequantise(sums, p_.scale[begin_ + t], a_.w_uq_qr.scale + head_ * width, width, row_);
-        } else {
-            for (size_t i = 0; i < width; ++i) row_[i] = rounded<T>(sums[i]);
-        }
+        product_values<T>(a_.w_uq_qr, sums, p_.scale[begin_ + t], head_ * width, width, row_);
         convert(row_, a_.nope, nope_row_);
         nope_.read(t, nope_row_);
         const size_t at = (begin_ + t) * a_.rope;
@@ -189,7 +196,9 @@ class HeadTask {
             std::memcpy(query_of(t), query_row, query_bytes());
             return;
         }
-        const float scale = quantise_row(query_row, a_.latent, a_.half_away, reinterpret_cast<int8_t*>(query_of(t)));
+        const float scale =
+            a_.float8 ? quantise_float8_row(query_row, a_.latent, reinterpret_cast<F8*>(query_of(t)))
+                      : quantise_row(query_row, a_.latent, a_.half_away, reinterpret_cast<int8_t*>(query_of(t)));
         a_.query_scale[index_of(t)] = scale;
         // Divide the rope part by the query's scale, so that one scale serves both. If query and rope value are both
         // zero, keep zero instead of 0 / 0.

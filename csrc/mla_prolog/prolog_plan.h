@@ -166,8 +166,10 @@ class PrologPlan {
 
     void read_token(size_t t) const {
         if (projects_x(false)) {
-            if (a_.x_scale)
+            if (a_.w_dq.code() == WeightType::i8)
                 arrays_.x.read(t, static_cast<const int8_t*>(a_.x) + t * a_.hidden);
+            else if (a_.w_dq.code() == WeightType::f8)
+                read_float8_token(t);
             else
                 arrays_.x.read(t, real_x(t));
         }
@@ -176,11 +178,17 @@ class PrologPlan {
         down_latent_.read(t);
     }
 
-    // The values of a row of sums.
+    void read_float8_token(size_t t) const {
+        const ThreadScratch scratch(ceil_div(a_.hidden * sizeof(Bf16), sizeof(float)));
+        Bf16* values = reinterpret_cast<Bf16*>(scratch.data());
+        const uint8_t* exponents = a_.x_exponents ? a_.x_exponents + t * (a_.hidden / kScaledBlock) : nullptr;
+        read_float8(static_cast<const F8*>(a_.x) + t * a_.hidden, a_.hidden, exponents, values);
+        arrays_.x.read(t, values);
+    }
+
+    // The values of a row of sums of x.
     void values_of(const Projection& w, TokenSums sums, size_t t, size_t outputs, float* out) const {
-        const float* row = sums.row(t);
-        if (w.scale) return dequantise(row, a_.x_scale[t], w.scale, outputs, out);
-        for (size_t i = 0; i < outputs; ++i) out[i] = rounded<T>(row[i]);
+        product_values<T>(w, sums.row(t), a_.x_scale ? a_.x_scale[t] : 1.0f, 0, outputs, out);
     }
 
     static void norm(float* row, size_t width, const float* gamma, float eps, float alpha) {
@@ -197,9 +205,9 @@ class PrologPlan {
     }
 
     void norm_token(size_t t) const {
-        const ThreadScratch scratch(2 * a_.width + a_.latent + 2 * a_.rope + 5 * kCacheLine);
+        const ThreadScratch scratch(3 * a_.width + a_.latent + 2 * a_.rope + 5 * kCacheLine);
         Arena arena(scratch.data());
-        norm_query(t, arena.take<float>(a_.width), arena.take<float>(a_.width));
+        norm_query(t, arena.take<float>(a_.width), arena.take<float>(2 * a_.width));
         if (caches_ && a_.slots[t] >= 0) norm_latent(t, arena.take<float>(a_.latent + a_.rope), arena.take<T>(a_.rope));
     }
 
@@ -207,7 +215,7 @@ class PrologPlan {
     void norm_query(size_t t, float* row, void* stored) const {
         values_of(a_.w_dq, arrays_.down_query, t, a_.width, row);
         norm(row, a_.width, a_.gamma_cq, a_.eps_cq, a_.alpha_cq);
-        if (a_.w_uq_qr.scale) return store_int8_query(t, row, static_cast<int8_t*>(stored));
+        if (a_.w_uq_qr.quantised()) return store_quantised_query(t, row, stored);
         T* values = static_cast<T*>(stored);
         convert(row, a_.width, values);
         copy_query_norm(t, values);
@@ -219,13 +227,36 @@ class PrologPlan {
         }
     }
 
-    void store_int8_query(size_t t, float* row, int8_t* values) const {
+    void store_quantised_query(size_t t, float* row, void* stored) const {
         for (size_t i = 0; a_.smooth && i < a_.width; ++i) row[i] *= a_.smooth[i];
-        const float scale = quantise_row(row, a_.width, false, values);
-        arrays_.compressed_scale[t] = scale;
-        if (a_.norm_scale) a_.norm_scale[t] = scale;
+        if (a_.float8) return store_float8_query(t, row, static_cast<Bf16*>(stored));
+        auto* values = static_cast<int8_t*>(stored);
+        store_scale(t, quantise_row(row, a_.width, false, values));
         copy_query_norm(t, values);
         arrays_.queries.read(t, values);
+    }
+
+    // values: memory for the row as it is multiplied, and behind that as it is stored.
+    void store_float8_query(size_t t, float* row, Bf16* values) const {
+        F8* q = reinterpret_cast<F8*>(values + a_.width);
+        uint8_t* exponents = nullptr;
+        if (a_.w_uq_qr.scale) {
+            store_scale(t, quantise_float8_row(row, a_.width, q));
+        } else {
+            exponents = reinterpret_cast<uint8_t*>(q + a_.width);
+            for (size_t i = 0; i < a_.width; ++i) row[i] = rounded<T>(row[i]);
+            quantise_float8_blocks(row, a_.width, q, exponents);
+            const size_t blocks = a_.width / kScaledBlock;
+            if (a_.norm_exponents) std::memcpy(a_.norm_exponents + t * blocks, exponents, blocks);
+        }
+        copy_query_norm(t, q);
+        read_float8(q, a_.width, exponents, values);
+        arrays_.queries.read(t, values);
+    }
+
+    void store_scale(size_t t, float scale) const {
+        arrays_.compressed_scale[t] = scale;
+        if (a_.norm_scale) a_.norm_scale[t] = scale;
     }
 
     template <class V>

@@ -24,7 +24,7 @@ from decodestep.integrations.onnx import REFERENCE_OPS
 from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS
 from decodestep.integrations.onnx_states import causal_conv_with_state, linear_attention
 from decodestep.integrations.torch import ops
-from support.mla_prolog_cases import FUNCTIONS, MODES, SCENARIOS, V1, V2, for_version, legal, make
+from support.mla_prolog_cases import FUNCTIONS, INT8_SCENARIOS, MODES, V1, V2, for_version, legal, make
 
 RNG = np.random.default_rng(0)
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -114,6 +114,8 @@ def test_samplers_give_our_results_in_every_runtime(dtype: Any) -> None:
     sorted_ = ds.top_k_top_p_sample_v2(logits, k, p, min_ps=min_ps, is_need_sample_result=True)
     arrays = {"logits": logits, "top_k": k, "top_p": p, "min_ps": min_ps}
     assert_everywhere("TopKTopPSampleV2", arrays, list(sorted_), is_need_sample_result=1)
+    for given in ({"p": p}, {"p": p, "k": k}, {"p": None, "k": k}):
+        assert_everywhere("ApplyTopKTopP", {"logits": logits, **given}, [ds.apply_top_k_top_p(logits, **given)])
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, np.int8, np.bool_, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2])
@@ -128,7 +130,7 @@ def test_tensor_scatter_has_the_types_and_indices_that_onnxruntime_lacks(dtype: 
 
 PROLOGS = [
     (version, scenario, dtype)
-    for version, scenarios in ((1, V1), (2, V2), (3, SCENARIOS))
+    for version, scenarios in ((1, V1), (2, V2), (3, INT8_SCENARIOS))
     for scenario in scenarios
     for dtype in (["bfloat16"] if scenario.endswith("TILE") else ["bfloat16", "float32"])
 ]

@@ -9,7 +9,7 @@ import torch
 import decodestep as ds
 from decodestep._base.arrays import like
 from decodestep.integrations.torch import OPERATORS, ops
-from support.mla_prolog_cases import SCENARIOS, V1, V2, for_version, make
+from support.mla_prolog_cases import EXPONENT8, INT8_SCENARIOS, SCENARIOS, V1, V2, for_version, make
 from support.recurrent_calls import OPERATORS as OPERATORS_WITH_STATES
 
 
@@ -47,12 +47,16 @@ def tensors(values):
 
 
 def prolog_cases(version):
-    """By position where the schema has them so, each case on caches of its own."""
+    """By position where the schema has them so, each case on caches of its own; none with eight-bit floats, which torch cannot
+    multiply as its checks do.
+    """
     rng = np.random.default_rng(version)
     names = ["token_x", "weight_dq", "weight_uq_qr", "weight_uk", "weight_dkv_kr", "rmsnorm_gamma_cq", "rmsnorm_gamma_ckv",
              "rope_sin", "rope_cos", *(["cache_index"] if version < 3 else []), "kv_cache", "kr_cache"]  # fmt: skip
     calls = [
-        make(rng, scenario, merged=merged) for merged in (True, False) for scenario in {1: V1, 2: V2, 3: SCENARIOS}[version]
+        make(rng, scenario, merged=merged)
+        for merged in (True, False)
+        for scenario in {1: V1, 2: V2, 3: INT8_SCENARIOS}[version]
     ]
     if version == 3:
         calls += [make(rng, "NO_QUANT", "TND"), make(rng, "FULL", "BSND", False)]
@@ -73,6 +77,10 @@ def attention_cases():
     yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *bytes_, table, lengths), {"scale": 0.3, **scales}
     nz = [ds.cache_to_nz(cache) for cache in caches]
     yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *nz, table, lengths), {"scale": 0.3, "cache_mode": "PA_NZ"}
+    rows = torch.randint(-100, 100, (4, 3, 1, 128 + 16 + 4), dtype=torch.int8)
+    rows[..., -4:] = torch.full((4, 3, 1, 1), 0.01).view(torch.int8)
+    rows[..., 128:-4] = torch.randn(4, 3, 1, 8).bfloat16().view(torch.int8)
+    yield (torch.randn(2, 4, 128), torch.randn(2, 4, 8), rows, None, table, torch.tensor([5, 0])), {"scale": 0.3}
     half = [tensor.bfloat16() for tensor in (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *caches)]
     yield (*half, table, lengths), {"scale": 0.3}
 
@@ -85,6 +93,14 @@ def sampler_cases(dtype, v2=False):
     yield (logits, k, p), {"seed": torch.tensor([1, 2, 3]), "position": torch.tensor(4)}
     if v2:
         yield (logits, k, p, None, torch.tensor([0.1, 0.0, 0.2]).to(dtype)), {"is_need_sample_result": True}
+        yield (logits, k, p), {"post_sample": "None"}
+
+
+def apply_cases():
+    logits = torch.randn(3, 50)
+    yield (logits,), {}
+    yield (logits.half(), torch.tensor([0.9, 0.5, 1.0]).half()), {}
+    yield (logits.t().contiguous().t(), torch.tensor([0.9, 0.5, 1.0]), torch.tensor([5, 0, 50], dtype=torch.int32)), {}
 
 
 CASES = {
@@ -95,8 +111,10 @@ CASES = {
     **{name: list(state_cases(name)) for name in OPERATORS_WITH_STATES},
     "linear": [((torch.randn(3, 8), torch.randn(8, 5)), {}), ((torch.randn(8).double(), torch.randn(8, 5).bfloat16()), {})],
     "mla_attention": list(attention_cases()),
+    "mla_attention_lse": list(attention_cases()),
     "top_k_top_p_sample": list(sampler_cases(torch.bfloat16)),
     "top_k_top_p_sample_v2": list(sampler_cases(torch.float32, v2=True)),
+    "apply_top_k_top_p": list(apply_cases()),
     "mla_prolog": list(prolog_cases(1)),
     "mla_prolog_functional": list(prolog_cases(1))[:1],
     "mla_prolog_v2": list(prolog_cases(2)),
@@ -142,7 +160,13 @@ def test_shape_functions_know_the_results(name, number, args, kwargs):
 def device_sized(call):
     """A call of sizes that every limits accept; the largest arrays are zeros."""
     x, down, latent = call["token_x"], call["weight_dq"], call["weight_dkv_kr"]
+    of_hidden = ("dequant_scale_x", "dequant_scale_w_dq", "dequant_scale_w_dkv_kr")
+    scales = {name: call[name] for name in of_hidden if name in call}
     return call | {
+        **{
+            name: np.ones((len(scale), 7168 // 32), EXPONENT8) if scale.dtype == EXPONENT8 else scale
+            for name, scale in scales.items()
+        },
         "token_x": np.zeros((*x.shape[:-1], 7168), x.dtype),
         "weight_dq": np.zeros((7168, down.shape[1]), down.dtype),
         "weight_dkv_kr": np.zeros((7168, latent.shape[1]), latent.dtype),

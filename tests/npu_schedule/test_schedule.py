@@ -26,7 +26,7 @@ from decodestep.npu_schedule import (
 )
 from decodestep.npu_schedule.extent import instructions
 from decodestep.npu_schedule.frame import build_frame
-from support.mla_prolog_cases import SCENARIOS, V2, legal
+from support.mla_prolog_cases import INT8_SCENARIOS, V2, legal
 from support.schedule_cases import SMALL, agrees, build_call, build_schedule, mutated, reference, same_bits
 from support.schedule_interleavings import truth
 
@@ -45,7 +45,7 @@ def test_results_are_the_references(scenario, tokens, heads, cubes):
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", INT8_SCENARIOS)
 @pytest.mark.parametrize("mode", ["PA_BSND", "PA_NZ", "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND"])
 def test_every_cache_mode(scenario, mode):
     if not legal(scenario, mode, merged=mode != "BSND"):

@@ -387,7 +387,7 @@ def refusals():
         ("block_table", 4, np.full((1, 8), 9)),
         ("block_table", 4, np.full((1, 8), -1)),
         ("block_table", 4, np.zeros((1, 8))),
-        ("lengths", 5, np.array([0, 1])),
+        ("lengths", 5, np.array([-1, 1])),
         ("lengths", 5, np.array([1, 33])),
         ("lengths", 5, np.array([1])),
         ("sequence", "sequence", np.array([0, 1])),

@@ -28,6 +28,7 @@ from test_mla_attention import (  # noqa: F401
     test_the_quantised_query_of_the_prolog,
 )
 from test_mla_attention import test_refuses as refuses
+from test_mla_attention_tiles import CODES, joined
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -197,3 +198,25 @@ def test_bad_arguments_are_refused_as_on_the_cpu():
     wide = [a.double() if i < 4 else a for i, a in enumerate(good)]
     with pytest.raises(ValueError, match="has no float64"):
         ds.mla_attention(*wide, backend="triton", **options)
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("code", CODES)
+def test_rows_by_tiles(rng, code):
+    args, options = make(rng, tokens=3, heads=2, latent=128, rope=16, block_size=8, blocks=13, sequences=1)
+    rows, kv, kr = joined(rng, *args[2:4], code)
+    want, terms = plain(*args[:2], kv, kr, *args[4:], **options)
+    assert_close(attend([*args[:2], rows, None, *args[4:]], **options), want, terms)
+
+
+@pytest.mark.usefixtures("short_splits")
+def test_log_sum_exp_and_tokens_without_entries(rng):
+    args, options = make(rng, tokens=5, heads=3, latent=32, rope=16, block_size=8, blocks=31, sequences=1)
+    args[5][3] = 0
+    given = [gpu.on_device(a) if i < 4 else a for i, a in enumerate(args)]
+    out, lse = map(gpu.on_host, ds.mla_attention(*given, backend="triton", return_lse=True, **options))
+    want, of_want = ds.mla_attention(*args, return_lse=True, **options)
+    assert not out[3].any() and np.isneginf(lse[3]).all()
+    assert_close(out, want)
+    seen = [0, 1, 2, 4]
+    np.testing.assert_allclose(lse[seen], of_want[seen], rtol=2e-6, atol=2e-6)

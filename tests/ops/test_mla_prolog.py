@@ -36,7 +36,8 @@ THIRD = (
     (*WEIGHTS, *NORMS, *CACHES),
     dict.fromkeys(("cache_index", *SCALES, "actual_seq_len", "k_nope_clip_alpha"))
     | ATTRIBUTES
-    | {"query_norm_flag": False, **dict.fromkeys(MODE_ATTRIBUTES, 0), "tile_size": 128, "qc_qr_scale": 1.0, "kc_scale": 1.0},
+    | {"query_norm_flag": False, **dict.fromkeys(MODE_ATTRIBUTES, 0), "tile_size": 128, "qc_qr_scale": 1.0, "kc_scale": 1.0}
+    | dict.fromkeys(f"{name}_dtype" for name in ("token_x", "weight_dq", "weight_uq_qr", "weight_dkv_kr", "kv_cache")),
 )
 
 
@@ -75,11 +76,11 @@ def test_every_scenario_mode_and_token_axis(scenario, backend):
                 arguments |= dict(query_norm_flag=True, qc_qr_scale=[1.0, 2.5, 1.0][seed], kc_scale=[1.0, 0.75, 1.25][seed])
                 want = oracle(arguments, scenario=scenario)
                 got = call(arguments, backend=backend)
-                if scenario != "FULL_KV":
+                if SCENARIOS[scenario].kv != "tensor":
                     assert got["dequant_scale_q_nope"] is None
                 if scenario == "NO_QUANT":
                     assert got["dequant_scale_q_norm"] is None
-                assert got["query_norm"].dtype == (np.int8 if SCENARIOS[scenario].uq else BF16)
+                assert got["query_norm"].dtype == (SCENARIOS[scenario].code if SCENARIOS[scenario].uq else BF16)
                 agree(got, want, flips)
     # One int8 of the normed query on the other side of a tie moves its whole row.
     allowed = {"query": 0.03, "query_rope": 0.03} if SCENARIOS[scenario].uq else {}
@@ -117,7 +118,7 @@ def test_the_caches_come_back_themselves():
 
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
-@pytest.mark.parametrize("scenario", ["NO_QUANT", "PARTIAL", "FULL_KV"])
+@pytest.mark.parametrize("scenario", ["NO_QUANT", "PARTIAL", "FULL_KV", "MXFP8_KV", "FP8"])
 def test_wider_tensors_are_not_rounded(real, scenario):
     arguments = make(np.random.default_rng(3), scenario, real=real)
     want, got = oracle(arguments, scenario=scenario), call(arguments)

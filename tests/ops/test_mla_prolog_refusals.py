@@ -125,7 +125,7 @@ REFUSALS = [
     ("cache_mode", lambda: wrong(cache_mode="TND", version=2)),
     ("cache_mode", lambda: wrong(cache_mode=np.array(["PA_NZ"]))), ("limits", lambda: wrong(limits=np.array("latest"))),
     ("cache_mode", lambda: wrong("PARTIAL_TILE", cache_mode="PA_NZ")),
-    ("query_norm_flag", lambda: wrong(query_norm_flag=1)), ("weight_quant_mode", lambda: wrong(weight_quant_mode=3)),
+    ("query_norm_flag", lambda: wrong(query_norm_flag=1)), ("weight_quant_mode", lambda: wrong(weight_quant_mode=6)),
     ("kv_cache_quant_mode", lambda: wrong(kv_cache_quant_mode=True)),
     ("query_quant_mode", lambda: wrong(query_quant_mode=2)),
     (r"\(weight_quant_mode", lambda: wrong(kv_cache_quant_mode=1)),

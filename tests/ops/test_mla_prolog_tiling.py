@@ -34,6 +34,48 @@ def test_no_tokens_leave_nothing_else_in_the_key():
         Key.decode(8193)
 
 
+# (scenario, cache mode, tokens, merged): the keys of the published host's own tests of July 2026, with 24 and 48 cores.
+KEYS_2026 = [
+    (("FULL_KV", "PA_BSND", 8, False), 1836321),
+    (("FULL", "PA_BSND", 8, False), 1836257),
+    (("FULL_KV", "PA_BLK_NZ", 8, False), 1836324),
+    (("NO_QUANT", "TND", 16, True), 1835024),
+    (("PARTIAL", "BSND", 11776, False), 1836128),
+    (("PARTIAL_TILE", "TND", 512, True), 1836384),
+    (("FULL_TILE", "PA_BSND", 8, True), 1836449),
+    (("PARTIAL_KV", "PA_BLK_NZ", 9650, True), 1852580),
+    (("NO_QUANT", "PA_NZ", 128, True), 1835026),
+    (("MXFP8", "PA_BSND", 31, True), 1836513),
+    (("MXFP8_KV", "PA_NZ", 128, True), 1836578),
+    (("MXFP8_TILE", "PA_BSND", 8, False), 1836641),
+]
+
+
+@pytest.mark.parametrize(("call", "number"), KEYS_2026)
+def test_the_keys_of_2026(call, number):
+    scenario, mode, tokens, merged = call
+    for limits in ("2026", "latest"):
+        key = ds.mla_prolog_plan(tokens, 32, scenario=scenario, cache_mode=mode, merged=merged, limits=limits).key
+        assert key.encode() == number and Key.decode(number) == key
+
+
+def test_a_plan_of_2026():
+    """At least 64 columns of cq for a core; tokens shared among the cores; no tokens; one vector core to a cube core."""
+    assert splits(ds.mla_prolog_plan(8, 32, aic=48, aiv=96))["MatmulCq"] == (32, 48)
+    assert splits(ds.mla_prolog_plan(8, 32, aic=48, aiv=96, limits="2026"))["MatmulCq"] == (64, 24)
+    few, many = (ds.mla_prolog_plan(t, 128, scenario="MXFP8", limits="2026") for t in (8191, 8192))
+    assert few.key.split_m_mode == 0 and many.key.split_m_mode == 1 and many.key.dequant_optional == 1
+    assert splits(many) == {"MatmulCq": (1536, 24), "MatmulCkvKr": (576, 24), "MatmulQcQr": (24576, 24), "MatmulQn": (512, 24)}
+    heads_part = 128 * 192 * 4 + 2 * 128 * 128 * 2 + 32
+    assert many.workspace_bytes == 24 * 128 * (1536 * 6 + 576 * 4 + heads_part)
+    assert ds.mla_prolog_plan(1, 1, scenario="FP8", limits="2026").key.dequant_optional == 1
+    assert ds.mla_prolog_plan(0, 1, scenario="FP8", limits="2026").key.encode() == 8192 | 7 << 18
+    assert ds.mla_prolog_plan(1, 1, aic=24, aiv=24, limits="2026").key.cv_mode == 6
+    for more in ({"aiv": 24, "scenario": "FULL"}, {"aiv": 24, "cache_mode": "TND"}, {"aiv": 30}):
+        with pytest.raises(ValueError, match="^mla_prolog_plan: aiv must be"):
+            ds.mla_prolog_plan(1, 1, limits="2026", **more)
+
+
 @given(st.integers(0, 2**14 - 1))
 def test_every_key_returns(number):
     if number >> 10 & 3 == 3 or (number >> 12 == 2 and number != 8192):
@@ -56,6 +98,9 @@ def test_every_key_returns(number):
         ((1.0, 1, 0), "cache_mode"),
         (("1", 1, 0), "cache_mode"),
         ((1, 1, 0, 1, 1), "group_compute_optional"),
+        ((1, 1, 0, 0, 0, 0, 4, 0, 7), "actual_seq_len_mode"),
+        ((1, 1, 0, 0, 0, 0, 0, 0, 5), "cv_mode"),
+        ((1, 1, 0, 0, 0, 0, 1), "cv_mode"),
     ],
 )
 def test_fields_outside_their_width_are_refused(fields, name):
@@ -63,7 +108,7 @@ def test_fields_outside_their_width_are_refused(fields, name):
         Key(*fields)
 
 
-@pytest.mark.parametrize("key", [-1, 1 << 14, 1.0, "17", True])
+@pytest.mark.parametrize("key", [-1, 1 << 14, 1 << 26, 5 << 18, 1.0, "17", True])
 def test_numbers_that_are_no_key_are_refused(key):
     with pytest.raises(ValueError, match=r"^MlaPrologTilingKey: key must be"):
         Key.decode(key)
@@ -149,6 +194,9 @@ def test_empty_calls_have_no_products():
         ({"empty_cache": None}, "empty_cache"),
         ({"scenario": "PARTIAL_TILE"}, "scenario"),
         ({"cache_mode": "TND"}, "cache_mode"),
+        ({"scenario": "HIF8", "limits": "2026"}, "scenario"),
+        ({"limits": "2027"}, "limits"),
+        ({"merged": 1}, "merged"),
     ],
 )
 def test_refusals(wrong, name):

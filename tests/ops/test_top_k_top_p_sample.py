@@ -496,6 +496,22 @@ def test_what_follows_the_noise_is_named() -> None:
         ds.top_k_top_p_sample_v2(X, 3, 0.5, Q, 1e-8)
 
 
+def test_post_sample_says_whether_noise_decides() -> None:
+    logits, q = np.array([[1, 2, 3]], np.float32), np.array([[9, 9, 0.01]], np.float32)
+    raced = ds.top_k_top_p_sample_v2(logits, 3, 1.0, q, post_sample="qSample")
+    assert raced.logits_select_idx == ds.top_k_top_p_sample_v2(logits, 3, 1.0, q).logits_select_idx == [0]
+    assert ds.top_k_top_p_sample_v2(logits, 3, 1.0, post_sample="None").logits_select_idx == [2]
+    for wrong, name in (
+        ({"post_sample": "multiNomial"}, "post_sample must be 'qSample' or 'None': the draw of 'multiNomial'"),
+        ({"post_sample": None}, "post_sample"),
+        ({"generator": torch.Generator()}, "generator must be None"),
+        ({"post_sample": "None", "q": q}, "q must be None where post_sample is 'None'"),
+        ({"post_sample": "None", "seed": 1, "position": 0}, "seed must be None where post_sample is 'None'"),
+    ):
+        with pytest.raises(ValueError, match=f"^top_k_top_p_sample_v2: {name}"):
+            ds.top_k_top_p_sample_v2(logits, 3, 1.0, **wrong)
+
+
 # Arguments.
 
 

@@ -15,24 +15,40 @@ from support.tolerances import assert_close
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-class Int8(NamedTuple):
-    """What is int8 in a scenario: the tokens, weight_uq_qr and the caches. modes: V3's, of weights, caches and queries."""
+FLOAT8, EXPONENT8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e8m0fnu)
+
+
+class Quantised(NamedTuple):
+    """What is quantised in a scenario: the tokens, weight_uq_qr and the caches. modes: V3's, of weights, caches and queries.
+
+    code: to what. blocks: with powers of two for 32 inputs.
+    """
 
     token: bool
     uq: bool
     kv: str | None
     modes: tuple[int, int, int]
+    code: Any = np.dtype(np.int8)
+    blocks: bool = False
 
 
 SCENARIOS = {
-    "NO_QUANT": Int8(False, False, None, (0, 0, 0)),
-    "PARTIAL": Int8(False, True, None, (1, 0, 0)),
-    "PARTIAL_KV": Int8(False, True, "channel", (1, 2, 0)),
-    "FULL": Int8(True, True, None, (2, 0, 0)),
-    "FULL_KV": Int8(True, True, "tensor", (2, 1, 1)),
-    "PARTIAL_TILE": Int8(False, True, "tile", (1, 3, 0)),
-    "FULL_TILE": Int8(True, True, "tile", (2, 3, 0)),
+    "NO_QUANT": Quantised(False, False, None, (0, 0, 0)),
+    "PARTIAL": Quantised(False, True, None, (1, 0, 0)),
+    "PARTIAL_KV": Quantised(False, True, "channel", (1, 2, 0)),
+    "FULL": Quantised(True, True, None, (2, 0, 0)),
+    "FULL_KV": Quantised(True, True, "tensor", (2, 1, 1)),
+    "PARTIAL_TILE": Quantised(False, True, "tile", (1, 3, 0)),
+    "FULL_TILE": Quantised(True, True, "tile", (2, 3, 0)),
+    "MXFP8": Quantised(True, True, None, (3, 0, 0), FLOAT8, True),
+    "MXFP8_KV": Quantised(True, True, "tensor", (3, 1, 1), FLOAT8, True),
+    "MXFP8_TILE": Quantised(True, True, "tile", (3, 3, 0), FLOAT8, True),
+    "FP8": Quantised(True, True, None, (4, 0, 0), FLOAT8),
+    "FP8_KV": Quantised(True, True, "tensor", (4, 1, 1), FLOAT8),
+    "FP8_TILE": Quantised(True, True, "tile", (4, 3, 0), FLOAT8),
 }
+# Those of int8 weights, which have other forms than arrays and NZ storage.
+INT8_SCENARIOS = [name for name, each in SCENARIOS.items() if each.code == np.int8]
 MODES = ["PA_BSND", "PA_NZ", "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND"]
 V1 = ["NO_QUANT", "PARTIAL", "PARTIAL_KV"]
 V2 = [*V1, "FULL", "FULL_KV"]
@@ -78,8 +94,13 @@ class Values(NamedTuple):
     def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
         return (self.rng.standard_normal(shape) * scale).astype(self.real)
 
-    def int8(self, *shape: int) -> np.ndarray:
+    def codes(self, quantised: Quantised, *shape: int) -> np.ndarray:
+        if quantised.code == FLOAT8:
+            return (self.rng.standard_normal(shape) * 40).clip(-448, 448).astype(FLOAT8)
         return self.rng.integers(-127, 128, shape, np.int8)
+
+    def exponents(self, *shape: int) -> np.ndarray:
+        return self.rng.integers(118, 124, shape, np.uint8).view(EXPONENT8)
 
     def positive(self, *shape: int, scale: float = 1.0) -> np.ndarray:
         return (self.rng.uniform(0.5, 1.5, shape) * scale).astype(np.float32)
@@ -87,8 +108,8 @@ class Values(NamedTuple):
     def gamma(self, size: int) -> np.ndarray:
         return (1 + 0.2 * self.normal(size).astype(float)).astype(self.real)
 
-    def weight(self, k: int, n: int, quantised: bool, nz: bool) -> np.ndarray:
-        w = self.int8(k, n) if quantised else self.normal(k, n, scale=1 / math.sqrt(k))
+    def weight(self, k: int, n: int, quantised: Quantised | None, nz: bool) -> np.ndarray:
+        w = self.codes(quantised, k, n) if quantised else self.normal(k, n, scale=1 / math.sqrt(k))
         return nz_weight(w) if nz else w
 
 
@@ -115,6 +136,8 @@ def make(
     modes = SCENARIOS[scenario].modes
     if SCENARIOS[scenario].kv == "tile":
         size = size._replace(Hckv=128 * tiles)
+    if SCENARIOS[scenario].blocks:
+        size = size._replace(He=-(-size.He // 32) * 32, Hcq=-(-size.Hcq // 32) * 32)
     lengths = list(lengths) if lengths is not None else [S] * B
     axes = (sum(lengths),) if merged else (B, S)
     call = _tensors(values, size, scenario, axes, nz_weights) | _scales(values, size, scenario, sum(lengths), smooth)
@@ -131,15 +154,16 @@ def make(
 
 
 def _tensors(values: Values, size: Sizes, scenario: str, axes: tuple[int, ...], nz: bool) -> dict[str, Any]:
-    int8 = SCENARIOS[scenario]
+    quantised = SCENARIOS[scenario]
+    of_tokens, of_queries = quantised if quantised.token else None, quantised if quantised.uq else None
     He, Hcq, N, D, Hckv, Dr = size
     angle = values.rng.uniform(0, 6.3, (*axes, Dr))
     return dict(
-        token_x=values.int8(*axes, He) if int8.token else values.normal(*axes, He),
-        weight_dq=values.weight(He, Hcq, int8.token, nz),
-        weight_uq_qr=values.weight(Hcq, N * (D + Dr), int8.uq, nz),
+        token_x=values.codes(quantised, *axes, He) if of_tokens else values.normal(*axes, He),
+        weight_dq=values.weight(He, Hcq, of_tokens, nz),
+        weight_uq_qr=values.weight(Hcq, N * (D + Dr), of_queries, nz),
         weight_uk=values.normal(N, D, Hckv, scale=1 / math.sqrt(D or 1)),
-        weight_dkv_kr=values.weight(He, Hckv + Dr, int8.token, nz),
+        weight_dkv_kr=values.weight(He, Hckv + Dr, of_tokens, nz),
         rmsnorm_gamma_cq=values.gamma(Hcq),
         rmsnorm_gamma_ckv=values.gamma(Hckv),
         rope_sin=np.sin(angle).astype(values.real),
@@ -149,15 +173,22 @@ def _tensors(values: Values, size: Sizes, scenario: str, axes: tuple[int, ...], 
 
 def _scales(values: Values, size: Sizes, scenario: str, tokens: int, smooth: bool) -> dict[str, Any]:
     int8 = SCENARIOS[scenario]
-    _, Hcq, N, D, Hckv, Dr = size
+    He, Hcq, N, D, Hckv, Dr = size
     positive, made = values.positive, dict[str, Any]()
-    if int8.token:
+    if int8.blocks:
+        made |= dict(
+            dequant_scale_x=values.exponents(tokens, He // 32),
+            dequant_scale_w_dq=values.exponents(Hcq, He // 32),
+            dequant_scale_w_uq_qr=values.exponents(N * (D + Dr), Hcq // 32),
+            dequant_scale_w_dkv_kr=values.exponents(Hckv + Dr, He // 32),
+        )
+    elif int8.token:
         made |= dict(
             dequant_scale_x=positive(tokens, 1, scale=1e-2),
             dequant_scale_w_dq=positive(1, Hcq, scale=1e-2),
             dequant_scale_w_dkv_kr=positive(1, Hckv + Dr, scale=1e-2),
         )
-    if int8.uq:
+    if int8.uq and not int8.blocks:
         made |= dict(dequant_scale_w_uq_qr=positive(1, N * (D + Dr), scale=2e-3))
         if smooth:
             made |= dict(smooth_scales_cq=positive(1, Hcq))
@@ -166,18 +197,24 @@ def _scales(values: Values, size: Sizes, scenario: str, tokens: int, smooth: boo
     if int8.kv == "tensor":
         made |= dict(quant_scale_ckv=positive(*[(1,), (1, 1), (1, Hckv)][values.rng.integers(3)], scale=50))
     if int8.kv == "tile":
-        alpha = np.array([values.rng.uniform(0.6, 1)], np.float32)
-        made |= dict(k_nope_clip_alpha=alpha, ckvkr_repo_mode=1, quant_scale_repo_mode=1)
+        made |= dict(ckvkr_repo_mode=1, quant_scale_repo_mode=1)
+        if not int8.blocks:
+            made |= dict(k_nope_clip_alpha=np.array([values.rng.uniform(0.6, 1)], np.float32))
     return made
 
 
 def _caches(values: Values, size: Sizes, scenario: str, rows: tuple[int, ...]) -> dict[str, Any]:
-    kv, latent, rope = SCENARIOS[scenario].kv, size.Hckv, size.Dr
-    if kv == "tile":
-        rows_of_bytes = values.int8(*rows, 1, latent + 2 * rope + 4 * (latent // 128))
-        return dict(kv_cache=rows_of_bytes & 63, kr_cache=np.zeros(0, np.int8))  # no pattern of the bytes is a NaN
-    kv_cache = values.int8(*rows, 1, latent) if kv else values.normal(*rows, 1, latent)
-    return dict(kv_cache=kv_cache, kr_cache=(values.int8 if kv == "channel" else values.normal)(*rows, 1, rope))
+    quantised, latent, rope = SCENARIOS[scenario], size.Hckv, size.Dr
+    if quantised.kv == "tile":
+        rows_of_bytes = values.rng.integers(0, 64, (*rows, 1, latent + 2 * rope + 4 * (latent // 128)), np.int8)
+        empty = np.zeros(0, values.real if quantised.code == FLOAT8 else np.int8)
+        return dict(kv_cache=rows_of_bytes.view(quantised.code), kr_cache=empty)  # no pattern of the bytes is a NaN
+    kv_cache = values.codes(quantised, *rows, 1, latent) if quantised.kv else values.normal(*rows, 1, latent)
+    kr_shape = (*rows, 1, rope)
+    return dict(
+        kv_cache=kv_cache,
+        kr_cache=values.codes(quantised, *kr_shape) if quantised.kv == "channel" else values.normal(*kr_shape),
+    )
 
 
 def for_version(call: dict[str, Any], version: int) -> dict[str, Any]:
@@ -215,7 +252,7 @@ def call(arguments: dict[str, Any], version: int = 3, **more: Any) -> dict[str, 
 
 def parts(name: str, values: np.ndarray, latent: int, rope: int) -> dict[str, np.ndarray]:
     """A cache row quantised by tiles in its three parts."""
-    if name != "kv_cache" or values.dtype != np.int8 or values.shape[-1] in (32, 64, 256):
+    if name != "kv_cache" or values.dtype not in (np.int8, FLOAT8) or values.shape[-1] in (32, 64, 256):
         return {name: values}
     rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
     return {
@@ -223,6 +260,14 @@ def parts(name: str, values: np.ndarray, latent: int, rope: int) -> dict[str, np
         "tile_kr": rows[:, latent : latent + 2 * rope].copy().view(BF16),
         "tile_scale": rows[:, latent + 2 * rope :].copy().view(np.float32),
     }
+
+
+def steps(codes: np.ndarray) -> np.ndarray:
+    """The place of each value among all that its dtype of eight bits has."""
+    if codes.dtype == np.int8:
+        return codes.astype(int)
+    bits = codes.view(np.uint8).astype(int)
+    return bits if codes.dtype == EXPONENT8 else np.where(bits & 128, -(bits & 127), bits)
 
 
 def undivided(results: dict[str, Any]) -> np.ndarray:
@@ -243,8 +288,8 @@ def agree(got: dict[str, Any], want: dict[str, Any], flips: Counter | None = Non
         expected = parts(name, np.asarray(want[name]), latent, rope)
         for part, actual in parts(name, value, latent, rope).items():
             wanted = expected[part].reshape(actual.shape)
-            if actual.dtype == np.int8:
-                assert np.abs(actual.astype(int) - wanted.astype(int)).max(initial=0) <= 1, name
+            if actual.dtype in (np.int8, FLOAT8, EXPONENT8):
+                assert np.abs(steps(actual) - steps(wanted.astype(actual.dtype))).max(initial=0) <= 1, name
             else:
                 # A scale follows the largest of bfloat16 values.
                 assert_close(actual.astype(BF16) if actual.dtype == np.float32 and flips is not None else actual, wanted)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from support.mla_prolog_cases import BF16, SCENARIOS
+from support.mla_prolog_cases import BF16, FLOAT8, SCENARIOS
 
 
 def bf16(v: np.ndarray) -> np.ndarray:
@@ -23,6 +23,24 @@ def clamp8(v: np.ndarray) -> np.ndarray:
 def dynamic8(z: np.ndarray) -> tuple[np.ndarray, float]:
     a = float(np.max(np.abs(z)))
     return (clamp8(z * (127 / a)), a / 127) if a > 0 else (np.zeros_like(z), 0.0)
+
+
+def float8(v: np.ndarray) -> np.ndarray:
+    """Four significant bits, the last one at least 2^-9; half to even, at most 448."""
+    size = np.minimum(np.abs(v), 448)
+    unit = 2.0 ** (np.maximum(np.floor(np.log2(np.maximum(size, 1e-300))), -6) - 3)
+    return np.sign(v) * np.rint(size / unit) * unit
+
+
+def dynamic_float8(z: np.ndarray) -> tuple[np.ndarray, float]:
+    scale = float(np.max(np.abs(z))) / 448
+    return float8(z / scale) if scale else z, scale
+
+
+def blocks_float8(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For each 32 values the power of two with which the largest is in [256, 512)."""
+    scale = np.array([2.0 ** (math.floor(math.log2(block.max())) - 8) for block in np.abs(z).reshape(-1, 32)])
+    return float8(z / scale.repeat(32)), scale
 
 
 def away(v: np.ndarray) -> np.ndarray:
@@ -103,9 +121,17 @@ class Formulas:
         )
 
     def projected(self, t: int, weight: np.ndarray, scale: str) -> np.ndarray:
+        if self.int8.blocks:
+            return (self.x[t] * self.f["dequant_scale_x"][t].repeat(32)) @ self.in_blocks(weight, scale)
         if self.int8.token:
             return self.x[t] @ weight * self.f["dequant_scale_x"][t, 0] * self.f[scale][0]
         return self.rounded(self.x[t] @ weight)
+
+    def in_blocks(self, weight: np.ndarray, scale: str) -> np.ndarray:
+        return weight * self.f[scale].repeat(32, axis=1).T
+
+    def dynamic(self, z: np.ndarray) -> tuple[np.ndarray, float]:
+        return dynamic_float8(z) if self.int8.code == FLOAT8 else dynamic8(z)
 
     def norm(self, v: np.ndarray, which: str, alpha: str) -> np.ndarray:
         eps = self.call.get(f"rmsnorm_epsilon_{which}", 1e-5)
@@ -115,8 +141,11 @@ class Formulas:
         """What the call returns for a token."""
         f, r = self.f, self.rounded
         y = self.norm(self.projected(t, self.w_dq, "dequant_scale_w_dq"), "cq", "qc_qr_scale")
-        if self.int8.uq:
-            c, s_t = dynamic8(y * f["smooth_scales_cq"][0] if "smooth_scales_cq" in f else y)
+        if self.int8.blocks:
+            c, s_t = blocks_float8(r(y))
+            q = (c * s_t.repeat(32)) @ self.in_blocks(self.w_uq, "dequant_scale_w_uq_qr")
+        elif self.int8.uq:
+            c, s_t = self.dynamic(y * f["smooth_scales_cq"][0] if "smooth_scales_cq" in f else y)
             q = c @ self.w_uq * s_t * f["dequant_scale_w_uq_qr"][0]
         else:
             c, s_t = r(y), 0.0
@@ -127,12 +156,12 @@ class Formulas:
             query, rope, scale = r(r(head[:D]) @ f["weight_uk"][n]), r(rope1(head[D:], self.sin[t], self.cos[t])), 0.0
             if self.int8.kv == "tensor":
                 a = float(np.abs(query).max())
-                scale = a / 127
-                query = dynamic8(query)[0] if rounding == "half_even" else away(query * (127 / a))
+                (codes, scale), query = self.dynamic(query), query
+                query = codes if rounding == "half_even" else away(query * (127 / a))
                 rope = r(rope * f["quant_scale_ckv"].reshape(-1)[0] / scale)
             heads.append((query, rope, [scale]))
         made = dict(zip(("query", "query_rope", "dequant_scale_q_nope"), zip(*heads, strict=True), strict=True))
-        return made | {"query_norm": c, "dequant_scale_q_norm": [s_t]}
+        return made | {"query_norm": c, "dequant_scale_q_norm": np.atleast_1d(s_t)}
 
     def cache_row_of_token(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows that are stored; with tiles the one row of bytes, and none."""
@@ -140,11 +169,14 @@ class Formulas:
         raw = self.projected(t, self.w_dkv, "dequant_scale_w_dkv_kr")
         kc, kr = self.norm(raw[:latent], "ckv", "kc_scale"), r(rope1(raw[latent:], self.sin[t], self.cos[t]))
         if self.int8.kv == "tile":
+            if self.int8.code == FLOAT8:
+                return float8_tile_row(kc, kr), kr[:0]
             return tile_row(kc, kr, f["k_nope_clip_alpha"][0]), kr[:0]
         if self.int8.kv == "channel":
             return clamp8(kc * f["quant_scale_ckv"][0]), clamp8(kr * f["quant_scale_ckr"][0])
         if self.int8.kv == "tensor":
-            return clamp8(kc * f["quant_scale_ckv"].reshape(-1)[0]), kr
+            scaled = kc * f["quant_scale_ckv"].reshape(-1)[0]
+            return float8(scaled) if self.int8.code == FLOAT8 else clamp8(scaled), kr
         return r(kc), kr
 
 
@@ -156,6 +188,13 @@ def tile_row(latent: np.ndarray, rope: np.ndarray, alpha: float) -> np.ndarray:
         scales.append(bound / 127)
     data = np.concatenate(row).tobytes() + rope.astype(BF16).tobytes() + np.array(scales, "<f4").tobytes()
     return np.frombuffer(data, np.int8)
+
+
+def float8_tile_row(latent: np.ndarray, rope: np.ndarray) -> np.ndarray:
+    tiles = latent.reshape(-1, 128)
+    scale = np.maximum(np.abs(tiles).max(axis=1), 1e-4) / 448
+    data = float8(tiles / scale[:, None]).astype(FLOAT8).tobytes() + rope.astype(BF16).tobytes() + scale.astype("<f4").tobytes()
+    return np.frombuffer(data, FLOAT8)
 
 
 def oracle(call: dict[str, Any], rounding: str = "half_even", scenario: str = "NO_QUANT") -> dict[str, np.ndarray]:

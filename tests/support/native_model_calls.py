@@ -383,7 +383,8 @@ def panel_values(inputs: int, outputs: int) -> int:
 
 def columns(s: Source, inputs: int, outputs: int, dtype: Any, count: int = 0) -> np.ndarray:
     """A weight whose values of one input lie together, as it is, NZ, or packed."""
-    form = s.one_of("plain", "packed") if count else s.one_of("plain", "NZ", "packed")
+    packed = ("packed",) * (dtype != np.uint8)  # eight-bit floats are not
+    form = s.one_of("plain", *packed) if count else s.one_of("plain", "NZ", *packed)
     if form == "packed":
         return s.array(max(count, 1) * panel_values(inputs, outputs), dtype=dtype)
     gap = s.one_of(0, 0, 2)
@@ -408,6 +409,8 @@ def mla_prolog(s: Source) -> Arguments:
     real, kind = s.one_of(*REALS), s.one_of(0, 0, 0, 1, 2, 3)
     partial = kind > 0 or s.one_of(True, False)
     full = kind == 2 or (partial and s.one_of(True, False))
+    float8 = full and kind != 1 and s.one_of(True, False)
+    code = np.uint8 if float8 else np.int8
     real = np.uint16 if kind == 3 else real
     tokens, hidden, width = s.one_of(s.size(), 40, 100), s.one_of(1, 16, 32, 63, 64), s.one_of(15, 16, 32, 48)
     heads, nope, latent = s.one_of(1, 2, 3, 6), s.one_of(0, 1, 8, 16), s.one_of(1, 8, 16, 70)
@@ -415,14 +418,20 @@ def mla_prolog(s: Source) -> Arguments:
     latent = 128 * s.one_of(1, 2) if kind == 3 else 32 * s.one_of(1, 2, 3) if nz else latent
     rope = 32 * s.one_of(1, 2, 3) if nz else 2 * s.one_of(1, 4, 8, 24)
 
-    def weight(name: str, inputs: int, outputs: int, int8: bool) -> Arguments:
-        if int8 or s.one_of(True, True, False):
-            given = columns(s, inputs, outputs, np.int8 if int8 else real), -1
+    blocks_of_32 = bool(float8 and hidden % 32 == 0 and width % 32 == 0 and s.one_of(True, False))
+
+    def scales(name: str, rows: int, inputs: int, quantised: bool) -> Arguments:
+        return {f"{name}_scale": vector(rows, quantised and not blocks_of_32),
+                f"{name}_exponents": s.array(rows, inputs // 32, dtype=np.uint8) if blocks_of_32 else None}  # fmt: skip
+
+    def weight(name: str, inputs: int, outputs: int, quantised: bool) -> Arguments:
+        if quantised or s.one_of(True, True, False):
+            given = columns(s, inputs, outputs, code if quantised else real), -1
         elif s.one_of(True, False):
             given = panels_of(s, inputs, outputs)[:2]
         else:
             given = s.weight(inputs, outputs)
-        return {name: given[0], f"{name}_format": given[1], f"{name}_scale": s.array(outputs) if int8 else None}
+        return {name: given[0], f"{name}_format": given[1], **scales(name, outputs, inputs, quantised)}
 
     def vector(length: int, wanted: bool) -> np.ndarray | None:
         return s.array(length) if wanted else None
@@ -436,22 +445,26 @@ def mla_prolog(s: Source) -> Arguments:
     blocks, block_size = s.size(3), s.size(4)
     slots = s.ids(tokens, end=blocks * block_size, start=-1) if blocks * block_size else np.full(tokens, -1)
     row = latent + 2 * rope + latent // 32 if kind == 3 else latent
-    query_type = np.int8 if kind == 2 else real
+    query_type = code if kind == 2 else real
     return {
-        "x": s.array(tokens, hidden, dtype=np.int8 if full else real), "x_scale": vector(tokens, full), "width": width,
+        "x": s.array(tokens, hidden, dtype=code if full else real), **scales("x", tokens, hidden, full), "float8": bool(float8),
+        "partial": bool(partial), "width": width,
         "heads": heads, "nope": nope, "latent": latent, **weights,
         "w_uk": columns(s, nope, latent, real, heads),
         "gamma_cq": s.array(width), "gamma_ckv": s.array(latent), "eps_cq": 1e-5, "eps_ckv": 1e-5,
         "alpha_cq": 1.0, "alpha_ckv": 1.0,
-        "sin": s.array(tokens, rope), "cos": s.array(tokens, rope), "smooth": vector(width, partial and s.one_of(True, False)),
-        "slots": slots, "kv_cache": cache_of(row, np.int8 if kind else real),
+        "sin": s.array(tokens, rope), "cos": s.array(tokens, rope),
+        "smooth": vector(width, partial and not blocks_of_32 and s.one_of(True, False)),
+        "slots": slots, "kv_cache": cache_of(row, code if kind else real),
         "kr_cache": None if kind == 3 else cache_of(rope, np.int8 if kind == 1 else real), "nz": nz, "cache_scale": kind,
         "ckv_scale": vector(latent if kind == 1 else 1, kind in (1, 2)), "ckr_scale": vector(rope, kind == 1), "clip": 0.8,
         "query": s.array(tokens, heads, latent, dtype=query_type),
         "query_scale": s.array(tokens, heads) if kind == 2 else None, "half_away": bool(s.one_of(False, True)),
         "query_rope": s.array(tokens, heads, rope, dtype=real),
-        "query_norm": s.one_of(None, s.array(tokens, width, dtype=np.int8 if partial else real)),
-        "norm_scale": vector(tokens, partial and s.one_of(True, False)), "threads": s.threads(),
+        "query_norm": s.one_of(None, s.array(tokens, width, dtype=code if partial else real)),
+        "norm_scale": vector(tokens, partial and not blocks_of_32 and s.one_of(True, False)),
+        "norm_exponents": s.one_of(None, s.array(tokens, width // 32, dtype=np.uint8)) if blocks_of_32 else None,
+        "threads": s.threads(),
     }  # fmt: skip
 
 
@@ -461,10 +474,15 @@ def mla_attention(s: Source) -> Arguments:
     blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.one_of(0, 1, 4, 99), 1 + s.size(2), 1 + s.size(3)
     kv, kr = (s.one_of(np.float32, np.float16, np.uint16, np.int8) for _ in range(2))
     nz = s.one_of(False, False, True) and not (latent % (32 // np.dtype(kv).itemsize) or rope % (32 // np.dtype(kr).itemsize))
+    joined = groups == 1 and not nz and s.one_of(False, False, True)
+    latent = 128 * s.one_of(1, 2) if joined else latent
+    row, kv = (latent + 2 * rope + latent // 32, s.one_of(np.int8, np.uint8)) if joined else (latent, kv)
     return {
         "query": s.one_of(None, s.array(tokens, heads, latent)), "query_rope": s.array(tokens, heads, rope),
-        "kv_cache": cache(s, blocks, block_size, latent, kv), "kr_cache": cache(s, blocks, block_size, rope, kr), "nz": nz,
-        "kv_scale": s.one_of(None, s.array(latent)), "kr_scale": s.one_of(None, s.array(rope)),
+        "kv_cache": cache(s, blocks, block_size, row, kv), "nz": nz,
+        "kr_cache": None if joined else cache(s, blocks, block_size, rope, kr),
+        "kv_scale": None if joined else s.one_of(None, s.array(latent)),
+        "kr_scale": None if joined else s.one_of(None, s.array(rope)), "lse": s.one_of(None, s.array(tokens, heads)),
         "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
         "lengths": s.ids(tokens, start=1, end=room * block_size + 1), "scale": 0.5, "groups": groups,
         "out": s.array(tokens, heads, latent // groups), "threads": s.threads(),

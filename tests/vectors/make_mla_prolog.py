@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from support.mla_prolog_cases import BF16, MODES, SCENARIOS, for_version, legal, make
+from support.mla_prolog_cases import BF16, INT8_SCENARIOS, MODES, SCENARIOS, for_version, legal, make
 from support.mla_prolog_oracle import oracle
 
 SMALL = dict(He=6, Hcq=6, N=2, D=2, block=2, blocks=4, tiles=1)
@@ -41,7 +41,7 @@ def coarse(call: dict[str, Any]) -> dict[str, Any]:
 
 def calls() -> Iterator[tuple[str, int, str, dict[str, Any]]]:
     """Name, version, scenario and arguments."""
-    for i, scenario in enumerate(SCENARIOS):
+    for i, scenario in enumerate(INT8_SCENARIOS):
         for j, mode in enumerate(MODES):
             for merged in (True, False):
                 # Where both are legal the axes alternate, so that every mode and every scenario meets both.

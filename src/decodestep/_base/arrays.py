@@ -40,6 +40,10 @@ _CARRIED = {
 # Keyed by dtype, because a lookup takes 30 ns and forming its name 1500.
 _NAMES = {np.dtype(dtype): (name, carrier) for name, (dtype, carrier) in _CARRIED.items()}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
+EXPONENT8 = np.dtype(ml_dtypes.float8_e8m0fnu)  # powers of two, the scales of blocks of FLOAT8
+# The integers as which the core takes the bits of a dtype that it has no array of.
+_BITS = {BFLOAT16: np.uint16, FLOAT8: np.uint8, EXPONENT8: np.uint8}
 
 
 def is_torch(value: object) -> TypeGuard[torch.Tensor]:
@@ -123,8 +127,9 @@ def contiguous_rows(matrix: np.ndarray) -> np.ndarray:
 
 
 def bits(array: np.ndarray) -> np.ndarray:
-    """A bfloat16 array as uint16, as the core expects it; any other array unchanged."""
-    return array.view(np.uint16) if array.dtype == BFLOAT16 else array
+    """A bfloat16 array as uint16 and one of eight-bit floats as uint8, as the core expects them; any other array unchanged."""
+    carrier = _BITS.get(array.dtype)
+    return array if carrier is None else array.view(carrier)
 
 
 def widen(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

@@ -15,7 +15,7 @@ from decodestep._base.checks import require
 from decodestep.integrations.onnx_states import causal_conv_with_state, linear_attention
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.tensor_scatter import tensor_scatter
-from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
+from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
 
 DOMAIN, VERSION = "decodestep", 1
 
@@ -71,6 +71,10 @@ def _sample_v2(logits: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
     results = top_k_top_p_sample_v2(logits, **call)
     types = (np.int64, np.float32, np.int64, np.float32)
     return tuple(_or_placeholder(result, dtype) for result, dtype in zip(results, types, strict=True))
+
+
+def _apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    return (apply_top_k_top_p(logits, p, k),)
 
 
 def _prolog(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
@@ -179,8 +183,17 @@ OPERATORS = {
     "TopKTopPSampleV2": Operator(
         _sample_v2,
         ("logits", "top_k", "top_p", "q?", "min_ps?", *_NOISE),
-        {**_SAMPLE_ATTRIBUTES, "ks_max": 1024, "input_is_logits": True, "is_need_sample_result": False},
+        {
+            **_SAMPLE_ATTRIBUTES,
+            "ks_max": 1024,
+            "input_is_logits": True,
+            "is_need_sample_result": False,
+            "post_sample": "qSample",
+        },
         {**_SAMPLED, "logits_idx": "int64", "logits_sort_masked": "float32"},
+    ),
+    "ApplyTopKTopP": Operator(
+        _apply, ("logits", "p?", "k?"), {}, {"masked_logits": "logits"}, tuple({"logits": dtype} for dtype in _ACTIVATIONS)
     ),
     "MlaProlog": Operator(
         _prolog, _PROLOG_INPUTS, _PROLOG_ATTRIBUTES, _PROLOG_OUTPUTS, _prolog_types("rrr", "rir", "irr", "iir")

@@ -19,6 +19,7 @@ from decodestep.ops.causal_conv1d import causal_conv1d
 from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
+from decodestep.ops.mla_attention.arguments import joined_latent
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.mla_prolog.call import Call, find_scenario
 from decodestep.ops.mla_prolog.problem import columns_of
@@ -27,7 +28,7 @@ from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.selective_state_update import selective_state_update
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
-from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
+from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
 
 with extra("torch"):
     import torch
@@ -71,8 +72,18 @@ def _fake_linear(*, x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[1]))
 
 
-def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, groups: int, **_: object) -> Tensor:
-    return query_rope.new_empty((*query_rope.shape[:2], kv_cache.shape[3] // groups))
+def _attention_lse(**call: Any) -> tuple[Tensor, Tensor]:
+    return mla_attention(**call, return_lse=True)
+
+
+def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, kr_cache: Tensor | None, groups: int, **_: object) -> Tensor:
+    latent = kv_cache.shape[3] if kr_cache is not None else joined_latent(kv_cache.shape[3], query_rope.shape[2])
+    return query_rope.new_empty((*query_rope.shape[:2], latent // groups))
+
+
+def _fake_attention_lse(*, query_rope: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
+    wide = query_rope.dtype if query_rope.dtype == torch.float64 else torch.float32
+    return _fake_attention(query_rope=query_rope, **call), query_rope.new_empty(query_rope.shape[:2], dtype=wide)
 
 
 def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -140,12 +151,11 @@ def _fake_prolog(op: str, *results: str) -> Callable[..., tuple[Tensor, ...]]:
             columns_of(call.weight_dq),
             query_norm=call.query_norm_flag,
         )
-        dtypes = {"real": call.weight_uk.dtype, "int8": torch.int8, "float32": torch.float32}
 
         def fake_result(name: str) -> Tensor:
             if (spec := specs.get(name)) is None:
                 return x.new_empty(1, dtype=up.dtype if name == "query_norm" else torch.float32)
-            return x.new_empty(spec.shape, dtype=dtypes[spec.dtype])
+            return x.new_empty(spec.shape, dtype=call.weight_uk.dtype if spec.dtype == "real" else getattr(torch, spec.dtype))
 
         return tuple(map(fake_result, results))
 
@@ -181,6 +191,12 @@ _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write
 _STATE = "Tensor(a!) state, Tensor? lengths=None"
 _SLOTS = "Tensor? slots=None, Tensor? into=None"
 
+_ATTENTION = (
+    "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor? kr_cache, Tensor block_table, Tensor lengths, "
+    "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
+    'Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1, str cache_mode="PA_BSND")'
+)
+
 _NOISE = "Tensor? seed=None, Tensor? position=None"
 _WEIGHTS = "Tensor token_x, Tensor weight_dq, Tensor weight_uq_qr, Tensor weight_uk, Tensor weight_dkv_kr, "
 _NORMS = "Tensor rmsnorm_gamma_cq, Tensor rmsnorm_gamma_ckv, Tensor rope_sin, Tensor rope_cos, "
@@ -194,6 +210,8 @@ _EPSILONS = 'float rmsnorm_epsilon_cq=1e-05, float rmsnorm_epsilon_ckv=1e-05, st
 _V3 = (
     "bool query_norm_flag=False, int weight_quant_mode=0, int kv_cache_quant_mode=0, int query_quant_mode=0, "
     "int ckvkr_repo_mode=0, int quant_scale_repo_mode=0, int tile_size=128, float qc_qr_scale=1.0, float kc_scale=1.0, "
+    "int? token_x_dtype=None, int? weight_dq_dtype=None, int? weight_uq_qr_dtype=None, int? weight_dkv_kr_dtype=None, "
+    "int? kv_cache_dtype=None, "
 )
 _LIMITS = "str? limits=None"
 _IN_PLACE = ("kv_cache", "kr_cache")
@@ -248,14 +266,8 @@ OPERATORS = {
         ("state",),
     ),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),
-    "mla_attention": CustomOp(
-        "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor kr_cache, Tensor block_table, Tensor lengths, "
-        "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
-        "Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1, "
-        'str cache_mode="PA_BSND") -> Tensor',
-        mla_attention,
-        _fake_attention,
-    ),
+    "mla_attention": CustomOp(f"{_ATTENTION} -> Tensor", mla_attention, _fake_attention),
+    "mla_attention_lse": CustomOp(f"{_ATTENTION} -> (Tensor, Tensor)", _attention_lse, _fake_attention_lse),
     "top_k_top_p_sample": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, "
         f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, bool kernel_exact=False) "
@@ -266,9 +278,13 @@ OPERATORS = {
     "top_k_top_p_sample_v2": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, Tensor? min_ps=None, "
         f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, int ks_max=1024, "
-        "bool input_is_logits=True, bool is_need_sample_result=False) -> (Tensor, Tensor, Tensor, Tensor)",
+        "bool input_is_logits=True, bool is_need_sample_result=False, "
+        'str post_sample="qSample") -> (Tensor, Tensor, Tensor, Tensor)',
         _sample_v2,
         _fake_sample_v2,
+    ),
+    "apply_top_k_top_p": CustomOp(
+        "(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor", apply_top_k_top_p, _new_like("logits")
     ),
     **{name: CustomOp(*op, _IN_PLACE) for name, op in _PROLOGS.items()},
     # The same without mutation: the new caches are returned among the results.

@@ -25,6 +25,7 @@ _NAMES = {
     "tensor_scatter": "TensorScatter",
     "top_k_top_p_sample": "TopKTopPSample",
     "top_k_top_p_sample_v2": "TopKTopPSampleV2",
+    "apply_top_k_top_p": "ApplyTopKTopP",
     "mla_prolog_functional": "MlaProlog",
     "mla_prolog_v2_functional": "MlaPrologV2",
     "mla_prolog_v3_functional": "MlaPrologV3",

@@ -57,7 +57,7 @@ class CubeProgram(CoreProgram):
             if s.by_head:
                 self.wait("DEQUANT_QC_SPLIT_N", step)
             self._absorb(head, step)
-            if s.scenario.query_int8:
+            if s.scenario.query_quantised:
                 self.set("QN_SPLIT_N", step)
 
     def _down(self, kernel: str, step: Step) -> None:
@@ -138,7 +138,7 @@ class CubeProgram(CoreProgram):
         buffer, stride = ("qc", s.nope) if s.scenario.partial else (self.frame.copy("qcqr", step), s.head)
         a = Tile(buffer, step.rows, (head * stride, head * stride + s.nope))
         w = self._weight_uk(head, step)
-        out = Tile("qn", step.rows, job.columns) if s.scenario.query_int8 else Tile("query", step.tokens, job.columns)
+        out = Tile("qn", step.rows, job.columns) if s.scenario.query_quantised else Tile("query", step.tokens, job.columns)
         self.made += [
             Load(job, a, "qc", step.count * s.nope * REAL),
             Compute(job, ("qc", w), ("qn",), (0, s.nope), (step.count, s.nope, s.hckv)),

@@ -136,7 +136,7 @@ class Frame:
         made["qcqr"] = (s.heads * s.head, up)
         if scenario.partial:
             made["qc"] = (s.heads * s.nope, "real")
-        if scenario.query_int8:
+        if scenario.query_quantised:
             made["qn"] = (s.heads * s.hckv, "real")
         return {
             name: (rows, columns, kind)

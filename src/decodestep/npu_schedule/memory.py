@@ -32,7 +32,7 @@ class Memory:
             "rope_sin": p.sin,
             "rope_cos": p.cos,
         }
-        query_kind = "int8" if s.scenario.query_int8 else "real"
+        query_kind = "int8" if s.scenario.query_quantised else "real"
         written = frame.workspace | {
             "query": (s.tokens, s.heads * s.hckv, query_kind),
             "query_rope": (s.tokens, s.heads * s.rope, "real"),
@@ -81,7 +81,7 @@ class Memory:
 def fits(sizes: Sizes, p: Problem) -> None:
     """Checks that a schedule was built for a call."""
     wanted, s = sizes.scenario, p.scenario
-    same = (wanted.full, wanted.partial, wanted.query_int8) == (s.full, s.partial, s.query_int8)
+    same = (wanted.full, wanted.partial, wanted.query_quantised, wanted.code) == (s.full, s.partial, s.query_quantised, s.code)
     require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", Phrase(s.name))
     if any(isinstance(w, LinearPanels) for w in (p.w_dq, p.w_uq_qr, p.w_dkv_kr)):
         refuse(_OP, "weights", "arrays or panels of the device's types", Phrase("LinearPanels"))

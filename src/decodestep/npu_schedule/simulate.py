@@ -76,7 +76,7 @@ def simulate(
         made["query_rope"].reshape(s.tokens, s.heads, s.rope),
         memory.kv_cache.reshape(arguments["kv_cache"].shape),
         memory.kr_cache.reshape(arguments["kr_cache"].shape),
-        made["dequant_scale_q_nope"].reshape(s.tokens, s.heads, 1) if s.scenario.query_int8 else None,
+        made["dequant_scale_q_nope"].reshape(s.tokens, s.heads, 1) if s.scenario.query_quantised else None,
     )
 
 

@@ -9,7 +9,9 @@ from decodestep.ops.mla_prolog.plan import Matmul, MlaPrologPlan, Widths
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS, Scenario
 
 _OP = "mla_prolog_schedule"
-_BY_KEY = {(2 if s.partial else 1, s.key): s for s in SCENARIOS.values() if s.key is not None}
+_SCHEDULED = [s for s in SCENARIOS.values() if s.key is not None]
+_BY_KEY = {(2 if s.partial else 1, s.key): s for s in _SCHEDULED}
+_BY_KEY_2026 = {(2 if s.partial else 1, s.key_2026): s for s in _SCHEDULED}
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,12 @@ def _products(plan: MlaPrologPlan, cubes: int) -> dict[str, Matmul]:
 
 def _scenario(plan: MlaPrologPlan) -> tuple[Scenario, bool]:
     """The scenario of a plan's key, and whether dequantisation goes head by head."""
-    scenario = _BY_KEY.get((plan.key.scenario, plan.key.quant_mode))
+    by_key = _BY_KEY_2026 if plan.key.cv_mode else _BY_KEY
+    scenario = by_key.get((plan.key.scenario, plan.key.quant_mode))
     if scenario is None:
         refuse(_OP, "plan", "of a key whose scenario has a schedule", plan.key)
     require(not plan.key.group_compute_optional, _OP, "plan", "without the group computation", plan.key)
+    require(not plan.key.split_m_mode, _OP, "plan", "of cores that share the weights' columns", plan.key)
     by_head = bool(plan.key.dequant_optional)
     require(not by_head or scenario.partial, _OP, "plan", "of a key that dequantises int8 products only", plan.key)
     return scenario, by_head

@@ -47,12 +47,12 @@ class VectorProgram(CoreProgram):
             self.join("VEC_ALL_DEQUANT", step)
             self.set("DEQUANT_QC", step)
         self._rotate(step)
-        if s.scenario.query_int8:
+        if s.scenario.query_quantised:
             self.join("VEC_ALL_ROPE", step)
 
     def absorb(self, step: Step) -> None:
         """Quantises the absorbed queries of an int8 query, head by head."""
-        if self.sizes.scenario.query_int8:
+        if self.sizes.scenario.query_quantised:
             for head in self.heads:
                 self.wait("QN_SPLIT_N", step)
                 self._quantise(head, step)

@@ -67,7 +67,7 @@ def _attend(
     """`mla_attention` on the CPU without its checks, which can take longer than the call: these arguments are valid."""
     problem = Problem(query, rope, Cache(kv, None), Cache(kr, None), table, keys.sequence, keys.lengths, scale, 1, None)
     if cpu.obstacle(problem) is None:
-        out = run(OP, "cpu", cpu.attention, problem)
+        out, _ = run(OP, "cpu", cpu.attention, problem)
     else:
         out = mla_attention(query, rope, kv, kr, table, keys.lengths, scale=scale, sequence=keys.sequence)
     out[keys.blind] = 0.0

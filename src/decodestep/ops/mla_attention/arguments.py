@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
+from decodestep._base.arrays import BFLOAT16, FLOAT8, Array, Integers, IntegerTable
 from decodestep._base.checks import (
     Phrase,
     describe_range,
@@ -22,6 +22,7 @@ from decodestep._base.checks import (
     require_within,
 )
 from decodestep.ops.mla_prolog.cache_layouts import require_whole_fractals, row_index
+from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -38,12 +39,16 @@ class Cache:
     rows: np.ndarray  # (BlockNum, BlockSize, 1, width)
     scale: np.ndarray | None  # float32 (width,)
     nz: bool = False  # its blocks are in NZ order
+    tiles: np.ndarray | None = None  # float32 (BlockNum, BlockSize, 1, width / TILE), by which the values are to be multiplied
 
     def read(self, blocks: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
         """The first `length` rows of a sequence that lies in `blocks`."""
         j, block_size = np.arange(length), self.rows.shape[1]
         slots = blocks[j // block_size] * block_size + j % block_size
-        rows = self.rows[row_index(slots, self.rows, self.nz)].astype(dtype)
+        at = row_index(slots, self.rows, self.nz)
+        rows = self.rows[at].astype(dtype)
+        if self.tiles is not None:
+            return rows * np.repeat(self.tiles[at].astype(dtype), TILE, axis=-1)
         return rows if self.scale is None else rows / self.scale.astype(dtype)
 
 
@@ -53,7 +58,7 @@ class Call(NamedTuple):
     query: Array | None
     query_rope: Array
     kv_cache: Array
-    kr_cache: Array
+    kr_cache: Array | None
     block_table: IntegerTable
     lengths: Integers
     scale: float
@@ -80,6 +85,19 @@ class Problem(NamedTuple):
     groups: int
     w_uv: PackedWeight | LinearPanels | None
     query_scale: np.ndarray | None = None  # dequant_scale_q_nope
+    joined: np.ndarray | None = None  # of whose rows both caches are parts
+
+    @property
+    def seen(self) -> np.ndarray:
+        """Which tokens attend to anything."""
+        return self.lengths > 0
+
+    def part(self, tokens: np.ndarray) -> Problem:
+        """The problem of some of the tokens, of one problem whose queries are floats."""
+        assert self.query_scale is None
+        query = None if self.query is None else self.query[tokens]
+        indexes = {name: getattr(self, name)[tokens] for name in ("sequence", "lengths")}
+        return self._replace(query=query, query_rope=self.query_rope[tokens], **indexes)
 
     @property
     def has_float64(self) -> bool:
@@ -100,14 +118,18 @@ class Problem(NamedTuple):
         return self._replace(query=query, query_rope=rope, query_scale=None)
 
 
-def bind(call: Call) -> Problem:
-    """Checks every rule of the contract."""
+def bind(call: Call, *, outlined: bool = False) -> Problem:
+    """Checks every rule of the contract. outlined: the arrays are outlines, which do not lie where their tensors do."""
     query = arrays.optional_view(OP, "query", call.query)
     rope = arrays.view(OP, "query_rope", call.query_rope)
     require_choice(OP, "cache_mode", call.cache_mode, PAGED_MODES)
     nz = call.cache_mode == "PA_NZ"
-    kv = _cache("kv_cache", call.kv_cache, "quant_scale_ckv", call.quant_scale_ckv, nz)
-    kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr, nz)
+    joined = _joined_rows(call, rope, outlined) if _is_joined(call.kr_cache, rope) else None
+    if joined is None:
+        kv = _cache("kv_cache", call.kv_cache, "quant_scale_ckv", call.quant_scale_ckv, nz)
+        kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr, nz)
+    else:
+        kv, kr = _parts_of(joined, rope.shape[2], outlined)
     _check_shapes(query, rope, kv.rows, kr.rows, quantised=call.dequant_scale_q_nope is not None)
     if not is_finite(call.scale):
         refuse(OP, "scale", "a finite number", call.scale)
@@ -117,7 +139,7 @@ def bind(call: Call) -> Problem:
     factor = None if call.dequant_scale_q_nope is None else _query_scale(call, rope)
     if call.w_uv is not None:
         _check_value_up(call.w_uv, rope.shape[1], kv.rows.shape[3] // call.groups)
-    return Problem(query, rope, kv, kr, *indexes, float(call.scale), int(call.groups), call.w_uv, factor)
+    return Problem(query, rope, kv, kr, *indexes, float(call.scale), int(call.groups), call.w_uv, factor, joined)
 
 
 def _check_shapes(query: np.ndarray | None, rope: np.ndarray, kv: np.ndarray, kr: np.ndarray, *, quantised: bool) -> None:
@@ -152,7 +174,43 @@ def _query_scale(call: Call, rope: np.ndarray) -> np.ndarray:
     return factor
 
 
-def _cache(name: str, value: Array, scale_name: str, scale: Array | None, nz: bool) -> Cache:
+def _is_joined(kr_cache: Array | None, rope: np.ndarray) -> bool:
+    """Whether there is no kr_cache, or the empty one that the prolog has beside joined rows."""
+    return kr_cache is None or (0 in tuple(kr_cache.shape)[-1:] and 0 not in rope.shape[-1:])
+
+
+def _joined_rows(call: Call, rope: np.ndarray, outlined: bool) -> np.ndarray:
+    """A kv_cache whose rows hold a latent quantised by tiles, its rope key in bfloat16, and the tiles' scales."""
+    rows = arrays.view(OP, "kv_cache", call.kv_cache)
+    require_dtype(OP, "kv_cache", rows, (np.dtype(np.int8), FLOAT8))
+    require(rope.ndim == 3, OP, "query_rope", "of shape (T, N, Dr)", rope)
+    key, unit = 2 * rope.shape[2], TILE + 4
+    ok = rows.ndim == 4 and rows.shape[2] == 1 and rows.shape[3] > key and (rows.shape[3] - key) % unit == 0
+    rule = f"of shape (BlockNum, BlockSize, 1, Hckv + {key} + Hckv / 32), Hckv a multiple of {TILE}, without a kr_cache"
+    require(ok, OP, "kv_cache", rule, rows)
+    require(outlined or rows.strides[3] == 1, OP, "kv_cache", "of rows whose bytes follow each other", rows)
+    for name, given in (("groups", call.groups != 1), ("cache_mode", call.cache_mode != "PA_BSND")):
+        require(not given, OP, name, "1" if name == "groups" else "PA_BSND", getattr(call, name))
+    for name in ("quant_scale_ckv", "quant_scale_ckr", "dequant_scale_q_nope"):
+        if getattr(call, name) is not None:
+            refuse(OP, name, "None beside a cache quantised by tiles", getattr(call, name))
+    return rows
+
+
+def joined_latent(width: int, rope: int) -> int:
+    """Hckv of rows of `width` bytes."""
+    return (width - 2 * rope) // (TILE + 4) * TILE
+
+
+def _parts_of(rows: np.ndarray, rope: int, outlined: bool) -> tuple[Cache, Cache]:
+    latent, key = joined_latent(rows.shape[3], rope), 2 * rope
+    if outlined:
+        return Cache(rows[..., :latent], None), Cache(np.broadcast_to(np.zeros((), BFLOAT16), (*rows.shape[:3], rope)), None)
+    scales, keys = rows[..., latent + key :].view(np.float32), rows[..., latent : latent + key].view(BFLOAT16)
+    return Cache(rows[..., :latent], None, tiles=scales), Cache(keys, None)
+
+
+def _cache(name: str, value: Array | None, scale_name: str, scale: Array | None, nz: bool) -> Cache:
     """The cache with its scale, which int8 has and nothing else."""
     rows = arrays.view(OP, name, value)
     require_dtype(OP, name, rows, STORED)
@@ -184,14 +242,17 @@ def _paging(
     if tokens == 0:
         return table, rows, seen
     room = table.shape[1] * block_size
-    require_within(OP, "sequence", rows, table.shape[0])
-    if seen.min() < 1 or seen.max() > room:
-        refuse(OP, "lengths", f"in [1, {room}]", describe_range(seen))
-    if table.min() < 0 or table.max() >= blocks:  # perhaps only after the sequences' lengths
+    if seen.min() < 1:
+        rows = np.where(seen == 0, 0, rows)  # what a token without entries names is not read
+    if seen.max() > 0:
+        require_within(OP, "sequence", rows, table.shape[0])
+    if seen.min() < 0 or seen.max() > room:
+        refuse(OP, "lengths", f"in [0, {room}]", describe_range(seen))
+    if table.min(initial=0) < 0 or table.max(initial=-1) >= blocks:  # perhaps only after the sequences' lengths
         longest = np.zeros(table.shape[0], np.int64)
         np.maximum.at(longest, rows, seen)
         read = table[np.arange(table.shape[1]) * block_size < longest[:, None]]
-        if read.min() < 0 or read.max() >= blocks:
+        if read.min(initial=0) < 0 or read.max(initial=-1) >= blocks:
             refuse(OP, "block_table", f"in [0, {blocks}) where it is read", describe_range(read))
     return table, rows, seen
 

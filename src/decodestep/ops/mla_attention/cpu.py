@@ -16,6 +16,9 @@ def obstacle(p: Problem) -> str | None:
     """Why the native kernel cannot serve a call, or None."""
     if p.has_float64:
         return "has no float64"
+    if p.joined is not None:
+        words = p.joined.ctypes.data % 4 == 0 and (p.joined.strides[0] % 4 == 0 or len(p.joined) <= 1)
+        return None if words and _packed_blocks(p.joined) else "needs rows of bytes aligned to words, without gaps in a block"
     kv, kr = p.kv_cache.rows, p.kr_cache.rows
     if not (kv.flags.aligned and kr.flags.aligned):
         return "needs aligned caches"
@@ -30,15 +33,16 @@ def _packed_blocks(rows: np.ndarray) -> bool:
     return rows.flags.c_contiguous or (rows_follow and (width <= 1 or rows.strides[3] == item))
 
 
-def attention(p: Problem) -> np.ndarray:
-    """`p` with queries in float32."""
+def attention(p: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """As the reference's, with queries in float32."""
     tokens, heads, _ = p.query_rope.shape
     out = np.empty((tokens, heads, p.kv_cache.rows.shape[3] // p.groups), np.float32)
+    lse = np.empty((tokens, heads), np.float32)
     _native.mla_attention(
         query=None if p.query is None else contiguous(p.query),
         query_rope=contiguous(p.query_rope),
-        kv_cache=bits(p.kv_cache.rows),
-        kr_cache=bits(p.kr_cache.rows),
+        kv_cache=bits(p.kv_cache.rows if p.joined is None else p.joined),
+        kr_cache=bits(p.kr_cache.rows) if p.joined is None else None,
         nz=p.kv_cache.nz,
         kv_scale=p.kv_cache.scale,
         kr_scale=p.kr_cache.scale,
@@ -48,6 +52,7 @@ def attention(p: Problem) -> np.ndarray:
         scale=p.scale,
         groups=p.groups,
         out=out,
+        lse=lse,
         threads=threads(),
     )
-    return out if p.w_uv is None else values_up(out, p.w_uv, linear)
+    return out if p.w_uv is None else values_up(out, p.w_uv, linear), lse

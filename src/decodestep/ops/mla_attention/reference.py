@@ -13,11 +13,11 @@ from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
 
-def attention(p: Problem) -> np.ndarray:
-    """`p` with queries in float32 or float64."""
+def attention(p: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """Results and logarithms of the sums of e^score, of `p` with queries in float32 or float64; every token sees something."""
     tokens, heads, _ = p.query_rope.shape
     latent, dtype = p.kv_cache.rows.shape[3], p.query_rope.dtype
-    out = np.empty((tokens, heads, latent // p.groups), dtype)
+    out, lse = np.empty((tokens, heads, latent // p.groups), dtype), np.empty((tokens, heads), dtype)
     own = np.arange(latent).reshape(p.groups, 1, -1).repeat(heads // p.groups, axis=1).reshape(heads, -1)  # a head's columns
     with np.errstate(all="ignore"):  # infinities and NaN propagate as in IEEE arithmetic
         for t in range(tokens):
@@ -27,10 +27,12 @@ def attention(p: Problem) -> np.ndarray:
             if p.query is not None:
                 score = score + p.query[t] @ kv.T
             score = score * dtype.type(p.scale)
-            weight = np.exp(score - score.max(axis=-1, keepdims=True))
-            weight /= weight.sum(axis=-1, keepdims=True)
-            out[t] = np.take_along_axis(weight @ kv, own, axis=1)
-    return out if p.w_uv is None else values_up(out, p.w_uv, linear)
+            highest = score.max(axis=-1, keepdims=True)
+            weight = np.exp(score - highest)
+            total = weight.sum(axis=-1, keepdims=True)
+            out[t] = np.take_along_axis(weight / total @ kv, own, axis=1)
+            lse[t] = np.where(highest == -np.inf, highest, highest + np.log(total))[:, 0]
+    return out if p.w_uv is None else values_up(out, p.w_uv, linear), lse
 
 
 Product = Callable[[np.ndarray, PackedWeight | LinearPanels], np.ndarray]

@@ -90,7 +90,8 @@ def mla_prolog(
         rmsnorm_epsilon_cq: finite, >= 0.
         rmsnorm_epsilon_ckv: finite, >= 0.
         cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block in the order of `cache_to_nz`.
-        limits: None accepts any size; "design-note", "nov2025" and "latest" refuse the sizes that the device refuses.
+        limits: None accepts any size; "design-note", "nov2025" and "2026" refuse the sizes that the device refuses. "latest" is
+            "2026".
         backend: "cpu", "triton", "reference", or "auto": "cpu" where it can serve the call, else "reference"; "triton" for
             tensors on a GPU, with weights as arrays or NZ storage. "cpu" and "triton" have no float64, and no int8 weights of
             2^17 inputs or more. For few tokens "cpu" is several times faster on `PanelWeight`s than on arrays.
@@ -277,11 +278,17 @@ def mla_prolog_v3(
     tile_size: int = 128,
     qc_qr_scale: float = 1.0,
     kc_scale: float = 1.0,
+    token_x_dtype: int | None = None,
+    weight_dq_dtype: int | None = None,
+    weight_uq_qr_dtype: int | None = None,
+    weight_dkv_kr_dtype: int | None = None,
+    kv_cache_dtype: int | None = None,
     limits: str | None = None,
     rounding: str = "half_even",
     backend: str = "auto",
 ) -> MlaPrologV3Result:
-    """`mla_prolog_v2` with more cache modes, caches quantised by tiles, and two factors: c * qc_qr_scale and latent * kc_scale.
+    """`mla_prolog_v2` with more cache modes, caches quantised by tiles, eight-bit floats, and two factors: c * qc_qr_scale and
+    latent * kc_scale.
 
     The arguments that are not listed and the notes are those of V2.
 
@@ -291,7 +298,8 @@ def mla_prolog_v3(
         k_nope_clip_alpha: float32 (1,), with tiles. kv_cache is then int8 (..., 1, Hckv + 2 * Dr + Hckv / 32), 656 bytes a row
             for 512 and 64: the latent as int8, the rope key as bfloat16, one float32 scale for every 128 latent values; and
             kr_cache is empty. For each tile, bound = alpha * max |value|, scale = bound / 127, q = round(clip(value, -bound,
-            bound) / scale), zeros to zeros. Only in PA_BSND, BSND and TND.
+            bound) / scale), zeros to zeros. Only in PA_BSND, BSND and TND. With eight-bit floats no tile is clipped: None in
+            MXFP8_TILE, without effect in FP8_TILE.
         cache_mode: "PA_BSND" and "PA_NZ" as in V1. "PA_BLK_BSND" and "PA_BLK_NZ": cache_index holds int64 block ids, less than
             the number of blocks: (B, ceil(S / block size)), or for (T, He) tokens the ceil(length / block size) ids of each
             sequence, one sequence after the other. Every sequence starts at row 0 of its first block; a block with a negative
@@ -300,8 +308,9 @@ def mla_prolog_v3(
         query_norm_flag: whether to return c as it is multiplied by weight_uq_qr.
         weight_quant_mode: with kv_cache_quant_mode and query_quant_mode the scenario, with which the dtypes must agree:
             (0, 0, 0) NO_QUANT, (1, 0, 0) PARTIAL, (1, 2, 0) PARTIAL_KV, (2, 0, 0) FULL, (2, 1, 1) FULL_KV, (1, 3, 0) and
-            (2, 3, 0) PARTIAL and FULL with tiles. Under limits="nov2025" these and the other attributes from query_norm_flag to
-            tile_size must keep their defaults, and the dtypes select the scenario as in V2.
+            (2, 3, 0) PARTIAL and FULL with tiles; (3, 0, 0), (3, 1, 1) and (3, 3, 0) MXFP8 likewise, and with 4 FP8: see below.
+            5, HiFloat8, is refused: its format is not published. Under limits="nov2025" these and the other attributes from
+            query_norm_flag to tile_size must keep their defaults, and the dtypes select the scenario as in V2.
         kv_cache_quant_mode: see weight_quant_mode.
         query_quant_mode: see weight_quant_mode.
         ckvkr_repo_mode: 1 with tiles, else 0.
@@ -309,17 +318,37 @@ def mla_prolog_v3(
         tile_size: 128.
         qc_qr_scale: a finite factor applied after the norm of c.
         kc_scale: a finite factor applied after the norm of the latent; the rope key has none.
+        token_x_dtype: None, or 292, torch_npu's number of float8_e4m3fn, as which the bytes of a uint8 token_x are then read.
+            290, HiFloat8, is refused.
+        weight_dq_dtype: likewise, and so for the next three.
+        weight_uq_qr_dtype: see token_x_dtype.
+        weight_dkv_kr_dtype: see token_x_dtype.
+        kv_cache_dtype: see token_x_dtype.
 
     Returns:
         (query, query_rope, dequant_scale_q_nope, query_norm, dequant_scale_q_norm). With query_norm_flag, query_norm is
-        (..., Hcq), bfloat16, or int8 with an int8 weight_uq_qr, where dequant_scale_q_norm is its float32 scales (T, 1). What a
-        call does not produce is None. The caches are updated in place.
+        (..., Hcq), bfloat16, or of the dtype of a quantised weight_uq_qr, where dequant_scale_q_norm is its float32 scales
+        (T, 1), in MXFP8 its float8_e8m0fnu ones (T, Hcq / 32). What a call does not produce is None. The caches are updated in
+        place.
 
     Raises:
         ValueError: as `mla_prolog_v2` does.
 
+    Notes:
+        In FP8, token_x, the projections' weights, arrays or NZ storage, and a quantised cache and query are float8_e4m3fn; the
+        scales are those of FULL, and 448 stands in the place of 127, with a quotient: scale = max |z| * (1 / 448), q = z /
+        scale. In MXFP8 the four scales are float8_e8m0fnu, one for 32 inputs: dequant_scale_x (T, He / 32),
+        dequant_scale_w_dq (Hcq, He / 32), dequant_scale_w_uq_qr (N * (D + Dr), Hcq / 32), dequant_scale_w_dkv_kr (Hckv + Dr,
+        He / 32); a product is the sum of (x * its scale) * (w * its scale); smooth_scales_cq is None; and c is rounded to
+        bfloat16, then each 32 values share 2^(floor(log2(max |c|)) - 8), as in the OCP's format. A float8 tile has max |value|
+        of at least 1e-4 and scale = max |value| * (1 / 448). Queries and scales of the KV scenarios are as in FULL_KV.
+        The documents do not say how a value becomes a float8, how a block's power of two is chosen, or what k_nope_clip_alpha
+        does there: that it saturates at 448, half to even, that a block of zeros has scale 2^-127 and zeros, one with an
+        infinity or NaN NaN throughout, and that nothing is clipped are proposals, made after the device's published kernels.
+        "cpu" multiplies float8 as bfloat16, with a value's scale in MXFP8; sums are float32. "triton" has no float8.
+
     Source:
-        Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later).
+        Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later, the eight-bit floats August 2026).
     """
     return run_call(
         Call(
@@ -357,6 +386,11 @@ def mla_prolog_v3(
             tile_size=tile_size,
             qc_qr_scale=qc_qr_scale,
             kc_scale=kc_scale,
+            token_x_dtype=token_x_dtype,
+            weight_dq_dtype=weight_dq_dtype,
+            weight_uq_qr_dtype=weight_uq_qr_dtype,
+            weight_dkv_kr_dtype=weight_dkv_kr_dtype,
+            kv_cache_dtype=kv_cache_dtype,
             limits=limits,
             rounding=rounding,
             backend=backend,

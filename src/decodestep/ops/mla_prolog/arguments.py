@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.aliasing import require_apart
-from decodestep._base.arrays import BFLOAT16, view
-from decodestep._base.checks import Phrase, is_finite, refuse, shape_text
+from decodestep._base.arrays import BFLOAT16, EXPONENT8, FLOAT8, view
+from decodestep._base.checks import Phrase, is_finite, refuse, require_dtype, shape_text
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options, find_scenario
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
-from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario
+from decodestep.ops.mla_prolog.scenarios import BLOCK, NO_QUANT, SCALES, TILE, Scenario
 from decodestep.ops.mla_prolog.size_limits import check_sizes
 from decodestep.ops.mla_prolog.slots import token_slots
 from decodestep.weights.linear_panels import LinearPanels
@@ -22,6 +22,7 @@ from decodestep.weights.panel_weight import PanelWeight
 
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 _REAL = (BFLOAT16, _FLOAT32, np.dtype(np.float64))
+_CODES = {"int8": _INT8, "float8_e4m3fn": FLOAT8}  # by `Scenario.code`
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Symbols:
     D: int
     Hckv: int
     Dr: int
-    real: np.dtype[Any]  # of every array that is neither int8 nor a scale
+    real: np.dtype[Any]  # of every array that is neither quantised nor a scale
 
     @property
     def uq_width(self) -> int:
@@ -86,22 +87,32 @@ def bind(call: Call, *, outlined: bool = False) -> Problem:
 def _tensors(call: Call) -> Tensors:
     op = call.op
     return Tensors(
-        x=view(op, "token_x", call.token_x),
+        x=_typed(call, "token_x"),
         w_uk=call.weight_uk if isinstance(call.weight_uk, PanelWeight) else view(op, "weight_uk", call.weight_uk),
         sin=view(op, "rope_sin", call.rope_sin),
         cos=view(op, "rope_cos", call.rope_cos),
-        kv_cache=view(op, "kv_cache", call.kv_cache),
+        kv_cache=_typed(call, "kv_cache"),
         kr_cache=view(op, "kr_cache", call.kr_cache),
         gamma_cq=view(op, "rmsnorm_gamma_cq", call.rmsnorm_gamma_cq),
         gamma_ckv=view(op, "rmsnorm_gamma_ckv", call.rmsnorm_gamma_ckv),
-        w_dq=_weight(op, "weight_dq", call.weight_dq),
-        w_uq_qr=_weight(op, "weight_uq_qr", call.weight_uq_qr),
-        w_dkv_kr=_weight(op, "weight_dkv_kr", call.weight_dkv_kr),
+        w_dq=_weight(call, "weight_dq"),
+        w_uq_qr=_weight(call, "weight_uq_qr"),
+        w_dkv_kr=_weight(call, "weight_dkv_kr"),
     )
 
 
-def _weight(op: str, arg: str, weight: ProjectionWeight) -> Weight:
-    return weight if isinstance(weight, HOST_WEIGHTS) else view(op, arg, weight)
+def _weight(call: Call, arg: str) -> Weight:
+    weight: ProjectionWeight = getattr(call, arg)
+    return weight if isinstance(weight, HOST_WEIGHTS) else _typed(call, arg)
+
+
+def _typed(call: Call, arg: str) -> np.ndarray:
+    """An argument that may come as bytes, in the dtype that the call names."""
+    array = view(call.op, arg, getattr(call, arg))
+    if getattr(call, f"{arg}_dtype") is None:
+        return array
+    require_dtype(call.op, arg, array, (FLOAT8, np.uint8))
+    return array.view(FLOAT8)
 
 
 def _check_axes(call: Call, t: Tensors) -> None:
@@ -142,18 +153,21 @@ def _scenario(call: Call, t: Tensors, symbols: Symbols) -> Scenario:
     s = find_scenario(call, x_int8=t.x.dtype == _INT8, uq_int8=_is_int8(t.w_uq_qr), kv_int8=t.kv_cache.dtype == _INT8)
     if s.kv == "tile" and (symbols.Hckv % TILE or symbols.real != BFLOAT16):
         refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", t.w_uk)
+    if s.blocks and (symbols.He % BLOCK or symbols.Hcq % BLOCK):
+        refuse(op, "weight_dq", f"of He and Hcq that are multiples of {BLOCK} in scenario {s.name}", Phrase(f"{t.w_dq.shape}"))
     return s
 
 
 def _is_int8(weight: Weight) -> bool:
-    """Whether this is the weight of an int8 scenario: GGUF blocks, whatever their format, stand for real numbers."""
+    """Whether this is the weight of a scenario with int8: GGUF blocks, whatever their format, stand for real numbers."""
     return not isinstance(weight, (PackedWeight, LinearPanels)) and weight.dtype == _INT8
 
 
 def _check_shapes(call: Call, t: Tensors, symbols: Symbols, s: Scenario) -> None:
     op, axes, real = call.op, symbols.axes, symbols.real
     He, Hcq, Hckv, Dr = symbols.He, symbols.Hcq, symbols.Hckv, symbols.Dr
-    token_type, tile = _INT8 if s.full else real, s.kv == "tile"
+    code, tile = _CODES[s.code], s.kv == "tile"
+    token_type = code if s.full else real
     rows = axes if call.cache_mode in ("TND", "BSND") else t.kv_cache.shape[:2]
     kv_width = Hckv + 2 * Dr + Hckv // TILE * 4 if tile else Hckv
     for name, value, dtype, shape in (
@@ -162,13 +176,13 @@ def _check_shapes(call: Call, t: Tensors, symbols: Symbols, s: Scenario) -> None
         ("rope_cos", t.cos, real, (*axes, Dr)),
         ("rmsnorm_gamma_cq", t.gamma_cq, real, (Hcq,)),
         ("rmsnorm_gamma_ckv", t.gamma_ckv, real, (Hckv,)),
-        ("kv_cache", t.kv_cache, _INT8 if s.kv else real, (*rows, 1, kv_width)),
+        ("kv_cache", t.kv_cache, code if s.kv else real, (*rows, 1, kv_width)),
         ("kr_cache", None if tile else t.kr_cache, _INT8 if s.kr_int8 else real, (*rows, 1, Dr)),
     ):
         if value is not None and (value.shape != shape or value.dtype != dtype):
             refuse(op, name, f"{dtype.name} of shape {shape_text(shape)}", value)
     _check_weight(op, "weight_dq", t.w_dq, token_type, He, Hcq)
-    _check_weight(op, "weight_uq_qr", t.w_uq_qr, _INT8 if s.partial else real, Hcq, symbols.uq_width)
+    _check_weight(op, "weight_uq_qr", t.w_uq_qr, code if s.partial else real, Hcq, symbols.uq_width)
     _check_weight(op, "weight_dkv_kr", t.w_dkv_kr, token_type, He, Hckv + Dr)
 
 
@@ -186,7 +200,7 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
 
 def _is_weight_of(weight: Weight, dtype: np.dtype[Any], K: int, N: int) -> bool:
     if isinstance(weight, (PackedWeight, LinearPanels)):
-        return weight.shape == (K, N) and dtype is not _INT8
+        return weight.shape == (K, N) and dtype in _REAL
     if isinstance(weight, PanelWeight):
         return weight.shape == (K, N) and weight.dtype == dtype
     return weight.dtype == dtype and weight.shape in ((K, N), nz_shape((K, N), dtype.itemsize))
@@ -244,19 +258,22 @@ def _scales(call: Call, symbols: Symbols, s: Scenario) -> dict[str, np.ndarray]:
         if name not in s.required and name not in s.optional:
             refuse(op, name, f"None in scenario {s.name}", scale)
         array, allowed = view(op, name, scale), shapes[name]
-        if array.dtype != _FLOAT32 or array.shape not in allowed:
-            refuse(op, name, f"float32 of shape {' or '.join(map(shape_text, allowed))}", array)
+        dtype = EXPONENT8 if s.blocks and name.startswith("dequant") else _FLOAT32
+        if array.dtype != dtype or array.shape not in allowed:
+            refuse(op, name, f"{dtype.name} of shape {' or '.join(map(shape_text, allowed))}", array)
         given[name] = array
     return given
 
 
 def _scale_shapes(symbols: Symbols, s: Scenario) -> dict[str, tuple[tuple[int, ...], ...]]:
     Hcq, Hckv, Dr = symbols.Hcq, symbols.Hckv, symbols.Dr
+    products = {"w_dq": (symbols.He, Hcq), "w_uq_qr": (Hcq, symbols.uq_width), "w_dkv_kr": (symbols.He, Hckv + Dr)}
     return {
-        "dequant_scale_x": ((symbols.tokens, 1),),
-        "dequant_scale_w_dq": ((1, Hcq),),
-        "dequant_scale_w_uq_qr": ((1, symbols.uq_width),),
-        "dequant_scale_w_dkv_kr": ((1, Hckv + Dr),),
+        "dequant_scale_x": ((symbols.tokens, symbols.He // BLOCK if s.blocks else 1),),
+        **{
+            f"dequant_scale_{name}": ((outputs, inputs // BLOCK) if s.blocks else (1, outputs),)
+            for name, (inputs, outputs) in products.items()
+        },
         "quant_scale_ckv": ((1, Hckv),) if s.kv == "channel" else ((1, Hckv), (1, 1), (1,)),
         "quant_scale_ckr": ((1, Dr),),
         "smooth_scales_cq": ((1, Hcq),),

@@ -65,11 +65,21 @@ class Call:
     tile_size: int = TILE
     qc_qr_scale: float = 1.0
     kc_scale: float = 1.0
+    token_x_dtype: int | None = None
+    weight_dq_dtype: int | None = None
+    weight_uq_qr_dtype: int | None = None
+    weight_dkv_kr_dtype: int | None = None
+    kv_cache_dtype: int | None = None
 
+
+# The arguments whose bytes V3 may be told to read as another dtype, and torch_npu's numbers of the dtypes of eight bits.
+TYPED = ("token_x", "weight_dq", "weight_uq_qr", "weight_dkv_kr", "kv_cache")
+_HIFLOAT8, _FLOAT8 = 290, 292
+_HIF8_MODE = 5
 
 # V3's attributes that are numbers, with their legal values.
 _MODES: dict[str, Collection[int]] = {
-    "weight_quant_mode": range(3),
+    "weight_quant_mode": range(_HIF8_MODE),
     "kv_cache_quant_mode": range(4),
     "query_quant_mode": range(2),
     "ckvkr_repo_mode": range(2),
@@ -92,6 +102,9 @@ def check_options(call: Call) -> None:
             value = getattr(call, name)
             ok = isinstance(value, bool) if isinstance(reserved, bool) else is_int(value)
             require(ok and value == reserved, op, name, f"{reserved} under limits={call.limits!r}", value)
+        for name in (f"{arg}_dtype" for arg in TYPED):
+            value = getattr(call, name)
+            require(value is None, op, name, f"None under limits={call.limits!r}", value)
     else:
         _check_attributes(call)
     for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
@@ -127,7 +140,14 @@ def _named_scenario(call: Call) -> Scenario:
 
 
 def _check_attributes(call: Call) -> None:
-    require(isinstance(call.query_norm_flag, bool), call.op, "query_norm_flag", "True or False", call.query_norm_flag)
+    op = call.op
+    require(isinstance(call.query_norm_flag, bool), op, "query_norm_flag", "True or False", call.query_norm_flag)
+    hif8 = is_int(call.weight_quant_mode) and call.weight_quant_mode == _HIF8_MODE
+    require(not hif8, op, "weight_quant_mode", "below 5: the format of 5, HiFloat8, is not published", call.weight_quant_mode)
+    for name in (f"{arg}_dtype" for arg in TYPED):
+        number = getattr(call, name)
+        rule = f"None or {_FLOAT8}, float8_e4m3fn" + (": the format of 290, HiFloat8, is not published" * (number == _HIFLOAT8))
+        require(number is None or (is_int(number) and number == _FLOAT8), op, name, rule, number)
     for name, choices in _MODES.items():
         value = getattr(call, name)
         if not is_int(value):

@@ -5,26 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.arrays import bits, contiguous, widen
+from decodestep._base.arrays import EXPONENT8, FLOAT8, bits, contiguous, widen
 from decodestep._base.threads import threads
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results, Weight
 from decodestep.ops.mla_prolog.results import result_specs
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.panel_weight import PanelWeight
 
-_FLOAT32, _INT8 = np.dtype(np.float32), np.dtype(np.int8)
+_FLOAT32 = np.dtype(np.float32)
+_SCALED = ("x", "w_dq", "w_uq_qr", "w_dkv_kr")
 _NO_FORMAT = -1  # instead of the number of a GGUF format
 
 
 def prolog(p: Problem) -> Results:
     results = _empty_results(p)
     kv_cache, kr_cache = _native_cache(p.kv_cache), None if p.scenario.kv == "tile" else _native_cache(p.kr_cache)
-    query_scale, norm_scale = results.dequant_scale_q_nope, results.dequant_scale_q_norm
+    query_scale, norm_scale, s = results.dequant_scale_q_nope, results.dequant_scale_q_norm, p.scenario
     _native.mla_prolog(
         **_sizes(p),
         **_weights(p),
         **_scales(p),
         x=contiguous(bits(p.x)),
+        float8=s.code != "int8",
+        partial=s.partial,
         gamma_cq=_float32(p.gamma_cq),
         gamma_ckv=_float32(p.gamma_ckv),
         eps_cq=p.eps_cq,
@@ -42,7 +45,8 @@ def prolog(p: Problem) -> Results:
         half_away=p.rounding == "half_away",
         query_rope=bits(results.query_rope),
         query_norm=None if results.query_norm is None else bits(results.query_norm),
-        norm_scale=None if norm_scale is None else norm_scale[..., 0],
+        norm_scale=None if norm_scale is None or s.blocks else norm_scale[..., 0],
+        norm_exponents=bits(norm_scale) if norm_scale is not None and s.blocks else None,
         threads=threads(),
     )
     _return_cache(kv_cache, p.kv_cache)
@@ -61,7 +65,7 @@ def _empty_results(p: Problem) -> Results:
         p.query_width,
         query_norm=p.query_norm,
     )
-    dtypes = {"real": p.real, "int8": _INT8, "float32": _FLOAT32}
+    dtypes = {"real": p.real, "int8": np.dtype(np.int8), "float32": _FLOAT32, FLOAT8.name: FLOAT8, EXPONENT8.name: EXPONENT8}
     return Results(**{name: np.empty(spec.shape, dtypes[spec.dtype]) for name, spec in specs.items()})
 
 
@@ -79,13 +83,12 @@ def _weights(p: Problem) -> dict[str, np.ndarray | int]:
 
 
 def _scales(p: Problem) -> dict[str, np.ndarray | float | None]:
-    scale = {name: _float32(value) for name, value in p.scales.items()}
+    scale = {name: _float32(value) for name, value in p.scales.items() if value.dtype != EXPONENT8}
+    exponents = {name: contiguous(bits(value)) for name, value in p.scales.items() if value.dtype == EXPONENT8}
     ckv_scale, clip = scale.get("quant_scale_ckv"), scale.get("k_nope_clip_alpha")
     return {
-        "x_scale": scale.get("dequant_scale_x"),
-        "w_dq_scale": scale.get("dequant_scale_w_dq"),
-        "w_uq_qr_scale": scale.get("dequant_scale_w_uq_qr"),
-        "w_dkv_kr_scale": scale.get("dequant_scale_w_dkv_kr"),
+        **{f"{name}_scale": scale.get(f"dequant_scale_{name}") for name in _SCALED},
+        **{f"{name}_exponents": exponents.get(f"dequant_scale_{name}") for name in _SCALED},
         "smooth": scale.get("smooth_scales_cq"),
         "cache_scale": CACHE_SCALES[p.scenario.kv],
         "ckv_scale": ckv_scale[:1] if p.scenario.kv == "tensor" and ckv_scale is not None else ckv_scale,

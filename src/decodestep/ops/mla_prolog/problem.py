@@ -28,7 +28,7 @@ class Problem:
 
     op: str
     scenario: Scenario
-    real: np.dtype[Any]  # the dtype of every array that is neither int8 nor a scale
+    real: np.dtype[Any]  # the dtype of every array that is neither quantised nor a scale
     x: np.ndarray  # (T, He)
     w_dq: Weight  # (He, Hcq)
     w_uq_qr: Weight  # (Hcq, N * (D + Dr))
@@ -76,6 +76,6 @@ def kernel_obstacle(p: Problem) -> str | None:
     """Why the kernels, native and Triton, cannot serve a call, or None."""
     if p.real == np.float64:
         return "has no float64"
-    if p.scenario.partial and max(p.x.shape[1], p.query_width) >= _EXACT_INPUTS:
+    if p.scenario.partial and p.scenario.code == "int8" and max(p.x.shape[1], p.query_width) >= _EXACT_INPUTS:
         return f"sums int8 products exactly for fewer than {_EXACT_INPUTS} inputs only"
     return None

@@ -12,9 +12,10 @@ import numpy as np
 
 from decodestep._base.arrays import widen
 from decodestep.ops.linear.reference import quantise
+from decodestep.ops.mla_prolog import float8
 from decodestep.ops.mla_prolog.cache_layouts import row_index
 from decodestep.ops.mla_prolog.problem import Problem, Results, Weight
-from decodestep.ops.mla_prolog.scenarios import TILE
+from decodestep.ops.mla_prolog.scenarios import TILE, Scenario
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.panel_weight import PanelWeight
@@ -32,13 +33,12 @@ def prolog(p: Problem, math: np.dtype[Any] | type[np.floating[Any]] | None = Non
 
 def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
     s, scales = p.scenario, {name: scale.astype(math) for name, scale in p.scales.items()}
-    x_scale = scales.get("dequant_scale_x")
     heads, nope, latent = p.w_uk.shape
     rope = p.sin.shape[1]
 
     def from_tokens(w: Weight, columns: int, scale: str) -> np.ndarray:
         if s.full:
-            return _int8_product(p.x, w, columns, math) * x_scale * scales[scale]
+            return _quantised_product(s, p.x, scales["dequant_scale_x"], w, scales[scale], columns)
         return widen(_real_product(p.x, w, columns, math).astype(p.real), math)
 
     raw = from_tokens(p.w_dq, p.query_width, "dequant_scale_w_dq")
@@ -46,32 +46,42 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
     columns = heads * (nope + rope)
     cq_scale = None
     if s.partial:
-        cq, cq_scale = quantise_rows(normed * scales.get("smooth_scales_cq", math.type(1)))
-        q = _int8_product(cq, p.w_uq_qr, columns, math) * cq_scale * scales["dequant_scale_w_uq_qr"]
+        cq, cq_scale = _quantise_compressed(p, normed * scales.get("smooth_scales_cq", math.type(1)))
+        q = _quantised_product(s, cq, cq_scale.astype(math), p.w_uq_qr, scales["dequant_scale_w_uq_qr"], columns)
     else:
         cq = normed.astype(p.real)
         q = widen(_real_product(cq, p.w_uq_qr, columns, math).astype(p.real), math)
     q = q.reshape(len(cq), heads, nope + rope)
 
-    # Of an int8 product only the nope part is rounded; the rope part enters ROPE in `math`.
+    # Of a quantised product only the nope part is rounded; the rope part enters ROPE in `math`.
     sin, cos = widen(p.sin, math), widen(p.cos, math)
     query_rope = rotate(q[..., nope:], sin[:, None], cos[:, None]).astype(p.real)
     query, query_scale = _absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real), None
-    if s.query_int8:
-        query, query_scale = quantise_rows(widen(query, math), p.rounding)
+    if s.query_quantised:
+        wide = widen(query, math)
+        query, query_scale = quantise_rows(wide, p.rounding) if s.code == "int8" else float8.quantise_rows(wide)
         query_rope = in_query_units(query_rope, query_scale, scales["quant_scale_ckv"].flat[0])
 
     if p.kv_cache.shape[0] and len(p.slots):
         ckv_kr = from_tokens(p.w_dkv_kr, latent + rope, "dequant_scale_w_dkv_kr")
         kc = rms_norm(ckv_kr[:, :latent], p.gamma_ckv, p.eps_ckv, p.alpha_ckv)
         _write_caches(p, kc, rotate(ckv_kr[:, latent:], sin, cos).astype(p.real), scales)
+    if cq_scale is not None and not s.blocks:
+        cq_scale = cq_scale.astype(np.float32)
     return Results(
         query,
         query_rope,
         None if query_scale is None else query_scale.astype(np.float32),
         cq if p.query_norm else None,
-        cq_scale.astype(np.float32) if p.query_norm and cq_scale is not None else None,
+        cq_scale if p.query_norm else None,
     )
+
+
+def _quantise_compressed(p: Problem, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The compressed query as weight_uq_qr multiplies it; its blocks are those of what is rounded to `p.real` first."""
+    if p.scenario.blocks:
+        return float8.quantise_blocks(widen(z.astype(p.real), z.dtype))
+    return quantise_rows(z) if p.scenario.code == "int8" else float8.quantise_rows(z)
 
 
 def matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
@@ -91,6 +101,19 @@ def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -
     if isinstance(w, LinearPanels) and w.quantises_activations:
         wide = quantise(wide)
     return wide @ widen(matrix(w, x.shape[1], columns), math)
+
+
+def _quantised_product(
+    s: Scenario, x: np.ndarray, x_scale: np.ndarray, w: Weight, w_scale: np.ndarray, columns: int
+) -> np.ndarray:
+    """x W, each by its scale; the result and the scales are in `math`."""
+    math = x_scale.dtype
+    if s.code == "int8":
+        return _int8_product(x, w, columns, math) * x_scale * w_scale
+    wide, weight = widen(x, math), widen(matrix(w, x.shape[1], columns), math)
+    if s.blocks:
+        return (wide * float8.by_input(x_scale)) @ (weight * float8.by_input(w_scale).T)
+    return wide @ weight * x_scale * w_scale
 
 
 def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
@@ -162,11 +185,13 @@ def cache_rows(p: Problem, kc: np.ndarray, kr: np.ndarray, scales: dict[str, np.
     """The rows of "kv" and "kr" as the caches hold them, from the normed latents and the rotated keys, rounded to `p.real`."""
     s, math = p.scenario, kc.dtype
     if s.kv == "tile":
-        return {"kv": _tile_rows(kc, kr, scales["k_nope_clip_alpha"][0])}
+        codes, scale = float8.quantise_tiles(kc) if s.code != "int8" else _int8_tiles(kc, scales["k_nope_clip_alpha"][0])
+        return {"kv": _tile_rows(codes, kr, scale)}
     if s.kv == "channel":
         return {"kv": to_int8(kc * scales["quant_scale_ckv"]), "kr": to_int8(widen(kr, math) * scales["quant_scale_ckr"])}
     if s.kv == "tensor":
-        return {"kv": to_int8(kc * scales["quant_scale_ckv"].flat[0]), "kr": kr}
+        scaled = kc * scales["quant_scale_ckv"].flat[0]
+        return {"kv": to_int8(scaled) if s.code == "int8" else float8.to_float8(scaled), "kr": kr}
     return {"kv": kc.astype(p.real), "kr": kr}
 
 
@@ -177,11 +202,16 @@ def write_rows(cache: np.ndarray, rows: np.ndarray, slots: np.ndarray, nz: bool)
     cache[row_index(at[at >= 0], cache, nz)] = rows[row]
 
 
-def _tile_rows(kc: np.ndarray, kr: np.ndarray, alpha: np.floating[Any]) -> np.ndarray:
-    """Cache rows as bytes: the latent kc as int8, then kr unchanged, then one float32 scale for each tile of kc."""
+def _int8_tiles(kc: np.ndarray, alpha: np.floating[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """The latents clipped and quantised by tiles, and the tiles' scales (T, Hckv / TILE)."""
     tiles = kc.reshape(len(kc), -1, TILE)
     bound = np.abs(tiles).max(axis=-1, keepdims=True) * alpha
     scale = bound / bound.dtype.type(127)
     q = to_int8(np.clip(tiles, -bound, bound) * np.where(scale == 0, scale, 1 / scale))
-    parts = (q.reshape(kc.shape), kr, scale[..., 0].astype("<f4"))
-    return np.concatenate([np.ascontiguousarray(part).view(np.int8) for part in parts], axis=1)
+    return q.reshape(kc.shape), scale[..., 0]
+
+
+def _tile_rows(codes: np.ndarray, kr: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Cache rows as bytes: the quantised latents, the rope keys unchanged, one float32 scale for each tile."""
+    parts = (codes, kr, scale.astype("<f4"))
+    return np.concatenate([np.ascontiguousarray(part).view(np.int8) for part in parts], axis=1).view(codes.dtype)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from decodestep._base.arrays import Array
-from decodestep.ops.mla_prolog.scenarios import Scenario
+from decodestep.ops.mla_prolog.scenarios import BLOCK, Scenario
 
 
 class MlaPrologResult(NamedTuple):
@@ -47,12 +47,13 @@ class MlaPrologV3Result(NamedTuple):
     """The results of `mla_prolog_v3`, which updates the caches but does not return them.
 
     Attributes:
-        query: (..., N, Hckv), the query in the latent's space, int8 in FULL_KV.
-        query_rope: (..., N, Dr), the rotated rope part of the query; in FULL_KV in units of the int8 query.
-        dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
-        query_norm: (..., Hcq), the normed compressed query as weight_uq_qr multiplies it: int8 if that weight is, else rounded
-            to token_x's dtype; None unless query_norm_flag.
-        dequant_scale_q_norm: float32 (T, 1), the scale of each row of an int8 query_norm; None if there is none.
+        query: (..., N, Hckv), the query in the latent's space; of token_x's dtype in FULL_KV, MXFP8_KV and FP8_KV.
+        query_rope: (..., N, Dr), the rotated rope part of the query; in those three in units of the quantised query.
+        dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of a quantised query; None in the other scenarios.
+        query_norm: (..., Hcq), the normed compressed query as weight_uq_qr multiplies it: of that weight's dtype if that is
+            quantised, else rounded to token_x's; None unless query_norm_flag.
+        dequant_scale_q_norm: float32 (T, 1), the scale of each row of a quantised query_norm; float8_e8m0fnu (T, Hcq / 32) with
+            weight_quant_mode 3; None if there is none.
     """
 
     query: Array
@@ -66,7 +67,7 @@ class Spec(NamedTuple):
     """A result that a call produces. dtype: "real" is that of the arrays which are not quantised."""
 
     shape: tuple[int, ...]
-    dtype: Literal["real", "int8", "float32"]
+    dtype: str
 
 
 def result_specs(
@@ -85,13 +86,14 @@ def result_specs(
     """
     tokens = prod(axes)
     specs = {
-        "query": Spec((*axes, heads, latent), "int8" if s.query_int8 else "real"),
+        "query": Spec((*axes, heads, latent), s.code if s.query_quantised else "real"),
         "query_rope": Spec((*axes, heads, rope), "real"),
     }
-    if s.query_int8:
+    if s.query_quantised:
         specs["dequant_scale_q_nope"] = Spec((tokens, heads, 1), "float32")
     if query_norm:
-        specs["query_norm"] = Spec((*axes, query_width), "int8" if s.partial else "real")
+        specs["query_norm"] = Spec((*axes, query_width), s.code if s.partial else "real")
     if query_norm and s.partial:
-        specs["dequant_scale_q_norm"] = Spec((tokens, 1), "float32")
+        blocks = Spec((tokens, query_width // BLOCK), "float8_e8m0fnu")
+        specs["dequant_scale_q_norm"] = blocks if s.blocks else Spec((tokens, 1), "float32")
     return specs

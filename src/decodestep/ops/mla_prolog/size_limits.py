@@ -9,6 +9,8 @@ from decodestep._base.checks import refuse, require_choice
 
 _HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 PAGED_MODES = ("PA_BSND", "PA_NZ")
+LATEST = "2026"
+_ALIAS = "latest"
 ALL_MODES = (*PAGED_MODES, "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND")
 
 
@@ -34,7 +36,7 @@ def _limits(hidden: tuple[int, ...]) -> dict[str, Sequence[int]]:
     }
 
 
-_LATEST: dict[str, Sequence[int]] = {
+_IN_2026: dict[str, Sequence[int]] = {
     "He": (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192),
     "Hcq": (1536, 2048),
     "Hckv": (512,),
@@ -48,19 +50,24 @@ SIZE_LIMITS: Mapping[str | None, SizeLimits] = {
     None: SizeLimits({}, ALL_MODES),
     "design-note": SizeLimits(_limits((7168, 7680)), PAGED_MODES),
     "nov2025": SizeLimits(_limits((6144, 7168, 7680)), PAGED_MODES, attributes_reserved=True),
-    "latest": SizeLimits(_LATEST, ALL_MODES),
+    LATEST: SizeLimits(_IN_2026, ALL_MODES),
 }
 
 
 def size_limits(op: str, limits: str | None) -> SizeLimits:
     """The limits that the public argument `limits` names."""
-    require_choice(op, "limits", limits, SIZE_LIMITS)
-    return SIZE_LIMITS[limits]
+    return SIZE_LIMITS[limits_name(op, limits)]
+
+
+def limits_name(op: str, limits: str | None) -> str | None:
+    """The name of the limits for which "latest" may stand."""
+    require_choice(op, "limits", limits, (*SIZE_LIMITS, _ALIAS))
+    return LATEST if limits == _ALIAS else limits
 
 
 def check_sizes(op: str, limits: str | None, sizes: Mapping[str, int | None]) -> None:
     """Refuses a size outside the limits. `sizes`: each size of the call by its symbol, None for one that it does not have."""
-    for symbol, allowed in SIZE_LIMITS[limits].sizes.items():
+    for symbol, allowed in size_limits(op, limits).sizes.items():
         size = sizes[symbol]
         if size is None or size in allowed:
             continue

@@ -142,6 +142,8 @@ def top_k_top_p_sample_v2(
     is_need_sample_result: bool = False,
     seed: Column | None = None,
     position: Column | None = None,
+    post_sample: str = "qSample",
+    generator: None = None,
     backend: str = "auto",
 ) -> TopKTopPSampleV2:
     """Draws one token per row from what top-k, top-p and min-p leave, or returns the survivors and their values.
@@ -185,6 +187,9 @@ def top_k_top_p_sample_v2(
         seed: None, or integers in [0, 2^64) where q is None: a scalar, (batch,) or (batch, 1) of any integer dtype. The noise
             of a token is then `decodestep.random.exponential(seed, position, token)`. Not together with is_need_sample_result.
         position: given where seed is: integers in [0, 2^32), in any of its forms.
+        post_sample: of npu_top_k_top_p_sample: "qSample", or "None", which takes the largest value and no noise. "multiNomial"
+            is refused, since what it draws with is not specified.
+        generator: None: what torch_npu draws from one is not specified either; seed and position name a draw.
         backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
     Returns:
@@ -213,6 +218,7 @@ def top_k_top_p_sample_v2(
         unwritten.
     """
     op = "top_k_top_p_sample_v2"
+    arguments.check_post_sample(op, post_sample, generator, q, seed)
     on_device = devices.goes_to_triton(backend, logits)
     if on_device:
         columns = (top_k, top_p, seed, position, min_ps)

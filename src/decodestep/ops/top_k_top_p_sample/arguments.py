@@ -13,7 +13,17 @@ import numpy.typing as npt
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
-from decodestep._base.checks import Phrase, is_finite, is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import (
+    Phrase,
+    is_finite,
+    is_int,
+    is_real,
+    refuse,
+    require,
+    require_choice,
+    require_dtype,
+    require_shape,
+)
 from decodestep.ops.top_k_top_p_sample.rules import GivenNoise, SeededNoise
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
@@ -52,6 +62,16 @@ def float_column(op: str, arg: str, value: object, batch: int, dtype: np.dtype) 
             return np.array(values, np.float64).astype(dtype)
         except OverflowError:
             refuse(op, arg, "a number that a float64 can hold", value)
+
+
+def check_post_sample(op: str, post_sample: object, generator: object, q: object, seed: object) -> None:
+    """The arguments of npu_top_k_top_p_sample that say how a token is drawn; of the three ways one is not specified."""
+    unspecified = isinstance(post_sample, str) and post_sample == "multiNomial"
+    require(not unspecified, op, "post_sample", "'qSample' or 'None': the draw of 'multiNomial' is not specified", post_sample)
+    require_choice(op, "post_sample", post_sample, ("qSample", "None"))
+    require(generator is None, op, "generator", "None: what is drawn from a generator is not specified", generator)
+    for arg, value in (("q", q), ("seed", seed)):
+        require(value is None or post_sample == "qSample", op, arg, "None where post_sample is 'None'", value)
 
 
 def noise(op: str, q: Array | None, seed: object, position: object, shape: tuple[int, int]) -> GivenNoise | SeededNoise | None:

@@ -15,6 +15,8 @@ from decodestep._base.triton import MINUS_INFINITY, as_float32, round_bfloat16
 from decodestep._base.triton_products import product, split_bfloat16
 from decodestep.ops.mla_prolog.triton.rows import place_in_nz
 
+_LN2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def split_of(length, LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr):
@@ -29,16 +31,16 @@ def keys_of(lengths, t, longest):
 
 @triton.jit(do_not_specialize=["blocks", "sequences", "table_width", "longest", "splits"])
 def attend(
-    query, query_rope, kv_cache, kr_cache, kv_scale, kr_scale, table, sequence, lengths, partial, states,
+    query, query_rope, kv_cache, kr_cache, kv_scale, kr_scale, kv_tiles, table, sequence, lengths, partial, states,
     exponent, heads, latent, width, blocks, block_size, sequences, table_width, longest, splits,
-    kv_block, kv_row, kv_item, kr_block, kr_row, kr_item, out_width, heads_of_group,
-    HAS_QUERY: tl.constexpr, KV_SCALED: tl.constexpr, KR_SCALED: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
-    KV_NZ: tl.constexpr, KR_NZ: tl.constexpr, WHOLE: tl.constexpr, FAR: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
-    KEYS: tl.constexpr, HEADS: tl.constexpr, LATENT: tl.constexpr, WIDTH: tl.constexpr,
+    kv_block, kv_row, kv_item, kr_block, kr_row, kr_item, tiles_block, tiles_row, out_width, heads_of_group,
+    TILE: tl.constexpr, HAS_QUERY: tl.constexpr, KV_SCALED: tl.constexpr, KR_SCALED: tl.constexpr, NARROW: tl.constexpr,
+    PRECISION: tl.constexpr, KV_NZ: tl.constexpr, KR_NZ: tl.constexpr, WHOLE: tl.constexpr, FAR: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, LATENT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Program (t * head tiles + tile, split). exponent: the factor of the scores times log2(e). WHOLE: a tile of keys lies in a
     block of the cache. KV_NZ, KR_NZ: 0, or c0 of a cache whose blocks are in NZ order. FAR: places in a block of a cache need
-    an int64, which takes registers."""
+    an int64, which takes registers. TILE: the columns of a latent that share a factor, or 0."""
     tiles = tl.cdiv(heads, HEADS)
     t = (tl.program_id(0) // tiles).to(tl.int64)
     split = tl.program_id(1)
@@ -80,6 +82,11 @@ def attend(
             at_kv = places(block * kv_block, line, column, block_size, latent, kv_row, kv_item, KV_NZ)
             kr = load_keys(kr_cache, kr_scale, at_kr, turn, is_key, is_turn, KR_SCALED, NARROW)
             kv = load_keys(kv_cache, kv_scale, at_kv, column, is_key, is_column, KV_SCALED, NARROW)
+            if TILE > 0:
+                if kv_cache.dtype.element_ty == tl.uint8:
+                    kv = float8_values(kv.to(tl.int32))
+                at_factor = (block * tiles_block + line * tiles_row)[:, None] + (column // TILE)[None, :]
+                kv *= tl.load(kv_tiles + at_factor, mask=is_key[:, None] & is_column[None, :], other=0.0)
             score = scores(rope, kr, tl.zeros([HEADS, KEYS], tl.float32), NARROW, PRECISION)
             if HAS_QUERY:
                 score = scores(q, kv, score, NARROW, PRECISION)
@@ -128,6 +135,16 @@ def load_keys(cache, scale, at, column, is_key, is_column, SCALED: tl.constexpr,
 
 
 @triton.jit
+def float8_values(bits):
+    """Of float8_e4m3fn by its bits: not every GPU has the type, nor a zero of it the interpreter."""
+    magnitude = bits & 0x7F
+    normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
+    value = tl.where(magnitude == 0x7F, float("nan"), value)
+    return tl.where(bits & 0x80 != 0, -value, value)
+
+
+@triton.jit
 def scores(queries, keys, total, NARROW: tl.constexpr, PRECISION: tl.constexpr):
     if NARROW:
         return product(queries, tl.trans(keys), total)
@@ -150,7 +167,7 @@ def add_values(weight, values, total, always, NARROW: tl.constexpr, PRECISION: t
 
 @triton.jit(do_not_specialize=["longest", "splits"])
 def merge(
-    partial, states, lengths, out, longest, splits, heads, width,
+    partial, states, lengths, out, lse, longest, splits, heads, width,
     LEAST: tl.constexpr, MOST: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Program (t * heads + head, columns). A token has at most MOST splits, which are added at once."""
@@ -167,5 +184,9 @@ def merge(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < width
     parts = tl.load(partial + at[:, None] * width + column[None, :], mask=is_split[:, None] & is_column[None, :], other=0.0)
-    result = tl.sum(factor[:, None] * parts, axis=0) / tl.sum(factor * weights, axis=0)
+    # A token that attends to nothing has zeros, and the logarithm of nothing.
+    total = tl.where(length > 0, tl.sum(factor * weights, axis=0), 1.0)
+    result = tl.sum(factor[:, None] * parts, axis=0) / total
+    if tl.program_id(1) == 0:
+        tl.store(lse + row, (highest + tl.log2(tl.where(highest == MINUS_INFINITY, 1.0, total))) * _LN2)
     tl.store(out + row * width + column, round_bfloat16(result, out.dtype.element_ty == tl.bfloat16), mask=is_column)

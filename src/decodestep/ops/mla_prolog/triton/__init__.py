@@ -76,8 +76,8 @@ class Prolog:
         self.cq_scale = self._new(tokens, 1, dtype=torch.float32)
         self.query = torch.zeros((tokens, heads, latent), dtype=self.real, device=self.x.device)
         self.query_rope = self._new(tokens, heads, rope)
-        self.int8_query = self._new(tokens, heads, latent, dtype=torch.int8) if s.query_int8 else None
-        self.query_scale = self._new(tokens, heads, 1, dtype=torch.float32) if s.query_int8 else None
+        self.int8_query = self._new(tokens, heads, latent, dtype=torch.int8) if s.query_quantised else None
+        self.query_scale = self._new(tokens, heads, 1, dtype=torch.float32) if s.query_quantised else None
 
         of_x = [(call.weight_dq.detach(), p.query_width)]
         of_x += [(call.weight_dkv_kr.detach(), latent + rope)] if self.caches else []
