@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
     from decodestep._base.profiling import profile as profile
     from decodestep._base.threads import use_threads as use_threads
     from decodestep.chat.template import Message as Message
+    from decodestep.errors import CacheFileError as CacheFileError
     from decodestep.errors import CacheFullError as CacheFullError
     from decodestep.errors import ConstraintError as ConstraintError
     from decodestep.errors import DecodestepError as DecodestepError
@@ -51,6 +52,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
 __version__ = "0.1.0"
 
 __all__ = [
+    "CacheFileError",
     "CacheFullError",
     "Completion",
     "ConstraintError",
@@ -93,6 +95,7 @@ __all__ = [
 
 # Each name and the module that defines it.
 _HOMES = {
+    "CacheFileError": "errors",
     "CacheFullError": "errors",
     "Completion": "generation.completion",
     "ConstraintError": "errors",

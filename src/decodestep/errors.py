@@ -6,6 +6,7 @@
         ModelError                  a RuntimeError: a model could not be found, fetched or read
             TemplateProcessError    its chat template could not be rendered, for want of a process
         CacheFullError              a RuntimeError: the model's cache has too few free pages
+        CacheFileError              a RuntimeError: a file has no pages that this model's cache can take
         ConstraintError             a RuntimeError: a row's constraint cannot go on
         QueueFullError              a RuntimeError: an engine has too many waiting rows
         EngineClosedError           a RuntimeError: an engine takes no more requests
@@ -60,6 +61,10 @@ class TemplateProcessError(ModelError):
 
 class CacheFullError(DecodestepError, RuntimeError):
     """The cache has too few free pages for the request; nothing has changed."""
+
+
+class CacheFileError(DecodestepError, RuntimeError):
+    """A file is no file of cached pages, or is damaged, or is of another model; nothing has changed."""
 
 
 class ConstraintError(DecodestepError, RuntimeError):

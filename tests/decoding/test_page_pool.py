@@ -33,8 +33,8 @@ class TokenPages(Pages):
         self.count = count
         self.tokens = np.full((count, PAGE), -1)
 
-    def copy(self, source, target):
-        self.tokens[target] = self.tokens[source]
+    def parts(self, number):
+        return [self.tokens[number]]
 
 
 class Recall:

@@ -24,8 +24,8 @@ class TokenPages(Pages):
         self.count, self.page_bytes = count, layout.page_bytes
         self.tokens = np.full((count, PAGE), -1)
 
-    def copy(self, source, target):
-        self.tokens[target] = self.tokens[source]
+    def parts(self, number):
+        return [self.tokens[number]]
 
 
 class HashDecoder(Decoder):

@@ -31,6 +31,7 @@ from decodestep.cli.options import (
     with_thinking_budget,
     write_text,
 )
+from decodestep.cli.prompt_cache import add_prompt_cache, prompt_cache
 from decodestep.cli.running import Cancelled, prompt_progress
 from decodestep.errors import CacheFullError, ConstraintError, RequestError
 from decodestep.generation.completion import Completion
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_thinking_budget(parser)
     add_beams(parser)
     add_draft(parser)
+    add_prompt_cache(parser)
     add_named_model(parser)
 
 
@@ -92,14 +94,17 @@ def run(options: argparse.Namespace) -> int:
         with suppress(ImportError):
             import readline  # noqa: F401, which makes `input` edit lines and remember them
         print(f"{chat.model.config.name}; /help lists the commands, /exit or Ctrl-D ends")
-    for line in _read_terminal() if interactive else _read_pipe():
-        try:
-            if not chat.take(line):
-                break
-        except (CacheFullError, ConstraintError, ModelError, RequestError, OSError) as error:
-            if isinstance(error, BrokenPipeError) or not interactive:
-                raise
-            print(f"decodestep: {failure(error)[1]}", file=sys.stderr)
+    with prompt_cache(model, options.prompt_cache) as texts:
+        for line in _read_terminal() if interactive else _read_pipe():
+            try:
+                if not chat.take(line):
+                    break
+            except (CacheFullError, ConstraintError, ModelError, RequestError, OSError) as error:
+                if isinstance(error, BrokenPipeError) or not interactive:
+                    raise
+                print(f"decodestep: {failure(error)[1]}", file=sys.stderr)
+            finally:
+                texts[:] = [chat.text] if chat.text else []
     return 0
 
 
@@ -160,7 +165,8 @@ class _Shown:
 class _Chat:
     """A conversation: its messages so far, and how they are answered.
 
-    functions: that the model may call. thoughts: whether what it thinks is shown.
+    functions: that the model may call. thoughts: whether what it thinks is shown. text: the last answer and all before it, as
+    token ids.
     """
 
     def __init__(
@@ -177,6 +183,7 @@ class _Chat:
         self._functions, self._thoughts = functions, thoughts
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, Any]] = list(self._system)
+        self.text: list[int] = []
         # A template that is missing or refuses a system message, and params that the model refuses, are errors now and not at
         # the first message.
         read = read_prompt(model, self._prompt([*self.messages, {"role": "user", "content": "Hello"}]))
@@ -254,6 +261,7 @@ class _Chat:
         calls = [] if completion is None or cut else list(completion.tool_calls)  # a call that was cut is none
         shown.end(called=bool(calls))
         if completion is not None:
+            self.text = [*completion.prompt_token_ids, *completion.token_ids]
             if completion.error is not None:
                 raise completion.error
             if early := early_end(completion, self.params):

@@ -30,6 +30,7 @@ from decodestep.cli.options import (
     with_model_defaults,
     with_thinking_budget,
 )
+from decodestep.cli.prompt_cache import add_prompt_cache, prompt_cache
 from decodestep.cli.running import Cancelled, prompt_progress
 from decodestep.generation import prompts
 from decodestep.generation.completion import Completion
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_beams(parser)
     add_ban(parser)
     add_draft(parser)
+    add_prompt_cache(parser)
     add_model(parser)
     add(
         "--show-alternatives",
@@ -84,12 +86,18 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    with Cancelled() as cancelled, profile() as measured, prompt_progress() as progress:
+    with (
+        prompt_cache(model, options.prompt_cache) as texts,
+        Cancelled() as cancelled,
+        profile() as measured,
+        prompt_progress() as progress,
+    ):
         if options.explain_plan:
             print(_plan_text(model, prompt, params), file=sys.stderr, flush=True)
         completion = generate(
             model, [prompt], params, stream=stream, cancelled=cancelled.requested, progress=progress, draft=draft
         )[0]
+        texts.append([*completion.prompt_token_ids, *completion.token_ids])
     _report(completion, model, _stats(model, measured, completion, clock), options)
     if completion.error is not None:
         raise completion.error

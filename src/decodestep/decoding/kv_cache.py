@@ -28,8 +28,13 @@ class Pages(ABC):
     states: np.ndarray | None = None
 
     @abstractmethod
+    def parts(self, number: int) -> list[np.ndarray]:
+        """The values of a page, as views."""
+
     def copy(self, source: int, target: int) -> None:
         """Copies page `source` to page `target`."""
+        for to, origin in zip(self.parts(target), self.parts(source), strict=True):
+            to[...] = origin
 
     def prepare(self, fresh: int, slabs: int = 1) -> bool:
         """Allocates a little of the memory that the unwritten pages from `fresh` on will need next; False if nothing is left.
@@ -90,10 +95,13 @@ class LatentPages(Pages):
         self.kv = untouched_zeros((*layout.axes, count, *layout.value), layout.value_dtype, huge_pages=False)
         self.kr = untouched_zeros((*layout.axes, count, *layout.key), layout.key_dtype, huge_pages=False)
 
+    def parts(self, number: int) -> list[np.ndarray]:
+        return [self.kv[:, number], self.kr[:, number]]
+
     def copy(self, source: int, target: int, slots: int = PAGE) -> None:
         """slots: how many positions of the page, the first ones."""
-        for part in (self.kv, self.kr):
-            part[:, target, :slots] = part[:, source, :slots]
+        for to, origin in zip(self.parts(target), self.parts(source), strict=True):
+            to[:, :slots] = origin[:, :slots]
 
 
 class PairedPages(Pages):
@@ -104,9 +112,8 @@ class PairedPages(Pages):
         self.count, self.page_bytes = model.count, model.page_bytes + next_tokens.page_bytes
         self.states = model.states
 
-    def copy(self, source: int, target: int) -> None:
-        self.model.copy(source, target)
-        self.next_tokens.copy(source, target)
+    def parts(self, number: int) -> list[np.ndarray]:
+        return [*self.model.parts(number), *self.next_tokens.parts(number)]
 
     def prepare(self, fresh: int, slabs: int = 1) -> bool:
         return self.model.prepare(fresh, slabs)
@@ -144,11 +151,9 @@ class SlabPages(Pages):
         self._prepared += not self._untouched
         return True
 
-    def copy(self, source: int, target: int) -> None:
-        to, slot = divmod(target, self._slab)
-        origin, place = divmod(source, self._slab)
-        for part in (self.keys, self.values):
-            np.moveaxis(part[to], self._axis, 0)[slot] = np.moveaxis(part[origin], self._axis, 0)[place]
+    def parts(self, number: int) -> list[np.ndarray]:
+        slab, place = divmod(number, self._slab)
+        return [np.moveaxis(part[slab], self._axis, 0)[place] for part in (self.keys, self.values)]
 
 
 def _bytes_of_huge_pages(memory: np.ndarray) -> list[np.ndarray]:

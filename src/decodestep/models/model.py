@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decodestep._base.checks import require, require_choice, require_ids
-from decodestep._base.threads import use_threads
+from decodestep._base.threads import isa, use_threads
 from decodestep.chat.template import until_content
 from decodestep.chat.traced_text import runs
 from decodestep.chat.user_mark import UserMark, find_user_mark
+from decodestep.decoding import cache_file
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder
 from decodestep.decoding.forward import forward
-from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.kv_cache import PAGE, PairedPages
 from decodestep.decoding.page_pool import PagePool, new_pool
 from decodestep.decoding.sequence import CachedSequence
 from decodestep.models.sampling_defaults import default_params
@@ -240,6 +244,65 @@ class Model:
         sequence = CachedSequence(self.cache, capacity)
         sequence.reuse(ids)
         return sequence
+
+    def save_cache(self, path: str | os.PathLike[str], texts: Sequence[Sequence[int]] | None = None) -> int:
+        """Writes keys and values of the cache to a file, for `restore_cache` of a later process.
+
+        Args:
+            path: of the file, which is replaced as a whole once all has been written.
+            texts: token ids; what the cache holds of their beginnings is written, in pages of 16 tokens. With recurrent layers
+                the states that it keeps there, too. None: all that the cache holds and other sequences may reuse.
+
+        Returns:
+            The number of tokens whose keys and values were written.
+
+        Raises:
+            ValueError: for ids outside the vocabulary.
+            OSError: if the file cannot be written; it is then as it was.
+        """
+        vocab = self.config.vocab_size
+        ids = None if texts is None else [require_ids("save_cache", "texts", vocab, text) for text in texts]
+        return cache_file.save(self._cache_of, Path(path), ids)
+
+    def restore_cache(self, path: str | os.PathLike[str]) -> int:
+        """Takes the keys and values of a file that `save_cache` wrote into the cache, for texts that begin with its tokens.
+
+        No result changes, to the bit. The file must be whole (SHA-256), and of the same version of this package, instruction
+        set and form of the model; and its first page is computed again, which must give the same bits. Do not restore a file
+        that others could have written: beyond its first page it decides what the model has read.
+
+        Args:
+            path: of the file.
+
+        Returns:
+            The number of tokens whose keys and values were read.
+
+        Raises:
+            CacheFileError: if the file is another one, or damaged, or of another model, with nothing changed.
+            CacheFullError: if the cache is too small for it.
+            OSError: if the file cannot be read.
+        """
+        return cache_file.restore(self._cache_of, Path(path), self._computes)
+
+    @property
+    def _cache_of(self) -> cache_file.CacheOf:
+        layers = self.decoder.next_tokens
+        hangs_on = (version("decodestep"), isa(), self.decoder.description, self.decoder.cache_dtype, repr(self.config))
+        key = hashlib.sha256("\0".join(hangs_on).encode()).hexdigest()
+        return cache_file.CacheOf(self.cache, key, None if layers is None else (layers.count, self.config.hidden))
+
+    def _computes(self, tokens: Sequence[int], long: bool, number: int) -> bool:
+        """Whether the keys and values of a text are those of a page of the cache. long: whether long-rope rotates it."""
+        storage, after = self.cache.storage, self.cache.long_after
+        storage = storage.model if isinstance(storage, PairedPages) else storage
+        if max(tokens) >= self.config.vocab_size or (long and after is None):
+            return False
+        with CachedSequence(self.cache) as sequence:
+            if long and after is not None:
+                sequence.expect(after + 1)
+            self.forward([(sequence, tokens)])
+            pairs = zip(storage.parts(int(sequence.page_numbers[0])), storage.parts(number), strict=True)
+            return all(one.tobytes() == other.tobytes() for one, other in pairs)
 
     def forward(
         self,

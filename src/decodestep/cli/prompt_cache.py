@@ -1,0 +1,39 @@
+"""--prompt-cache: a file from which later runs with the same beginning go on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from decodestep.decoding.cache_file import is_cache_file
+from decodestep.errors import CacheFileError, CacheFullError
+from decodestep.models import Model
+
+
+def add_prompt_cache(parser: argparse.ArgumentParser) -> None:
+    text = "a file that keeps what the model has read and written, from which later runs with the same beginning go on"
+    parser.add_argument("--prompt-cache", type=Path, metavar="FILE", help=text)
+
+
+@contextmanager
+def prompt_cache(model: Model, path: Path | None) -> Iterator[list[list[int]]]:
+    """Restores a model's cache from a file, if there is one; yields a list for texts, of which the file then gets what the
+    cache has. A file that is damaged or of another model is made anew; one that is no file of a cache is an error."""
+    texts: list[list[int]] = []
+    if path is not None and path.exists():
+        try:
+            model.restore_cache(path)
+        except CacheFullError as error:
+            print(f"decodestep: {path} is not used: {error}", file=sys.stderr)
+        except CacheFileError as error:
+            if not is_cache_file(path):
+                raise
+            print(f"decodestep: {error}; it is made anew", file=sys.stderr)
+    try:
+        yield texts
+    finally:
+        if path is not None and texts:
+            model.save_cache(path, texts)

@@ -1,0 +1,254 @@
+"""The kept pages of a cache in a file, from which a later process goes on as from its own.
+
+    "decodestep cache 1\\n"    the form
+    a line of JSON            what the pages hang on: `key`
+    for each page             a line of JSON, the values of the page, and what it has of states
+    a line of JSON            null
+    32 bytes                  SHA-256 of all before
+
+A page's line: parent, the number of an earlier page, or -1 and -2 for the pool's roots; tokens; states, whether it has those of
+layers for next-token prediction; rank, of its snapshot or null. Values are in the machine's order of bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn
+
+import numpy as np
+
+from decodestep.decoding.holdings import Holding, Page
+from decodestep.decoding.kv_cache import PAGE
+from decodestep.decoding.page_pool import LOCK, PagePool
+from decodestep.decoding.state_rows import END_RANK, StateRows
+from decodestep.errors import CacheFileError
+
+_FORM = b"decodestep cache 1\n"
+_LONGEST_LINE = 2**12
+
+IsSame = Callable[[tuple[int, ...], bool, int], bool]
+
+
+class CacheOf(NamedTuple):
+    """A model's cache, as files know it. key: what its values hang on beside the model. states: the shape of the states of a
+    token, where the model has layers for next-token prediction."""
+
+    pool: PagePool
+    key: str
+    states: tuple[int, int] | None
+
+
+class _Found(NamedTuple):
+    """What a file has of a page. row: the values of its snapshot's state."""
+
+    parent: int
+    tokens: tuple[int, ...]
+    states: np.ndarray | None
+    rank: int | None
+    row: np.ndarray | None
+
+
+class _Owner:
+    """What holds pages while they are written or read."""
+
+
+def is_cache_file(path: Path) -> bool:
+    """Whether a file begins as those of `save`, or is empty."""
+    with path.open("rb") as file:
+        return _FORM.startswith(file.read(len(_FORM)))
+
+
+def save(cache: CacheOf, path: Path, texts: Sequence[Sequence[int]] | None) -> int:
+    """Writes the pages of a cache that texts begin with, or all that can be reused; returns how many tokens these hold.
+
+    The file is there as a whole, or as it was before.
+    """
+    pool, owner = cache.pool, _Owner()
+    held = Holding(owner, pool, admitted=False)
+    with LOCK, pool.changing_locked():
+        pool.open_locked(held, 0)
+        parents = _tree(pool, texts)
+        pool.hold_locked(*parents)
+        held.pages += parents
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as file:
+            _write(file, cache, parents)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+        with LOCK, pool.changing_locked():
+            pool.close_locked(held)
+    return sum(len(page.tokens) for page in parents)
+
+
+def restore(cache: CacheOf, path: Path, is_same: IsSame) -> int:
+    """Keeps the pages of a file that `save` wrote; returns how many tokens they hold.
+
+    is_same: is_same(tokens, long, number), whether the model computes for the tokens of a text, under the second root if long,
+    what page `number` of the storage has. It is asked for the first page.
+    Raises CacheFileError, or OSError where the file cannot be read, with nothing changed.
+    """
+    pool, owner = cache.pool, _Owner()
+    held = Holding(owner, pool, admitted=False)
+    with LOCK, pool.changing_locked():
+        pool.open_locked(held, 0)
+    try:
+        with path.open("rb") as file:
+            found = _Reader(file, path, cache).read(held)
+        if found and not is_same(found[0].tokens, found[0].parent == -2, held.pages[0].number):
+            raise CacheFileError(f"{path}: is of another model")
+        with LOCK, pool.changing_locked():
+            _link(pool, held.pages, found)
+    finally:
+        with LOCK, pool.changing_locked():
+            pool.close_locked(held)
+    return sum(len(each.tokens) for each in found)
+
+
+def _tree(pool: PagePool, texts: Sequence[Sequence[int]] | None) -> dict[Page, int]:
+    """The pages of the tree, each with the number of the one before it, which comes first; a root's is -1 or -2.
+
+    Pages under a root that are not full are left out, so that the file's first page is one that can be computed again.
+    """
+    found: dict[Page, int] = {}
+    for root, parent in enumerate(pool.roots):
+        level = [(parent, -1 - root, 0, texts)]
+        for node, number, begin, those in level:
+            for child in node.children.values():
+                end = begin + len(child.tokens)
+                same = None if those is None else [text for text in those if tuple(text[begin:end]) == child.tokens]
+                if same != [] and end >= PAGE:
+                    level.append((child, len(found), end, same))
+                    found[child] = number
+    return found
+
+
+def _write(file: BinaryIO, cache: CacheOf, parents: dict[Page, int]) -> None:
+    digest = hashlib.sha256()
+
+    def put(data: bytes | memoryview) -> None:
+        file.write(data)
+        digest.update(data)
+
+    put(_FORM)
+    put(_line(cache.key))
+    rows = cache.pool.rows
+    for page, parent in parents.items():
+        with LOCK:
+            states, snapshot = page.states, page.snapshot
+            row = None if snapshot is None or rows is None else rows.storage[snapshot.row.number].copy()
+        rank = None if snapshot is None else snapshot.rank
+        put(_line({"parent": parent, "tokens": page.tokens, "states": states is not None, "rank": rank}))
+        for part in cache.pool.storage.parts(page.number):
+            put(_bytes(part))
+        for values in (states, row):
+            if values is not None:
+                put(_bytes(values))
+    put(_line(None))
+    file.write(digest.digest())
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _line(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _bytes(values: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(values).view(np.uint8).data
+
+
+class _Reader:
+    """Reads a file into pages that a sequence of `restore` holds."""
+
+    def __init__(self, file: BinaryIO, path: Path, cache: CacheOf) -> None:
+        self._file, self._path, self._cache = file, path, cache
+        self._digest = hashlib.sha256()
+
+    def read(self, held: Holding) -> list[_Found]:
+        """What the file has of each page, once all of it has been found to be whole. The values of pages are in held.pages."""
+        if self._take(len(_FORM)) != _FORM:
+            self._fail("is no file of cached pages")
+        if self._line() != self._cache.key:
+            self._fail("is of another version, another kind of processor, or a model that is loaded in another way")
+        found: list[_Found] = []
+        while (line := self._line()) is not None:
+            found.append(self._page(line, found, held))
+        digest = self._digest.digest()
+        if self._file.read(len(digest) + 1) != digest:
+            self._fail("is damaged")
+        return found
+
+    def _page(self, line: Any, before: Sequence[_Found], held: Holding) -> _Found:
+        pool, cache = self._cache.pool, self._cache
+        if not (isinstance(line, dict) and line.keys() == {"parent", "tokens", "states", "rank"}):
+            self._fail("is damaged")
+        parent, tokens, states, rank = line["parent"], line["tokens"], line["states"], line["rank"]
+        whole = type(parent) is int and -2 <= parent < len(before) and isinstance(tokens, list) and 0 < len(tokens) <= PAGE
+        whole = whole and (parent < 0 or len(before[parent].tokens) == PAGE)
+        whole = whole and all(type(token) is int and token >= 0 for token in tokens) and type(states) is bool
+        whole = whole and (rank is None or (type(rank) is int and 0 <= rank <= END_RANK and pool.rows is not None))
+        whole = whole and (len(tokens) == PAGE or (rank is not None and parent >= 0)) and not (states and cache.states is None)
+        if not whole:
+            self._fail("is damaged")
+        with LOCK, pool.changing_locked():
+            held.pages.append(pool.take_locked())
+        for part in pool.storage.parts(held.pages[-1].number):
+            part[...] = self._values(part.shape, part.dtype)
+        own = self._values(cache.states, np.dtype(np.float32)) if states and cache.states is not None else None
+        row = None
+        if rank is not None and pool.rows is not None:
+            row = self._values(pool.rows.storage.shape[1:], pool.rows.storage.dtype)
+        return _Found(parent, tuple(tokens), own, rank, row)
+
+    def _values(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        return np.frombuffer(self._take(math.prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape)
+
+    def _line(self) -> Any:
+        line = self._file.readline(_LONGEST_LINE)
+        self._digest.update(line)
+        try:
+            return json.loads(line) if line.endswith(b"\n") else self._fail("is damaged")
+        except (ValueError, RecursionError):
+            self._fail("is damaged")
+
+    def _take(self, count: int) -> bytes:
+        data = self._file.read(count)
+        self._digest.update(data)
+        return data if len(data) == count else self._fail("is damaged")
+
+    def _fail(self, what: str) -> NoReturn:
+        raise CacheFileError(f"{self._path}: {what}")
+
+
+def _link(pool: PagePool, pages: list[Page], found: Sequence[_Found]) -> None:
+    """Brings pages that have been read into the pool's tree; those that are there already take their places in the list."""
+    ends: list[int] = []
+    for i, each in enumerate(found):
+        parent = pages[each.parent] if each.parent >= 0 else pool.roots[-1 - each.parent]
+        ends.append(len(each.tokens) + (ends[each.parent] if each.parent >= 0 else 0))
+        room = pool.rows is not None and each.row is not None and pool.rows.spare_locked() > 0
+        if len(each.tokens) == PAGE:
+            pages[i] = pool.share_locked(pages[i], parent, each.tokens)
+        elif room and each.tokens not in parent.children:
+            pool.share_part_locked(pages[i], parent, each.tokens)
+        if pages[i].parent is not None and pages[i].states is None:
+            pages[i].states = each.states
+        if room and pool.rows is not None and pages[i].parent is not None and pages[i].snapshot is None:
+            _keep_locked(pool.rows, pages[i], each, ends[i])
+
+
+def _keep_locked(rows: StateRows, page: Page, found: _Found, end: int) -> None:
+    """Makes a state the snapshot of a page. There is a row for it, to which nobody has a claim."""
+    rows.claim_locked(1)
+    row = rows.take_locked()
+    rows.storage[row.number] = found.row
+    rows.keep_locked(page, row, end, found.rank)
+    rows.release_locked(row)
+    rows.claim_locked(-1)
