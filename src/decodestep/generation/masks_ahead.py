@@ -7,8 +7,10 @@ from concurrent import futures
 
 from decodestep.sampling.row import Row
 
-_PATIENCE = 0.0005  # seconds that the rows of a batch wait for the masks of some; ordinary ones take less
-_ALONE = 0.01  # seconds where no row could go on meanwhile, after which the caller looks at what else has come
+# Seconds that the rows of a batch wait for the masks of some, with which they also know the tokens that must follow: 48 tokens of
+# an object of four properties took 35 forward passes with it, and 48 without. Half of all masks take less than a tenth of it; of a
+# vocabulary of 256,000 tokens, one in a hundred takes longer.
+_PATIENCE = 0.001
 
 
 def begin_masks(rows: Iterable[Row]) -> None:
@@ -22,8 +24,6 @@ def have_masks(rows: Sequence[Row], *, wait: bool = True) -> list[bool]:
     """Which rows may draw without computing a mask that is not known yet. wait: a short time, for those that may not."""
     ahead = [None if row.constraint is None or row.reason else row.constraint.ahead for row in rows]
     missing = [each for each in ahead if each is not None and not each.done()]
-    if wait and missing and len(missing) == len(rows):
-        futures.wait(missing, _ALONE, futures.FIRST_COMPLETED)
     if wait and missing:
         futures.wait(missing, _PATIENCE)
     return [each is None or each.done() for each in ahead]
