@@ -60,7 +60,10 @@ def _before_content(ids_of: IdsOf, place: int) -> list[int]:
 
 def _of_results(ids_of: IdsOf, mark: UserMark) -> frozenset[int]:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
-    asked = [{"role": "user", "content": "7"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    asked: list[Mapping[str, Any]] = [
+        {"role": "user", "content": "7"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
     followed = set()
     for content in ("5", "6"):
         try:
