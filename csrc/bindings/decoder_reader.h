@@ -291,7 +291,7 @@ class DecoderReader {
         m.rule = router_rule_of(experts, rule.number<size_t>("used"), rule.number<int>("scores"),
                                 rule.number<size_t>("groups"), rule.number<size_t>("kept_groups"),
                                 rule.number<int>("group_score"), rule.number<bool>("normalise"),
-                                rule.number<float>("scale"), bias);
+                                rule.number<float>("scale"), rule.number<float>("eps"), bias);
         rule.require_all_read();
         if (bias) held_.arrays.emplace_back(*bias);
         m.router = panels(router, d_.hidden, experts);

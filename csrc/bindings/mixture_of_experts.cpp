@@ -11,13 +11,14 @@
 namespace decodestep {
 
 RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups, size_t kept_groups, int group_score,
-                          bool normalise, float scale, const std::optional<Vector>& bias) {
+                          bool normalise, float scale, float eps, const std::optional<Vector>& bias) {
     require(experts > 0 && experts < kMaxAxis, "there must be an expert");
     require(scores == 0 || scores == 1, "the scores are unknown");
     require(group_score == 0 || group_score == 1, "the group score is unknown");
     require(groups > 0 && experts % groups == 0, "groups must divide the experts");
     require(kept_groups > 0 && kept_groups <= groups, "kept_groups is out of range");
     require(used > 0 && used <= kept_groups * (experts / groups), "used is out of range");
+    require(eps >= 0, "eps is out of range");
     require(!bias || bias->shape(0) == experts, "bias has the wrong shape");
     require_aligned(bias);
     return {.experts = experts,
@@ -28,6 +29,7 @@ RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups
             .group_score = static_cast<GroupScore>(group_score),
             .normalise = normalise,
             .scale = scale,
+            .eps = eps,
             .bias = bias ? bias->data() : nullptr};
 }
 
@@ -71,11 +73,11 @@ FeedForwardArgument argument_of(nb::handle given, const char* what) {
 
 void call_expert_router(Array<const float, 2> logits, const std::optional<Vector>& bias, Packed<int64_t, 2> experts,
                         Packed<float, 2> weights, size_t used, int scores, size_t groups, size_t kept_groups,
-                        int group_score, bool normalise, float scale, int threads) {
+                        int group_score, bool normalise, float scale, float eps, int threads) {
     const size_t tokens = logits.shape(0);
     require_aligned(logits, experts, weights);
     const RouterRule rule =
-        router_rule_of(logits.shape(1), used, scores, groups, kept_groups, group_score, normalise, scale, bias);
+        router_rule_of(logits.shape(1), used, scores, groups, kept_groups, group_score, normalise, scale, eps, bias);
     require(experts.shape(0) == tokens && experts.shape(1) == used && weights.shape(0) == tokens &&
                 weights.shape(1) == used,
             "experts or weights has the wrong shape");
@@ -126,7 +128,7 @@ void bind_mixture_of_experts(nb::module_& m) {
     m.def("expert_router", &call_expert_router, nb::arg("logits").noconvert(), nb::arg("bias").none().noconvert(),
           nb::arg("experts").noconvert(), nb::arg("weights").noconvert(), nb::arg("used"), nb::arg("scores"),
           nb::arg("groups"), nb::arg("kept_groups"), nb::arg("group_score"), nb::arg("normalise"), nb::arg("scale"),
-          nb::arg("threads"));
+          nb::arg("eps"), nb::arg("threads"));
     m.def("mixture_of_experts", &call_mixture_of_experts, nb::arg("x").noconvert(), nb::arg("experts").noconvert(),
           nb::arg("weights").noconvert(), nb::arg("routed"), nb::arg("count"), nb::arg("shared"),
           nb::arg("y").noconvert(), nb::arg("threads"));

@@ -14,7 +14,7 @@ using PanelBytes = Packed<const uint8_t, 1>;
 using PanelArgument = std::tuple<PanelBytes, int, size_t>;  // bytes, format, outputs
 
 RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups, size_t kept_groups, int group_score,
-                          bool normalise, float scale, const std::optional<Vector>& bias);
+                          bool normalise, float scale, float eps, const std::optional<Vector>& bias);
 
 // gate, or none, up and down; the number of the gate's activation; the biases of gate, up and down
 using FeedForwardArgument = std::tuple<std::vector<PanelArgument>, int, std::array<std::optional<Vector>, 3>>;

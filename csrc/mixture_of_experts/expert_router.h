@@ -14,7 +14,7 @@ enum class GroupScore : int { maximum = 0, top_two = 1 };
 
 // With score = softmax or sigmoid of a token's logits and choice = score + bias: of the kept_groups groups of
 // neighbours with the largest group score, the `used` experts with the largest choice, the largest first; among equals
-// the lower number goes first. weight = score of the chosen, divided by their sum + 1e-20 if `normalise`, times
+// the lower number goes first. weight = score of the chosen, divided by their sum + eps if `normalise`, times
 // `scale`. groups divides experts, kept_groups is in [1, groups], used in [1, kept_groups * experts / groups].
 struct RouterRule {
     size_t experts, used;
@@ -22,7 +22,7 @@ struct RouterRule {
     size_t groups, kept_groups;
     GroupScore group_score;  // top_two: the sum of the two largest, of groups of two or more
     bool normalise;
-    float scale;
+    float scale, eps;
     const float* bias;  // [experts], or null
 };
 

@@ -99,7 +99,7 @@ class RouteRow {
         float total = 0.0f;
         for (size_t j = 0; j < r_.used; ++j) total += weights[j];
         for (size_t j = 0; j < r_.used; ++j)
-            weights[j] = (r_.normalise ? weights[j] / (total + 1e-20f) : weights[j]) * r_.scale;
+            weights[j] = (r_.normalise ? weights[j] / (total + r_.eps) : weights[j]) * r_.scale;
     }
 
     const RouterRule& r_;

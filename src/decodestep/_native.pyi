@@ -155,6 +155,7 @@ def expert_router(
     group_score: int,
     normalise: bool,
     scale: float,
+    eps: float,
     threads: int,
 ) -> None: ...
 def mixture_of_experts(

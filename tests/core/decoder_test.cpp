@@ -26,6 +26,8 @@ size_t differences_of(const char* path) {
         w.cache_layer = d.cache_layers++;
         w.attention_norm = file.kept<float>();
         w.ffn_norm = file.kept<float>();
+        w.scale = 1.0f;
+        w.grouped.kv_heads = d.kv_heads, w.grouped.head_dim = w.grouped.head_values = d.head_dim;
         w.grouped.query = panels(d.hidden, width);
         w.grouped.values_keys = panels(d.hidden, 2 * d.kv_heads * d.head_dim);
         w.grouped.output = panels(width, d.hidden);

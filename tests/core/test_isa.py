@@ -22,6 +22,7 @@ STEMS = (
     "mla_prolog_panels",
     "decoder_forward",
     "decoder_forward_latent",
+    "decoder_forward_recurrent",
     "expert_router",
     "mixture_of_experts",
     "gated_delta_rule",

@@ -32,6 +32,8 @@ def test_softmax_by_hand(backend):
     assert_close(routes.weights, np.array([[2, 1.5], [1.25, 1.25]]))
     normed = ds.expert_router(logits, 2, normalise=True, scale=0.5, backend=backend)
     assert_close(normed.weights, np.array([[4 / 14, 3 / 14], [0.25, 0.25]]))
+    more = ds.expert_router(logits, 2, normalise=True, eps=0.3, backend=backend)
+    assert_close(more.weights, np.array([[0.4, 0.3], [0.3125, 0.3125]]))
 
 
 def test_the_core_does_not_read_its_results():

@@ -167,7 +167,7 @@ def decoder(s: Source) -> Arguments:
         shared = NO_BLOCK if beside else s.one_of(NO_BLOCK, feed_forward(s, hidden, 64))
         gated = bool(shared[0]) and shared[2][2] is None and s.one_of(False, True)
         rule = {"used": s.one_of(1, 2), "scores": s.one_of(0, 1), "groups": 2, "kept_groups": s.one_of(1, 2),
-                "group_score": s.one_of(0, 1), "normalise": s.one_of(True, False), "scale": 1.5}  # fmt: skip
+                "group_score": s.one_of(0, 1), "normalise": s.one_of(True, False), "scale": 1.5, "eps": 1e-20}  # fmt: skip
         latent = None if beside else s.one_of(None, None, 32, 96)
         latents = {"latent_down": panels_of(s, hidden, latent) if latent else None,
                    "latent_up": panels_of(s, latent, hidden) if latent else None}  # fmt: skip
@@ -355,7 +355,7 @@ def expert_router(s: Source) -> Arguments:
     return {"logits": s.rows(s.array(tokens, experts)), "bias": s.one_of(None, s.array(experts)),
             "experts": s.array(tokens, used, dtype=np.int64), "weights": s.array(tokens, used), "used": used,
             "scores": s.one_of(0, 1), "groups": groups, "kept_groups": kept, "group_score": s.one_of(0, 1),
-            "normalise": s.one_of(True, False), "scale": 2.5, "threads": s.threads()}  # fmt: skip
+            "normalise": s.one_of(True, False), "scale": 2.5, "eps": s.one_of(1e-20, 0.5), "threads": s.threads()}  # fmt: skip
 
 
 def mixture_of_experts(s: Source) -> Arguments:

@@ -56,7 +56,7 @@ class Predicting:
         for module in (self.model, self.layers.layers):
             for name, parameter in module.named_parameters():
                 if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight")):
-                    parameter.mul_(0.1)
+                    parameter.mul_(0.02 if self._apart else 0.1)  # with norms of 1 and more they add more
         for layer in self.layers.layers:
             layer.eh_proj.weight.copy_(torch.eye(*layer.eh_proj.weight.shape))
             layer.enorm.weight.fill_(0.0 if self._apart else 1.0)

@@ -24,6 +24,7 @@ _DEFAULTS = lfm2.DEFAULTS | {
     "routed_scaling_factor": 1.0,
     "norm_topk_prob": True,
 }
+_EPS = 1e-6  # of the sum that weights are divided by
 
 
 def _sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
@@ -32,18 +33,18 @@ def _sparse(keys: Keys, layers: int) -> tuple[bool, ...]:
 
 
 def _rule(keys: Keys) -> RouterRule:
-    """Weights are divided by their sum, to which transformers adds 1e-6 and `expert_router` 1e-20."""
     return RouterRule(
         keys.size("num_experts_per_tok"),
         "sigmoid",
         normalise=keys.flag("norm_topk_prob"),
         scale=keys.number("routed_scaling_factor", least=0.0, most=1e6),
+        eps=_EPS,
     )
 
 
 def _gating(keys: GgufKeys, common: Fields) -> Gating:
     """llama.cpp reads neither whether weights are normalised nor a factor."""
-    return Gating("sigmoid", normalise=True, scale=1.0)
+    return Gating("sigmoid", normalise=True, scale=1.0, eps=_EPS)
 
 
 def _uncorrected(config: Config, vectors: object) -> str | None:

@@ -74,11 +74,12 @@ def every_layer(keys: Keys, layers: int) -> tuple[bool, ...]:
 
 
 class Gating(NamedTuple):
-    """How the scores of the experts become their weights."""
+    """How the scores of the experts become their weights. eps: what is added to their sum."""
 
     scores: str
     normalise: bool
     scale: float
+    eps: float = 1e-20
 
 
 def stored_gating(keys: GgufKeys, unsaid: str = "softmax") -> Gating:
@@ -127,6 +128,7 @@ def file_experts(
             group_score="maximum" if groups == 1 or own.scores == "softmax" else "top_two",
             normalise=own.normalise,
             scale=own.scale,
+            eps=own.eps,
         )
         said = {field: f"metadata {keys.key(key)}" for field, key in _FILE_RULE.items()}
         return Experts(

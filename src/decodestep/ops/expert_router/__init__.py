@@ -34,6 +34,7 @@ def expert_router(
     group_score: str = "maximum",
     normalise: bool = False,
     scale: float = 1.0,
+    eps: float = 1e-20,
     backend: str = "auto",
 ) -> Routes:
     """Chooses K = `used` of E experts for every token, and their weights.
@@ -44,7 +45,7 @@ def expert_router(
             kept = the `kept_groups` of `groups` runs of E / groups neighbours with the largest group score: that is the maximum
                 of choice in the group, or the sum of its two largest
             experts[t] = the K experts of these groups with the largest choice, the largest first
-            w = score[experts[t]];  if normalise: w /= sum(w) + 1e-20
+            w = score[experts[t]];  if normalise: w /= sum(w) + eps
             weights[t] = w * scale
 
     Ties: of equal choices the lowest expert, of equal group scores the lowest group. NaN: a choice or a group score that is NaN
@@ -61,6 +62,7 @@ def expert_router(
         group_score: "maximum", or "top_two" for groups of two experts or more.
         normalise: whether a token's weights are divided by their sum.
         scale: finite, their factor afterwards.
+        eps: finite, >= 0, added to that sum.
         backend: "auto", "cpu" or "reference"; "cpu" serves float32.
 
     Returns:
@@ -77,7 +79,7 @@ def expert_router(
     require_dtype(OP, "logits", values, (np.float32, np.float64))
     require(values.ndim == 2 and values.shape[1] > 0, OP, "logits", "of shape (T, E) with E > 0", values)
     experts = values.shape[1]
-    rule = RouterRule(used, scores, groups, kept_groups, group_score, normalise, scale)
+    rule = RouterRule(used, scores, groups, kept_groups, group_score, normalise, scale, eps)
     rule.check(experts)
     offsets = arrays.optional_view(OP, "bias", bias)
     if offsets is not None:

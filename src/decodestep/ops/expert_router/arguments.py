@@ -22,6 +22,7 @@ class RouterRule:
     group_score: str = "maximum"
     normalise: bool = False
     scale: float = 1.0
+    eps: float = 1e-20
 
     def check(self, experts: int, op: str = OP) -> None:
         """Refuses a rule that is not valid for this number of experts, with a ValueError."""
@@ -39,3 +40,4 @@ class RouterRule:
             require(in_group >= 2, op, "groups", "of two experts or more for 'top_two'", Phrase(f"{self.groups} of {in_group}"))
         require(isinstance(self.normalise, bool), op, "normalise", "a bool", self.normalise)
         require(is_finite(self.scale), op, "scale", "a finite number", self.scale)
+        require(is_finite(self.eps) and self.eps >= 0, op, "eps", "a finite number >= 0", self.eps)

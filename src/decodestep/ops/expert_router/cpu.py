@@ -36,4 +36,5 @@ def native_rule(rule: RouterRule) -> dict[str, Any]:
         "group_score": GROUP_SCORES.index(rule.group_score),
         "normalise": rule.normalise,
         "scale": rule.scale,
+        "eps": rule.eps,
     }

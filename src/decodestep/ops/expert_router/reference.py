@@ -29,5 +29,5 @@ def route(logits: np.ndarray, rule: RouterRule, bias: np.ndarray | None) -> tupl
         chosen = order[:, : rule.used]
         weights = np.take_along_axis(score, chosen, axis=1)
         if rule.normalise:
-            weights = weights / (weights.sum(axis=1, keepdims=True) + dtype.type(1e-20))
+            weights = weights / (weights.sum(axis=1, keepdims=True) + dtype.type(rule.eps))
         return chosen.astype(np.int64), weights * dtype.type(rule.scale)
