@@ -173,7 +173,9 @@ class _Reader:
 
     def read(self, held: Holding) -> list[_Found]:
         """What the file has of each page, once all of it has been found to be whole. The values of pages are in held.pages."""
-        if self._take(len(_FORM)) != _FORM:
+        form = self._file.read(len(_FORM))
+        self._digest.update(form)
+        if form != _FORM:
             self._fail("is no file of cached pages")
         if self._line() != self._cache.key:
             self._fail("is of another version, another kind of processor, or a model that is loaded in another way")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -287,7 +288,8 @@ class Model:
     @property
     def _cache_of(self) -> cache_file.CacheOf:
         layers = self.decoder.next_tokens
-        hangs_on = (version("decodestep"), isa(), self.decoder.description, self.decoder.cache_dtype, repr(self.config))
+        config = replace(self.config, name="")
+        hangs_on = (version("decodestep"), isa(), self.decoder.description, self.decoder.cache_dtype, repr(config))
         key = hashlib.sha256("\0".join(hangs_on).encode()).hexdigest()
         return cache_file.CacheOf(self.cache, key, None if layers is None else (layers.count, self.config.hidden))
 
