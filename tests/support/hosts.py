@@ -28,16 +28,18 @@ BELOW = Path(sysconfig.get_path("purelib"))
 
 
 class Host(NamedTuple):
-    """module: what tests import. example: the file of examples/, with its arguments; None: it needs a GPU."""
+    """module: what tests import. example: the file of examples/, with its arguments; None: it needs a GPU. beside: packages that
+    its tests need besides."""
 
     module: str
     example: list[str] | None = None
+    beside: tuple[str, ...] = ()
 
 
 HOSTS = {
     "llama-cpp": Host("llama_cpp", ["llama_cpp_sampling.py", "MODEL"]),
     "lm-eval": Host("lm_eval", ["lm_eval_model.py"]),
-    "ray": Host("ray", ["ray_generate.py"]),
+    "ray": Host("ray", ["ray_generate.py"], ("aiohttp",)),
     "sglang": Host("sglang"),
     "vllm": Host("vllm"),
 }
@@ -53,7 +55,7 @@ def pin(name: str) -> None:
     extras = re.findall(rf"^{name} = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
     [requirement] = [each for each in re.findall(r'"([^"]+)"', extras[0]) if not each.startswith(("decodestep", "torch"))]
     more = ["--excludes", PINS / "for_gpus.txt", "--override", PINS / "for_the_torch_below.txt", "--no-annotate", "--no-header", "--output-file", PINS / f"{name}.txt"]
-    uv("pip", "compile", "--quiet", "--python", sys.executable, *more, "-", text=requirement)
+    uv("pip", "compile", "--quiet", "--python", sys.executable, *more, "-", text="\n".join((requirement, *HOSTS[name].beside)))
 
 
 def make_environment(name: str) -> Path:
