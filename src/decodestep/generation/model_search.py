@@ -124,9 +124,7 @@ class ModelSearch:
                 self._model.cache.wait_for(beams * count_pages(self._capacity), beams)
             check()
 
-    def _in_blocks(
-        self, logits: NextLogits, check: Callable[[], None], report: Callable[[int], object]
-    ) -> NextLogits:
+    def _in_blocks(self, logits: NextLogits, check: Callable[[], None], report: Callable[[int], object]) -> NextLogits:
         """`logits`, whose first call runs the prompt in blocks, with a check before each pass and a report after it."""
 
         def next_logits(sequences: list[list[int]], parents: list[int]) -> np.ndarray:
