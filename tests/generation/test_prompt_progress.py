@@ -41,7 +41,10 @@ def test_what_the_cache_has_counts_as_run(small):
 
 
 def test_prompts_of_all_rows_and_searches_are_counted(small):
-    rows, search = ds.SamplingParams(seed=1, max_new_tokens=2), ds.SamplingParams(num_beams=2, max_new_tokens=2, do_sample=False)
+    rows, search = (
+        ds.SamplingParams(seed=1, max_new_tokens=2),
+        ds.SamplingParams(num_beams=2, max_new_tokens=2, do_sample=False),
+    )
     found = told(small, [LONG, SHORT, LONG[:-1]], [rows, rows, search])
     tokens = len(LONG) + len(SHORT) + len(LONG) - 1
     assert found[0] == (0, tokens) and found[-1] == (tokens, tokens)

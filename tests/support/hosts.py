@@ -28,16 +28,18 @@ BELOW = Path(sysconfig.get_path("purelib"))
 
 
 class Host(NamedTuple):
-    """module: what tests import. example: the file of examples/, with its arguments; None: it needs a GPU."""
+    """module: what tests import. example: the file of examples/, with its arguments; None: it needs a GPU. beside: packages
+    that its tests need besides."""
 
     module: str
     example: list[str] | None = None
+    beside: tuple[str, ...] = ()
 
 
 HOSTS = {
     "llama-cpp": Host("llama_cpp", ["llama_cpp_sampling.py", "MODEL"]),
     "lm-eval": Host("lm_eval", ["lm_eval_model.py"]),
-    "ray": Host("ray", ["ray_generate.py"]),
+    "ray": Host("ray", ["ray_generate.py"], ("aiohttp",)),
     "sglang": Host("sglang"),
     "vllm": Host("vllm"),
 }
@@ -52,15 +54,18 @@ def pin(name: str) -> None:
     """Writes the list of a host's packages, in versions of today."""
     extras = re.findall(rf"^{name} = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
     [requirement] = [each for each in re.findall(r'"([^"]+)"', extras[0]) if not each.startswith(("decodestep", "torch"))]
-    more = ["--excludes", PINS / "for_gpus.txt", "--override", PINS / "for_the_torch_below.txt", "--no-annotate", "--no-header", "--output-file", PINS / f"{name}.txt"]
-    uv("pip", "compile", "--quiet", "--python", sys.executable, *more, "-", text=requirement)
+    wanted = "\n".join((requirement, *HOSTS[name].beside))
+    options = ["--quiet", "--no-annotate", "--no-header", "--python", sys.executable, "--output-file", PINS / f"{name}.txt"]
+    options += ["--excludes", PINS / "for_gpus.txt", "--override", PINS / "for_the_torch_below.txt"]
+    uv("pip", "compile", *options, "-", text=wanted)
 
 
 def make_environment(name: str) -> Path:
     """The interpreter of the host's environment."""
     folder = ROOT / "build" / "hosts" / name
     uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, folder)
-    uv("pip", "install", "--quiet", "--compile-bytecode", "--python", folder, "--no-deps", "--requirements", PINS / f"{name}.txt")
+    options = ["--quiet", "--compile-bytecode", "--no-deps", "--python", folder]  # Ray waits for processes that import much
+    uv("pip", "install", *options, "--requirements", PINS / f"{name}.txt")
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "below.pth").write_text(f"import site; site.addsitedir({str(BELOW)!r})\n")
     return folder / "bin" / "python"

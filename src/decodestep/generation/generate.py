@@ -105,8 +105,8 @@ def generate(
         cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search; and
             before rows draw another token from a pass with drafts. Once it returns True, all running rows and searches end with
             finish_reason "cancelled".
-        progress: called as progress(tokens run, all tokens), of the prompts of all rows and searches, at the beginning and after
-            every forward pass until all have been run. What it raises ends the call.
+        progress: called as progress(tokens run, all tokens), of the prompts of all rows and searches, at the beginning and
+            after every forward pass until all have been run. What it raises ends the call.
         draft: where rows draft tokens that they may draw next, so that one forward pass gives several: "auto", where this saves
             time; "lookup", in their own text and prompt; a function that makes a `Drafter` for each row; None, nowhere. It
             changes the time, never the text: see docs/speculation.md. `SamplingParams.draft` turns it off for a row.

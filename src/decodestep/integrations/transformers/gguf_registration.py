@@ -74,7 +74,7 @@ class GgufRegistration:
         return BlockQuantizer(quantization_config, quantises_activations=self.activations == "int8", **kwargs)
 
     def undo(self) -> None:
-        """Restores what transformers had, unless another registration has replaced this one. Loaded models keep their blocks."""
+        """Restores what transformers had, unless another registration has replaced this one. Models keep their blocks."""
         if self._quantisers[_METHOD] is self:
             self._quantisers[_METHOD], self._readers.read_gguf_metadata = self._quantiser, self._read_metadata
 
