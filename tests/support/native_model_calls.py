@@ -467,6 +467,22 @@ def mla_attention(s: Source) -> Arguments:
     }  # fmt: skip
 
 
+def lightning_indexer(s: Source) -> Arguments:
+    tokens, heads, width, count = s.size(9), s.one_of(1, 3, 9, 20), s.one_of(1, 4, 16, 20, 132), s.one_of(1, 2, 70)
+    blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.one_of(0, 1, 4, 99), 1 + s.size(2), s.size(3)
+    dtype = s.one_of(np.float32, np.float16, np.uint16, np.int8, np.int8)
+    in_bytes = dtype == np.int8
+    width = max(width, 4) if in_bytes else width
+    return {
+        "query": s.array(tokens, heads, width, dtype=np.int8 if in_bytes else np.float32), "weights": s.array(tokens, heads),
+        "keys": cache(s, blocks, block_size, width, dtype), "key_scales": s.array(blocks, block_size) if in_bytes else None,
+        "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
+        "visible": s.ids(tokens, end=room * block_size + 1), "ordered": bool(s.one_of(False, True)),
+        "selected": s.array(tokens, count, dtype=np.int32), "values": s.one_of(None, s.array(tokens, count)),
+        "threads": s.threads(),
+    }  # fmt: skip
+
+
 def tensor_scatter(s: Source) -> Arguments:
     batch, outer, rows, run = s.size(3), s.size(3), s.size(6), s.size(9)
     steps = int(s.rng.integers(rows + 1))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from decodestep._base.extras import extra
 from decodestep.ops.causal_conv1d import causal_conv1d
 from decodestep.ops.gated_delta_rule import gated_delta_rule
+from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
@@ -25,6 +26,7 @@ from decodestep.ops.mla_prolog.problem import columns_of
 from decodestep.ops.mla_prolog.results import MlaPrologV3Result, result_specs
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.selective_state_update import selective_state_update
+from decodestep.ops.sparse_mla_attention import sparse_mla_attention
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
@@ -73,6 +75,17 @@ def _fake_linear(*, x: Tensor, weight: Tensor) -> Tensor:
 
 def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, groups: int, **_: object) -> Tensor:
     return query_rope.new_empty((*query_rope.shape[:2], kv_cache.shape[3] // groups))
+
+
+def _index(**call: Any) -> tuple[Tensor, Tensor]:
+    indices, values = lightning_indexer(**call)
+    return indices, _or_placeholder(call["query"], values, torch.float32)
+
+
+def _fake_index(*, query: Tensor, sparse_count: int, return_value: bool, **_: object) -> tuple[Tensor, Tensor]:
+    shape = (*query.shape[:-2], 1, sparse_count)
+    values = query.new_empty(shape if return_value else 1, dtype=torch.float32)
+    return query.new_empty(shape, dtype=torch.int32), values
 
 
 def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -255,6 +268,23 @@ OPERATORS = {
         'str cache_mode="PA_BSND") -> Tensor',
         mla_attention,
         _fake_attention,
+    ),
+    "lightning_indexer": CustomOp(
+        "(Tensor query, Tensor key, Tensor weights, Tensor? query_dequant_scale=None, Tensor? key_dequant_scale=None, "
+        "Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_key=None, Tensor? block_table=None, *, "
+        'str layout_query="BSND", str layout_key="BSND", int sparse_count=2048, int sparse_mode=3, '
+        "bool return_value=False, bool ordered=True) -> (Tensor, Tensor)",
+        _index,
+        _fake_index,
+    ),
+    "sparse_mla_attention": CustomOp(
+        "(Tensor query, Tensor key, Tensor? value, Tensor sparse_indices, float scale_value, Tensor query_rope, "
+        "Tensor key_rope, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None, "
+        "Tensor? block_table=None, *, "
+        'int sparse_block_size=1, str layout_query="BSND", str layout_kv="BSND", int sparse_mode=3) '
+        "-> Tensor",
+        sparse_mla_attention,
+        _new_like("query"),
     ),
     "top_k_top_p_sample": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, "
