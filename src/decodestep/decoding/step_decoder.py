@@ -67,6 +67,8 @@ def obstacle(config: Config) -> str | None:
         return f"width of a layer's input {config.layer_inputs} is not a multiple of 32"
     if latent is None:
         return None
+    if latent.indexer is not None:
+        return "it has no lightning indexer"
     if latent.nope_dim == 0:
         return "every query needs a part without rope"
     return latent_obstacle(_sizes(latent), compressed=latent.query_rank)

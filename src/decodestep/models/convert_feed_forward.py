@@ -69,7 +69,7 @@ def _experts(layer: LayerParts) -> ExpertWeights:
         routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
         shared=_dense(layer, "shared_") if experts.shared else None,
         factors=layer.optional_vector("factors_of_experts"),
-        shared_gate=_in_dense_format(layer.weight("shared_factor")) if experts.shared_gated else None,
+        shared_gate=in_dense_format(layer.weight("shared_factor")) if experts.shared_gated else None,
         latent_down=layer.packed("latent_down") if experts.latent else None,
         latent_up=layer.packed("latent_up") if experts.latent else None,
     )
@@ -77,14 +77,14 @@ def _experts(layer: LayerParts) -> ExpertWeights:
 
 def _router(layer: LayerParts) -> PackedWeight:
     """In a dense format, with the factors of what it reads in it."""
-    router = _in_dense_format(layer.weight("router"))
+    router = in_dense_format(layer.weight("router"))
     if not layer.has("router_scale"):
         return router
     factors = layer.vector("router_scale") * np.float32(layer.config.hidden**-0.5)
     return PackedWeight.from_array(router.dense() * factors[:, None])
 
 
-def _in_dense_format(stored: Stored) -> PackedWeight:
+def in_dense_format(stored: Stored) -> PackedWeight:
     weight = whole(stored.weight)
     return weight if weight.format in DENSE_FORMATS else PackedWeight.from_array(weight.dense())
 
