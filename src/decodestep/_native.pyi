@@ -226,6 +226,7 @@ def decoder_forward(
     states: NDArray[np.float32] | None = None,
     slots: NDArray[np.int64] | None = None,
     into: NDArray[np.int64] | None = None,
+    index: NDArray[Any] | None = None,
 ) -> None: ...
 
 # Sampling.

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 IDS = np.random.default_rng(1).integers(0, 297, 90)
 GREEDY = ds.SamplingParams(do_sample=False, max_new_tokens=20, ignore_eos=True)
 FAMILIES = ("deepseek_v32", "glm_moe_dsa")
-KINDS = {"layers": {"dtype": "float32"}}
+KINDS = {"layers": {"dtype": "float32"}, "native": {}, "bytes": {"cache_dtype": "int8"}}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_family = pytest.mark.parametrize("family", FAMILIES)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.family_sizes import GROUPS, ONE_GROUP, Cases, yarn
+from support.family_sizes import GROUPS, ONE_GROUP, WIDE_LATENT, Cases, yarn
 
 # So many heads that hardly a score is exactly 0: of equal ones transformers selects any.
 INDEX = {"index_n_heads": 20, "index_head_dim": 12, "index_topk": 8}
@@ -15,5 +15,6 @@ CASES = {
             {**ONE_GROUP, **INDEX, "index_topk": 1, "index_head_dim": 8, "mlp_layer_types": ["sparse", "dense", "sparse"]},
         ],
         in_gguf=(0, 1),
+        aligned={**WIDE_LATENT, "moe_intermediate_size": 32, "index_head_dim": 48, "q_lora_rank": 64},
     ),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from support.families.deepseek_v32 import INDEX
-from support.family_sizes import GROUPS, ONE_GROUP, Cases
+from support.family_sizes import GROUPS, ONE_GROUP, WIDE_LATENT, Cases
 
 CASES = {
     "glm_moe_dsa": Cases(
@@ -20,5 +20,6 @@ CASES = {
             {**ONE_GROUP, **INDEX, "first_k_dense_replace": 0, "index_topk_pattern": "FSS", "rms_norm_eps": 1e-2},
         ],
         in_gguf=(0, 1),
+        aligned={**WIDE_LATENT, "moe_intermediate_size": 32, "index_head_dim": 48, "q_lora_rank": 64},
     ),
 }
