@@ -16,6 +16,7 @@ from decodestep.ops.causal_conv1d import triton as convolution
 from decodestep.ops.decode_step.triton import draw, listed, quick, raced
 from decodestep.ops.decode_step.triton.step_kernel import finish_left, run_steps
 from decodestep.ops.gated_delta_rule import triton as delta_rule
+from decodestep.ops.lightning_indexer import triton as indexer
 from decodestep.ops.mixture_of_experts.triton import kernels as experts
 from decodestep.ops.mla_attention.triton import kernels as attention
 from decodestep.ops.mla_attention.triton import tiles as attention_tiles
@@ -50,6 +51,9 @@ CONVOLUTION = {"x": F32, "weight": F32, "bias": F32, "state": F32, "y": F32, **R
 DELTA_RULE = {**dict.fromkeys(("query", "key", "value", "decay", "beta", "state", "out"), F32), **ROWS}
 BLOCK_OF_STATE = {"EPSILON": 1e-6, "ROWS": 128, "COLUMNS": 16}
 STATE_SPACE = {**dict.fromkeys(("x", "dt", "a", "b", "c", "d", "dt_bias", "state", "y"), F32), **ROWS}
+INDEX = {"weights": F32, "key_scale": F32, "table": I64, "sequence": I64, "seen": I64, "scores": F32}
+INDEX_TILE = {"KEYS": 64, "HEADS": 16, "WIDTH": 128}
+INDEXED = ((F32, F32), (BF16, BF16), (F16, F16), (I8, I8))
 SURVIVORS = {"inputs": BF16, "top_k": I32, "top_p": F32, "min_p": F32, "kept": I8, "values": F32, "keys": I64, "counts": I64}
 
 
@@ -116,6 +120,7 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
             for has in (False, True)
         ),
         (state_space._update, STATE_SPACE, {"HAS_D": True, "HAS_BIAS": True, "ROWS": 128, "COLUMNS": 16}),
+        *((indexer._score, INDEX | {"query": q, "keys": k}, INDEX_TILE | {"IN_BYTES": q == I8}) for q, k in INDEXED),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(tiles, BF16) for tiles in attention_tiles.NARROW),
         *(attend(attention_tiles.WIDE, cache) for cache in (F32, I8)),

@@ -117,6 +117,7 @@ def apply_top_k_top_p(s: Source) -> Arguments:
 
 CALLS: dict[str, Callable[[Source], Arguments]] = {
     "decoder_forward": model.decoder_forward,
+    "lightning_indexer": model.lightning_indexer,
     "mla_attention": model.mla_attention,
     "mla_prolog": model.mla_prolog,
     "gather_rows": gather_rows,

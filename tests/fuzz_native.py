@@ -46,6 +46,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "mixture_of_experts": model.mixture_of_experts,
     "pack_columns": model.pack_columns,
     "mla_prolog": model.mla_prolog,
+    "lightning_indexer": model.lightning_indexer,
     "mla_attention": model.mla_attention,
     "decode_step": sampling.decode_step,
     "History": sampling.history,

@@ -151,6 +151,7 @@ void bind_decode_step(nb::module_& m);
 void bind_decoder(nb::module_& m);
 void bind_gated_delta_rule(nb::module_& m);
 void bind_history(nb::module_& m);
+void bind_lightning_indexer(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_mixture_of_experts(nb::module_& m);
 void bind_mla_attention(nb::module_& m);

@@ -61,6 +61,15 @@ void require_cache(const Decoder& d, const CacheView& keys, const CacheView& val
     require(values.shape == expected_values, "values has the wrong shape");
 }
 
+// The index cache, of the slabs of the others and of the type of the rope keys, if the decoder selects.
+void require_index(const Decoder& d, const std::optional<CacheView>& index, const CacheView& keys) {
+    require(index.has_value() == d.latent.selects(), "index is given if the decoder selects positions");
+    if (!index) return;
+    require(!index->in_bytes && index->shape == Shape{keys.shape[0], d.index_layers, keys.shape[2], kPagePositions,
+                                                      d.latent.index_width},
+            "index has the wrong shape");
+}
+
 // The tokens of a call as runs of one sequence's tokens, and the states of these sequences.
 class StatesArgument {
   public:
@@ -114,7 +123,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                           const std::optional<Packed<double, 2>>& costs, const std::optional<Packed<float, 2>>& hidden,
                           const std::optional<Packed<const float, 3>>& layer_inputs,
                           const std::optional<Packed<float, 2>>& states_array, const std::optional<Ids>& slots,
-                          const std::optional<Ids>& into) {
+                          const std::optional<Ids>& into, const std::optional<CacheArgument>& index_array) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
     const CacheView keys(keys_array), values(values_array);
@@ -132,6 +141,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                 cos.shape(1) == rope_positions && cos.shape(2) == sin.shape(2),
             "sin or cos has the wrong shape");
     require_cache(d, keys, values, cache);
+    const auto index = index_array ? std::optional<CacheView>(*index_array) : std::nullopt;
+    require_index(d, index, keys);
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(!hidden || (hidden->shape(0) == tokens && hidden->shape(1) == d.hidden), "hidden has the wrong shape");
     if (hidden) require_aligned(*hidden);
@@ -149,14 +160,19 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
     const StatesArgument states(d, states_array, slots, into, sequence, positions, page_table.shape(0));
-    const size_t slab_places = d.cache_layers * d.kv_heads * slab_pages;
-    const TableCopy table = copy_of_table(
-        page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; },
-        slabs * slab_pages, "a page is out of range",
-        [=](int64_t page) {
-            const auto p = static_cast<size_t>(page);
-            return static_cast<int64_t>(p / slab_pages * slab_places + p % slab_pages);
-        });
+    // The page table of a cache of which a slab has pages of so many layers and heads.
+    const auto copied_table = [&](size_t layers_and_heads) {
+        const size_t slab_places = layers_and_heads * slab_pages;
+        return copy_of_table(
+            page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; },
+            slabs * slab_pages, "a page is out of range",
+            [=](int64_t page) {
+                const auto p = static_cast<size_t>(page);
+                return static_cast<int64_t>(p / slab_pages * slab_places + p % slab_pages);
+            });
+    };
+    const TableCopy table = copied_table(d.cache_layers * d.kv_heads);
+    const TableCopy index_table = index ? copied_table(d.index_layers) : TableCopy{};
     const DecoderForward args{.decoder = &d,
                               .tokens = tokens,
                               .ids = ids.data(),
@@ -171,6 +187,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .slab_pages = slab_pages,
                               .page_table = table.entries.get(),
                               .table_width = table.width,
+                              .index = index ? index->data : nullptr,
+                              .index_table = index_table.entries.get(),
                               .wanted = wanted.data(),
                               .rows = wanted.size(),
                               .layer_inputs = layer_inputs ? layer_inputs->data() : nullptr,
@@ -196,7 +214,7 @@ void bind_decoder(nb::module_& m) {
           nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none(),
           nb::arg("hidden").noconvert().none() = nb::none(), nb::arg("layer_inputs").noconvert().none() = nb::none(),
           nb::arg("states").noconvert().none() = nb::none(), nb::arg("slots").noconvert().none() = nb::none(),
-          nb::arg("into").noconvert().none() = nb::none());
+          nb::arg("into").noconvert().none() = nb::none(), nb::arg("index").noconvert().none() = nb::none());
     nb::list parts;
     for (const char* part : kStepParts) parts.append(part);
     m.attr("STEP_PARTS") = nb::tuple(parts);

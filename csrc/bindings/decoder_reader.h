@@ -77,7 +77,10 @@ class DecoderReader {
                             .rope = given.number<size_t>("rope"),
                             .latent = given.number<size_t>("latent"),
                             .value = given.number<size_t>("value"),
-                            .eps = given.number<float>("eps")};
+                            .eps = given.number<float>("eps"),
+                            .index_heads = given.number<size_t>("index_heads"),
+                            .index_width = given.number<size_t>("index_width"),
+                            .selected = given.number<size_t>("selected")};
         given.require_all_read();
         const auto in_blocks = [](size_t size, size_t block) {
             return size > 0 && size < kMaxAxis && size % block == 0;
@@ -85,6 +88,10 @@ class DecoderReader {
         require(in_blocks(s.nope, 32) && in_blocks(s.latent, 32) && in_blocks(s.value, 32),
                 "the widths of latent attention must be multiples of 32");
         require(in_blocks(s.rope, 16), "rope must be a multiple of 16");
+        require(s.selects() ? s.selected < kMaxAxis && in_blocks(s.index_heads, 1) && in_blocks(s.index_width, 16) &&
+                                  s.index_width >= s.rope
+                            : s.index_heads == 0 && s.index_width == 0,
+                "the sizes of an indexer are out of range");
         require(d_.kv_heads == 1 && d_.head_dim == s.nope + s.rope && d_.head_values == d_.head_dim,
                 "latent attention has one key of nope + rope");
         return s;
@@ -278,6 +285,23 @@ class DecoderReader {
         w.value_up = panels(given, "value_up", s.latent, d_.heads * s.value);
         w.output = panels(given, "output", d_.heads * s.value, d_.hidden);
         w.output_bias = vector(given, "output_bias", d_.hidden);
+        if (const auto index = given.array<std::optional<nb::dict>>("indexer")) {
+            require(s.selects() && down, "an indexer reads a compressed query, and has sizes");
+            w.indexer = indexer({kDecoderOp, *index}, read);
+        }
+        require(!s.selects() || d_.index_layers > 0, "the first layer that selects has an indexer");
+        given.require_all_read();
+        return w;
+    }
+
+    Indexer indexer(Keywords given, size_t compressed) {
+        const LatentSizes& s = d_.latent;
+        const Indexer w{.query = panels(given, "query", compressed, s.index_heads * s.index_width),
+                        .key = panels(given, "key", d_.hidden, s.index_width),
+                        .by_head = panels(given, "by_head", d_.hidden, s.index_heads),
+                        .key_norm = keep(given.array<Vector>("key_norm"), s.index_width),
+                        .key_norm_bias = keep(given.array<Vector>("key_norm_bias"), s.index_width),
+                        .cache_layer = d_.index_layers++};
         given.require_all_read();
         return w;
     }

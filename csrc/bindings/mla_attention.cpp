@@ -1,41 +1,16 @@
 #include "attention/mla_attention.h"
 
-#include "bindings/bindings.h"
+#include "bindings/paged_rows.h"
 #include "bindings/table_copy.h"
 
 namespace decodestep {
 namespace {
 
-using Cache = nb::ndarray<nb::ndim<4>, nb::ro, nb::device::cpu>;
-
-// A bfloat16 cache is passed as the uint16 of its bits.
-CacheType type_of(nb::dlpack::dtype dtype) {
-    if (dtype == nb::dtype<float>()) return CacheType::f32;
-    if (dtype == nb::dtype<uint16_t>()) return CacheType::bf16;
-    if (dtype == nb::dtype<int8_t>()) return CacheType::i8;
-    require(dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && dtype.bits == 16 && dtype.lanes == 1,
-            "a cache has an unknown type");
-    return CacheType::f16;
-}
-
-PagedRows paged_rows_of(const Cache& cache, const std::optional<Vector>& scale, bool nz) {
-    const CacheType type = type_of(cache.dtype());
-    require(reinterpret_cast<uintptr_t>(cache.data()) % value_bytes(type) == 0,
-            "an array must be aligned to its items");
-    require(!scale || scale->shape(0) == cache.shape(3), "a scale has the wrong shape");
-    PagedRows rows{cache.data(), type, cache.shape(3), block_stride(cache), scale ? scale->data() : nullptr};
-    if (nz) {
-        require(cache.shape(3) % rows.fractal() == 0, "the rows of a cache in NZ order must be whole fractal rows");
-        rows.fractal_stride = cache.shape(1) * rows.fractal();
-    }
-    return rows;
-}
-
 // Both parts of rows that hold a latent in bytes, its rope key in bfloat16 and a float32 for each tile of the latent.
 struct JoinedRows {
     PagedRows kv, kr;
 };
-JoinedRows joined_rows_of(const Cache& cache, size_t rope) {
+JoinedRows joined_rows_of(const PagedCache& cache, size_t rope) {
     const bool float8 = cache.dtype() == nb::dtype<uint8_t>();
     require(float8 || cache.dtype() == nb::dtype<int8_t>(), "a cache of joined rows has an unknown type");
     const size_t width = cache.shape(3), key = 2 * rope,
@@ -53,11 +28,11 @@ JoinedRows joined_rows_of(const Cache& cache, size_t rope) {
     return made;
 }
 
-void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<const float, 3> query_rope, Cache kv_cache,
-                        std::optional<Cache> kr_cache, bool nz, std::optional<Vector> kv_scale,
-                        std::optional<Vector> kr_scale, Packed<const int64_t, 2> block_table, Ids sequence, Ids lengths,
-                        float scale, size_t groups, Packed<float, 3> out, std::optional<Packed<float, 2>> lse,
-                        int threads) {
+void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<const float, 3> query_rope,
+                        PagedCache kv_cache, std::optional<PagedCache> kr_cache, bool nz,
+                        std::optional<Vector> kv_scale, std::optional<Vector> kr_scale,
+                        Packed<const int64_t, 2> block_table, Ids sequence, Ids lengths, float scale, size_t groups,
+                        Packed<float, 3> out, std::optional<Packed<float, 2>> lse, int threads) {
     const size_t tokens = query_rope.shape(0), heads = query_rope.shape(1), rope = query_rope.shape(2),
                  block_size = kv_cache.shape(1);
     require_aligned(query, query_rope, kv_scale, kr_scale, block_table, sequence, lengths, out, lse);

@@ -20,6 +20,7 @@ NB_MODULE(_native, m) {
     bind_decoder(m);
     bind_gated_delta_rule(m);
     bind_history(m);
+    bind_lightning_indexer(m);
     bind_linear(m);
     bind_mixture_of_experts(m);
     bind_mla_attention(m);

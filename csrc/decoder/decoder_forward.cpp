@@ -43,6 +43,10 @@ class StagePart : public StageMember {
             case StageKind::absorb:
                 return latents().absorb(
                     rows_of(head_rows, decoder_.latent.nope, latents().rows_of_absorb(), latents().head_rows()));
+            case StageKind::score_keys:
+                return latents().score_keys();
+            case StageKind::select_keys:
+                return latents().select_keys();
             case StageKind::attend_latents:
                 return latents().attend();
             case StageKind::merge_latents:

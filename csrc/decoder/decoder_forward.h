@@ -45,12 +45,27 @@ struct GroupedAttention {
 };
 
 // The sizes of multi-head latent attention: of a head's part without rope, the rope key, the latent, a head's value.
-// All are multiples of 32, except rope, which is a multiple of 16.
+// All are multiples of 32, except rope, which is a multiple of 16. With an indexer, its heads and their width, a
+// multiple of 16 and at least rope, and how many positions a token attends to at most; else 0.
 struct LatentSizes {
     size_t nope, rope, latent, value;
     float eps;  // of the norms of the latent and of the compressed query
+    size_t index_heads, index_width, selected;
 
     bool is_given() const { return latent > 0; }
+    bool selects() const { return selected > 0; }
+};
+
+// A lightning indexer, by which tokens select the positions that they attend to. The two values of a rope pair, of the
+// first columns of a head, are adjacent.
+struct Indexer {
+    LinearPanelWeight query;                // the compressed query to index_heads * index_width
+    LinearPanelWeight key;                  // hidden to index_width, then its norm (LayerNorm)
+    LinearPanelWeight by_head;              // hidden to index_heads
+    const float *key_norm, *key_norm_bias;  // [index_width]
+    size_t cache_layer;                     // the number of the index cache's layer
+
+    bool is_given() const { return key.data != nullptr; }
 };
 
 // Multi-head latent attention, absorbed: queries are multiplied by `key_up` instead of the cached latents, and the
@@ -66,6 +81,8 @@ struct LatentAttention {
     LinearPanelWeight output;    // heads * value to hidden
     // Biases of these products, [outputs], or null. That of query_down is null if query_down is not given.
     const float *query_down_bias, *latent_bias, *output_bias;
+    // Of a decoder that selects; a layer without one attends to what the last one before it with one has selected.
+    Indexer indexer;
 };
 
 // A mixture of experts: the router from hidden to its logits, the selection rule, and the blocks.
@@ -133,6 +150,7 @@ struct Decoder {
     float logits_cap;                                     // c of logits that become c tanh(logit / c); 0: none
     std::vector<DecoderLayer> layers;
     size_t cache_layers, state_size;                       // layers of the cache; floats of a sequence's states
+    size_t index_layers;                                   // layers of the index cache
     const float* norm;                                     // [hidden]
     LinearPanelWeight logits;                              // hidden to vocabulary
     std::variant<RowWeight, LinearPanelWeight> embedding;  // [vocabulary, hidden]; panels may be those of the logits
@@ -161,6 +179,10 @@ struct Decoder {
 //   r and the rope part of q rotated by the position;  c and r rounded to the cache's types and written to it
 //   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
 //   which c are the values; what it gives times W_value_up
+//   with an indexer: k = h W_key;  k = (k - mean(k)) / sqrt(variance + 1e-6) * key_norm + key_norm_bias
+//   i = rms_norm(h W_query_down, query_norm) W_index_query;  the first columns of k and of each head of i rotated
+//   k rounded to the cache's type and written to the index cache;  w = h W_by_head / sqrt(index_heads * index_width)
+//   attention to the `selected` positions with the largest sums over heads of w * max(i . k, 0) alone, in their order
 // Recurrences, of parts of h W_inputs:
 //   delta: q, k, v = silu(causal_conv1d);  gated_delta_rule with decays e^(decay * softplus(step + step_bias)) and
 //     betas sigmoid(beta), every head normalised by `norm`, times silu(gate)
@@ -185,6 +207,7 @@ struct Decoder {
 // Latent attention, with kv_heads = 1, bfloat16 or float16:
 //   keys [slabs, layers, slab_pages, 16, rope], values [slabs, layers, slab_pages, 16, latent]; or in place of values
 //   int8 rows [slabs, layers, slab_pages, 16, latent + 4], each with its scale as float32 at its end: largest / 127
+// Index keys, bfloat16 or float16: index [slabs, index_layers, slab_pages, 16, index_width].
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
 //   slab * layers * kv_heads * slab_pages + page of the slab
 // Reads the cache at positions before a token's own; these were written by earlier calls or by this one. Writes the
@@ -207,7 +230,9 @@ struct DecoderForward {
     size_t slab_pages;
     const int64_t* page_table;  // [sequences, table_width]: the page of positions 16 i to 16 i + 15
     size_t table_width;
-    const int64_t* wanted;  // [rows]: indices of tokens
+    uint8_t* index;              // the index cache, of the type of the rope keys, if the decoder selects
+    const int64_t* index_table;  // as page_table: the pages of the index cache
+    const int64_t* wanted;       // [rows]: indices of tokens
     size_t rows;
     const float* layer_inputs;  // [tokens, layers, width], if layers have inputs
     float* states;              // [slots, state_size], if layers have states

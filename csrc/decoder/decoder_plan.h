@@ -6,8 +6,10 @@
 #include <optional>
 #include <vector>
 
+#include "attention/lightning_indexer_tasks.h"
 #include "attention/mla_attention_tasks.h"
 #include "decoder/attention_plan.h"
+#include "decoder/index_plan.h"
 #include "decoder/panel_sweep.h"
 #include "decoder/recurrent_calls.h"
 #include "decoder/stage_kind.h"
@@ -64,8 +66,10 @@ class DecoderPlan {
         take_memory(buffers);
     }
 
-    // Prepares a stage, before any of its shares is run: attention to latents is told where its layer's are.
+    // Prepares a stage, before any of its shares is run: attention to latents and an indexer are told where their
+    // layer's are.
     void begin(const Stage& stage) {
+        if (stage.kind == StageKind::score_keys) index->begin(stage.layer->latent.indexer);
         if (stage.kind != StageKind::attend_latents) return;
         const auto offset = [&](size_t width) { return page_offset(stage.layer->cache_layer, 0, 0, width); };
         latent_call.kv.data = step.values + offset(latent_call.kv.pitch()) * value_bytes(step.cache);
@@ -123,6 +127,7 @@ class DecoderPlan {
     std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window and number of key-value heads
     MlaAttention latent_call{};         // latent attention of the layer that `begin` was last called for
     std::optional<MlaAttentionTasks> latents;
+    std::optional<IndexPlan> index;  // if a token selects positions
     std::vector<Stage> stages;
     std::vector<PanelSweep> sweeps;
     mutable Routing routing;  // if the members share it
@@ -148,6 +153,7 @@ class DecoderPlan {
     float* query_latent = nullptr;     // [tokens, heads, latent]
     float* query_rope = nullptr;       // [tokens, heads, rope]
     float* attended_latent = nullptr;  // [tokens, heads, latent]
+    float* index_keys = nullptr;       // [tokens, index_width], not yet normalised
 
   private:
     void plan_groups() {
@@ -185,6 +191,8 @@ class DecoderPlan {
                        .scale = decoder.scale,
                        .out = attended_latent,
                        .threads = step.threads};
+        if (decoder.latent.selects()) index_keys = buffers.take(step.tokens * decoder.latent.index_width);
+        if (IndexPlan::is_needed(step)) index.emplace(step, latent_call, buffers);
         latents.emplace(latent_call);
     }
 
@@ -231,13 +239,20 @@ class DecoderPlan {
 
     void list_latent_attention(const LatentAttention& w) {
         const bool is_compressed = w.query_down.data != nullptr;
+        const bool indexes = index && w.indexer.is_given();
         product(StageKind::attention_rows, StageKind::compress, step.tokens, decoder.hidden,
-                {is_compressed ? &w.query_down : &w.query, &w.latent});
+                {is_compressed ? &w.query_down : &w.query, &w.latent, &w.indexer.key,
+                 indexes ? &w.indexer.by_head : &kNoWeight});
         if (is_compressed) {
-            product(StageKind::compressed_rows, StageKind::project_queries, step.tokens, w.query.in, {&w.query});
+            product(StageKind::compressed_rows, StageKind::project_queries, step.tokens, w.query.in,
+                    {&w.query, indexes ? &w.indexer.query : &kNoWeight});
             widest_compressed_ = std::max(widest_compressed_, w.query.in);
         }
         product(StageKind::head_rows, StageKind::absorb, step.tokens * decoder.heads, decoder.latent.nope, {&w.key_up});
+        if (indexes) {
+            stage(StageKind::score_keys);
+            if (index->tasks().select_count() > 0) stage(StageKind::select_keys);
+        }
         stage(StageKind::attend_latents);
         if (latents->merge_count() > 0) stage(StageKind::merge_latents);
         product(StageKind::latent_rows, StageKind::value_up, step.tokens * decoder.heads, decoder.latent.latent,
@@ -356,6 +371,7 @@ class DecoderPlan {
         chosen.weights.resize(entries_);
     }
 
+    static inline const LinearPanelWeight kNoWeight{};
     size_t at_ = 0;  // the layer that is being listed, their number after the last
     size_t row_floats_ = 0, attended_floats_ = 0, gate_floats_ = 0, input_floats_ = 0, convolved_floats_ = 0,
            gated_floats_ = 0, shared_floats_ = 0, expert_latent_floats_ = 0, sum_floats_ = 0, most_experts_ = 0,

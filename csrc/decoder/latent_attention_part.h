@@ -7,6 +7,8 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
+constexpr float kIndexKeyEps = 1e-6f;  // of the norm of index keys, whatever that of the model's norms
+
 class LatentAttentionPart : public StageMember {
   public:
     explicit LatentAttentionPart(const StageMember& member)
@@ -23,12 +25,22 @@ class LatentAttentionPart : public StageMember {
         };
         store(0, query, w_.query_down_bias, queries);
         store(1, w_.latent, w_.latent_bias, plan_.latent);
+        if (w_.indexer.is_given()) store(2, w_.indexer.key, nullptr, plan_.index_keys);
+        if (!indexes()) return;
+        const auto [own, next] = panels_of(3);
+        const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(s_.index_heads * s_.index_width));
+        store_products(w_.indexer.by_head, own, next, x, step_.tokens, plan_.index->by_head(), s_.index_heads, scale);
     }
 
     auto compressed_rows() const { return normalised(plan_.compressed, w_.query.in, w_.query_norm, s_.eps, false); }
 
     void project_queries(const Activations& x) const {
-        store_products(w_.query, panels(), panels_after(), x, step_.tokens, plan_.queries, w_.query.out);
+        const auto store = [&](size_t number, const LinearPanelWeight& w, float* out) {
+            const auto [own, next] = panels_of(number);
+            store_products(w, own, next, x, step_.tokens, out, w.out);
+        };
+        store(0, w_.query, plan_.queries);
+        if (indexes()) store(1, w_.indexer.query, plan_.index->query());
     }
 
     // The part without rope of each head and token's query.
@@ -37,14 +49,29 @@ class LatentAttentionPart : public StageMember {
     }
     Range rows_of_absorb() const { return rows_of_panels(s_.latent); }
 
-    // The queries against the latents; the cache's rows of the tokens.
+    // The queries against the latents; the caches' rows of the tokens.
     void absorb(const Activations& x) const {
-        share_.each(step_.tokens, [&](size_t t) { store_in_cache(t); });
+        share_.each(step_.tokens, [&](size_t t) {
+            store_in_cache(t);
+            if (w_.indexer.is_given()) store_index_key(t);
+        });
+        if (indexes())
+            share_.each(step_.tokens * s_.index_heads, [&](size_t row) {
+                float* const query = plan_.index->query() + row * s_.index_width;
+                rotate(row / s_.index_heads, query, query);
+            });
         share_.each(step_.tokens * decoder_.heads, [&](size_t row) {
             const size_t t = row % step_.tokens, head = row / step_.tokens;
             rotate(t, query_of(row) + s_.nope, plan_.query_rope + (t * decoder_.heads + head) * s_.rope);
         });
         multiply_heads(w_.key_up, s_.latent, x, plan_.query_latent);
+    }
+
+    void score_keys() const {
+        share_.each_dealt(tasks().score_count(), [&](size_t task) { tasks().score(task); });
+    }
+    void select_keys() const {
+        share_.each(tasks().select_count(), [&](size_t task) { tasks().select(task); });
     }
 
     void attend() const {
@@ -66,6 +93,10 @@ class LatentAttentionPart : public StageMember {
     void value_up(const Activations& x) const { multiply_heads(w_.value_up, s_.value, x, plan_.attended); }
 
   private:
+    // Whether the layer selects positions in this step.
+    bool indexes() const { return plan_.index && w_.indexer.is_given(); }
+    const LightningIndexerTasks& tasks() const { return plan_.index->tasks(); }
+
     // The rows that the share's panels of a per-head product read; `width`: outputs per head.
     Range rows_of_panels(size_t width) const {
         const Range part = panels();
@@ -120,6 +151,21 @@ class LatentAttentionPart : public StageMember {
         const CacheType type = plan_.latent_call.kr.type;
         store_rounded(type, step_.keys + (layer_offset(s_.rope, page) + row * s_.rope) * value_bytes(type), turned,
                       s_.rope);
+    }
+
+    void store_index_key(size_t t) const {
+        const Indexer& w = w_.indexer;
+        float* const key = plan_.index_keys + t * s_.index_width;
+        const RowNorm norm = row_norm(key, s_.index_width, kIndexKeyEps, true);
+        for (size_t i = 0; i < s_.index_width; i += kLanes)
+            store(key + i, norm(load(key + i), load(w.key_norm + i)) + load(w.key_norm_bias + i));
+        rotate(t, key, key);
+        const size_t position = step_.positions[t], row = position % kPagePositions;
+        const auto page =
+            static_cast<size_t>(step_.index_table[step_.sequence[t] * step_.table_width + position / kPagePositions]);
+        const size_t at = (w.cache_layer * step_.slab_pages + page) * kPagePositions + row;
+        const CacheType type = plan_.latent_call.kr.type;
+        store_rounded(type, step_.index + at * s_.index_width * value_bytes(type), key, s_.index_width);
     }
 
     // type: bf16 or f16. n: a multiple of sixteen.

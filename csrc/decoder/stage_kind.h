@@ -15,11 +15,13 @@ enum class StageKind {
     attend,
     merge_partials,  // of divided units, if merging takes long
     // Latent attention:
-    compress,         // queries or compressed queries; latents and rope keys, not yet normalised
+    compress,         // queries or compressed queries; latents and rope keys, not yet normalised; of an indexer too
     compressed_rows,  // compressed queries normalised
     project_queries,  // queries
     head_rows,        // the parts of queries without rope
     absorb,           // these times key_up; the rope parts rotated; latents and rope keys, into the cache
+    score_keys,       // of an indexer; perhaps the positions too
+    select_keys,      // the positions that tokens attend to
     attend_latents,
     merge_latents,
     latent_rows,  // each head's attention output
@@ -90,6 +92,9 @@ inline StepPart step_part(StageKind kind) {
         case StageKind::latent_rows:
         case StageKind::value_up:
             return StepPart::mla_attention;
+        case StageKind::score_keys:
+        case StageKind::select_keys:
+            return StepPart::lightning_indexer;
         case StageKind::convolve:
             return StepPart::convolution;
         case StageKind::update_delta:

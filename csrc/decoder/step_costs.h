@@ -11,6 +11,7 @@ enum class StepPart {
     grouped_attention,
     mla_prolog,
     mla_attention,
+    lightning_indexer,
     convolution,
     delta_rule,
     state_update,
@@ -19,7 +20,7 @@ enum class StepPart {
     experts
 };
 constexpr const char* kStepParts[] = {
-    "linear",           "grouped_attention",      "mla_prolog",   "mla_attention", "causal_conv1d",
+    "linear",           "grouped_attention",      "mla_prolog",   "mla_attention", "lightning_indexer", "causal_conv1d",
     "gated_delta_rule", "selective_state_update", "feed_forward", "expert_router", "mixture_of_experts"};
 
 // Per part: seconds, and the number of stages.

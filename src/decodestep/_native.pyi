@@ -184,6 +184,19 @@ def mla_attention(
     out: NDArray[np.float32],
     threads: int,
 ) -> None: ...
+def lightning_indexer(
+    query: NDArray[Any],
+    weights: NDArray[np.float32],
+    keys: NDArray[Any],
+    key_scales: NDArray[np.float32] | None,
+    block_table: NDArray[np.int64],
+    sequence: NDArray[np.int64],
+    visible: NDArray[np.int64],
+    ordered: bool,
+    selected: NDArray[np.int32],
+    values: NDArray[np.float32] | None,
+    threads: int,
+) -> None: ...
 def mla_prolog(**kwargs: Any) -> None: ...
 def tensor_scatter(cache: NDArray[np.uint8], update: NDArray[np.uint8], start: NDArray[np.int64]) -> None: ...
 
@@ -214,6 +227,7 @@ def decoder_forward(
     states: NDArray[np.float32] | None = None,
     slots: NDArray[np.int64] | None = None,
     into: NDArray[np.int64] | None = None,
+    index: NDArray[Any] | None = None,
 ) -> None: ...
 
 # Sampling.

@@ -73,6 +73,7 @@ def small_calls():
         "gated_delta_rule": lambda **how: ds.gated_delta_rule(
             *[cache[:, 0]] * 3, np.zeros((1, 1, 8, 8), np.float32), scale=1, update_rule="linear", **how
         ),
+        "lightning_indexer": lambda **how: ds.lightning_indexer(cache, cache[:, :, :1], cache[..., 0], **how),
         "linear": lambda **how: ds.linear(X, PackedWeight.from_array(X.T), **how),
         "mixture_of_experts": lambda **how: ds.mixture_of_experts(tokens, ids[:, None] * 0, X[:, :1], block, **how),
         "mla_attention": lambda **how: ds.mla_attention(
@@ -87,6 +88,9 @@ def small_calls():
             *[cache[:, 0]] * 2,
             np.zeros((1, 1, 8, 8), np.float32),
             **how,
+        ),
+        "sparse_mla_attention": lambda **how: ds.sparse_mla_attention(
+            cache, cache, None, np.zeros((2, 4, 1, 1), np.int32), 1.0, query_rope=cache, key_rope=cache, **how
         ),
         "swiglu": lambda **how: ds.swiglu(X, X, **how),
         "tensor_scatter": lambda **how: ds.tensor_scatter(cache, cache[:, :1], axis=1, **how),

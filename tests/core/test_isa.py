@@ -16,6 +16,7 @@ from support.project import ROOT
 STEMS = (
     "causal_conv1d",
     "decode_step",
+    "lightning_indexer",
     "linear",
     "mla_attention",
     "mla_prolog",
@@ -28,6 +29,7 @@ STEMS = (
     "gated_delta_rule",
     "state_operators",
     "rms_norm",
+    "sparse_mla_attention",
     "selective_state_update",
     "swiglu",
     "top_k_top_p_sample_native",

@@ -11,6 +11,7 @@ from decodestep._base.arrays import like
 from decodestep.integrations.torch import OPERATORS, ops
 from support.mla_prolog_cases import EXPONENT8, INT8_SCENARIOS, SCENARIOS, V1, V2, for_version, make
 from support.recurrent_calls import OPERATORS as OPERATORS_WITH_STATES
+from support.sparse_attention_cases import LAYOUTS, attention_call, index_call
 
 
 def scatter_cases():
@@ -85,6 +86,24 @@ def attention_cases():
     yield (*half, table, lengths), {"scale": 0.3}
 
 
+def index_cases():
+    """In each layout; of bytes with the scores."""
+    rng = np.random.default_rng(0)
+    calls = [index_call(rng, [3, 2], [30, 20], layouts=layouts)[0] | {"sparse_count": 5} for layouts in LAYOUTS]
+    calls.append(index_call(rng, [2], [9], dtype=np.int8)[0] | {"return_value": True, "ordered": False})
+    yield from (by_position(call, ["query", "key", "weights"]) for call in calls)
+
+
+def sparse_cases():
+    rng, first = np.random.default_rng(0), ["query", "key", "value", "sparse_indices", "scale_value"]
+    yield from (by_position(attention_call(rng, [3, 2], [30, 20], layouts=layouts)[0], first) for layouts in LAYOUTS)
+
+
+def by_position(call, first):
+    given = tensors({name: np.array(value) if isinstance(value, list) else value for name, value in call.items()})
+    return tuple(given.pop(name) for name in first), given
+
+
 def sampler_cases(dtype, v2=False):
     logits = torch.randn(3, 50).to(dtype)
     k, p = torch.tensor([5, 0, 50], dtype=torch.int32), torch.tensor([0.9, 0.5, 1.0]).to(dtype)
@@ -112,6 +131,8 @@ CASES = {
     "linear": [((torch.randn(3, 8), torch.randn(8, 5)), {}), ((torch.randn(8).double(), torch.randn(8, 5).bfloat16()), {})],
     "mla_attention": list(attention_cases()),
     "mla_attention_lse": list(attention_cases()),
+    "lightning_indexer": list(index_cases()),
+    "sparse_mla_attention": list(sparse_cases()),
     "top_k_top_p_sample": list(sampler_cases(torch.bfloat16)),
     "top_k_top_p_sample_v2": list(sampler_cases(torch.float32, v2=True)),
     "apply_top_k_top_p": list(apply_cases()),

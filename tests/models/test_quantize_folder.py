@@ -84,7 +84,9 @@ def test_llama_cpp_has_its_logits(folder, tmp_path, family):
 def test_names_are_those_of_the_gguf_package(family):
     """Of each part the package's name for what transformers calls it, where its tables have it."""
     written_as = MODEL_TYPES[family].written_as.name
-    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written_as)
+    architecture = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == written_as), None)
+    if architecture is None:
+        pytest.skip("newer than the package")
     known, ours = gguf.get_tensor_name_map(architecture, 2), MODEL_TYPES[family].written_as.tensor_names
     found = 0
     for part, name in MODEL_TYPES[family].tensor_names.items():

@@ -30,6 +30,15 @@ CASES = {
 }
 
 
+# So many heads that few scores are near ties. The second layer attends to what the first one selects, or selects itself.
+SELECTED = LatentSizes(32, 16, 64, 32, selected=9, index_heads=17, index_width=48)
+SELECTING = {
+    "shared selection": {"sizes": SELECTED, "compressed": 64},
+    "own selections": {"sizes": SELECTED, "compressed": 64, "indexers": (True, True), "heads": 20, "biases": True},
+    "one position": {"sizes": replace(SELECTED, selected=1, index_width=16), "compressed": 32},
+}
+
+
 def in_float64(call):
     return ds.decoder_forward(**copied(call, sin=call["sin"].astype(np.float64), cos=call["cos"].astype(np.float64)))
 
@@ -109,6 +118,65 @@ def test_against_the_reference_in_float64(case, slabs, cache, byte_latents, rng)
     expected = in_float64(call)
     assert np.abs(logits - expected).max() < (1e-2 if byte_latents else 2e-3) * np.abs(expected).max()
     assert np.median(np.abs(logits - expected)) < 3e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("slabs", "cache", "byte_latents"), [(1, BFLOAT16, False), (3, np.float16, False), (2, BFLOAT16, True)]
+)
+@pytest.mark.parametrize("case", SELECTING)
+def test_selected_positions_are_those_of_the_reference(case, slabs, cache, byte_latents, rng):
+    """Tokens that attend to all positions beside others, of three sequences; NaN in the index cache reaches nothing. A near-tie
+    may fall the other way: few tokens may be far off."""
+    call = step(latent_weights(Format.F32, rng, **SELECTING[case]), [40, 1, 12], rng, slabs=slabs, cache=cache,
+                byte_latents=byte_latents)  # fmt: skip
+    logits = ds.decoder_forward(**copied(call), backend="cpu")
+    expected = in_float64(call)
+    apart = np.abs(logits - expected).max(axis=1) / np.abs(expected).max()
+    assert np.median(apart) < 1e-3 and np.quantile(apart, 0.8) < (1e-2 if byte_latents else 2e-3)
+    all_positions = replace(call["weights"], latent=replace(call["weights"].latent, selected=1000))
+    dense = ds.decoder_forward(**copied(call, weights=all_positions), backend="cpu")
+    own = call["positions"] < call["weights"].latent.selected
+    np.testing.assert_array_equal(logits[own], dense[own])
+    assert (logits[~own] != dense[~own]).any(axis=1).all()
+
+
+@pytest.mark.parametrize("byte_latents", [False, True])
+@pytest.mark.parametrize("case", SELECTING)
+def test_a_cut_among_selected_positions_changes_no_bit(case, byte_latents, rng):
+    call = step(latent_weights(Format.Q8_0, rng, **SELECTING[case]), [70], rng, byte_latents=byte_latents)
+    whole = ds.decoder_forward(**copied(call))
+    for cuts in ([9], [8, 10], [1, 2, 16, 17, 64]):
+        np.testing.assert_array_equal(parts(call, cuts), whole)
+    for threads in (1, 2, 5):
+        with ds.use_threads(threads):
+            np.testing.assert_array_equal(ds.decoder_forward(**copied(call)), whole)
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("index must be given where layers select positions, and only there; got None", {"index": None}),
+        ("index must be bfloat16; got float32 1x1x5x16x48", {"index": np.zeros((1, 5, 16, 48), np.float32)}),
+        ("index must be of shape 1x1x5x16x48; got bfloat16 1x1x5x16x32", {"index": np.zeros((1, 5, 16, 32), BFLOAT16)}),
+    ],
+)
+def test_refused_index_caches(message, changes, rng):
+    call = step(latent_weights(Format.F32, rng, **SELECTING["shared selection"]), [70], rng)
+    with pytest.raises(ValueError, match=f"^decoder_forward: {message}"):
+        ds.decoder_forward(**call | changes)
+
+
+def test_refused_indexers(rng):
+    w = latent_weights(Format.F32, rng, **SELECTING["shared selection"])
+    first, second = w.layers
+    with pytest.raises(ValueError, match=r"mixer.indexer must be given in the first layer; got None"):
+        replace(w, layers=(second, first))
+    with pytest.raises(
+        ValueError, match=r"latent.selected, index_heads and index_width must be 0 without an indexer; with one"
+    ):
+        replace(w, latent=replace(w.latent, index_width=8))
+    with pytest.raises(ValueError, match=r"layers\[0\].mixer.indexer.query must be"):
+        replace(w, latent=replace(w.latent, index_width=32))
 
 
 def test_latents_in_float16_are_nearer_than_in_bfloat16(rng):

@@ -11,6 +11,7 @@ from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
     GroupedAttention,
+    Indexer,
     LatentAttention,
     LatentSizes,
     LayerWeights,
@@ -90,12 +91,24 @@ def latent_weights(
     shared: bool = True,
     gates: bool = True,
     biases: bool = False,
+    indexers: tuple[bool, bool] = (True, False),
     **constants: float,
 ) -> DecoderWeights:
-    """Two layers of latent attention: the first with a dense block, the second with a mixture of experts."""
+    """Two layers of latent attention: the first with a dense block, the second with a mixture of experts. indexers: which have
+    one, if `sizes` says that positions are selected."""
     hidden, vocab, head_dim = 64, 50, sizes.nope + sizes.rope
 
-    def attention() -> LatentAttention:
+    def indexer() -> Indexer:
+        assert compressed is not None
+        return Indexer(
+            query=matrix(compressed, sizes.index_heads * sizes.index_width, format_, rng),
+            key=matrix(hidden, sizes.index_width, format_, rng),
+            key_norm=norm(sizes.index_width, rng),
+            key_norm_bias=bias(sizes.index_width, rng),
+            by_head=matrix(hidden, sizes.index_heads, Format.F32, rng),
+        )
+
+    def attention(has_indexer: bool) -> LatentAttention:
         read = hidden if compressed is None else compressed
         widths = {"latent": sizes.latent + sizes.rope, "output": hidden} | ({"query_down": read} if compressed else {})
         return LatentAttention(
@@ -108,6 +121,7 @@ def latent_weights(
             value_up=matrix(sizes.latent, heads * sizes.value, format_, rng),
             output=matrix(heads * sizes.value, hidden, format_, rng),
             **({f"{product}_bias": bias(width, rng) for product, width in widths.items()} if biases else {}),
+            indexer=indexer() if sizes.selected and has_indexer else None,
         )
 
     def feed_forward(width: int, count: int = 1) -> FeedForward:
@@ -126,7 +140,8 @@ def latent_weights(
     return DecoderWeights(
         embedding=PackedWeight.from_array(rng.normal(size=(hidden, vocab)).astype(np.float32)),
         layers=tuple(
-            LayerWeights(norm(hidden, rng), attention(), norm(hidden, rng), part) for part in (feed_forward(96), mixture)
+            LayerWeights(norm(hidden, rng), attention(has), norm(hidden, rng), part)
+            for part, has in zip((feed_forward(96), mixture), indexers, strict=True)
         ),
         norm=norm(hidden, rng),
         logits=matrix(hidden, vocab, format_, rng),
@@ -162,6 +177,10 @@ def step(
     keys, values = (np.full(shape, -1 if cache == np.int8 else np.nan, cache) for shape in shapes)  # scales of -1s are NaN
     if byte_latents:
         values = np.full((*values.shape[:-1], w.latent.latent + SCALE_BYTES), -1, np.int8)
+    index = {}
+    if w.latent is not None and w.latent.selected:
+        shape = (w.index_depth, pages, 16, w.latent.index_width)
+        index = {"index": np.full(shape if slabs == 1 else (slabs, *shape), np.nan, keys.dtype)}
     angle = positions[:, None] * 0.7 ** np.arange(half)
     tokens = sum(lengths)
     return {
@@ -175,10 +194,11 @@ def step(
         "values": values,
         "page_table": rng.permutation(slabs * pages)[:needed].reshape(len(lengths), table_width),
         "wanted": np.arange(tokens),
+        **index,
     }
 
 
 def copied(call: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The same step on a cache and states of its own."""
-    written = {name: call[name].copy() for name in ("keys", "values", "states") if call.get(name) is not None}
+    written = {name: call[name].copy() for name in ("keys", "values", "states", "index") if call.get(name) is not None}
     return {**call, **written, **changes}

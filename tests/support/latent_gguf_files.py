@@ -18,6 +18,10 @@ _PARTS = {
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.o_proj": "attn_output",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate": "ffn_gate_inp",
     **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
@@ -29,7 +33,7 @@ _SIZES = ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head
 def write_gguf(
     model: Any, path: Path, *, kind: str = "F32", whole: bool = False, fused: bool = False, plm: bool = False, **changes: Any
 ) -> Path:
-    """The model as a file of architecture deepseek2, minicpm3 or plm.
+    """The model as a file of architecture deepseek2, deepseek32, glm-dsa, minicpm3 or plm.
 
     kind: of the weights that are matrices, where their rows fit into its blocks. whole: attn_kv_b unsplit, as in files from
     before April 2025. fused: gate and up of the experts in one tensor. plm: the file's up is the model's gate. changes: of the
@@ -39,7 +43,8 @@ def write_gguf(
     compact = config.model_type == "minicpm3"
     sparse = [f"model.layers.{i}.mlp.gate.weight" in state for i in range(config.num_hidden_layers)]
     whole = whole or compact or plm
-    architecture = "minicpm3" if compact else "plm" if plm else "deepseek2"
+    of_type = {"minicpm3": "minicpm3", "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa"}
+    architecture = "plm" if plm else of_type.get(config.model_type, "deepseek2")
     file = ModelFile(path, architecture, _keys(config, sparse, whole) | changes, kind)
     file.add("token_embd.weight", state["model.embed_tokens.weight"])
     file.add("output_norm.weight", state["model.norm.weight"])
@@ -54,6 +59,8 @@ def write_gguf(
         theirs = f"model.layers.{i}."
         layer = {name.removeprefix(theirs): value for name, value in state.items() if name.startswith(theirs)}
         of_layer = {f"{name}.weight": layer[f"{part}.weight"] for part, name in parts.items() if f"{part}.weight" in layer}
+        if "self_attn.indexer.k_norm.bias" in layer:
+            of_layer["indexer.k_norm.bias"] = layer["self_attn.indexer.k_norm.bias"]
         for name, value in (of_layer | _latent_parts(config, layer, whole) | _expert_parts(layer, fused)).items():
             file.add(f"blk.{i}.{name}", value, exact=name == "ffn_gate_inp.weight")
     return file.write()
@@ -99,6 +106,11 @@ def _keys(config: Any, sparse: list[bool], whole: bool) -> dict[str, Any]:
         keys["attention.q_lora_rank"] = config.q_lora_rank
     if config.model_type == "minicpm3":
         return keys | {"attention.key_length": dn + dr}
+    if hasattr(config, "index_topk"):
+        keys |= {"attention.indexer.head_count": config.index_n_heads, "attention.indexer.key_length": config.index_head_dim}
+        keys["attention.indexer.top_k"] = config.index_topk
+    if config.model_type == "glm_moe_dsa":
+        keys["attention.indexer.types"] = [kind == "full" for kind in config.indexer_types]
     rope = config.rope_parameters
     keys["rope.freq_base"] = float(rope["rope_theta"])
     if whole:

@@ -9,7 +9,7 @@ import numpy as np
 
 from support.native_call_arguments import ROW_BYTES, Arguments, Held, Source, formats_of, panel_bytes
 
-STEP_PARTS = 10
+STEP_PARTS = 11
 ROUNDED = {3, 5, 6, 7, 8, 9, 14, 15}  # the numbers of the formats that values are rounded to
 NO_BLOCK = ([], 0, [None] * 3)
 
@@ -151,13 +151,18 @@ def decoder(s: Source) -> Arguments:
 
     def by_latents() -> Arguments:
         nope, rope, latent, value = (sizes[name] for name in ("nope", "rope", "latent", "value"))
-        down = s.one_of(0, 64)
+        down = 64 if sizes["selected"] else s.one_of(0, 64)
         return {"query_down": panels_of(s, hidden, down) if down else None, "query_norm": s.array(down) if down else None,
                 "query_down_bias": vector(down), "query": panels_of(s, down or hidden, heads * width),
                 "latent": panels_of(s, hidden, latent + rope), "latent_norm": s.array(latent),
                 "latent_bias": vector(latent + rope), "key_up": panels_of(s, nope, heads * latent),
                 "value_up": panels_of(s, latent, heads * value), "output": panels_of(s, heads * value, hidden),
-                "output_bias": vector(hidden)}  # fmt: skip
+                "output_bias": vector(hidden), "indexer": None}  # fmt: skip
+
+    def indexer() -> Arguments:
+        heads, width = sizes["index_heads"], sizes["index_width"]
+        return {"query": panels_of(s, 64, heads * width), "key": panels_of(s, hidden, width), "key_norm": s.array(width),
+                "by_head": panels_of(s, hidden, heads), "key_norm_bias": s.array(width)}  # fmt: skip
 
     def layer_input() -> Arguments:
         return {"gate": panels_of(s, hidden, 32), "output": panels_of(s, 32, hidden), "norm": s.array(hidden)}
@@ -196,15 +201,22 @@ def decoder(s: Source) -> Arguments:
                 "input": s.one_of(None, layer_input) and layer_input(), "mixer": mixer, **made, **block}  # fmt: skip
 
     latents = {"nope": 32, "rope": s.one_of(16, 32), "latent": s.one_of(32, 64), "value": 32, "eps": 1e-6}
+    selected = s.one_of(0, 0, 1, 5)
+    latents |= {"selected": selected, "index_heads": s.one_of(1, 5) if selected else 0, "index_width": 48 if selected else 0}
     sizes = s.one_of(None, latents)
     if sizes:
         groups, heads, width = 1, 2 * s.one_of(1, 2, 8), sizes["nope"] + sizes["rope"]
         values = width
+    layers = [layer() for _ in range(s.one_of(1, 2))]
+    if sizes and sizes["selected"]:
+        attending = [each["weights"] for each in layers if each["mixer"] == "attention"]
+        for number, weights in enumerate(attending):
+            weights["indexer"] = indexer() if number == 0 or s.one_of(False, True) else None
     embedding = s.one_of(s.weight, lambda *size: panels_of(s, *size))(hidden, 1 + s.size(40))
     return {"heads": heads, "kv_heads": groups, "head_dim": width, "head_values": values, "latent": sizes, "norm_eps": 1e-5,
             "scale": 0.25, "embedding_scale": 2.0, "residual_scale": s.one_of(1.0, 0.5), "logits_scale": 0.5,
             "logits_cap": s.one_of(0.0, 0.0, 3.0), "centred_norms": s.one_of(False, True),
-            "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
+            "layers": layers, "norm": s.array(hidden),
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding}  # fmt: skip
 
 
@@ -243,6 +255,10 @@ def decoder_forward(s: Source) -> Arguments:
         block = (slabs, layers, groups, pages, width // 16, 18 if in_bytes else 16, 16)
         pairs = (slabs, layers, groups, pages, width // 2, 16, 2), (slabs, layers, groups, pages, 8, width, 2)
         keys, values = (block, block) if in_bytes or half else pairs
+    index = None
+    if sizes and sizes["selected"]:
+        own = sum(layer["mixer"] == "attention" and layer["weights"]["indexer"] is not None for layer in made["layers"])
+        index = s.array(slabs, own, pages, 16, sizes["index_width"], dtype=np.uint16)
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     rows, _, *outputs = made["embedding"]
     size, sequence = state_size(made["layers"]), s.ids(tokens, end=sequences)
@@ -263,7 +279,7 @@ def decoder_forward(s: Source) -> Arguments:
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
         "hidden": s.one_of(None, s.array(tokens, len(made["norm"]))),
         "states": s.array(2 * sequences + 1, size) if size else None,
-        "slots": slots if size else None, "into": s.one_of(slots, slots, written) if size else None,
+        "index": index, "slots": slots if size else None, "into": s.one_of(slots, slots, written) if size else None,
         "layer_inputs": s.array(tokens, len(made["layers"]), 32) if any(layer["input"] for layer in made["layers"]) else None,
     }  # fmt: skip
 
@@ -486,6 +502,22 @@ def mla_attention(s: Source) -> Arguments:
         "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
         "lengths": s.ids(tokens, start=1, end=room * block_size + 1), "scale": 0.5, "groups": groups,
         "out": s.array(tokens, heads, latent // groups), "threads": s.threads(),
+    }  # fmt: skip
+
+
+def lightning_indexer(s: Source) -> Arguments:
+    tokens, heads, width, count = s.size(9), s.one_of(1, 3, 9, 20), s.one_of(1, 4, 16, 20, 132), s.one_of(1, 2, 70)
+    blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.one_of(0, 1, 4, 99), 1 + s.size(2), s.size(3)
+    dtype = s.one_of(np.float32, np.float16, np.uint16, np.int8, np.int8)
+    in_bytes = dtype == np.int8
+    width = max(width, 4) if in_bytes else width
+    return {
+        "query": s.array(tokens, heads, width, dtype=np.int8 if in_bytes else np.float32), "weights": s.array(tokens, heads),
+        "keys": cache(s, blocks, block_size, width, dtype), "key_scales": s.array(blocks, block_size) if in_bytes else None,
+        "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
+        "visible": s.ids(tokens, end=room * block_size + 1), "ordered": bool(s.one_of(False, True)),
+        "selected": s.array(tokens, count, dtype=np.int32), "values": s.one_of(None, s.array(tokens, count)),
+        "threads": s.threads(),
     }  # fmt: skip
 
 

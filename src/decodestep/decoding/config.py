@@ -14,12 +14,38 @@ Mixer = Literal["attention", "delta", "mamba", "convolution", "none"]
 
 
 @dataclass(frozen=True)
+class IndexerConfig:
+    """Sizes of the lightning indexer of latent attention over selected positions.
+
+    heads, head_dim: of its queries; its keys have one head. selected: how many positions a token attends to at most. full: for
+    every layer whether it has an indexer; the others attend to what the last one before them selects. half_split: whether the
+    columns of a rope pair are half a rope apart; the rope is on a head's first columns.
+    """
+
+    heads: int
+    head_dim: int
+    selected: int
+    full: tuple[bool, ...]
+    half_split: bool
+
+    @property
+    def layers(self) -> int:
+        """How many layers the cache has index keys of."""
+        return sum(self.full)
+
+    def cache_layer(self, layer: int) -> int:
+        """Where the cache has the index keys of a layer with an indexer."""
+        return sum(self.full[:layer])
+
+
+@dataclass(frozen=True)
 class LatentConfig:
     """Sizes of multi-head latent attention.
 
     query_rank: the width of the queries' latent; None: queries come from the hidden state. latent_dim: of the cached latent.
     nope_dim, rope_dim: of the parts of a head of queries and keys without and with rope. value_dim: of a head's values.
     scale: of the scores. norm_eps: of the latents' norms. biases: of the projections to the latents and of the output.
+    indexer: by which tokens select the positions that they attend to; None: they attend to all.
     """
 
     query_rank: int | None
@@ -30,6 +56,7 @@ class LatentConfig:
     scale: float
     norm_eps: float = 1e-6
     biases: bool = False
+    indexer: IndexerConfig | None = None
 
 
 @dataclass(frozen=True)

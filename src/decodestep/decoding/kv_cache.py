@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decodestep._base.arrays import BFLOAT16
 from decodestep._base.memory import HUGE_PAGE, untouched_zeros
 from decodestep.ops.decoder_forward.arguments import PAGE as PAGE
 from decodestep.ops.decoder_forward.arguments import latent_page_shapes, rope_key_dtype
@@ -50,6 +51,7 @@ class PageLayout:
     """What a page holds over all layers.
 
     axes: layers, and key/value heads if each has a part of its own. key, value: the shape of such a part of keys and of values.
+    index: of index keys, layers first; (): there are none. index_dtype: theirs.
     """
 
     axes: tuple[int, ...]
@@ -57,11 +59,14 @@ class PageLayout:
     value: tuple[int, ...]
     key_dtype: np.dtype
     value_dtype: np.dtype
+    index: tuple[int, ...] = ()
+    index_dtype: np.dtype = BFLOAT16
 
     @property
     def page_bytes(self) -> int:
         key, value = self.key_dtype.itemsize * math.prod(self.key), self.value_dtype.itemsize * math.prod(self.value)
-        return math.prod(self.axes) * (key + value)
+        index = self.index_dtype.itemsize * math.prod(self.index) if self.index else 0
+        return math.prod(self.axes) * (key + value) + index
 
 
 def grouped_layout(layers: int, kv_heads: int, head_dim: int, dtype: np.dtype) -> PageLayout:
@@ -87,16 +92,19 @@ def float32_layout(layers: int, latent_dim: int, rope_dim: int) -> PageLayout:
 class LatentPages(Pages):
     """Latents and rope keys in a layout of `float32_layout`.
 
-    kv[layer]: (BlockNum, BlockSize, 1, Hckv). kr[layer]: (BlockNum, BlockSize, 1, Dr).
+    kv[layer]: (BlockNum, BlockSize, 1, Hckv). kr[layer]: (BlockNum, BlockSize, 1, Dr). index[layer]: of layers with
+    an indexer, (BlockNum, BlockSize, 1, Di).
     """
 
     def __init__(self, layout: PageLayout, count: int) -> None:
         self.count, self.page_bytes = count, layout.page_bytes
         self.kv = untouched_zeros((*layout.axes, count, *layout.value), layout.value_dtype, huge_pages=False)
         self.kr = untouched_zeros((*layout.axes, count, *layout.key), layout.key_dtype, huge_pages=False)
+        layers, *page = layout.index or (0, 0)
+        self.index = untouched_zeros((layers, count, *page), layout.index_dtype, huge_pages=False)
 
     def parts(self, number: int) -> list[np.ndarray]:
-        return [self.kv[:, number], self.kr[:, number]]
+        return [self.kv[:, number], self.kr[:, number], self.index[:, number]]
 
     def copy(self, source: int, target: int, slots: int = PAGE) -> None:
         """slots: how many positions of the page, the first ones."""
@@ -122,7 +130,8 @@ class PairedPages(Pages):
 class SlabPages(Pages):
     """Keys and values in a layout that `decoder_forward` reads, in slabs.
 
-    keys: (slabs, *axes, pages of a slab, *key). values: (slabs, *axes, pages of a slab, *value).
+    keys: (slabs, *axes, pages of a slab, *key). values: (slabs, *axes, pages of a slab, *value). index: (slabs,
+    layers, pages of a slab, *the rest of index), or None.
     The pages of a slab are allocated together, in huge pages, which makes reading long contexts 5 to 10 % faster.
     """
 
@@ -133,6 +142,11 @@ class SlabPages(Pages):
         self.count = slabs * self._slab
         self.keys = untouched_zeros((slabs, *layout.axes, self._slab, *layout.key), layout.key_dtype, huge_pages=True)
         self.values = untouched_zeros((slabs, *layout.axes, self._slab, *layout.value), layout.value_dtype, huge_pages=True)
+        self.index = None
+        if layout.index:
+            layers, *page = layout.index
+            self.index = untouched_zeros((slabs, layers, self._slab, *page), layout.index_dtype, huge_pages=True)
+        self._parts = [part for part in (self.values, self.keys, self.index) if part is not None]
         self._axis = len(layout.axes)  # of the pages inside a slab
         self._prepared = 0  # slabs before this one have their memory, or users
         self._untouched: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched; empty: of all
@@ -145,7 +159,7 @@ class SlabPages(Pages):
         if self._prepared >= min(first + slabs, len(self.keys)):
             return False
         if not self._untouched:
-            parts = (part[self._prepared].reshape(-1).view(np.uint8) for part in (self.values, self.keys))
+            parts = (part[self._prepared].reshape(-1).view(np.uint8) for part in self._parts)
             self._untouched = [byte for part in parts for byte in _bytes_of_huge_pages(part)]
         self._untouched.pop()[:] = 0  # as it was
         self._prepared += not self._untouched
@@ -153,7 +167,7 @@ class SlabPages(Pages):
 
     def parts(self, number: int) -> list[np.ndarray]:
         slab, place = divmod(number, self._slab)
-        return [np.moveaxis(part[slab], self._axis, 0)[place] for part in (self.keys, self.values)]
+        return [np.moveaxis(part[slab], self._axis, 0)[place] for part in self._parts]
 
 
 def _bytes_of_huge_pages(memory: np.ndarray) -> list[np.ndarray]:

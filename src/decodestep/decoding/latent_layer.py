@@ -7,15 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodestep.decoding import latent_form
+from decodestep.decoding import index_layer, latent_form
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.layer_weights import LatentWeights, Weight
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mla_attention import mla_attention
+from decodestep.ops.mla_attention.reference import values_up
 from decodestep.ops.mla_prolog import mla_prolog
 from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.sparse_mla_attention import sparse_mla_attention
 from decodestep.weights.packed import PackedWeight
 
 
@@ -73,11 +75,13 @@ def attend(
     rope: tuple[np.ndarray, np.ndarray],
     *,
     scale: float,
+    chosen: np.ndarray | None = None,
 ) -> np.ndarray:
     """The attention output of every token, (T, N * Dv); writes its latent and key.
 
     h: float32 (T, He), normalised. cache: the layer's part of `LatentPages`. slots: int64 (T,), the places of the tokens there.
-    rope: sin and cos, float32 (T, Dr / 2). scale: of the scores.
+    rope: sin and cos, float32 (T, Dr / 2). scale: of the scores. chosen: (T, most), the positions that tokens attend to, then
+    -1; None: all up to their own.
     """
     kv, kr = cache
     sin, cos = (np.tile(angles, 2) for angles in rope)
@@ -92,6 +96,18 @@ def attend(
         rmsnorm_epsilon_cq=weights.eps_cq,
         rmsnorm_epsilon_ckv=weights.eps_ckv,
     )
+    if chosen is not None:
+        attended = sparse_mla_attention(
+            projected.query,
+            kv,
+            None,
+            chosen[:, None],
+            scale,
+            query_rope=projected.query_rope,
+            key_rope=kr,
+            **index_layer.each_alone(batch, "kv"),
+        )
+        return values_up(attended, weights.w_uv, linear).reshape(len(h), -1)
     return mla_attention(
         projected.query,
         projected.query_rope,

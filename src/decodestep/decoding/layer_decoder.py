@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from decodestep.decoding import grouped_layer, latent_layer, recurrent_layer
+from decodestep.decoding import grouped_layer, index_layer, latent_layer, recurrent_layer
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import Decoder, TokenBatch
 from decodestep.decoding.float32_layer import inputs_of_layers, normalise, run_layer, scale, soft_capped
@@ -63,6 +65,7 @@ class LayerDecoder(Decoder):
         x = scale(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
         given = None if made is None else inputs_of_layers(batch.tokens, x, made, config)
         states, rows = [], None
+        select = None if config.latent_attention is None else index_layer.selector(config, batch, slots)
         if self.state_layout is not None:
             assert pages.states is not None
             states, rows = self.state_layout.views(pages.states), Rows.of(batch)
@@ -77,14 +80,22 @@ class LayerDecoder(Decoder):
                 rope = ropes[index]
                 if isinstance(weights, GroupedWeights):
                     return grouped_layer.attend(h, weights, config, cache, batch, slots, (of_queries[index], rope), layer=i)
-                return latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale)
+                chosen = None
+                if select is not None:
+                    assert isinstance(weights, LatentWeights)
+                    chosen = select(h, weights, pages.index, rope, i)
+                return latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale, chosen=chosen)
 
             run_layer(x, layer, config, mix, None if given is None else given[:, i])
         return x
 
 
 def page_layout(config: Config) -> PageLayout:
-    return float32_layout(config.cache_layers, config.latent_dim, config.rope_dim)
+    layout, latent = float32_layout(config.cache_layers, config.latent_dim, config.rope_dim), config.latent_attention
+    if latent is None or latent.indexer is None:
+        return layout
+    indexer = latent.indexer
+    return replace(layout, index=(indexer.layers, PAGE, 1, indexer.head_dim), index_dtype=layout.value_dtype)
 
 
 def next_token_text(config: Config) -> str:

@@ -35,6 +35,17 @@ class GroupedWeights:
 
 
 @dataclass(frozen=True, eq=False)
+class IndexerWeights:
+    """A lightning indexer: `Indexer`. by_head: in a dense format."""
+
+    query: Weight
+    key: Weight
+    key_norm: np.ndarray
+    key_norm_bias: np.ndarray
+    by_head: PackedWeight
+
+
+@dataclass(frozen=True, eq=False)
 class LatentWeights:
     """Multi-head latent attention: `LatentAttention`."""
 
@@ -49,6 +60,7 @@ class LatentWeights:
     query_down_bias: np.ndarray | None = None
     latent_bias: np.ndarray | None = None
     output_bias: np.ndarray | None = None
+    indexer: IndexerWeights | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from decodestep.decoding.layer_weights import (
     ConvolutionWeights,
     DeltaWeights,
     ExpertWeights,
+    IndexerWeights,
     LatentWeights,
     Layer,
     MambaWeights,
@@ -29,6 +31,7 @@ from decodestep.ops.decoder_forward import (
     DecoderWeights,
     DeltaRule,
     GroupedAttention,
+    Indexer,
     LatentAttention,
     LatentSizes,
     LayerInput,
@@ -130,7 +133,7 @@ class StepDecoder(Decoder):
         """`DecoderWeights` checks that every weight is in panels."""
         delta, mamba = self.config.delta, self.config.mamba
         if isinstance(weights, LatentWeights):
-            return LatentAttention(**vars(weights))
+            return LatentAttention(**vars(weights) | {"indexer": weights.indexer and _indexer(weights.indexer)})
         if isinstance(weights, DeltaWeights) and delta is not None:
             return DeltaRule(**vars(weights), key_heads=delta.key_heads, tiled=delta.tiled)
         if isinstance(weights, MambaWeights) and mamba is not None:
@@ -186,6 +189,8 @@ class StepDecoder(Decoder):
         )
         if batch.slots is not None:
             call = call._replace(states=pages.states, slots=batch.slots, into=batch.into)
+        if pages.index is not None:
+            call = call._replace(index=pages.index)
         if self._inputs is not None:
             x = scale(gather_rows(self.native_weights.embedding, tokens), self.config.embedding_scale)
             call = call._replace(layer_inputs=inputs_of_layers(tokens, x, self._inputs, self.config))
@@ -211,7 +216,10 @@ def page_layout(config: Config, cache_dtype: str) -> PageLayout:
     latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
     if latent is None:
         return grouped_layout(config.cache_layers, config.kv_heads, step_head_dim(config), dtype)
-    return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
+    layout, indexer = latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype), latent.indexer
+    if indexer is None:
+        return layout
+    return replace(layout, index=(indexer.layers, PAGE, indexer.head_dim), index_dtype=layout.key_dtype)
 
 
 def choose_cache_dtype(types: Set[str], dtype: str = "auto") -> str:
@@ -231,7 +239,13 @@ def step_width(head_dim: int) -> int:
 
 
 def _sizes(latent: LatentConfig) -> LatentSizes:
-    return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
+    widths = latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim
+    x = latent.indexer
+    return LatentSizes(*widths, latent.norm_eps, *(() if x is None else (x.selected, x.heads, x.head_dim)))
+
+
+def _indexer(weights: IndexerWeights) -> Indexer:
+    return Indexer(**vars(weights) | {"by_head": LinearPanels.pack(weights.by_head)})
 
 
 def _feed_forward(

@@ -45,7 +45,7 @@ _V2_DEFAULTS = LATENT_DEFAULTS | {
     "first_k_dense_replace": 0,
     "max_position_embeddings": 2048,
 }
-_V3_DEFAULTS = LATENT_DEFAULTS | {
+V3_DEFAULTS = LATENT_DEFAULTS | {
     "vocab_size": 129280,
     "hidden_size": 7168,
     "intermediate_size": 18432,
@@ -70,7 +70,7 @@ def _check_file(keys: GgufKeys, common: Fields) -> None:
         raise keys.refusal("attention.temperature_scale, by which scores grow with the position, is not supported")
 
 
-def _widths(keys: GgufKeys, common: Fields) -> tuple[int, int]:
+def widths(keys: GgufKeys, common: Fields) -> tuple[int, int]:
     suffix = "" if "attention.key_length_mla" not in keys else "_mla"
     return keys.size(f"attention.key_length{suffix}"), keys.size(f"attention.value_length{suffix}")
 
@@ -81,7 +81,7 @@ def _gating(keys: GgufKeys, common: Fields) -> Gating:
     return stored_gating(keys, unsaid="sigmoid" if is_glm else "softmax")
 
 
-def _written(config: Config) -> Fields:
+def written(config: Config) -> Fields:
     """The plain lengths are those of the one latent group."""
     latent, experts = config.latent_attention, config.experts
     assert latent is not None
@@ -138,12 +138,12 @@ def routed_scale(keys: Keys) -> float:
 
 GGUF = Architecture(
     "deepseek2",
-    LatentFile(_widths),
+    LatentFile(widths),
     experts=file_experts(_gating),
     check=_check_file,
     yarn_multiplier=0.1,
     split_up_projections=True,
-    written=_written,
+    written=written,
     refused=lambda config, vectors: "long-rope" if vectors else None,
     scaled_scores=_scaled_scores,
 )
@@ -161,7 +161,7 @@ _V3 = ModelType(
     "deepseek_v3",
     written_as=GGUF,
     attention=LatentKeys(),
-    defaults=_V3_DEFAULTS,
+    defaults=V3_DEFAULTS,
     aliases={"num_local_experts": "n_routed_experts"},
     experts=ExpertKeys(sparse, v3_rule, count="n_routed_experts", shared="n_shared_experts", corrected=True),
     next_token_layers=True,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from decodestep._base.extras import extra
 from decodestep.ops.causal_conv1d import causal_conv1d
 from decodestep.ops.gated_delta_rule import gated_delta_rule
+from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_attention.arguments import joined_latent
@@ -26,6 +27,7 @@ from decodestep.ops.mla_prolog.problem import columns_of
 from decodestep.ops.mla_prolog.results import MlaPrologV3Result, result_specs
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.selective_state_update import selective_state_update
+from decodestep.ops.sparse_mla_attention import sparse_mla_attention
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
@@ -84,6 +86,17 @@ def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, kr_cache: Tensor | 
 def _fake_attention_lse(*, query_rope: Tensor, **call: Any) -> tuple[Tensor, Tensor]:
     wide = query_rope.dtype if query_rope.dtype == torch.float64 else torch.float32
     return _fake_attention(query_rope=query_rope, **call), query_rope.new_empty(query_rope.shape[:2], dtype=wide)
+
+
+def _index(**call: Any) -> tuple[Tensor, Tensor]:
+    indices, values = lightning_indexer(**call)
+    return indices, _or_placeholder(call["query"], values, torch.float32)
+
+
+def _fake_index(*, query: Tensor, sparse_count: int, return_value: bool, **_: object) -> tuple[Tensor, Tensor]:
+    shape = (*query.shape[:-2], 1, sparse_count)
+    values = query.new_empty(shape if return_value else 1, dtype=torch.float32)
+    return query.new_empty(shape, dtype=torch.int32), values
 
 
 def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -268,6 +281,23 @@ OPERATORS = {
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),
     "mla_attention": CustomOp(f"{_ATTENTION} -> Tensor", mla_attention, _fake_attention),
     "mla_attention_lse": CustomOp(f"{_ATTENTION} -> (Tensor, Tensor)", _attention_lse, _fake_attention_lse),
+    "lightning_indexer": CustomOp(
+        "(Tensor query, Tensor key, Tensor weights, Tensor? query_dequant_scale=None, Tensor? key_dequant_scale=None, "
+        "Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_key=None, Tensor? block_table=None, *, "
+        'str layout_query="BSND", str layout_key="BSND", int sparse_count=2048, int sparse_mode=3, '
+        "bool return_value=False, bool ordered=True) -> (Tensor, Tensor)",
+        _index,
+        _fake_index,
+    ),
+    "sparse_mla_attention": CustomOp(
+        "(Tensor query, Tensor key, Tensor? value, Tensor sparse_indices, float scale_value, Tensor query_rope, "
+        "Tensor key_rope, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None, "
+        "Tensor? block_table=None, *, "
+        'int sparse_block_size=1, str layout_query="BSND", str layout_kv="BSND", int sparse_mode=3) '
+        "-> Tensor",
+        sparse_mla_attention,
+        _new_like("query"),
+    ),
     "top_k_top_p_sample": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, "
         f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, bool kernel_exact=False) "

@@ -17,6 +17,7 @@ from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
 from decodestep.families.common import folder, gguf, names
+from decodestep.families.common.mixer_shapes import INDEX_PARTS
 from decodestep.families.common.names import NamedTensor
 from decodestep.families.common.registry import ARCHITECTURES, TIKTOKEN_RULES, read_model_type, text_model
 from decodestep.files.gguf_file import GgufFile, Tensor
@@ -98,12 +99,23 @@ class Checkpoint:
         known.update(self._next_token_copies())
         shared = [i for i in range(self.config.layers) if self.config.grouped.source(i) != i]
         known.update(self._table[part].format(i=i) for i in shared for part in _OF_KEYS)
+        known.update(self._unread_indexers())
         unknown = sorted(name for name in set(self._tensors) - known if not self._is_left_out(name))
         if unknown:
             raise ModelError(
                 f"{self.path}: tensors that this decoder does not know: {', '.join(unknown[:5])}"
                 + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
             )
+
+    def _unread_indexers(self) -> Iterator[str]:
+        """The names of tensors of layers that attend to what another one selects, which some published files have."""
+        latent = self.config.latent_attention
+        if latent is None or latent.indexer is None:
+            return
+        for i, full in enumerate(latent.indexer.full):
+            for part in () if full else INDEX_PARTS:
+                name = self._table[part].format(i=i)
+                yield from (name, name + _SCALE)
 
     def _is_left_out(self, name: str) -> bool:
         layer, first = _LAYER.fullmatch(name), self.config.layers + self.config.next_token_layers

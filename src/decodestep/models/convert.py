@@ -16,6 +16,7 @@ from decodestep.decoding import latent_form
 from decodestep.decoding.config import LatentConfig, Mixer
 from decodestep.decoding.layer_weights import (
     GroupedWeights,
+    IndexerWeights,
     InputsOfLayers,
     LatentWeights,
     Layer,
@@ -28,6 +29,7 @@ from decodestep.decoding.layer_weights import (
 from decodestep.errors import ModelError
 from decodestep.models import convert_feed_forward, convert_mixers
 from decodestep.models.checkpoint import Checkpoint, Stored
+from decodestep.models.convert_feed_forward import in_dense_format
 from decodestep.models.layer_parts import LayerParts, Pack, pack_together
 from decodestep.models.row_order import chosen_rows, gated_rows, neighbour_order, padded_heads, qkv_rows
 from decodestep.weights.file_weight import FileWeightError
@@ -284,7 +286,23 @@ def _latent(layer: LayerParts) -> LatentWeights:
         query_down_bias=layer.optional_vector("query_down_bias"),
         latent_bias=latent_bias,
         output_bias=layer.optional_vector("attention_output_bias"),
+        indexer=_indexer(layer, sizes) if layer.has("index_query") else None,
     )
+
+
+def _indexer(layer: LayerParts, sizes: LatentConfig) -> IndexerWeights:
+    """Rope pairs side by side, in the key's norm too."""
+    x = sizes.indexer
+    assert x is not None
+    after = x.head_dim - sizes.rope_dim
+    norms = [layer.vector(part) for part in ("index_norm", "index_norm_bias")]
+    if x.half_split:
+        norms = [values[neighbour_order(1, 0, sizes.rope_dim, after)] for values in norms]
+    query, key = (
+        layer.pack(_neighbours(layer.weight(part), heads, 0, sizes.rope_dim, x.half_split, after))
+        for part, heads in (("index_query", x.heads), ("index_key", 1))
+    )
+    return IndexerWeights(query, key, *norms, in_dense_format(layer.weight("index_by_head")))
 
 
 def _up_projections(layer: LayerParts, sizes: LatentConfig) -> tuple[Stored, Stored]:

@@ -68,19 +68,19 @@ def _experts(layer: LayerParts) -> ExpertWeights:
             gate = layer.pack(layer.stack("experts_gate")) if layer.has("experts_gate") else None
         down = layer.pack(layer.stack("experts_down_together" if layer.has("experts_down_together") else "experts_down"))
     return ExpertWeights(
-        router=_in_dense_format(layer.weight("router")),
+        router=in_dense_format(layer.weight("router")),
         bias=layer.optional_vector("correction"),
         router_bias=layer.optional_vector("router_bias"),
         routed=FeedForward(gate, up, down, experts.count, _GATES.get(layer.config.activation, "silu"), *biases),
         shared=_dense(layer, "shared_") if experts.shared else None,
         factors=layer.optional_vector("factors_of_experts"),
-        shared_gate=_in_dense_format(layer.weight("shared_factor")) if experts.shared_gated else None,
+        shared_gate=in_dense_format(layer.weight("shared_factor")) if experts.shared_gated else None,
         latent_down=layer.packed("latent_down") if experts.latent else None,
         latent_up=layer.packed("latent_up") if experts.latent else None,
     )
 
 
-def _in_dense_format(stored: Stored) -> PackedWeight:
+def in_dense_format(stored: Stored) -> PackedWeight:
     weight = whole(stored.weight)
     return weight if weight.format in DENSE_FORMATS else PackedWeight.from_array(weight.dense())
 

@@ -22,6 +22,7 @@ from decodestep.ops.decoder_forward import (
 )
 from decodestep.ops.expert_router import RouterRule, Routes, expert_router
 from decodestep.ops.gated_delta_rule import gated_delta_rule
+from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, linear
 from decodestep.ops.mixture_of_experts import FeedForward, mixture_of_experts
 from decodestep.ops.mla_attention import mla_attention
@@ -42,6 +43,7 @@ from decodestep.ops.mla_prolog import (
 )
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.selective_state_update import selective_state_update
+from decodestep.ops.sparse_mla_attention import sparse_flash_attention, sparse_mla_attention
 from decodestep.ops.swiglu import swiglu
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
@@ -77,6 +79,7 @@ __all__ = [
     "from_nz",
     "gated_delta_rule",
     "gather_cache",
+    "lightning_indexer",
     "linear",
     "mixture_of_experts",
     "mla_attention",
@@ -87,6 +90,8 @@ __all__ = [
     "rms_norm",
     "selective_state_update",
     "slots_from_block_table",
+    "sparse_flash_attention",
+    "sparse_mla_attention",
     "swiglu",
     "tensor_scatter",
     "to_nz",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decodestep.decoding import rope
-from decodestep.decoding.config import Config, LatentConfig
-from decodestep.families.common import names
+from decodestep.decoding.config import Config, IndexerConfig, LatentConfig
+from decodestep.families.common import indexer, names
 from decodestep.families.common.config_json import Keys, RopeParameters
 from decodestep.families.common.description import Architecture, Fields, ModelType
 from decodestep.families.common.gguf_keys import GgufKeys
@@ -21,11 +21,12 @@ class LatentFile:
     """In a GGUF file.
 
     widths: of a head of keys and of one of values, by the fields that all models have. compressed: whether queries may have a
-    latent.
+    latent. indexer: by which tokens select positions, by the fields and the width of the rope; None: there is none.
     """
 
     widths: Callable[[GgufKeys, Fields], tuple[int, int]]
     compressed: bool = True
+    indexer: Callable[[GgufKeys, Fields, int], IndexerConfig] | None = None
     parts = PARTS
 
     def read(self, keys: GgufKeys, common: Fields, architecture: Architecture) -> Fields:
@@ -43,7 +44,9 @@ class LatentFile:
         # The tensors say whether queries have a latent; llama.cpp counts layers.
         direct = not self.compressed or names.GGUF["query"].format(i=0) in keys.file.tensors
         rank = None if direct else keys.size("attention.q_lora_rank")
-        attention = LatentConfig(rank, keys.size("attention.kv_lora_rank"), head - rope_dim, rope_dim, value, scale)
+        own = None if self.indexer is None else self.indexer(keys, common, rope_dim)
+        latent = keys.size("attention.kv_lora_rank")
+        attention = LatentConfig(rank, latent, head - rope_dim, rope_dim, value, scale, indexer=own)
         return {"kv_heads": common["heads"], "head_dim": head, "latent_attention": attention}
 
     def written(self, config: Config) -> Fields:
@@ -54,7 +57,8 @@ class LatentFile:
             "rope.dimension_count": latent.rope_dim,
             "attention.key_length": latent.nope_dim + latent.rope_dim,
         }
-        return made | ({} if latent.query_rank is None else {"attention.q_lora_rank": latent.query_rank})
+        made |= {} if latent.query_rank is None else {"attention.q_lora_rank": latent.query_rank}
+        return made | ({} if latent.indexer is None else indexer.written(latent.indexer))
 
 
 def half_split_by_key(keys: Keys) -> bool:
@@ -63,9 +67,10 @@ def half_split_by_key(keys: Keys) -> bool:
 
 @dataclass(frozen=True)
 class LatentKeys:
-    """In config.json. half_split: whether the columns of a rope pair are half a head apart."""
+    """In config.json. half_split: whether the columns of a rope pair are half a head apart. indexer: as in `LatentFile`."""
 
     half_split: Callable[[Keys], bool] = half_split_by_key
+    indexer: Callable[[Keys, Fields, int], IndexerConfig] | None = None
     parts = PARTS
 
     def read(self, keys: Keys, common: Fields, model_type: ModelType) -> Fields:
@@ -87,6 +92,7 @@ class LatentKeys:
             value,
             scale,
             biases=keys.flag("attention_bias"),
+            indexer=None if self.indexer is None else self.indexer(keys, common, rope_dim),
         )
         return {
             "kv_heads": heads,

@@ -1,4 +1,4 @@
-"""The parts of mixers with a state, and the shapes that a model's sizes give them; the tables are those of `names`."""
+"""The parts of mixers with a state and of indexers, and the shapes that a model's sizes give them; the tables are `names`'."""
 
 from __future__ import annotations
 
@@ -7,6 +7,26 @@ from collections.abc import Callable
 from decodestep.decoding.config import Config
 
 Shape = tuple[int, ...]
+
+
+INDEX_PARTS = ("index_query", "index_key", "index_norm", "index_norm_bias", "index_by_head")
+
+
+def indexer_shapes(config: Config, i: int) -> dict[str, Shape]:
+    latent = config.latent_attention
+    if latent is None or latent.indexer is None or i >= config.layers or not latent.indexer.full[i]:
+        return {}
+    x, rank = latent.indexer, latent.query_rank
+    assert rank is not None
+    vector: Shape = (x.head_dim,)
+    weights: tuple[Shape, ...] = (
+        (x.heads * x.head_dim, rank),
+        (x.head_dim, config.hidden),
+        vector,
+        vector,
+        (x.heads, config.hidden),
+    )
+    return dict(zip(INDEX_PARTS, weights, strict=True))
 
 
 def delta_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from decodestep.decoding.config import Config, Experts, LatentConfig
-from decodestep.families.common.mixer_shapes import Shape, convolution_shapes, delta_shapes, mamba_shapes
+from decodestep.families.common.mixer_shapes import Shape, convolution_shapes, delta_shapes, indexer_shapes, mamba_shapes
 
 FEED_FORWARD = ("gate", "up", "down")
 _NORMS, _POST_NORMS = ("attention_norm", "ffn_norm"), ("attention_post_norm", "ffn_post_norm")
@@ -31,6 +31,11 @@ _GGUF_LAYER = {
     "keys_values_up": "attn_kv_b.weight",
     "keys_up": "attn_k_b.weight",
     "values_up": "attn_v_b.weight",
+    "index_query": "indexer.attn_q_b.weight",
+    "index_key": "indexer.attn_k.weight",
+    "index_norm": "indexer.k_norm.weight",
+    "index_norm_bias": "indexer.k_norm.bias",
+    "index_by_head": "indexer.proj.weight",
     "attention_output": "attn_output.weight",
     **{f"{part}_bias": f"attn_{name}.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
     "qkv_bias": "attn_qkv.bias",
@@ -125,6 +130,11 @@ _FOLDER_LAYER = {
     "latent_rope_bias": "self_attn.kv_a_proj_with_mqa.bias",
     "latent_norm": "self_attn.kv_a_layernorm.weight",
     "keys_values_up": "self_attn.kv_b_proj.weight",
+    "index_query": "self_attn.indexer.wq_b.weight",
+    "index_key": "self_attn.indexer.wk.weight",
+    "index_norm": "self_attn.indexer.k_norm.weight",
+    "index_norm_bias": "self_attn.indexer.k_norm.bias",
+    "index_by_head": "self_attn.indexer.weights_proj.weight",
     "attention_output": "self_attn.o_proj.weight",
     "attention_output_bias": "self_attn.o_proj.bias",
     **{f"{part}_bias": f"self_attn.{name}_proj.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
@@ -210,7 +220,8 @@ def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[
 
     grouped = config.grouped  # whose options by layer say nothing of layers after the last one
     by_layer = any(grouped.windows) or any(grouped.ropes) or grouped.head_dims or grouped.kv_heads or grouped.keys_of
-    can_draft = config.latent_attention is not None or not by_layer
+    latent = config.latent_attention
+    can_draft = not by_layer if latent is None else latent.indexer is None
     whole = sum(1 for _ in takewhile(is_whole, range(config.layers, config.layers + count))) if can_draft else 0
     return replace(config, next_token_layers=whole, skipped_layers=count - whole)
 
@@ -251,7 +262,9 @@ def _mixer_shapes(config: Config, table: dict[str, str], has: Callable[[str], bo
         case "none":
             return {}
     latent = config.latent_attention
-    return _grouped_shapes(config, table, has, i) if latent is None else _latent_shapes(config, latent, table, has, i)
+    if latent is None:
+        return _grouped_shapes(config, table, has, i)
+    return _latent_shapes(config, latent, table, has, i) | indexer_shapes(config, i)
 
 
 def _next_token_shapes(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> dict[str, Shape]:

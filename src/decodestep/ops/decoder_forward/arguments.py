@@ -37,6 +37,7 @@ class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is m
     states: np.ndarray | None = None
     slots: np.ndarray | None = None
     into: np.ndarray | None = None
+    index: np.ndarray | None = None
 
 
 def bind(
@@ -55,6 +56,7 @@ def bind(
     states: Array | None = None,
     slots: Integers | None = None,
     into: Integers | None = None,
+    index: Array | None = None,
 ) -> Call:
     """Checks every rule of the contract, before anything is written."""
     read = None if slots is None else arrays.integers(OP, "slots", slots, rank=1)
@@ -75,6 +77,7 @@ def bind(
         arrays.optional_view(OP, "states", states),
         read,
         read if into is None else arrays.integers(OP, "into", into, rank=1),
+        None if index is None else _in_slabs(arrays.view(OP, "index", index)),
     )
     tokens = call.token_ids.shape
     require_shape(OP, "sequence", call.sequence, tokens)
@@ -86,6 +89,7 @@ def bind(
     require_within(OP, "sequence", call.sequence, rows)
     require_within(OP, "positions", call.positions, min(call.sin.shape[1], PAGE * table_width))
     require_within(OP, "wanted", call.wanted, tokens[0])
+    _check_index(call)
     _check_pages(call, pages)
     _require_distinct_places(call)
     if call.hidden is not None:
@@ -150,6 +154,19 @@ def _check_cache(call: Call) -> int:
         _require_writeable(name, array)
     require_apart(OP, {"keys": call.keys, "values": call.values}, {"sin": call.sin, "cos": call.cos})
     return slabs * pages
+
+
+def _check_index(call: Call) -> None:
+    w, index = call.weights, call.index
+    selects = w.latent is not None and w.latent.selected > 0
+    require((index is not None) == selects, OP, "index", "given where layers select positions, and only there", index)
+    if index is None or w.latent is None:
+        return
+    require_dtype(OP, "index", index, (rope_key_dtype(call.values.dtype),))
+    slabs, _, pages = call.keys.shape[:3]
+    require_shape(OP, "index", index, (slabs, w.index_depth, pages, PAGE, w.latent.index_width))
+    _require_writeable("index", index)
+    require_apart(OP, {"index": index}, {name: getattr(call, name) for name in ("keys", "values", "sin", "cos")})
 
 
 def _check_hidden(call: Call, hidden: np.ndarray) -> None:

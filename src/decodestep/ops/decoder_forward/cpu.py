@@ -14,7 +14,14 @@ from decodestep._base.arrays import contiguous
 from decodestep._base.profiling import add_part, is_timed
 from decodestep._base.threads import threads
 from decodestep.ops.decoder_forward.arguments import Call
-from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture, SideBySide
+from decodestep.ops.decoder_forward.layers import (
+    GroupedAttention,
+    Indexer,
+    LatentAttention,
+    LayerWeights,
+    Mixture,
+    SideBySide,
+)
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentSizes
 from decodestep.ops.expert_router.cpu import native_rule
@@ -41,6 +48,8 @@ def latent_obstacle(sizes: LatentSizes, *, compressed: int | None = None) -> str
     """Why the native kernel cannot run latent attention of these widths, or None. compressed: of the query, if it is."""
     if sizes.rope % 16:
         return f"rope size {sizes.rope} is not a multiple of 16"
+    if sizes.index_width % 16:
+        return f"size of index heads {sizes.index_width} is not a multiple of 16"
     widths = {"size without rope": sizes.nope, "latent size": sizes.latent, "value size": sizes.value}
     return _odd(widths if compressed is None else {**widths, "compressed query size": compressed})
 
@@ -99,6 +108,7 @@ def forward(call: Call) -> np.ndarray:
         states=call.states,
         slots=call.slots,
         into=call.into,
+        index=None if call.index is None else _cache(call.index),
     )
     if costs is not None:
         for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):
@@ -180,11 +190,17 @@ def _recurrence(w: Recurrence) -> dict[str, Any]:
 
 
 def _attention(a: GroupedAttention | LatentAttention, weights: DecoderWeights) -> dict[str, Any]:
-    made = {field.name: _native_form(getattr(a, field.name)) for field in fields(a)}
+    made = _fields(a)
+    if isinstance(a, LatentAttention):
+        made["indexer"] = a.indexer and _fields(a.indexer)
     if isinstance(a, GroupedAttention):
         made |= zip(("kv_heads", "head_dim", "head_values"), weights.sizes(a), strict=True)
         made["query_rope"] = a.rope if a.query_rope is None else a.query_rope
     return made
+
+
+def _fields(part: GroupedAttention | LatentAttention | Indexer) -> dict[str, Any]:
+    return {field.name: _native_form(getattr(part, field.name)) for field in fields(part)}
 
 
 def _native_form(value: np.ndarray | LinearPanels | float | None) -> Any:

@@ -51,6 +51,21 @@ class GroupedAttention:
 
 
 @dataclass(frozen=True, eq=False)
+class Indexer:
+    """A lightning indexer: Hi heads of Di, and Hcq the width of the compressed query. The two columns of a rope pair, of the
+    first columns of a head, are adjacent."""
+
+    query: LinearPanels  # (Hcq, Hi * Di)
+    key: LinearPanels  # (He, Di), then its norm: LayerNorm, with an epsilon of 1e-6
+    key_norm: np.ndarray  # float32 (Di,), as the bias
+    key_norm_bias: np.ndarray
+    by_head: LinearPanels  # (He, Hi)
+
+    def products(self) -> tuple[LinearPanels, ...]:
+        return self.query, self.key, self.by_head
+
+
+@dataclass(frozen=True, eq=False)
 class LatentAttention:
     """Multi-head latent attention, absorbed: Dn, Dr, Hckv and Dv are those of `LatentSizes`.
 
@@ -71,10 +86,14 @@ class LatentAttention:
     query_down_bias: np.ndarray | None = None
     latent_bias: np.ndarray | None = None
     output_bias: np.ndarray | None = None
+    # By which tokens select the positions that they attend to; None in a decoder that selects: as the last layer before it that
+    # has one
+    indexer: Indexer | None = None
 
     def products(self) -> tuple[LinearPanels, ...]:
         down = () if self.query_down is None else (self.query_down,)
-        return (*down, self.query, self.latent, self.key_up, self.value_up, self.output)
+        of_indexer = () if self.indexer is None else self.indexer.products()
+        return (*down, self.query, self.latent, self.key_up, self.value_up, self.output, *of_indexer)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
-from decodestep.ops.decoder_forward import group_cache
+from decodestep.ops.decoder_forward import group_cache, index_reference
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture, SideBySide
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
@@ -34,13 +34,15 @@ def forward(call: Call) -> np.ndarray:
         centred = rows - rows.mean(axis=-1, keepdims=True) if w.centred_norms and norm is not None else rows
         return _normalise(centred, norm, w.norm_eps)
 
-    recurrences = Recurrences(call)
+    recurrences, selected = Recurrences(call), None
     for number, (layer, cache) in enumerate(zip(w.layers, w.cache_layers, strict=True)):
         h, before = normalise(x, layer.attention_norm), x
         if isinstance(layer.mixer, Recurrence):
             x = x + normalise(recurrences.run(layer.mixer, h), layer.attention_post_norm) * scale
         elif layer.mixer is not None:
-            added = _attention(call, layer.mixer, h, call.keys[:, cache], call.values[:, cache])
+            if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer is not None:
+                selected = index_reference.select(call, layer.mixer, h, number)
+            added = _attention(call, layer.mixer, h, call.keys[:, cache], call.values[:, cache], selected)
             x = x + normalise(added, layer.attention_post_norm) * scale
         if layer.feed_forward is not None:
             h = normalise(before if layer.parallel else x, layer.ffn_norm)
@@ -70,11 +72,16 @@ def _rows(embedding: PackedWeight | LinearPanels, ids: np.ndarray) -> PackedWeig
 
 
 def _attention(
-    call: Call, layer: GroupedAttention | LatentAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray
+    call: Call,
+    layer: GroupedAttention | LatentAttention,
+    h: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    selected: list[np.ndarray] | None,
 ) -> np.ndarray:
-    """The attention's output; writes the tokens' entries to the layer's cache."""
+    """The attention's output; writes the tokens' entries to the layer's cache. selected: as `_latent_attention`."""
     if isinstance(layer, LatentAttention):
-        return _latent_attention(call, layer, h, keys, values)
+        return _latent_attention(call, layer, h, keys, values, selected)
     kv_heads, head_dim, width = call.weights.sizes(layer)
     keys, values = group_cache.of_layer(keys, values, kv_heads, head_dim)
     queries = _project(call, layer, h, keys, values)
@@ -126,7 +133,15 @@ def _mixture(h: np.ndarray, routed_by: np.ndarray, block: Mixture) -> np.ndarray
     return routed + (shared if block.shared_gate is None else sigmoid(linear(h, block.shared_gate)) * shared)
 
 
-def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _latent_attention(
+    call: Call,
+    layer: LatentAttention,
+    h: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    selected: list[np.ndarray] | None,
+) -> np.ndarray:
+    """selected: of every token the positions that it attends to; None: all up to its own."""
     w, s, dtype = call.weights, call.weights.latent, call.sin.dtype
     assert s is not None
     tokens = len(h)
@@ -145,7 +160,8 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
     attended = np.empty((tokens, w.heads, s.latent), dtype)
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[1])
-        k, v = (a[slab, page].reshape(-1, a.shape[-1])[: position + 1] for a in (keys, values))
+        read = slice(position + 1) if selected is None else selected[t]
+        k, v = (a[slab, page].reshape(-1, a.shape[-1])[read] for a in (keys, values))
         attend = _attend_bytes if v.dtype == np.int8 else _attend_latents
         attended[t] = attend(nope[t], v, rope[t] @ k.astype(dtype).T, dtype.type(w.scale))
     return with_bias(linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output), layer.output_bias)

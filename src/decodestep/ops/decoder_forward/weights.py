@@ -27,6 +27,8 @@ class LatentSizes:
         latent: Hckv.
         value: Dv, of a head's value.
         eps: of the norms of the latent and of the compressed query, finite, >= 0.
+        selected: K, how many positions a token attends to at most; 0: to all. With K > 0 the first layer has an `Indexer`.
+        index_heads, index_width: Hi and Di of indexers, Di at least Dr; 0 without.
     """
 
     nope: int
@@ -34,6 +36,9 @@ class LatentSizes:
     latent: int
     value: int
     eps: float = 1e-6
+    selected: int = 0
+    index_heads: int = 0
+    index_width: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +179,21 @@ class DecoderWeights:
                 require(absent, CLASS, f"{name}.query_norm", "None without query_down", attention.query_norm)
             for part in ("query_down", "latent", "output"):
                 require_bias(f"{name}.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
+            self._check_indexer(name, attention, self.latent)
+
+    def _check_indexer(self, name: str, a: LatentAttention, sizes: LatentSizes) -> None:
+        if a.indexer is None:
+            first = next(layer.mixer for layer in self.layers if isinstance(layer.mixer, LatentAttention))
+            require(not sizes.selected or a is not first, CLASS, f"{name}.indexer", "given in the first layer", None)
+            return
+        ok = sizes.selected > 0 and a.query_down is not None
+        require(ok, CLASS, f"{name}.indexer", "None without a compressed query and `selected` of `latent`", a.indexer)
+        assert a.query_down is not None
+        require_panels(f"{name}.indexer.query", a.indexer.query, (a.query_down.outputs, sizes.index_heads * sizes.index_width))
+        require_panels(f"{name}.indexer.key", a.indexer.key, (self.hidden, sizes.index_width))
+        require_panels(f"{name}.indexer.by_head", a.indexer.by_head, (self.hidden, sizes.index_heads))
+        require_vector(f"{name}.indexer.key_norm", a.indexer.key_norm, sizes.index_width)
+        require_vector(f"{name}.indexer.key_norm_bias", a.indexer.key_norm_bias, sizes.index_width)
 
     def _check_options(self, name: str, a: GroupedAttention) -> None:
         kv_heads, head_dim, values = self.sizes(a)
@@ -275,6 +295,17 @@ class DecoderWeights:
         return 1 + max((number for number in self.cache_layers if number is not None), default=-1)
 
     @property
+    def index_layers(self) -> list[int | None]:
+        """Of every layer the number of the index cache's layer; None without an indexer."""
+        own = [isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer is not None for layer in self.layers]
+        return [sum(own[:number]) if has else None for number, has in enumerate(own)]
+
+    @property
+    def index_depth(self) -> int:
+        """X, the number of layers with an indexer."""
+        return sum(number is not None for number in self.index_layers)
+
+    @property
     def rope_count(self) -> int:
         """The number of ropes that the layers refer to."""
         grouped = [layer.mixer for layer in self.layers if isinstance(layer.mixer, GroupedAttention)]
@@ -321,6 +352,12 @@ def _check_latent_sizes(sizes: LatentSizes, kv_heads: int, head_dim: int) -> Non
     widths = (sizes.nope, sizes.rope, sizes.latent, sizes.value)
     ok = all(is_int(width) and width > 0 for width in widths) and sizes.rope % 2 == 0
     require(ok, CLASS, "latent", "of widths > 0, the rope's even", widths)
+    selects = is_int(sizes.selected) and sizes.selected >= 0
+    of_indexer = (sizes.index_heads, sizes.index_width)
+    known = all(map(is_int, of_indexer)) and selects
+    within = known and (of_indexer == (0, 0) if not sizes.selected else of_indexer[0] > 0 and of_indexer[1] >= sizes.rope)
+    rule = f"0 without an indexer; with one heads > 0 of a width of at least {sizes.rope}"
+    require(within, CLASS, "latent.selected, index_heads and index_width", rule, (sizes.selected, *of_indexer))
     require(is_finite(sizes.eps) and sizes.eps >= 0, CLASS, "latent.eps", "a finite number >= 0", sizes.eps)
     require(kv_heads == 1, CLASS, "kv_heads", "1 with latent attention", kv_heads)
     require(head_dim == sizes.nope + sizes.rope, CLASS, "head_dim", f"{sizes.nope} + {sizes.rope}, as in `latent`", head_dim)

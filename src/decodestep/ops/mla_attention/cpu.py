@@ -22,12 +22,13 @@ def obstacle(p: Problem) -> str | None:
     kv, kr = p.kv_cache.rows, p.kr_cache.rows
     if not (kv.flags.aligned and kr.flags.aligned):
         return "needs aligned caches"
-    if not (_packed_blocks(kv) and _packed_blocks(kr)):
+    if not (packed_blocks(kv) and packed_blocks(kr)):
         return "needs caches whose values lie in C order inside a block"
     return None
 
 
-def _packed_blocks(rows: np.ndarray) -> bool:
+def packed_blocks(rows: np.ndarray) -> bool:
+    """Whether the rows of a paged cache lie in C order inside a block."""
     size, width, item = rows.shape[1], rows.shape[3], rows.itemsize
     rows_follow = size <= 1 or rows.strides[1] == width * item
     return rows.flags.c_contiguous or (rows_follow and (width <= 1 or rows.strides[3] == item))

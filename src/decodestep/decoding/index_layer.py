@@ -1,0 +1,93 @@
+"""The lightning indexer of a layer in float32: its keys in the cache, and the positions that its tokens select."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from decodestep.decoding.config import Config
+from decodestep.decoding.decoder import TokenBatch
+from decodestep.decoding.layer_weights import IndexerWeights, LatentWeights
+from decodestep.ops.lightning_indexer import lightning_indexer
+from decodestep.ops.linear import linear
+from decodestep.ops.linear.reference import with_bias
+from decodestep.ops.rms_norm import rms_norm
+
+KEY_EPS = 1e-6  # of the norm of index keys, whatever that of the model's norms
+
+Rope = tuple[np.ndarray, np.ndarray]  # sin and cos of the tokens
+# (h, the layer's weights, index keys of all layers, rope, the layer) -> positions (T, most), ascending, then -1; None: all
+Selector = Callable[[np.ndarray, LatentWeights, np.ndarray, Rope, int], np.ndarray | None]
+
+
+def selector(config: Config, batch: TokenBatch, slots: np.ndarray) -> Selector | None:
+    """What selects in the layers of one forward pass, in their order; None for a model without an indexer.
+
+    slots: int64 (T,), the places of the tokens in a layer's cache.
+    """
+    latent = config.latent_attention
+    if latent is None or latent.indexer is None:
+        return None
+    indexer, selected = latent.indexer, None
+
+    def select(h: np.ndarray, weights: LatentWeights, cache: np.ndarray, rope: Rope, layer: int) -> np.ndarray | None:
+        nonlocal selected
+        if weights.indexer is not None:
+            keys = cache[indexer.cache_layer(layer)]
+            _write_keys(h, weights.indexer, keys, slots, rope)
+            if (batch.positions >= indexer.selected).any():  # others attend to all positions
+                assert weights.query_down is not None and weights.query_norm is not None
+                compressed = with_bias(linear(h, weights.query_down), weights.query_down_bias)
+                compressed = rms_norm(compressed, weights.query_norm, eps=latent.norm_eps)
+                selected = _select(h, compressed, weights.indexer, config, keys, batch, rope)
+        return selected
+
+    return select
+
+
+def each_alone(batch: TokenBatch, keys: str) -> dict[str, Any]:
+    """The layouts and lengths of a call in which every token is a sequence of its own, with the keys up to its own. keys: what
+    the operator calls them."""
+    return {
+        "layout_query": "TND",
+        f"layout_{keys}": "PA_BSND",
+        "actual_seq_lengths_query": np.arange(1, len(batch.tokens) + 1),
+        f"actual_seq_lengths_{keys}": batch.positions + 1,
+        "block_table": batch.page_table[batch.sequence],
+    }
+
+
+def _write_keys(h: np.ndarray, weights: IndexerWeights, cache: np.ndarray, slots: np.ndarray, rope: Rope) -> None:
+    keys = linear(h, weights.key)
+    centred = keys - keys.mean(axis=1, keepdims=True)
+    keys = rms_norm(centred, weights.key_norm, eps=KEY_EPS) + weights.key_norm_bias
+    cache.reshape(-1, cache.shape[-1])[slots] = _turned(keys[:, None], rope)[:, 0]
+
+
+def _select(
+    h: np.ndarray,
+    compressed: np.ndarray,
+    weights: IndexerWeights,
+    config: Config,
+    keys: np.ndarray,
+    batch: TokenBatch,
+    rope: Rope,
+) -> np.ndarray:
+    assert config.latent_attention is not None and config.latent_attention.indexer is not None
+    x = config.latent_attention.indexer
+    query = _turned(linear(compressed, weights.query).reshape(len(h), x.heads, x.head_dim), rope)
+    by_head = linear(h, weights.by_head) * np.float32((x.heads * x.head_dim) ** -0.5)
+    made = lightning_indexer(query, keys, by_head, **each_alone(batch, "key"), sparse_count=x.selected, ordered=False)
+    selected: np.ndarray = made.sparse_indices[:, 0]
+    return selected
+
+
+def _turned(heads: np.ndarray, rope: Rope) -> np.ndarray:
+    """(T, heads, Di), the first columns of each after their rope."""
+    sin, cos = (angles[:, None] for angles in rope)
+    width = 2 * sin.shape[-1]
+    even, odd = heads[..., :width:2], heads[..., 1:width:2]
+    turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(*heads.shape[:2], width)
+    return np.concatenate([turned, heads[..., width:]], axis=-1)

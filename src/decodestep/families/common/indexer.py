@@ -1,0 +1,86 @@
+"""The lightning indexer of sparse latent attention, from config.json or from a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from decodestep.decoding.config import IndexerConfig
+from decodestep.families.common import names
+from decodestep.families.common.config_json import Keys
+from decodestep.families.common.description import Fields
+from decodestep.families.common.gguf_keys import GgufKeys
+from decodestep.families.common.limits import MAX_HEADS
+
+DEFAULTS: dict[str, Any] = {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
+TYPES = "attention.indexer.types"
+_FULL, _SHARED = ("full", "F"), ("shared", "S")
+_LOG = logging.getLogger(__name__)
+
+
+def layers_by_keys(keys: Keys, layers: int) -> tuple[bool, ...]:
+    """indexer_types; else index_topk_pattern; else every index_topk_freq-th layer from one on."""
+    for name in ("indexer_types", "index_topk_pattern"):
+        kinds = keys.get(name)
+        if kinds is None:
+            continue
+        known = isinstance(kinds, (list, str)) and all(kind in _FULL + _SHARED for kind in kinds)
+        if not known or len(kinds) != layers or kinds[0] not in _FULL:
+            raise keys.refusal(f"{name} must have 'full' or 'shared' for each of {layers} layers, and 'full' for the first")
+        return tuple(kind in _FULL for kind in kinds)
+    offset, every = keys.size("index_skip_topk_offset", 2, least=0), keys.size("index_topk_freq", 1)
+    full = tuple(max(i - offset + 1, 0) % every == 0 for i in range(layers))
+    if not full[0]:
+        raise keys.refusal("the first layer must have an indexer")
+    return full
+
+
+def of_keys(keys: Keys, rope_dim: int, full: tuple[bool, ...], half_split: bool) -> IndexerConfig:
+    """Of a folder."""
+    if keys.size_or_none("q_lora_rank") is None:
+        raise keys.refusal("q_lora_rank must be given where there is an indexer")
+    width = keys.size("index_head_dim")
+    if width < rope_dim:
+        raise keys.refusal(f"index_head_dim {width} is less than qk_rope_head_dim {rope_dim}")
+    return IndexerConfig(keys.size("index_n_heads", most=MAX_HEADS), width, keys.size("index_topk"), full, half_split)
+
+
+def of_file(keys: GgufKeys, rope_dim: int, full: tuple[bool, ...], half_split: bool) -> IndexerConfig:
+    """Of a GGUF file."""
+    heads, width = keys.size("attention.indexer.head_count", most=MAX_HEADS), keys.size("attention.indexer.key_length")
+    if width < rope_dim:
+        raise keys.refusal(f"attention.indexer.key_length {width} is less than rope.dimension_count {rope_dim}")
+    return IndexerConfig(heads, width, keys.size("attention.indexer.top_k"), full, half_split)
+
+
+def layers_by_tensors(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
+    """attention.indexer.types, one for each block; else the layers with an indexer's tensors."""
+    types = keys.flags(TYPES)
+    full = tuple(_has_tensors(keys, i) for i in range(layers)) if types is None else types[:layers]
+    if not full[0]:
+        raise keys.refusal("the first layer must have an indexer")
+    return full
+
+
+def most_context(keys: GgufKeys, common: Fields) -> Fields:
+    """The context of a file that does not say which layers have an indexer of their own, and has the tensors of one in all of
+    them: some of these files are of models in which most layers attend to what another one selects, so only texts of which
+    every position is selected are decided."""
+    if TYPES in keys or not all(_has_tensors(keys, i) for i in range(common["layers"])):
+        return {}
+    most = keys.size("attention.indexer.top_k")
+    if most < common["context"]:
+        _LOG.warning("%s: %s is missing, so texts end at %d tokens", keys.file.path, keys.key(TYPES), most)
+    return {"context": min(most, common["context"])}
+
+
+def written(indexer: IndexerConfig) -> Fields:
+    return {
+        "attention.indexer.head_count": indexer.heads,
+        "attention.indexer.key_length": indexer.head_dim,
+        "attention.indexer.top_k": indexer.selected,
+    }
+
+
+def _has_tensors(keys: GgufKeys, i: int) -> bool:
+    return names.GGUF["index_key"].format(i=i) in keys.file.tensors

@@ -1,0 +1,43 @@
+"""The lightning indexer of a decoder's layer by its definition, token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep.ops.decoder_forward.arguments import PAGE, Call
+from decodestep.ops.decoder_forward.layers import LatentAttention
+from decodestep.ops.linear.reference import linear, with_bias
+from decodestep.ops.rms_norm.reference import rms_norm
+
+_KEY_EPS = 1e-6
+
+
+def select(call: Call, layer: LatentAttention, h: np.ndarray, number: int) -> list[np.ndarray]:
+    """Of every token the positions that it attends to, ascending; writes the tokens' index keys. number: of the layer."""
+    sizes, x, dtype = call.weights.latent, layer.indexer, call.sin.dtype
+    assert sizes is not None and x is not None and call.index is not None
+    assert layer.query_down is not None and layer.query_norm is not None
+    cache = call.index[:, call.weights.index_layers[number]]
+    key = linear(h, x.key)
+    key = rms_norm(key - key.mean(axis=-1, keepdims=True), x.key_norm.astype(dtype), _KEY_EPS) + x.key_norm_bias.astype(dtype)
+    slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], cache.shape[1])
+    cache[slab, page, call.positions % PAGE] = _turned(call, key[:, None], sizes.rope)[:, 0].astype(cache.dtype)
+    compressed = with_bias(linear(h, layer.query_down), layer.query_down_bias)
+    compressed = rms_norm(compressed, layer.query_norm.astype(dtype), sizes.eps)
+    query = _turned(call, linear(compressed, x.query).reshape(len(h), sizes.index_heads, -1), sizes.rope)
+    by_head = linear(h, x.by_head) * dtype.type((sizes.index_heads * sizes.index_width) ** -0.5)
+    chosen = []
+    for t, position in enumerate(call.positions):
+        slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], cache.shape[1])
+        keys = cache[slab, page].reshape(-1, sizes.index_width)[: position + 1].astype(dtype)
+        score = by_head[t] @ np.maximum(query[t] @ keys.T, 0)
+        chosen.append(np.sort(np.argsort(-score, kind="stable")[: sizes.selected]))
+    return chosen
+
+
+def _turned(call: Call, heads: np.ndarray, width: int) -> np.ndarray:
+    """(T, heads, Di), the first `width` columns of each after their rope."""
+    sin, cos = (table[0, call.positions, None, : width // 2] for table in (call.sin, call.cos))
+    even, odd = heads[..., :width:2], heads[..., 1:width:2]
+    turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
+    return np.concatenate([turned.reshape(*heads.shape[:2], width), heads[..., width:]], axis=-1)

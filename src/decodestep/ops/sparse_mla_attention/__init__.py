@@ -1,0 +1,118 @@
+"""sparse_mla_attention: absorbed attention over chosen entries of the latent cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decodestep._base import arrays, devices
+from decodestep._base.arrays import Array, ArrayT, Integers, IntegerTable
+from decodestep._base.devices import choose_triton
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
+from decodestep.ops.lightning_indexer.layouts import ALL_TOKENS, CAUSAL
+from decodestep.ops.sparse_mla_attention import cpu, reference
+from decodestep.ops.sparse_mla_attention.arguments import ABSORBED, OP, Call, bind, is_same
+
+
+def sparse_mla_attention(
+    query: ArrayT,
+    key: Array,
+    value: Array | None,
+    sparse_indices: Array,
+    scale_value: float,
+    *,
+    query_rope: Array,
+    key_rope: Array,
+    actual_seq_lengths_query: Integers | None = None,
+    actual_seq_lengths_kv: Integers | None = None,
+    block_table: IntegerTable | None = None,
+    sparse_block_size: int = 1,
+    layout_query: str = "BSND",
+    layout_kv: str = "BSND",
+    sparse_mode: int = CAUSAL,
+    pre_tokens: int = ALL_TOKENS,
+    next_tokens: int = ALL_TOKENS,
+    attention_mode: int = ABSORBED,
+    rounding: str | None = None,
+    backend: str = "auto",
+) -> ArrayT:
+    """Attends from every token to the positions that `sparse_indices` names, in the latent space.
+
+        for every token t, head n, and j over the positions of sparse_indices[t] that the token sees, ascending:
+            score[j] = scale_value * (query[t, n] . key[j] + query_rope[t, n] . key_rope[j])
+            out[t, n] = sum over j of softmax(score)[j] * key[j]
+
+    The arguments, layouts and masks are those of CANN's sparse_flash_attention, which is another name of this operator.
+
+    Args:
+        query: (B, S1, N, Dc), or (T1, N, Dc) in the layout TND; float32, float64, float16 or bfloat16.
+        key: (B, S2, 1, Dc); TND: (T2, 1, Dc); PA_BSND: (blocks, block size, 1, Dc). The latents, of any of these dtypes.
+        value: key itself, or None: values are the latents.
+        sparse_indices: integers (B, S1, 1, size) or (T1, 1, size): positions in the token's sequence, or blocks of
+            sparse_block_size of them, as `lightning_indexer` returns them; all different, in any order. What follows a -1 is
+            not read, and of a token that sees n positions no more than the first ceil(n / sparse_block_size) are.
+        scale_value: factor of the scores, finite.
+        query_rope: (B, S1, N, Dr) or (T1, N, Dr), Dr even, of query's dtype.
+        key_rope: as key, of width Dr: the shared keys after their rope.
+        actual_seq_lengths_query: (B,) integers. BSND: the tokens of each sequence, at most S1; None: S1 each. TND: prefix sums
+            of the sequences' lengths.
+        actual_seq_lengths_kv: (B,) integers, the same of keys; PA_BSND: the keys of each sequence. None in BSND alone.
+        block_table: PA_BSND: (B, M) integers, the blocks of each sequence in order. Entries past its keys are not read.
+        sparse_block_size: a power of two, at most 128; in PA_BSND a divisor of the block size.
+        layout_query: "BSND" or "TND".
+        layout_kv: "BSND", "TND" or "PA_BSND".
+        sparse_mode: 0, a token sees all positions of its sequence; or 3, token i of S1 sees the first S2 - S1 + i + 1 of S2. A
+            position that it does not see is left out.
+        pre_tokens, next_tokens: 2^63 - 1.
+        attention_mode: 2, absorbed.
+        rounding: None, or "device": the softmax's weights are rounded to query's dtype, as CANN's kernels do. Only "reference"
+            has that.
+        backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64 and roundings. "triton" takes
+            tensors on a GPU, and serves everything but float64 and roundings; lengths, block_table and sparse_indices are read
+            on the host.
+
+    Returns:
+        out, of query's shape, dtype and kind; zeros for a token that attends to nothing, and past a sequence's tokens.
+
+    Raises:
+        ValueError: for a dtype, shape, length, block, position or option outside the rules.
+
+    Notes:
+        Everything is float32 inside, float64 with float64 arguments; results are rounded once. The positions are summed in
+        ascending order, whatever their order in sparse_indices, in the blocks and splits of `mla_attention`: a token that
+        attends to all positions has the bits of `mla_attention`. Except with "reference", a token's bits depend neither on the
+        other tokens of the call nor on the thread count. NaN spreads to its token and head alone, and from entries that are not
+        named not at all. CANN takes Dc = 512, Dr = 64 and N <= 128.
+
+    Source:
+        DeepSeek-V3.2-Exp (2025), section 2.1; CANN's sparse_flash_attention (ops-transformer, 2026).
+    """
+    lengths = actual_seq_lengths_query, actual_seq_lengths_kv, block_table
+    options = sparse_block_size, layout_query, layout_kv, sparse_mode, pre_tokens, next_tokens, attention_mode, rounding
+    call = Call(query, key, value, sparse_indices, scale_value, query_rope, key_rope, *lengths, *options)
+    if devices.goes_to_triton(backend, query):
+        return _on_device(call, backend)
+    problem = bind(call)
+    backend = choose(OP, backend, {"cpu": cpu.obstacle(problem), "reference": None})
+    out = run(OP, backend, (cpu if backend == "cpu" else reference).attend, problem)
+    shape = arrays.view(OP, "query", query).shape
+    return arrays.like(query, out.reshape(shape).astype(problem.arrays.query.dtype, copy=False))
+
+
+sparse_flash_attention = sparse_mla_attention
+
+_INDEXES = ("sparse_indices", "actual_seq_lengths_query", "actual_seq_lengths_kv", "block_table")  # whose values are checked
+_TENSORS = ("query", "key", "query_rope", "key_rope")
+
+
+def _on_device(call: Call, backend: str) -> Any:
+    query: Any = call.query
+    choose_triton(OP, backend, query, None if call.rounding is None else "has no roundings of devices")
+    from decodestep.ops.sparse_mla_attention import triton
+
+    bound: dict[str, Any] = {name: devices.outline(OP, name, getattr(call, name), query.device) for name in _TENSORS}
+    bound |= {name: devices.to_host(getattr(call, name)) for name in _INDEXES}
+    bound["value"] = bound["key"] if is_same(call.key, call.value) else call.value
+    problem = bind(call._replace(**bound))
+    choose_triton(OP, "triton", query, "has no float64" if problem.has_float64 else None)
+    return devices.run_there(OP, query.device, triton.attend, problem, call).view(query.shape).to(query.dtype)
