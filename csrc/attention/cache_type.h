@@ -18,7 +18,7 @@ using CacheValue = std::conditional_t<
 
 constexpr size_t kPagePositions = 16;  // positions of a sequence in a page of the grouped-query cache
 
-constexpr size_t kCacheTile = 128;  // values of a latent that share a scale, in rows that are quantised by tiles
+constexpr size_t kLatentTile = 128;  // values of a latent that share a scale, in rows that are quantised by tiles
 
 constexpr size_t value_bytes(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::i8 ? 1 : 2; }
 

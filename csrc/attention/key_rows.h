@@ -82,7 +82,7 @@ class KeyRows {
             for (size_t c = 0; c < columns.count; c += kLanes) {
                 const size_t column = columns.first + c;
                 float scale;
-                std::memcpy(&scale, stored[j] + cache.tile_scales + column / kCacheTile * sizeof scale, sizeof scale);
+                std::memcpy(&scale, stored[j] + cache.tile_scales + column / kLatentTile * sizeof scale, sizeof scale);
                 const uint8_t* values = stored[j] + column;
                 store(key + c, (cache.float8 ? from_float8(values) : from_i8(values)) * broadcast(scale));
             }

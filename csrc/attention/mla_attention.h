@@ -22,7 +22,7 @@ struct PagedRows {
     bool own_scales = false;  // only int8 with one group: a row ends with a float32 by which its values are multiplied
     size_t fractal_stride = 0;  // in NZ order: values from one piece of a row to the next; else 0
     size_t behind = 0;          // values between a row and the next one
-    // Of int8 with one group, or of eight-bit floats instead, that have a scale for each kCacheTile: the bytes from a
+    // Of int8 with one group, or of eight-bit floats instead, that have a scale for each kLatentTile: the bytes from a
     // row to those scales, float32; else 0.
     size_t tile_scales = 0;
     bool float8 = false;

@@ -14,7 +14,7 @@ JoinedRows joined_rows_of(const PagedCache& cache, size_t rope) {
     const bool float8 = cache.dtype() == nb::dtype<uint8_t>();
     require(float8 || cache.dtype() == nb::dtype<int8_t>(), "a cache of joined rows has an unknown type");
     const size_t width = cache.shape(3), key = 2 * rope,
-                 tiles = width > key ? (width - key) / (kCacheTile + sizeof(float)) : 0, latent = tiles * kCacheTile;
+                 tiles = width > key ? (width - key) / (kLatentTile + sizeof(float)) : 0, latent = tiles * kLatentTile;
     const ptrdiff_t stride = block_stride(cache);
     require(tiles > 0 && latent + key + tiles * sizeof(float) == width, "joined rows have the wrong width");
     require(stride % 4 == 0 && reinterpret_cast<uintptr_t>(cache.data()) % 4 == 0,

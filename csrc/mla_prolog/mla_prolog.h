@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention/cache_type.h"
 #include "core/isa.h"
 #include "linear/linear.h"
 #include "linear/linear_panels.h"
@@ -33,6 +32,7 @@ struct Projection {
 // How a row of the latent cache is quantised: not at all; with a given factor for each channel, or one for all; or with
 // a scale for every kCacheTile values, stored in the row after the rope key.
 enum class CacheScale { none, channel, tensor, tile };
+constexpr size_t kCacheTile = 128;
 
 // One of the two caches, of any strides. A block holds rows of `width` values. Value h of row r is element
 // h / fractal * fractal * block size + r * fractal + h % fractal of its block: `fractal` is the width of a fractal of

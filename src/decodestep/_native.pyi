@@ -172,7 +172,7 @@ def mla_attention(
     query: NDArray[np.float32] | None,
     query_rope: NDArray[np.float32],
     kv_cache: NDArray[Any],
-    kr_cache: NDArray[Any],
+    kr_cache: NDArray[Any] | None,  # None: kv_cache holds both, quantised by tiles
     nz: bool,
     kv_scale: NDArray[np.float32] | None,
     kr_scale: NDArray[np.float32] | None,
@@ -182,6 +182,7 @@ def mla_attention(
     scale: float,
     groups: int,
     out: NDArray[np.float32],
+    lse: NDArray[np.float32] | None,
     threads: int,
 ) -> None: ...
 def lightning_indexer(
