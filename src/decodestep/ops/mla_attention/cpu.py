@@ -18,7 +18,7 @@ def obstacle(p: Problem) -> str | None:
         return "has no float64"
     if p.joined is not None:
         words = p.joined.ctypes.data % 4 == 0 and (p.joined.strides[0] % 4 == 0 or len(p.joined) <= 1)
-        return None if words and _packed_blocks(p.joined) else "needs rows of bytes aligned to words, without gaps in a block"
+        return None if words and packed_blocks(p.joined) else "needs rows of bytes aligned to words, without gaps in a block"
     kv, kr = p.kv_cache.rows, p.kr_cache.rows
     if not (kv.flags.aligned and kr.flags.aligned):
         return "needs aligned caches"
