@@ -26,8 +26,8 @@ from decodestep.constraints.vocabulary import build_tokenizer
 SLOW = 0.05  # seconds
 STEPS, CLOSING = 160, 400  # tokens of a text, and then of its end
 NAMES = ["age", "age_class", "name", "na", "n", "city", "a", "b", 'q"t', "é", "x-1"]
-LONGER = ['": ', '", ', '{"', '"}', "], ", "true", "false", "null", *NAMES[:5], 'a"', '", "', "00", "999", " ", "aaaa", "\\n", '\\"',
-          "12", "e9", "[["]  # fmt: skip
+LONGER = ['": ', '", ', '{"', '"}', "], ", "true", "false", "null", *NAMES[:5], 'a"', '", "', "00", "999", " ", "aaaa", "\\n",
+          '\\"', "12", "e9", "[["]  # fmt: skip
 TOKENS = [*(bytes([i]) for i in range(256)), *(text.encode() for text in LONGER), b""]
 END = len(TOKENS) - 1
 POLICIES = ("random", "rarest", "longest name", "more items", "end", "random")

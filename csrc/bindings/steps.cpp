@@ -63,8 +63,7 @@ void read_special(Step& step, PyObject* object, StepArrays& arrays) {
     step.count = static_cast<size_t>(NB_TUPLE_GET_SIZE(object));
     int64_t* const ids = arrays.ids(step.count);
     for (size_t i = 0; i < step.count; ++i)
-        ids[i] = static_cast<int64_t>(
-            integer_of(NB_TUPLE_GET_ITEM(object, static_cast<Py_ssize_t>(i)), 0, INT32_MAX));
+        ids[i] = static_cast<int64_t>(integer_of(NB_TUPLE_GET_ITEM(object, static_cast<Py_ssize_t>(i)), 0, INT32_MAX));
     step.ids = ids;
 }
 

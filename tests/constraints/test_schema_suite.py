@@ -1,6 +1,7 @@
 """JSON-Schema-Test-Suite: the texts of a schema are those of its valid values, or the schema is refused.
 
-DECODESTEP_SCHEMA_SUITE names a folder with a copy of json-schema-org/JSON-Schema-Test-Suite; without it there is nothing to test.
+DECODESTEP_SCHEMA_SUITE names a folder with a copy of json-schema-org/JSON-Schema-Test-Suite; without it, there is nothing to
+test.
 """
 
 from __future__ import annotations

@@ -101,6 +101,17 @@ def test_drafts_verify_their_texts_and_count_what_is_accepted(measured):
     assert "60 positions: accepted" in ran.stderr and ran.stderr.count("drafted tokens accepted") == 5
 
 
+@pytest.mark.slow
+def test_constraints_verify_their_masks_and_take_those_of_peers_that_are_installed(measured):
+    ran = measured("constraint", "--cases", "bits", "masks", "--vocab", 2000, "--batch", 2, "--rounds", 2, "--json")
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)["rows"]
+    assert {"free", "0.99 of the tokens stay", "0.0001 of the tokens stay"} <= names(rows, "bits B=2 V=2000")
+    assert {"ours", "llguidance"} <= names(rows, "compile V=2000, 10 schemas") & names(rows, "a mask V=2000")
+    assert "ours: 99th percentile" in ran.stderr
+    assert ("xgrammar: xgrammar is not installed" in ran.stderr) == (util.find_spec("xgrammar") is None)
+
+
 def test_one_round_has_no_quartiles(refused):
     assert "argument --rounds: at least 2" in refused("rms_norm", ["--rounds", 1])
 

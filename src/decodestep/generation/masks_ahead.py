@@ -7,9 +7,9 @@ from concurrent import futures
 
 from decodestep.sampling.row import Row
 
-# Seconds that the rows of a batch wait for the masks of some, with which they also know the tokens that must follow: 48 tokens of
-# an object of four properties took 35 forward passes with it, and 48 without. Half of all masks take less than a tenth of it; of a
-# vocabulary of 256,000 tokens, one in a hundred takes longer.
+# Seconds that the rows of a batch wait for the masks of some, with which they also know the tokens that must follow: 48 tokens
+# of an object of four properties took 35 forward passes with it, and 48 without. Half of all masks take less than a tenth of
+# it; of a vocabulary of 256,000 tokens, one in a hundred takes longer.
 _PATIENCE = 0.001
 
 
