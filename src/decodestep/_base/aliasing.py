@@ -65,7 +65,7 @@ def footprint(tensor: torch.Tensor) -> np.ndarray:
     size = tensor.element_size()
     place = {
         "version": 3,
-        "data": (tensor.data_ptr(), False),
+        "data": (tensor.data_ptr() or size, False),  # NumPy 1.26 takes the 0 of an empty tensor as no address
         "shape": tuple(tensor.shape),
         "strides": tuple(stride * size for stride in tensor.stride()),
         "typestr": f"|V{size}",
