@@ -23,7 +23,7 @@ each_family = pytest.mark.parametrize("family", FAMILIES)
 
 def build(family, kind, **changes):
     """Of glm_moe_dsa one with layers that share a selection."""
-    sizes = {} if kind == "layers" else family_models.ALIGNED[family]
+    sizes = {} if kind == "layers" else family_models.ALIGNED[family] | {"index_topk": 8}
     return family_models.build_model(family, FAMILIES.index(family), **sizes | changes)
 
 

@@ -155,9 +155,12 @@ def test_a_cut_among_selected_positions_changes_no_bit(case, byte_latents, rng):
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
-        ("index must be given where layers select positions, and only there; got None", {"index": None}),
-        ("index must be bfloat16; got float32 1x1x5x16x48", {"index": np.zeros((1, 5, 16, 48), np.float32)}),
-        ("index must be of shape 1x1x5x16x48; got bfloat16 1x1x5x16x32", {"index": np.zeros((1, 5, 16, 32), BFLOAT16)}),
+        ("index_keys must be given where layers select positions, and only there; got None", {"index_keys": None}),
+        ("index_keys must be bfloat16; got float32 1x1x5x16x48", {"index_keys": np.zeros((1, 5, 16, 48), np.float32)}),
+        (
+            "index_keys must be of shape 1x1x5x16x48; got bfloat16 1x1x5x16x32",
+            {"index_keys": np.zeros((1, 5, 16, 32), BFLOAT16)},
+        ),
     ],
 )
 def test_refused_index_caches(message, changes, rng):

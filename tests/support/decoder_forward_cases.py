@@ -180,7 +180,7 @@ def step(
     index = {}
     if w.latent is not None and w.latent.selected:
         shape = (w.index_depth, pages, 16, w.latent.index_width)
-        index = {"index": np.full(shape if slabs == 1 else (slabs, *shape), np.nan, keys.dtype)}
+        index = {"index_keys": np.full(shape if slabs == 1 else (slabs, *shape), np.nan, keys.dtype)}
     angle = positions[:, None] * 0.7 ** np.arange(half)
     tokens = sum(lengths)
     return {
@@ -200,5 +200,5 @@ def step(
 
 def copied(call: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """The same step on a cache and states of its own."""
-    written = {name: call[name].copy() for name in ("keys", "values", "states", "index") if call.get(name) is not None}
+    written = {name: call[name].copy() for name in ("keys", "values", "states", "index_keys") if call.get(name) is not None}
     return {**call, **written, **changes}

@@ -190,7 +190,7 @@ class StepDecoder(Decoder):
         if batch.slots is not None:
             call = call._replace(states=pages.states, slots=batch.slots, into=batch.into)
         if pages.index is not None:
-            call = call._replace(index=pages.index)
+            call = call._replace(index_keys=pages.index)
         if self._inputs is not None:
             x = scale(gather_rows(self.native_weights.embedding, tokens), self.config.embedding_scale)
             call = call._replace(layer_inputs=inputs_of_layers(tokens, x, self._inputs, self.config))

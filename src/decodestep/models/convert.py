@@ -295,14 +295,14 @@ def _indexer(layer: LayerParts, sizes: LatentConfig) -> IndexerWeights:
     x = sizes.indexer
     assert x is not None
     after = x.head_dim - sizes.rope_dim
-    norms = [layer.vector(part) for part in ("index_norm", "index_norm_bias")]
+    norm, bias = (layer.vector(part) for part in ("index_norm", "index_norm_bias"))
     if x.half_split:
-        norms = [values[neighbour_order(1, 0, sizes.rope_dim, after)] for values in norms]
+        norm, bias = (values[neighbour_order(1, 0, sizes.rope_dim, after)] for values in (norm, bias))
     query, key = (
         layer.pack(_neighbours(layer.weight(part), heads, 0, sizes.rope_dim, x.half_split, after))
         for part, heads in (("index_query", x.heads), ("index_key", 1))
     )
-    return IndexerWeights(query, key, *norms, in_dense_format(layer.weight("index_by_head")))
+    return IndexerWeights(query, key, norm, bias, in_dense_format(layer.weight("index_by_head")))
 
 
 def _up_projections(layer: LayerParts, sizes: LatentConfig) -> tuple[Stored, Stored]:

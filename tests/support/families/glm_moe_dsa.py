@@ -20,6 +20,6 @@ CASES = {
             {**ONE_GROUP, **INDEX, "first_k_dense_replace": 0, "index_topk_pattern": "FSS", "rms_norm_eps": 1e-2},
         ],
         in_gguf=(0, 1),
-        aligned={**WIDE_LATENT, "moe_intermediate_size": 32, "index_head_dim": 48, "q_lora_rank": 64},
+        aligned={**WIDE_LATENT, "moe_intermediate_size": 32, "index_head_dim": 48, "index_topk": 48, "q_lora_rank": 64},
     ),
 }

@@ -39,7 +39,7 @@ def decoder_forward(
     states: Array | None = None,
     slots: Integers | None = None,
     into: Integers | None = None,
-    index: Array | None = None,
+    index_keys: Array | None = None,
     backend: str = "auto",
 ) -> ArrayT:
     """Runs T tokens of any sequences through all layers; writes their keys and values to the cache, and states, in place.
@@ -81,7 +81,7 @@ def decoder_forward(
                 k = h @ key;  k = (k - mean(k)) / sqrt(variance(k) + 1e-6) * key_norm + key_norm_bias
                 i = rms_norm(h @ query_down, query_norm) @ indexer.query by head
                 the first Dr columns of k and of every head of i with the rope of positions[t]
-                index[sequence[t], positions[t]] = k    rounded to the cache's type
+                index_keys[sequence[t], positions[t]] = k    rounded to the cache's type
                 lightning_indexer of i, the index cache and h @ by_head / sqrt(Hi * Di), sparse_count K
 
         a recurrence of h: as `DeltaRule`, `Mamba` and `ShortConvolution` say, with the states of the token's sequence
@@ -143,7 +143,7 @@ def decoder_forward(
             sequence then lie side by side, at consecutive positions.
         into: (B,) integers: the rows that the sequences leave, all different for those that have tokens; None for `slots`. A
             sequence may not write what another reads.
-        index: the index keys of the X layers with an indexer, (slabs, X, S, 16, Di) or (X, S, 16, Di), in pages as values, of
+        index_keys: those of the X layers with an indexer, (slabs, X, S, 16, Di) or (X, S, 16, Di), in pages as values, of
             the dtype of keys, C order, apart from the others in memory, written in place; given where layers select.
         backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D, Dr, Di multiples of 16;
             He, P, Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
@@ -174,7 +174,7 @@ def decoder_forward(
         states,
         slots,
         into,
-        index,
+        index_keys,
     )
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})
     logits: ArrayT = arrays.like(keys, run(OP, backend, (cpu if backend == "cpu" else reference).forward, call))

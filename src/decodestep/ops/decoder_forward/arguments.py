@@ -37,7 +37,7 @@ class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is m
     states: np.ndarray | None = None
     slots: np.ndarray | None = None
     into: np.ndarray | None = None
-    index: np.ndarray | None = None
+    index_keys: np.ndarray | None = None
 
 
 def bind(
@@ -56,7 +56,7 @@ def bind(
     states: Array | None = None,
     slots: Integers | None = None,
     into: Integers | None = None,
-    index: Array | None = None,
+    index_keys: Array | None = None,
 ) -> Call:
     """Checks every rule of the contract, before anything is written."""
     read = None if slots is None else arrays.integers(OP, "slots", slots, rank=1)
@@ -77,7 +77,7 @@ def bind(
         arrays.optional_view(OP, "states", states),
         read,
         read if into is None else arrays.integers(OP, "into", into, rank=1),
-        None if index is None else _in_slabs(arrays.view(OP, "index", index)),
+        None if index_keys is None else _in_slabs(arrays.view(OP, "index_keys", index_keys)),
     )
     tokens = call.token_ids.shape
     require_shape(OP, "sequence", call.sequence, tokens)
@@ -157,16 +157,16 @@ def _check_cache(call: Call) -> int:
 
 
 def _check_index(call: Call) -> None:
-    w, index = call.weights, call.index
+    w, given = call.weights, call.index_keys
     selects = w.latent is not None and w.latent.selected > 0
-    require((index is not None) == selects, OP, "index", "given where layers select positions, and only there", index)
-    if index is None or w.latent is None:
+    require((given is not None) == selects, OP, "index_keys", "given where layers select positions, and only there", given)
+    if given is None or w.latent is None:
         return
-    require_dtype(OP, "index", index, (rope_key_dtype(call.values.dtype),))
+    require_dtype(OP, "index_keys", given, (rope_key_dtype(call.values.dtype),))
     slabs, _, pages = call.keys.shape[:3]
-    require_shape(OP, "index", index, (slabs, w.index_depth, pages, PAGE, w.latent.index_width))
-    _require_writeable("index", index)
-    require_apart(OP, {"index": index}, {name: getattr(call, name) for name in ("keys", "values", "sin", "cos")})
+    require_shape(OP, "index_keys", given, (slabs, w.index_depth, pages, PAGE, w.latent.index_width))
+    _require_writeable("index_keys", given)
+    require_apart(OP, {"index_keys": given}, {name: getattr(call, name) for name in ("keys", "values", "sin", "cos")})
 
 
 def _check_hidden(call: Call, hidden: np.ndarray) -> None:

@@ -108,7 +108,7 @@ def forward(call: Call) -> np.ndarray:
         states=call.states,
         slots=call.slots,
         into=call.into,
-        index=None if call.index is None else _cache(call.index),
+        index=None if call.index_keys is None else _cache(call.index_keys),
     )
     if costs is not None:
         for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):

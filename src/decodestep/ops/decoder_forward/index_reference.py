@@ -15,9 +15,9 @@ _KEY_EPS = 1e-6
 def select(call: Call, layer: LatentAttention, h: np.ndarray, number: int) -> list[np.ndarray]:
     """Of every token the positions that it attends to, ascending; writes the tokens' index keys. number: of the layer."""
     sizes, x, dtype = call.weights.latent, layer.indexer, call.sin.dtype
-    assert sizes is not None and x is not None and call.index is not None
+    assert sizes is not None and x is not None and call.index_keys is not None
     assert layer.query_down is not None and layer.query_norm is not None
-    cache = call.index[:, call.weights.index_layers[number]]
+    cache = call.index_keys[:, call.weights.index_layers[number]]
     key = linear(h, x.key)
     key = rms_norm(key - key.mean(axis=-1, keepdims=True), x.key_norm.astype(dtype), _KEY_EPS) + x.key_norm_bias.astype(dtype)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], cache.shape[1])

@@ -65,7 +65,8 @@ def lightning_indexer(
         layout_key: "BSND", "TND" or "PA_BSND".
         sparse_count: an integer > 0.
         sparse_mode: 0, a token sees all keys of its sequence; or 3, token i of S1 sees the first S2 - S1 + i + 1 of S2 keys.
-        pre_tokens, next_tokens: 2^63 - 1.
+        pre_tokens: 2^63 - 1.
+        next_tokens: 2^63 - 1.
         return_value: whether sparse_values is wanted.
         ordered: whether the positions are in the order of their scores; else they ascend, as attention reads them.
         rounding: None, scores are float32; or "device", as CANN's kernels round: a score to bfloat16; of int8, the product
@@ -93,10 +94,25 @@ def lightning_indexer(
     Source:
         DeepSeek-V3.2-Exp (2025), section 2.1; CANN's lightning_indexer and quant_lightning_indexer (ops-transformer, 2026).
     """
-    scales = query_dequant_scale, key_dequant_scale
-    lengths = actual_seq_lengths_query, actual_seq_lengths_key, block_table
-    options = layout_query, layout_key, sparse_count, sparse_mode, pre_tokens, next_tokens, return_value, ordered, rounding
-    call = Call(query, key, weights, *scales, *lengths, *options)
+    call = Call(
+        query,
+        key,
+        weights,
+        query_dequant_scale,
+        key_dequant_scale,
+        actual_seq_lengths_query,
+        actual_seq_lengths_key,
+        block_table,
+        layout_query,
+        layout_key,
+        sparse_count,
+        sparse_mode,
+        pre_tokens,
+        next_tokens,
+        return_value,
+        ordered,
+        rounding,
+    )
     if devices.goes_to_triton(backend, query):
         selected, values = _on_device(call, backend)
         return LightningIndexerResult(selected, values)
@@ -119,5 +135,5 @@ def _on_device(call: Call, backend: str) -> tuple[Any, Any]:
     bound |= {name: devices.to_host(getattr(call, name)) for name in _INDEXES}
     problem = bind(call._replace(**bound))
     choose_triton(OP, "triton", call.query, "has no float64" if problem.has_float64 else None)
-    made = devices.run_there(OP, device, triton.select, problem, call)
-    return tuple(None if a is None else a.view(problem.shape) for a in made)
+    selected, values = devices.run_there(OP, device, triton.select, problem, call)
+    return selected.view(problem.shape), None if values is None else values.view(problem.shape)

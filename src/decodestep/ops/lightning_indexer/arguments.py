@@ -16,6 +16,7 @@ INT8 = np.dtype(np.int8)
 FLOATS = (np.float32, np.float64, np.float16, BFLOAT16)
 SCALES = (np.float32, np.float16)
 ROUNDINGS = (None, "device")
+_SCALES_OF_BYTES = ("query_dequant_scale", "key_dequant_scale")
 
 
 class Call(NamedTuple):
@@ -58,13 +59,13 @@ class Arrays(NamedTuple):
 
 class Problem(NamedTuple):
     """A checked call. table, sequence, visible: int64, the blocks of each sequence, the sequence of each row, and how many of
-    its first keys that sees."""
+    its first keys that sees. most: sparse_count."""
 
     arrays: Arrays
     table: np.ndarray
     sequence: np.ndarray
     visible: np.ndarray
-    count: int
+    most: int
     ordered: bool
     with_values: bool
     rounding: str | None
@@ -84,16 +85,16 @@ def bind(call: Call) -> Problem:
     layout = call.layout
     layout.check()
     query, key, weights = (arrays.view(OP, name, getattr(call, name)) for name in ("query", "key", "weights"))
-    scales = tuple(arrays.optional_view(OP, name, getattr(call, name)) for name in ("query_dequant_scale", "key_dequant_scale"))
+    scales = tuple(arrays.optional_view(OP, name, getattr(call, name)) for name in _SCALES_OF_BYTES)
     _check_dtypes(query, key, weights, *scales)
     made = in_rows(layout, query, key, weights, *scales)
     _, heads, width = made.query.shape
     require(heads > 0 and width > 0, OP, "query", "of one head and one column or more", query)
     require(made.keys.shape[3] == width, OP, "key", f"of width {width}", key)
     require_shape(OP, "weights", weights, query.shape[:-1])
-    if made.query_scale is not None and made.key_scale is not None:
-        require_shape(OP, "query_dequant_scale", scales[0], query.shape[:-1])
-        require_shape(OP, "key_dequant_scale", scales[1], key.shape[:-1])
+    for name, scale, shape in zip(_SCALES_OF_BYTES, scales, (query.shape[:-1], key.shape[:-1]), strict=True):
+        if scale is not None:
+            require_shape(OP, name, scale, shape)
     require(is_int(call.sparse_count) and call.sparse_count > 0, OP, "sparse_count", "an integer > 0", call.sparse_count)
     for name in ("return_value", "ordered"):
         require(isinstance(getattr(call, name), bool), OP, name, "True or False", getattr(call, name))
@@ -126,7 +127,7 @@ def _check_dtypes(
     require_dtype(OP, "key", key, (*FLOATS, INT8))
     require_dtype(OP, "query", query, (INT8,) if key.dtype == INT8 else FLOATS)
     require_dtype(OP, "weights", weights, FLOATS)
-    for name, scale in (("query_dequant_scale", query_scale), ("key_dequant_scale", key_scale)):
+    for name, scale in zip(_SCALES_OF_BYTES, (query_scale, key_scale), strict=True):
         if (scale is not None) != (key.dtype == INT8):
             refuse(OP, name, "given beside int8 keys, and only there", scale)
         if scale is not None:

@@ -34,8 +34,8 @@ def select(p: Problem) -> tuple[np.ndarray, np.ndarray | None]:
     weights = weights.astype(np.float32, copy=False)
     if query_scale is not None:
         weights = weights * query_scale.astype(np.float32, copy=False)
-    selected = np.empty((tokens, p.count), np.int32)
-    values = np.empty((tokens, p.count), np.float32) if p.with_values else None
+    selected = np.empty((tokens, p.most), np.int32)
+    values = np.empty((tokens, p.most), np.float32) if p.with_values else None
     _native.lightning_indexer(
         query=contiguous(query if p.in_bytes else query.astype(np.float32, copy=False)),
         weights=contiguous(weights),

@@ -139,7 +139,7 @@ def _ends(op: str, name: str, ends: np.ndarray | None, rows: int) -> np.ndarray:
     if ends is None:
         refuse(op, name, "given in the layout TND", None)
     ok = len(ends) > 0 and (np.diff(ends, prepend=0) >= 0).all() and ends[-1] <= rows
-    require(ok, op, name, f"prefix sums of lengths, at most {rows}", ends.tolist())
+    require(bool(ok), op, name, f"prefix sums of lengths, at most {rows}", ends.tolist())
     return ends
 
 

@@ -11,8 +11,8 @@ from decodestep.ops.lightning_indexer.arguments import INT8, Arrays, Problem
 def select(p: Problem) -> tuple[np.ndarray, np.ndarray | None]:
     """The selected positions (T, count), and their scores if those are asked for."""
     tokens = len(p.sequence)
-    selected = np.full((tokens, p.count), -1, np.int32)
-    values = np.full((tokens, p.count), -np.inf, np.float32)
+    selected = np.full((tokens, p.most), -1, np.int32)
+    values = np.full((tokens, p.most), -np.inf, np.float32)
     block_size = p.arrays.keys.shape[1]
     for t, n in enumerate(p.visible):
         j = np.arange(n)
@@ -20,7 +20,7 @@ def select(p: Problem) -> tuple[np.ndarray, np.ndarray | None]:
         with np.errstate(all="ignore"):
             score = _scores(p.arrays, t, places, rounded=p.rounding is not None)
         # Stable, so that of equal scores the lower position comes first; NaN comes last.
-        first = np.argsort(-score, kind="stable")[: p.count]
+        first = np.argsort(-score, kind="stable")[: p.most]
         first = first if p.ordered else np.sort(first)
         selected[t, : len(first)], values[t, : len(first)] = first, score[first]
     return selected, values if p.with_values else None

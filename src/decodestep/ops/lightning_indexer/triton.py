@@ -30,13 +30,13 @@ def select(p: Problem, call: Call) -> tuple[torch.Tensor, torch.Tensor | None]:
     ranks = torch.where(bits < 0, -(2**31) - 1 - bits, bits)
     ranks = torch.where(torch.isnan(scores), _NAN, ranks)
     ranks = torch.where(column < seen[:, None], ranks, _UNSEEN)
-    found = torch.sort(ranks, dim=1, descending=True, stable=True).indices[:, : p.count]
+    found = torch.sort(ranks, dim=1, descending=True, stable=True).indices[:, : p.most]
     is_found = torch.arange(found.shape[1], device=device) < seen[:, None]
     if not p.ordered:
         far = scores.shape[1]
         found = torch.sort(torch.where(is_found, found, far), dim=1).values
         found = torch.where(is_found, found, 0)
-    fill = (0, p.count - found.shape[1])
+    fill = (0, p.most - found.shape[1])
     selected = torch.nn.functional.pad(torch.where(is_found, found, -1), fill, value=-1).to(torch.int32)
     if not p.with_values:
         return selected, None

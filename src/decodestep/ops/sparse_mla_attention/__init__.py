@@ -63,7 +63,8 @@ def sparse_mla_attention(
         layout_kv: "BSND", "TND" or "PA_BSND".
         sparse_mode: 0, a token sees all positions of its sequence; or 3, token i of S1 sees the first S2 - S1 + i + 1 of S2. A
             position that it does not see is left out.
-        pre_tokens, next_tokens: 2^63 - 1.
+        pre_tokens: 2^63 - 1.
+        next_tokens: 2^63 - 1.
         attention_mode: 2, absorbed.
         rounding: None, or "device": the softmax's weights are rounded to query's dtype, as CANN's kernels do. Only "reference"
             has that.
@@ -87,9 +88,26 @@ def sparse_mla_attention(
     Source:
         DeepSeek-V3.2-Exp (2025), section 2.1; CANN's sparse_flash_attention (ops-transformer, 2026).
     """
-    lengths = actual_seq_lengths_query, actual_seq_lengths_kv, block_table
-    options = sparse_block_size, layout_query, layout_kv, sparse_mode, pre_tokens, next_tokens, attention_mode, rounding
-    call = Call(query, key, value, sparse_indices, scale_value, query_rope, key_rope, *lengths, *options)
+    call = Call(
+        query,
+        key,
+        value,
+        sparse_indices,
+        scale_value,
+        query_rope,
+        key_rope,
+        actual_seq_lengths_query,
+        actual_seq_lengths_kv,
+        block_table,
+        sparse_block_size,
+        layout_query,
+        layout_kv,
+        sparse_mode,
+        pre_tokens,
+        next_tokens,
+        attention_mode,
+        rounding,
+    )
     if devices.goes_to_triton(backend, query):
         return _on_device(call, backend)
     problem = bind(call)
