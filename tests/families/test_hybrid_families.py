@@ -124,7 +124,11 @@ def test_a_file_that_says_an_interval_alone(model, tmp_path):
 
 CONTRADICTIONS = {
     "layers": ("qwen3_5_text", {"attention.recurrent_layers": [True, True, False, True]}, "recurrent_layers contradicts"),
-    "too few layers": ("qwen3_5_text", {"attention.recurrent_layers": [True]}, "must be an array of true or false for each of 4 blocks"),
+    "too few layers": (
+        "qwen3_5_text",
+        {"attention.recurrent_layers": [True]},
+        "must be an array of true or false for each of 4 blocks",
+    ),
     "an interval": (
         "qwen3_5_text",
         {"attention.recurrent_layers": None, "full_attention_interval": 2},
