@@ -15,6 +15,7 @@ import decodestep as ds
 from decodestep import cli
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.errors import ModelError
+from decodestep.families import lfm2_moe
 from decodestep.files.gguf_file import GgufFile
 from support import family_models, hybrid_gguf_files
 from support.families import CASES
@@ -251,6 +252,20 @@ def test_env_says_what_layers_have(model, tmp_path, capsys, family, said, values
     assert said in facts["attention"] and facts["state_bytes"] == 4 * values
     assert cli.main(["env", "--model", str(path)]) == 0
     assert f", and {4 * values / 2**20:.2f} MiB per sequence and snapshot" in capsys.readouterr().out
+
+
+def test_weights_of_lfm2s_experts_are_divided_by_a_little_more_than_their_sum(tmp_path, monkeypatch):
+    """Which counts for tokens that no expert scores high."""
+    theirs = family_models.build_model("lfm2_moe", 0)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith("feed_forward.gate.weight"):
+                parameter.copy_(20 * parameter[:1] + 0.2 * parameter)  # all high, or all low
+    path, ids = family_models.save(theirs, tmp_path), ids_of(300)
+    expected = family_models.model_logits(theirs, ids)
+    assert spread(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
+    monkeypatch.setattr(lfm2_moe, "_EPS", 1e-20)
+    assert spread(ds.load(path, dtype="float32").logits(ids), expected) > 100 * LOGITS
 
 
 def test_steps_of_mamba2_are_not_clamped(tmp_path):
