@@ -34,7 +34,11 @@ class LargestScores {
     // Sorts the positions that `list` has written by their scores.
     static void order(const float* scores, int32_t* positions, size_t count) {
         int32_t* const end = std::find(positions, positions + count, -1);
-        std::stable_sort(positions, end, [=](int32_t a, int32_t b) { return rank_of(scores[a]) > rank_of(scores[b]); });
+        // Not stable_sort: functions of it would be shared by the builds.
+        std::sort(positions, end, [=](int32_t a, int32_t b) {
+            const uint32_t rank = rank_of(scores[a]), other = rank_of(scores[b]);
+            return rank > other || (rank == other && a < b);
+        });
     }
 
   private:

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "attention/lightning_indexer_tasks.h"
@@ -70,25 +69,24 @@ class IndexPlan {
     // these, so that those of one sequence read the same.
     void attend_to_rows(MlaAttention& attention) {
         const auto selected = static_cast<int64_t>(sizes_.selected);
-        std::unordered_map<int64_t, size_t> number_of;
-        std::vector<int64_t> longest;  // of these sequences
+        const int64_t last = *std::max_element(step_.sequence, step_.sequence + step_.tokens);
+        std::vector<int64_t> longest(static_cast<size_t>(last) + 1);  // of these sequences; 0 of others
         for (size_t t = 0; t < step_.tokens; ++t) {
-            const int64_t length = step_.positions[t] + 1;
+            const int64_t length = step_.positions[t] + 1, sequence = step_.sequence[t];
+            const bool selects = length > selected;
             lengths_.push_back(std::min(length, selected));
-            visible_.push_back(length > selected ? length : 0);
+            visible_.push_back(selects ? length : 0);
             rows_.push_back(static_cast<int64_t>(t));
-            if (length > selected) continue;
-            const size_t number = number_of.emplace(step_.sequence[t], longest.size()).first->second;
-            longest.resize(number_of.size());
-            longest[number] = std::max(longest[number], length);
-            rows_.back() = static_cast<int64_t>(step_.tokens + number);
+            if (selects) continue;
+            longest[sequence] = std::max(longest[sequence], length);
+            rows_.back() = static_cast<int64_t>(step_.tokens) + sequence;
         }
         slots_.resize((step_.tokens + longest.size()) * sizes_.selected);
         constexpr auto page = static_cast<int64_t>(kPagePositions);
-        for (const auto& [sequence, number] : number_of) {
-            const int64_t* const pages = step_.page_table + static_cast<size_t>(sequence) * step_.table_width;
-            int64_t* const slots = slots_.data() + (step_.tokens + number) * sizes_.selected;
-            for (int64_t p = 0; p < longest[number]; ++p) slots[p] = pages[p / page] * page + p % page;
+        for (size_t sequence = 0; sequence < longest.size(); ++sequence) {
+            const int64_t* const pages = step_.page_table + sequence * step_.table_width;
+            int64_t* const slots = slots_.data() + (step_.tokens + sequence) * sizes_.selected;
+            for (int64_t p = 0; p < longest[sequence]; ++p) slots[p] = pages[p / page] * page + p % page;
         }
         for (PagedRows* rows : {&attention.kv, &attention.kr})
             rows->block_stride = static_cast<ptrdiff_t>(rows->pitch());
