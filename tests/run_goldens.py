@@ -13,7 +13,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-_SHARED = ("__init__", "bench_cases", "source")
+_SHARED = ("__init__", "bench_cases", "source", "sparse_cases")
 
 
 def main() -> None:
