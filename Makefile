@@ -54,10 +54,9 @@ test-transformers-next test-numpy-oldest: $(VENV)/.core $(VENV)/.test
 	$(PIP) install --quiet --upgrade --no-deps --target build/with-$(WITH) "$(WITH)"
 	export PYTHONPATH=$(CURDIR)/build/with-$(WITH); $(PYTEST) $(TESTS)
 
-# The operators against the references that vendors publish of theirs, which are fetched; without them these tests are skipped.
+# The operators against the references that vendors publish of theirs, which are fetched.
 goldens: $(VENV)/.core $(VENV)/.test
-	$(BIN)/python tests/support/goldens.py
-	$(PYTEST) -r s tests/goldens
+	$(BIN)/python tests/run_goldens.py --fetch
 
 # The tests and examples of the programs that it runs inside, each in an environment of its own, of the packages in tests/hosts;
 # pin-hosts writes these lists anew. The comparisons with llama.cpp are among them.

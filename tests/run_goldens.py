@@ -13,12 +13,12 @@ import argparse
 import importlib
 from pathlib import Path
 
-_SHARED = ("__init__", "bench_cases", "source", "sparse_cases")
+_SHARED = ("__init__", "bench_cases", "delta_cases", "source", "sparse_cases")
 
 
 def main() -> None:
     folder = Path(__file__).parent / "goldens"
-    stems = sorted(file.stem for file in folder.glob("*.py") if file.stem not in _SHARED and not file.stem.startswith("test_"))
+    stems = sorted(file.stem for file in folder.glob("*.py") if file.stem not in _SHARED)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stems", nargs="*", metavar="stem", help=f"of {', '.join(stems)}; all by default")
     parser.add_argument("--fetch", action="store_true", help="bring what is missing")

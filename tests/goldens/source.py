@@ -16,9 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
 
 # What goldens import for a device or a test bench that is not here; they compute without it.
-_ABSENT = ("atk", "tensorflow", "torch_npu")
+_ABSENT = ("atk", "tensorflow", "torch_npu", "torchair")
 
 
 class Case(NamedTuple):
@@ -75,7 +78,7 @@ class Golden:
         made = importlib.util.module_from_spec(spec)
         sys.path.insert(0, str(file.parent))
         try:
-            with quiet():
+            with quiet(), mock.patch.object(torch, "npu", mock.MagicMock(), create=True):  # some set options of the device
                 spec.loader.exec_module(made)
         finally:
             sys.path.remove(str(file.parent))
