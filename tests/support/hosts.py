@@ -29,17 +29,19 @@ BELOW = Path(sysconfig.get_path("purelib"))
 
 class Host(NamedTuple):
     """module: what tests import. example: the file of examples/, with its arguments; None: it needs a GPU. beside: packages
-    that its tests need besides."""
+    that its tests need besides. waits: whether it waits for processes that import much, but not for long: its packages are then
+    compiled when they are installed."""
 
     module: str
     example: list[str] | None = None
     beside: tuple[str, ...] = ()
+    waits: bool = False
 
 
 HOSTS = {
     "llama-cpp": Host("llama_cpp", ["llama_cpp_sampling.py", "MODEL"]),
     "lm-eval": Host("lm_eval", ["lm_eval_model.py"]),
-    "ray": Host("ray", ["ray_generate.py"], ("aiohttp",)),
+    "ray": Host("ray", ["ray_generate.py"], ("aiohttp",), waits=True),
     "sglang": Host("sglang"),
     "vllm": Host("vllm"),
 }
@@ -64,7 +66,7 @@ def make_environment(name: str) -> Path:
     """The interpreter of the host's environment."""
     folder = ROOT / "build" / "hosts" / name
     uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, folder)
-    options = ["--quiet", "--compile-bytecode", "--no-deps", "--python", folder]  # Ray waits for processes that import much
+    options = ["--quiet", "--no-deps", "--python", folder, *(["--compile-bytecode"] if HOSTS[name].waits else [])]
     uv("pip", "install", *options, "--requirements", PINS / f"{name}.txt")
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "below.pth").write_text(f"import site; site.addsitedir({str(BELOW)!r})\n")
