@@ -83,7 +83,7 @@ def run(name: str, host: Host) -> bool:
     options = ["-p", "no:cacheprovider", "--naming", host.module, f"--junit-xml={report}"]
     tests = subprocess.run([python, "-m", "pytest", *options, *files], cwd=ROOT)
     cases = list(ElementTree.parse(report).iter("testcase"))
-    skips = Counter(skip.get("message") or "" for case in cases for skip in case.iter("skipped"))
+    skips = Counter(reason_of(skip) for case in cases for skip in case.iter("skipped"))
     faults = sum(len(list(case.iter(kind))) for case in cases for kind in ("failure", "error"))
     example = 0
     if host.example is not None:
@@ -100,6 +100,12 @@ def run(name: str, host: Host) -> bool:
         unexpected += why is None
         print(f"   {count} skipped: {reason}: {'UNEXPECTED' if why is None else why}")
     return not (tests.returncode or example or unexpected)
+
+
+def reason_of(skip: ElementTree.Element) -> str:
+    """Of a file that was skipped as a whole, pytest has it in the text."""
+    message = skip.get("message", "")
+    return (skip.text or "") if message == "collection skipped" else message
 
 
 def model_path(python: Path) -> str:
