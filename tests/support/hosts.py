@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -42,7 +43,7 @@ HOSTS = {
     "llama-cpp": Host("llama_cpp", ["llama_cpp_sampling.py", "MODEL"]),
     "lm-eval": Host("lm_eval", ["lm_eval_model.py"]),
     "ray": Host("ray", ["ray_generate.py"], ("aiohttp",), waits=True),
-    "sglang": Host("sglang"),
+    "sglang": Host("sglang", beside=("torchvision==0.28.0",)),  # of the torch below
     "vllm": Host("vllm"),
 }
 EXPECTED: dict[str, str] = {}  # a part of what a skip says, and why it is expected
@@ -58,8 +59,11 @@ def pin(name: str) -> None:
     [requirement] = [each for each in re.findall(r'"([^"]+)"', extras[0]) if not each.startswith(("decodestep", "torch"))]
     wanted = "\n".join((requirement, *HOSTS[name].beside))
     options = ["--quiet", "--no-annotate", "--no-header", "--python", sys.executable, "--output-file", PINS / f"{name}.txt"]
-    options += ["--excludes", PINS / "for_gpus.txt", "--override", PINS / "for_the_torch_below.txt"]
-    uv("pip", "compile", *options, "-", text=wanted)
+    beside = {each.partition("=")[0] for each in HOSTS[name].beside}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as excluded:
+        excluded.writelines(f"{line}\n" for line in (PINS / "for_gpus.txt").read_text().splitlines() if line not in beside)
+        excluded.flush()
+        uv("pip", "compile", *options, "--excludes", excluded.name, "-", text=wanted)
 
 
 def make_environment(name: str) -> Path:
