@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
@@ -29,18 +30,20 @@ BELOW = Path(sysconfig.get_path("purelib"))
 
 class Host(NamedTuple):
     """module: what tests import. example: the file of examples/, with its arguments; None: it needs a GPU. beside: packages
-    that its tests need besides."""
+    that its tests need besides. waits: whether it waits for processes that import much, but not for long: its packages are then
+    compiled when they are installed."""
 
     module: str
     example: list[str] | None = None
     beside: tuple[str, ...] = ()
+    waits: bool = False
 
 
 HOSTS = {
     "llama-cpp": Host("llama_cpp", ["llama_cpp_sampling.py", "MODEL"]),
     "lm-eval": Host("lm_eval", ["lm_eval_model.py"]),
-    "ray": Host("ray", ["ray_generate.py"], ("aiohttp",)),
-    "sglang": Host("sglang"),
+    "ray": Host("ray", ["ray_generate.py"], ("aiohttp",), waits=True),
+    "sglang": Host("sglang", beside=("torchvision==0.28.0",)),  # of the torch below
     "vllm": Host("vllm"),
 }
 EXPECTED: dict[str, str] = {}  # a part of what a skip says, and why it is expected
@@ -56,15 +59,18 @@ def pin(name: str) -> None:
     [requirement] = [each for each in re.findall(r'"([^"]+)"', extras[0]) if not each.startswith(("decodestep", "torch"))]
     wanted = "\n".join((requirement, *HOSTS[name].beside))
     options = ["--quiet", "--no-annotate", "--no-header", "--python", sys.executable, "--output-file", PINS / f"{name}.txt"]
-    options += ["--excludes", PINS / "for_gpus.txt", "--override", PINS / "for_the_torch_below.txt"]
-    uv("pip", "compile", *options, "-", text=wanted)
+    beside = {each.partition("=")[0] for each in HOSTS[name].beside}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as excluded:
+        excluded.writelines(f"{line}\n" for line in (PINS / "for_gpus.txt").read_text().splitlines() if line not in beside)
+        excluded.flush()
+        uv("pip", "compile", *options, "--excludes", excluded.name, "-", text=wanted)
 
 
 def make_environment(name: str) -> Path:
     """The interpreter of the host's environment."""
     folder = ROOT / "build" / "hosts" / name
     uv("venv", "--quiet", "--allow-existing", "--python", sys.executable, folder)
-    options = ["--quiet", "--compile-bytecode", "--no-deps", "--python", folder]  # Ray waits for processes that import much
+    options = ["--quiet", "--no-deps", "--python", folder, *(["--compile-bytecode"] if HOSTS[name].waits else [])]
     uv("pip", "install", *options, "--requirements", PINS / f"{name}.txt")
     [packages] = folder.glob("lib/python*/site-packages")
     (packages / "below.pth").write_text(f"import site; site.addsitedir({str(BELOW)!r})\n")
@@ -81,7 +87,7 @@ def run(name: str, host: Host) -> bool:
     options = ["-p", "no:cacheprovider", "--naming", host.module, f"--junit-xml={report}"]
     tests = subprocess.run([python, "-m", "pytest", *options, *files], cwd=ROOT)
     cases = list(ElementTree.parse(report).iter("testcase"))
-    skips = Counter(skip.get("message") or "" for case in cases for skip in case.iter("skipped"))
+    skips = Counter(reason_of(skip) for case in cases for skip in case.iter("skipped"))
     faults = sum(len(list(case.iter(kind))) for case in cases for kind in ("failure", "error"))
     example = 0
     if host.example is not None:
@@ -98,6 +104,12 @@ def run(name: str, host: Host) -> bool:
         unexpected += why is None
         print(f"   {count} skipped: {reason}: {'UNEXPECTED' if why is None else why}")
     return not (tests.returncode or example or unexpected)
+
+
+def reason_of(skip: ElementTree.Element) -> str:
+    """Of a file that was skipped as a whole, pytest has it in the text."""
+    message = skip.get("message", "")
+    return (skip.text or "") if message == "collection skipped" else message
 
 
 def model_path(python: Path) -> str:
