@@ -185,7 +185,7 @@ def test_bad_arguments_are_refused_as_on_the_cpu():
     args, options = make(np.random.default_rng(0), tokens=2, heads=2, latent=16, rope=4)
     good = [gpu.on_device(a) if i < 4 else a for i, a in enumerate(args)]
     for place, value, message in (
-        (5, [0, 1], r"lengths must be in \[1,"),
+        (5, [-1, 1], r"lengths must be in \[0,"),
         (4, args[4] + 99, "block_table must be in"),
         (2, good[2][..., :5], "query must be of shape"),
         (1, good[1].double(), "query must be float64"),

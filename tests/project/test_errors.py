@@ -16,6 +16,7 @@ BUILT_IN = {
     "UnknownFieldError": TypeError,
     "ModelError": RuntimeError,
     "TemplateProcessError": RuntimeError,
+    "CacheFileError": RuntimeError,
     "CacheFullError": RuntimeError,
     "ConstraintError": RuntimeError,
     "QueueFullError": RuntimeError,

@@ -22,7 +22,7 @@ def attend(p: Problem) -> np.ndarray:
     out = np.zeros(p.arrays.query.shape, np.float32)
     attending = np.flatnonzero(p.counts)
     if attending.size:
-        out[attending] = cpu.attention(_dense(p, attending).in_floats())
+        out[attending], _ = cpu.attention(_dense(p, attending).in_floats())
     return out
 
 
