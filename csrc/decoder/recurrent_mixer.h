@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "core/compiler.h"
 #include "linear/linear_panels.h"
 
 namespace decodestep {
@@ -35,14 +36,22 @@ struct RecurrentMixer {
 
     size_t width() const { return heads * columns; }
     size_t key_width() const { return key_heads * rows; }
-    size_t channels() const { return kind == Mixer::convolution ? width() : 2 * key_width() + width(); }
+    DECODESTEP_INLINE size_t channels() const {
+        return kind == Mixer::convolution ? width() : 2 * key_width() + width();
+    }
 
     // Where the parts of an input row begin.
-    size_t convolved_at() const { return kind == Mixer::delta ? 0 : kind == Mixer::mamba ? width() : 2 * width(); }
-    size_t gate_at() const { return kind == Mixer::delta ? channels() : kind == Mixer::mamba ? 0 : width(); }
-    size_t beta_at() const { return channels() + width(); }
-    size_t step_at() const { return channels() + width() + (kind == Mixer::delta ? heads : 0); }
-    size_t input_width() const { return kind == Mixer::convolution ? 3 * width() : step_at() + heads; }
+    DECODESTEP_INLINE size_t convolved_at() const {
+        return kind == Mixer::delta ? 0 : kind == Mixer::mamba ? width() : 2 * width();
+    }
+    DECODESTEP_INLINE size_t gate_at() const {
+        return kind == Mixer::delta ? channels() : kind == Mixer::mamba ? 0 : width();
+    }
+    DECODESTEP_INLINE size_t beta_at() const { return channels() + width(); }
+    DECODESTEP_INLINE size_t step_at() const { return channels() + width() + (kind == Mixer::delta ? heads : 0); }
+    DECODESTEP_INLINE size_t input_width() const {
+        return kind == Mixer::convolution ? 3 * width() : step_at() + heads;
+    }
 
     size_t state_floats() const { return heads * rows * columns; }
     size_t input_floats() const { return (taps - 1) * channels(); }
