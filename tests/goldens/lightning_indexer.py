@@ -32,16 +32,7 @@ def _compare(module: Any, layouts: tuple[str, str], dtype: torch.dtype, heads: i
         torch.randn(shape, generator=generator).to(dtype)
         for shape in (sequences.of_queries(heads, _WIDTH), sequences.of_queries(heads), sequences.of_keys(1, _WIDTH))
     )
-    options = {
-        "actual_seq_lengths_query": sequences.query_lengths(),
-        "actual_seq_lengths_key": sequences.key_lengths(),
-        "block_table": sequences.block_table(generator),
-        "layout_query": layouts[0],
-        "layout_key": layouts[1],
-        "sparse_count": count,
-        "sparse_mode": mode,
-        "return_value": True,
-    }
+    options = sequences.options("key", mode, generator) | {"sparse_count": count, "return_value": True}
     with quiet():
         want, _ = module.cpu_lightning_indexer(query, key, weights, **options)
     ours = ds.lightning_indexer(query, key, weights, **options, rounding="device", backend="reference")

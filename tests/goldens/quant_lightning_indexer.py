@@ -34,15 +34,7 @@ def _compare(module: Any, layouts: tuple[str, str], heads: int, mode: int, count
     query_scale, key_scale = (
         torch.rand(shape, generator=generator).half() for shape in (sequences.of_queries(heads), sequences.of_keys(1))
     )
-    options = {
-        "actual_seq_lengths_query": sequences.query_lengths(),
-        "actual_seq_lengths_key": sequences.key_lengths(),
-        "block_table": sequences.block_table(generator),
-        "layout_query": layouts[0],
-        "layout_key": layouts[1],
-        "sparse_count": count,
-        "sparse_mode": mode,
-    }
+    options = sequences.options("key", mode, generator) | {"sparse_count": count}
     with quiet():
         # Its adapter takes the width from a scale's last axis, so a paged one comes with an axis more.
         paged = key_scale[..., None] if layouts[1] == "PA_BSND" else key_scale

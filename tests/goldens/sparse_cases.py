@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,6 +40,17 @@ class Sequences:
         for row, part in zip(table, torch.randperm(sum(blocks), generator=generator).int().split(blocks), strict=True):
             row[: len(part)] = part
         return table
+
+    def options(self, keys: str, mode: int, generator: torch.Generator) -> dict[str, Any]:
+        """Arguments of both operators. keys: what the operator calls its keys."""
+        return {
+            "actual_seq_lengths_query": self.query_lengths(),
+            f"actual_seq_lengths_{keys}": self.key_lengths(),
+            "block_table": self.block_table(generator),
+            "layout_query": self.layouts[0],
+            f"layout_{keys}": self.layouts[1],
+            "sparse_mode": mode,
+        }
 
     def is_token(self) -> torch.Tensor:
         """Which of the leading places of queries hold a token."""

@@ -40,17 +40,8 @@ def _compare(module: Any, layouts: tuple[str, str], dtype: torch.dtype, heads: i
         )
     )
     chosen = _chosen(sequences, mode, block, generator)
-    options = {
-        "query_rope": rope,
-        "key_rope": rope_keys,
-        "actual_seq_lengths_query": sequences.query_lengths(),
-        "actual_seq_lengths_kv": sequences.key_lengths(),
-        "block_table": sequences.block_table(generator),
-        "sparse_block_size": block,
-        "layout_query": layouts[0],
-        "layout_kv": layouts[1],
-        "sparse_mode": mode,
-    }
+    options = sequences.options("kv", mode, generator)
+    options |= {"query_rope": rope, "key_rope": rope_keys, "sparse_block_size": block}
     with quiet():
         want, _, _ = module.cpu_sparse_flash_attention(query, latents, latents, chosen, 0.05, **options)
     ours = ds.sparse_mla_attention(query, latents, None, chosen, 0.05, **options)

@@ -16,7 +16,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, NoReturn
 
@@ -54,7 +55,7 @@ class _Found(NamedTuple):
 
 
 class _Owner:
-    """What holds pages while they are written or read."""
+    """In place of a sequence."""
 
 
 def is_cache_file(path: Path) -> bool:
@@ -68,22 +69,18 @@ def save(cache: CacheOf, path: Path, texts: Sequence[Sequence[int]] | None) -> i
 
     The file is there as a whole, or as it was before.
     """
-    pool, owner = cache.pool, _Owner()
-    held = Holding(owner, pool, admitted=False)
-    with LOCK, pool.changing_locked():
-        pool.open_locked(held, 0)
-        parents = _tree(pool, texts)
-        pool.hold_locked(*parents)
-        held.pages += parents
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("xb") as file:
-            _write(file, cache, parents)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    pool, part = cache.pool, path.with_name(f"{path.name}.{os.getpid()}.part")
+    with _holding(pool) as held:
         with LOCK, pool.changing_locked():
-            pool.close_locked(held)
+            parents = _tree(pool, texts)
+            pool.hold_locked(*parents)
+            held.pages += parents
+        try:
+            with part.open("xb") as file:
+                _write(file, cache, parents)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     return sum(len(page.tokens) for page in parents)
 
 
@@ -94,21 +91,28 @@ def restore(cache: CacheOf, path: Path, is_same: IsSame) -> int:
     what page `number` of the storage has. It is asked for the first page.
     Raises CacheFileError, or OSError where the file cannot be read, with nothing changed.
     """
-    pool, owner = cache.pool, _Owner()
-    held = Holding(owner, pool, admitted=False)
-    with LOCK, pool.changing_locked():
-        pool.open_locked(held, 0)
-    try:
+    with _holding(cache.pool) as held:
         with path.open("rb") as file:
             found = _Reader(file, path, cache).read(held)
         if found and not is_same(found[0].tokens, found[0].parent == -2, held.pages[0].number):
             raise CacheFileError(f"{path}: is of another model")
-        with LOCK, pool.changing_locked():
-            _link(pool, held.pages, found)
+        with LOCK, cache.pool.changing_locked():
+            _link(cache.pool, held.pages, found)
+    return sum(len(each.tokens) for each in found)
+
+
+@contextmanager
+def _holding(pool: PagePool) -> Iterator[Holding]:
+    """What holds pages while they are written or read."""
+    owner = _Owner()
+    held = Holding(owner, pool, admitted=False)
+    with LOCK, pool.changing_locked():
+        pool.open_locked(held, 0)
+    try:
+        yield held
     finally:
         with LOCK, pool.changing_locked():
             pool.close_locked(held)
-    return sum(len(each.tokens) for each in found)
 
 
 def _tree(pool: PagePool, texts: Sequence[Sequence[int]] | None) -> dict[Page, int]:

@@ -10,12 +10,11 @@ import numpy as np
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.layer_weights import IndexerWeights, LatentWeights
+from decodestep.ops.decoder_forward.index_reference import KEY_EPS, turn
 from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.rms_norm import rms_norm
-
-KEY_EPS = 1e-6  # of the norm of index keys, whatever that of the model's norms
 
 Rope = tuple[np.ndarray, np.ndarray]  # sin and cos of the tokens
 # (h, the layer's weights, index keys of all layers, rope, the layer) -> positions (T, most), ascending, then -1; None: all
@@ -63,7 +62,7 @@ def _write_keys(h: np.ndarray, weights: IndexerWeights, cache: np.ndarray, slots
     keys = linear(h, weights.key)
     centred = keys - keys.mean(axis=1, keepdims=True)
     keys = rms_norm(centred, weights.key_norm, eps=KEY_EPS) + weights.key_norm_bias
-    cache.reshape(-1, cache.shape[-1])[slots] = _turned(keys[:, None], rope)[:, 0]
+    cache.reshape(-1, cache.shape[-1])[slots] = turn(keys[:, None], *rope)[:, 0]
 
 
 def _select(
@@ -77,17 +76,8 @@ def _select(
 ) -> np.ndarray:
     assert config.latent_attention is not None and config.latent_attention.indexer is not None
     x = config.latent_attention.indexer
-    query = _turned(linear(compressed, weights.query).reshape(len(h), x.heads, x.head_dim), rope)
+    query = turn(linear(compressed, weights.query).reshape(len(h), x.heads, x.head_dim), *rope)
     by_head = linear(h, weights.by_head) * np.float32((x.heads * x.head_dim) ** -0.5)
     made = lightning_indexer(query, keys, by_head, **each_alone(batch, "key"), sparse_count=x.selected, ordered=False)
     selected: np.ndarray = made.sparse_indices[:, 0]
     return selected
-
-
-def _turned(heads: np.ndarray, rope: Rope) -> np.ndarray:
-    """(T, heads, Di), the first columns of each after their rope."""
-    sin, cos = (angles[:, None] for angles in rope)
-    width = 2 * sin.shape[-1]
-    even, odd = heads[..., :width:2], heads[..., 1:width:2]
-    turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(*heads.shape[:2], width)
-    return np.concatenate([turned, heads[..., width:]], axis=-1)

@@ -7,12 +7,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import decodestep
 from decodestep._base.checks import require, require_choice, require_ids
 from decodestep._base.threads import isa, use_threads
 from decodestep.chat.template import until_content
@@ -289,7 +289,7 @@ class Model:
     def _cache_of(self) -> cache_file.CacheOf:
         layers = self.decoder.next_tokens
         config = replace(self.config, name="")
-        hangs_on = (version("decodestep"), isa(), self.decoder.description, self.decoder.cache_dtype, repr(config))
+        hangs_on = (decodestep.__version__, isa(), self.decoder.description, self.decoder.cache_dtype, repr(config))
         key = hashlib.sha256("\0".join(hangs_on).encode()).hexdigest()
         return cache_file.CacheOf(self.cache, key, None if layers is None else (layers.count, self.config.hidden))
 

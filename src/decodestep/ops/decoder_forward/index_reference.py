@@ -9,7 +9,7 @@ from decodestep.ops.decoder_forward.layers import LatentAttention
 from decodestep.ops.linear.reference import linear, with_bias
 from decodestep.ops.rms_norm.reference import rms_norm
 
-_KEY_EPS = 1e-6
+KEY_EPS = 1e-6  # of the norm of index keys, whatever that of the model's norms
 
 
 def select(call: Call, layer: LatentAttention, h: np.ndarray, number: int) -> list[np.ndarray]:
@@ -19,7 +19,7 @@ def select(call: Call, layer: LatentAttention, h: np.ndarray, number: int) -> li
     assert layer.query_down is not None and layer.query_norm is not None
     cache = call.index_keys[:, call.weights.index_layers[number]]
     key = linear(h, x.key)
-    key = rms_norm(key - key.mean(axis=-1, keepdims=True), x.key_norm.astype(dtype), _KEY_EPS) + x.key_norm_bias.astype(dtype)
+    key = rms_norm(key - key.mean(axis=-1, keepdims=True), x.key_norm.astype(dtype), KEY_EPS) + x.key_norm_bias.astype(dtype)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], cache.shape[1])
     cache[slab, page, call.positions % PAGE] = _turned(call, key[:, None], sizes.rope)[:, 0].astype(cache.dtype)
     compressed = with_bias(linear(h, layer.query_down), layer.query_down_bias)
@@ -35,9 +35,14 @@ def select(call: Call, layer: LatentAttention, h: np.ndarray, number: int) -> li
     return chosen
 
 
-def _turned(call: Call, heads: np.ndarray, width: int) -> np.ndarray:
-    """(T, heads, Di), the first `width` columns of each after their rope."""
-    sin, cos = (table[0, call.positions, None, : width // 2] for table in (call.sin, call.cos))
+def turn(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
+    """(T, heads, Di), the first columns of each after their rope. sin, cos: (T, pairs)."""
+    width, sin, cos = 2 * sin.shape[-1], sin[:, None], cos[:, None]
     even, odd = heads[..., :width:2], heads[..., 1:width:2]
     turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
     return np.concatenate([turned.reshape(*heads.shape[:2], width), heads[..., width:]], axis=-1)
+
+
+def _turned(call: Call, heads: np.ndarray, width: int) -> np.ndarray:
+    """With the first `width` columns of each turned by the angles of the tokens' positions."""
+    return turn(heads, *(table[0, call.positions, : width // 2] for table in (call.sin, call.cos)))
