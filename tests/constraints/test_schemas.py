@@ -13,7 +13,7 @@ import pytest
 import decodestep as ds
 from decodestep.constraints.processor import ConstraintLogitsProcessor
 from decodestep.constraints.schemas.formats import PATTERNS
-from decodestep.constraints.schemas.leaves import whole_terminal
+from decodestep.constraints.schemas.numbers import decimal_terminal, whole_terminal
 from decodestep.constraints.schemas.shapes import Number
 from support.constrained_rows import END, run
 
@@ -266,6 +266,26 @@ def test_whole_numbers_are_those_between_their_bounds(rng):
             near = (low - 1, low, low + 1, high - 1, high, high + 1, -1, 0, 1)
             for each in (*near, *(int(each * most) for each in rng.uniform(-2, 2, 9))):
                 assert bool(expression.fullmatch(str(each))) == (low <= each <= high), (low, high, each)
+
+
+def test_decimal_numbers_are_those_between_their_bounds(rng):
+    """As parsers read them, however many digits are written. Beyond a bound there is none that is read as the bound."""
+    for _ in range(300):
+        least, most = sorted(float(round(each, rng.integers(5))) for each in rng.uniform(-3, 12, 2))
+        above, below = rng.random(2) < 0.5
+        shape = Number(least=least, above=bool(above), most=most, below=bool(below))
+        if shape.empty:
+            continue
+        expression = re.compile(decimal_terminal(shape)[1:-1])
+        near = [f"{bound:.{digits}f}" for bound in (least, most) for digits in (0, 1, 2, 3, 5, 20)]
+        near += [repr(float(np.nextafter(bound, side))) for bound in (least, most) for side in (-99, 99)]
+        for text in [*near, "0", "0.0", "1", *(f"{each:.{rng.integers(1, 6)}f}" for each in rng.uniform(-3, 13, 9))]:
+            value = float(text)
+            inside = (least < value if above else least <= value) and (value < most if below else value <= most)
+            allowed = bool(expression.fullmatch(text))
+            assert inside or not allowed, (shape, text)
+            if (value or not text.startswith("-")) and len(text) < 18 and "e" not in text:  # "-0.0" is one below 0
+                assert allowed == inside, (shape, text)
 
 
 def test_what_has_no_finite_text_is_not_begun():

@@ -13,10 +13,10 @@ from decodestep.constraints.schemas.leaves import (
     beginning,
     embedded,
     name_terminal,
-    number_schema,
     require_plain,
     string_schema,
 )
+from decodestep.constraints.schemas.numbers import multiple_schemas
 from decodestep.constraints.schemas.patterns import Patterns
 from decodestep.constraints.schemas.reading import Reader
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, Shapes, String, is_exact
@@ -210,13 +210,15 @@ class Families:
         ]
         if not leaves and not groups:
             return
-        grammars = [f"start: value\nvalue: {embedded(leaf_schema(leaf))}" for leaf in leaves]
+        empty = {leaf for leaf in leaves if not leaf_schemas(leaf)}
+        leaves = [leaf for leaf in leaves if leaf not in empty]
+        grammars = [f"start: value\nvalue: {' | '.join(map(embedded, leaf_schemas(leaf)))}" for leaf in leaves]
         grammars += [f"start: NAME\nNAME: {names.terminal}" for _, _, names in groups]
         places = [self._place(leaf, leaf.patterns if isinstance(leaf, String) else ()) for leaf in leaves]
         places += [self._place(shape, self._name_patterns(shape)) for shape, _, _ in groups]
         objects = [f'start: "{{" NAME\nNAME: {names.every}' for _, _, names in groups]
         dead, few = probe(grammars, objects, _FEW, _SHORT, places)
-        self._dead = {leaf for leaf, is_dead in zip(leaves, dead, strict=False) if is_dead}
+        self._dead = empty | {leaf for leaf, is_dead in zip(leaves, dead, strict=False) if is_dead}
         found: dict[Object, list[str]] = {}
         for (shape, members, names), few_names, is_dead in zip(groups, few, dead[len(leaves) :], strict=True):
             if few_names is not None or is_dead:
@@ -282,5 +284,6 @@ def _may_be_empty(shape: String) -> bool:
     return bool(shape.patterns or (shape.formats and others))
 
 
-def leaf_schema(shape: String | Number) -> dict[str, Any]:
-    return string_schema(shape) if isinstance(shape, String) else number_schema(shape)
+def leaf_schemas(shape: String | Number) -> list[dict[str, Any]]:
+    """Of whose texts a string, or a number with multiples, is one."""
+    return [string_schema(shape)] if isinstance(shape, String) else multiple_schemas(shape)

@@ -1,31 +1,19 @@
-"""Strings, numbers and names of members as terminals of Lark, or as schemas that llguidance has right."""
+"""Strings, constants and names of members as terminals of Lark, or as schemas that llguidance has right."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable
-from decimal import Decimal
 from typing import Any
 
-from decodestep._base.checks import Phrase, is_finite, refuse
+from decodestep._base.checks import Phrase, refuse
 from decodestep.constraints.json_form import JSON_FORM, OPTIONS
 from decodestep.constraints.schemas.formats import PATTERNS
-from decodestep.constraints.schemas.shapes import FARTHEST, Number, String
+from decodestep.constraints.schemas.shapes import String
 
-# Terminals that several rules share. Numbers are such that float64 and int64 can hold them.
 STRING = r'/"([^"\\\x00-\x1f\x7f]|\\["\\bfnrt])*"/'
 _PLAIN = r'[^"\\\x00-\x1f\x7f]'  # a character that is written as it is
-WHOLE = r"/-?(0|[1-9][0-9]{0,17})/"
-NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,24})?([eE][-+]?(0?[0-9]{1,2}|1[0-9]{2}|2[0-7][0-9]))?/"
-_FAR = 10**18  # the farthest of numbers that are bounded on the other side alone
-# Bounds, with the direction of the numbers that they allow. llguidance has bounds as float64, and those of integers as int64.
-_BOUNDS = {"minimum": math.inf, "exclusiveMinimum": math.inf, "maximum": -math.inf, "exclusiveMaximum": -math.inf}
-# The least number beyond an exclusive bound of 0, which parsers read in 0.000...1: llguidance cannot nest an expression as deep
-# as the smallest float64 has zeros.
-_SMALLEST = 1e-48
-_FROM_ZERO = {"exclusiveMinimum": {"minimum": _SMALLEST}, "exclusiveMaximum": {"maximum": -_SMALLEST}}
 _SPECIAL = re.compile(r"[^\w ]", re.ASCII)
 
 
@@ -65,92 +53,6 @@ def string_schema(shape: String) -> dict[str, Any]:
         rules.append({"pattern": f"^{_all_but(shape.without)}$"})
     bounds = {"minLength": shape.least} | ({} if shape.most is None else {"maxLength": shape.most})
     return {"type": "string", **bounds, **({"allOf": rules} if rules else {})}
-
-
-def whole_terminal(shape: Number) -> str:
-    """The terminal of whole numbers between two, of any number of digits."""
-    first, last = _ends(shape)
-    ways = [f"-({'|'.join(_between(max(1, -last), -first))})"] if first < 0 else []
-    if first < 0 <= last:
-        ways.append("-0")
-    ways += _between(max(0, first), last) if last >= 0 else []
-    return f"/{'|'.join(ways)}/"
-
-
-def _ends(shape: Number) -> tuple[int, int]:
-    """The first and last whole number, also where a shape has no bound."""
-    first, last = shape.whole_range
-    return (
-        int(first) if math.isfinite(first) else -max(_FAR, 2 * abs(int(last)) if math.isfinite(last) else 0),
-        int(last) if math.isfinite(last) else max(_FAR, 2 * abs(int(first)) if math.isfinite(first) else 0),
-    )
-
-
-def _between(low: int, high: int) -> list[str]:
-    """Regular expressions of the numbers between two that are not negative: of ranges of one digit, before which the digits are
-    the same and after which they are free."""
-    ways = []
-    while low <= high:
-        free = 0
-        while low and low % 10 ** (free + 1) == 0 and low + 10 ** (free + 1) <= high + 1:
-            free += 1
-        before, digit = divmod(low // 10**free, 10)
-        last = min(9, digit + (high + 1 - low) // 10**free - 1)
-        ways.append(f"{before or ''}[{digit}-{last}]" + (f"[0-9]{{{free}}}" if free else ""))
-        low += (last - digit + 1) * 10**free
-    return ways
-
-
-def number_schema(shape: Number) -> dict[str, Any]:
-    """The keywords of numbers for llguidance: bounds on both sides, within those that it reads as other ones."""
-    found: dict[str, Any] = {"type": "integer" if shape.whole else "number"}
-    if shape.whole:
-        first, last = _ends(shape)
-        found |= {"minimum": max(first, -FARTHEST), "maximum": min(last, FARTHEST)}
-    else:
-        far = max(_FAR, *(2 * abs(bound) for bound in (shape.least, shape.most) if math.isfinite(bound)), 0)
-        found |= {"exclusiveMinimum" if shape.above else "minimum": _inward(max(shape.least, -far, -FARTHEST), least=True)}
-        found |= {"exclusiveMaximum" if shape.below else "maximum": _inward(min(shape.most, far, FARTHEST), least=False)}
-    rules = [{"multipleOf": each} for each in shape.multiples]
-    if len(rules) == 1:
-        found |= rules.pop()
-    rules += _tighter(found)
-    return {**found, **({"allOf": rules} if rules else {})}
-
-
-def _inward(bound: float, *, least: bool) -> float:
-    """A bound; one that is nearer to 0 than llguidance can read is the next one that it can, or 0."""
-    if bound == 0 or abs(bound) >= _SMALLEST:
-        return bound
-    return math.copysign(_SMALLEST, bound) if (bound > 0) == least else 0
-
-
-def _tighter(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Bounds within those that llguidance reads as other ones, and those of 0 that are exclusive."""
-    added = []
-    for key, inward in _BOUNDS.items():
-        bound = schema.get(key)
-        if not is_finite(bound):
-            continue
-        if bound == 0 and key in _FROM_ZERO:
-            added.append(dict(_FROM_ZERO[key]))
-        first = bound
-        while math.isfinite(first) and abs(first) >= _SMALLEST and not _is_read(first):
-            first = math.nextafter(first, inward)
-        if first != bound:
-            added.append({key: first})
-    return added
-
-
-def _is_read(number: float) -> bool:
-    """Whether llguidance reads a number as it is: its parser rounds the digits, without the point, to float64, and then their
-    product or quotient with a power of ten."""
-    if isinstance(number, int):
-        return True
-    text = Decimal(repr(abs(number)))
-    exponent = int(text.as_tuple().exponent)
-    digits, power = float(text.scaleb(-exponent)), float(f"1e{abs(exponent)}")
-    return (digits * power if exponent > 0 else digits / power) == abs(number)
 
 
 def _all_but(words: Iterable[str]) -> str:

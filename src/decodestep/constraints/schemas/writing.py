@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from decodestep.constraints.schemas.elements import array_rules
-from decodestep.constraints.schemas.families import Families, leaf_schema
-from decodestep.constraints.schemas.leaves import NUMBER, STRING, WHOLE, constant, embedded, whole_terminal
+from decodestep.constraints.schemas.families import Families, leaf_schemas
+from decodestep.constraints.schemas.leaves import STRING, constant, embedded
 from decodestep.constraints.schemas.members import object_rules
+from decodestep.constraints.schemas.numbers import NUMBER, WHOLE, decimal_terminal, whole_terminal
 from decodestep.constraints.schemas.rules import Rules
 from decodestep.constraints.schemas.shapes import All, Array, Constant, Number, Object, Shape, String
 
@@ -33,11 +34,10 @@ def write_rules(families: Families, prefix: str, *, in_order: bool) -> list[str]
         assert not isinstance(shape, Constant)
         if shape in _SHARED:
             return rules.terminal(*_SHARED[shape])
-        if isinstance(shape, Number) and shape.whole and not shape.multiples:
-            return rules.terminal(rules.new("WHOLE").upper(), whole_terminal(shape))
-        name = rules.new("leaf")
-        rules.add(name, embedded(leaf_schema(shape)))
-        return name
+        if isinstance(shape, Number) and not shape.multiples:
+            terminal = whole_terminal(shape) if shape.whole else decimal_terminal(shape)
+            return rules.terminal(rules.new("WHOLE" if shape.whole else "NUMBER").upper(), terminal)
+        return rules.add(rules.new("leaf"), *map(embedded, leaf_schemas(shape)))
 
     rules.add(prefix, value(families.root))
     while waiting:
