@@ -20,7 +20,7 @@ from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
-from decodestep.ops.mla_attention.arguments import joined_latent
+from decodestep.ops.mla_attention.caches import joined_latent
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.mla_prolog.call import Call, find_scenario
 from decodestep.ops.mla_prolog.problem import columns_of
