@@ -17,25 +17,24 @@ from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.rms_norm import rms_norm
 
 Rope = tuple[np.ndarray, np.ndarray]  # sin and cos of the tokens
-# (h, the layer's weights, index keys of all layers, rope, the layer) -> positions (T, most), ascending, then -1; None: all
-Selector = Callable[[np.ndarray, LatentWeights, np.ndarray, Rope, int], np.ndarray | None]
+# (h, the layer's weights, its index keys, rope) -> positions (T, most), ascending, then -1; None: all
+Selector = Callable[[np.ndarray, LatentWeights, np.ndarray, Rope], np.ndarray | None]
 
 
 def selector(config: Config, batch: TokenBatch, slots: np.ndarray) -> Selector | None:
     """What selects in the layers of one forward pass, in their order; None for a model without an indexer.
 
-    slots: int64 (T,), the places of the tokens in a layer's cache.
+    slots: int64 (T,), the places of the tokens in a layer's cache; -1 for those that write none.
     """
     latent = config.latent_attention
     if latent is None or latent.indexer is None:
         return None
     indexer, selected = latent.indexer, None
 
-    def select(h: np.ndarray, weights: LatentWeights, cache: np.ndarray, rope: Rope, layer: int) -> np.ndarray | None:
+    def select(h: np.ndarray, weights: LatentWeights, keys: np.ndarray, rope: Rope) -> np.ndarray | None:
         nonlocal selected
         if weights.indexer is not None:
-            keys = cache[indexer.cache_layer(layer)]
-            _write_keys(h, weights.indexer, keys, slots, rope)
+            write_keys(h, weights.indexer, keys, slots, rope)
             if (batch.positions >= indexer.selected).any():  # others attend to all positions
                 assert weights.query_down is not None and weights.query_norm is not None
                 compressed = with_bias(linear(h, weights.query_down), weights.query_down_bias)
@@ -58,11 +57,13 @@ def each_alone(batch: TokenBatch, keys: str) -> dict[str, Any]:
     }
 
 
-def _write_keys(h: np.ndarray, weights: IndexerWeights, cache: np.ndarray, slots: np.ndarray, rope: Rope) -> None:
+def write_keys(h: np.ndarray, weights: IndexerWeights, cache: np.ndarray, slots: np.ndarray, rope: Rope) -> None:
+    """The index keys of tokens, to these places of a layer's cache; -1: nowhere."""
     keys = linear(h, weights.key)
     centred = keys - keys.mean(axis=1, keepdims=True)
     keys = rms_norm(centred, weights.key_norm, eps=KEY_EPS) + weights.key_norm_bias
-    cache.reshape(-1, cache.shape[-1])[slots] = turn(keys[:, None], *rope)[:, 0]
+    written = slots >= 0
+    cache.reshape(-1, cache.shape[-1])[slots[written]] = turn(keys[:, None], *rope)[written, 0]
 
 
 def _select(
