@@ -117,7 +117,7 @@ class IndexPlan {
     const DecoderForward& step_;
     const LatentSizes& sizes_;
     float *const query_, *const by_head_;
-    int8_t* const bytes_;             // queries as they are multiplied by int8 keys; else null
+    int8_t* const bytes_;            // queries as they are multiplied by int8 keys; else null
     std::vector<int32_t> selected_;  // [tokens, selected]
     std::vector<int64_t> slots_, rows_, lengths_, visible_;
     size_t page_bytes_ = 0;

@@ -100,7 +100,9 @@ def test_a_file_that_does_not_say_which_layers_have_an_indexer_of_their_own(tmp_
     reason = "glm-dsa.attention.indexer.types is missing; load's indexer_types says what it would"
     assert f"texts end at 30 tokens: {reason}" in caplog.text
     assert mine.config.context == 30
-    with pytest.raises(ValueError, match=f"prompt must be shorter than the context of 30 tokens [(]{re.escape(reason)}[)]; got 40"):
+    with pytest.raises(
+        ValueError, match=f"prompt must be shorter than the context of 30 tokens [(]{re.escape(reason)}[)]; got 40"
+    ):
         ds.generate(mine, [IDS[:40].tolist()])
     with pytest.raises(ValueError, match=f"no longer than the context of 30 tokens [(]{re.escape(reason)}[)]; got 31"):
         mine.forward([(mine.sequence(), IDS[:31])])
@@ -129,7 +131,10 @@ def test_the_pattern_that_a_file_leaves_unsaid(tmp_path):
     ("message", "said"),
     [
         ("indexer_types must have 'full' or 'shared' for each of 3 layers; got 2", "FS"),
-        ('load: indexer_types must be "full" or "shared" for each layer, or a string of F and S, the first of them full', "SFF"),
+        (
+            'load: indexer_types must be "full" or "shared" for each layer, or a string of F and S, the first of them full',
+            "SFF",
+        ),
         ("load: indexer_types must be .*; got 5", 5),
         ("load: indexer_types must be .*; got 'FxS'", "FxS"),
     ],
@@ -145,7 +150,9 @@ def test_a_pattern_of_a_checkpoint_that_says_it_is_refused(tmp_path):
     model = family_models.build_model("glm_moe_dsa", 0)
     paths = [latent_gguf_files.write_gguf(model, tmp_path / "model.gguf"), family_models.save(model, tmp_path / "folder")]
     for path in paths:
-        with pytest.raises(ds.ModelError, match="indexer_types is for a GGUF file of glm-dsa without attention.indexer.types alone"):
+        with pytest.raises(
+            ds.ModelError, match="indexer_types is for a GGUF file of glm-dsa without attention.indexer.types alone"
+        ):
             ds.load(path, indexer_types="FFF")
 
 

@@ -127,8 +127,8 @@ INDEXED = {
     "byte index": {"byte_index": True, "slabs": 2},
     "bytes": {"byte_latents": True, "byte_index": True},
 }
-# Of an index score, relative to the sum of its products' magnitudes: float32 sums; of the token's own key, and of queries beside
-# bytes, another rounding too.
+# What an index score may be off by, relative to the sum of its products' magnitudes: sums in float32; the rounding of the token's
+# own key; that of queries beside bytes.
 SUMMED, KEPT, IN_BYTES = 2e-6, 2.0**-8, 2.0**-7
 
 
@@ -156,7 +156,9 @@ def test_selected_positions_are_those_of_the_largest_scores(case, kept, rng, mon
         """The scores, and the sums of their products' magnitudes."""
         made = real(*given)
         with monkeypatch.context() as patch:
-            patch.setattr(index_reference, "_products", lambda query, keys, by_head: np.abs(by_head) @ (np.abs(query) @ np.abs(keys).T))
+            patch.setattr(
+                index_reference, "_products", lambda query, keys, by_head: np.abs(by_head) @ (np.abs(query) @ np.abs(keys).T)
+            )
             found.append((made[-1], real(*given)[-1]))
         return made
 

@@ -312,8 +312,8 @@ def indices(*first):
         ("sparse_block_size must be a divisor of the block size 9; got 2",
          {"sparse_block_size": 2, "layout_kv": "PA_BSND", "block_table": [[0], [1]], "actual_seq_lengths_kv": [9, 9]}),
         ("key must be int8 or float8_e4m3fn; got float32 18x1x1x8", {"key_rope": None}),
-        (r"key must be of shape \(BlockNum, BlockSize, 1, Hckv \+ 16 \+ Hckv / 32\), Hckv a multiple of 128, where rope keys have "
-         "no cache of their own; got int8 18x1x1x8", {"key": K.astype(np.int8), "key_rope": None}),
+        (r"key must be of shape \(BlockNum, BlockSize, 1, Hckv \+ 16 \+ Hckv / 32\), Hckv a multiple of 128, where rope keys "
+         "have no cache of their own; got int8 18x1x1x8", {"key": K.astype(np.int8), "key_rope": None}),
         ("sinks must be of shape 4; got float32 3", {"sinks": np.zeros(3, np.float32)}),
         ("sinks must be float32; got float64 4", {"sinks": np.zeros(4)}),
         ("return_softmax_lse must be a bool; got 1", {"return_softmax_lse": 1}),

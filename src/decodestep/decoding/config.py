@@ -196,7 +196,7 @@ class Config:
 
     architecture: its name in the checkpoint. hidden: He, the width of the hidden state. heads: query heads. kv_heads: key/value
     heads, each shared by heads / kv_heads query heads. head_dim: the width of a head. context: the largest number of tokens of
-    a sequence, prompt included. context_reason: why that is less than the checkpoint says; "" if it is not.
+    a sequence, prompt included. context_reason: why the checkpoint says more; "" if it does not.
     latent_attention: None for grouped-query attention. experts: None if all layers are dense.
     grouped: the options of grouped-query attention.
     mixers: for every layer what mixes the rows of different positions: attention, the others with a state instead of keys and

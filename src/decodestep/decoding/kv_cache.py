@@ -84,8 +84,10 @@ def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) 
 
 
 def float32_layout(layers: int, latent_dim: int, rope_dim: int, index: tuple[int, ...] = ()) -> PageLayout:
-    """Of latents as values and rope keys in the layout PA_BSND of `mla_prolog` and `mla_attention`. index: the layers with index
-    keys, and the width of these; (): there are none."""
+    """Of latents as values and rope keys in the layout PA_BSND of `mla_prolog` and `mla_attention`.
+
+    index: how many layers have index keys, and the width of these; (): there are none.
+    """
     dtype = np.dtype(np.float32)
     of_index = (index[0], PAGE, 1, index[1]) if index else ()
     return PageLayout((layers,), (PAGE, 1, rope_dim), (PAGE, 1, latent_dim), dtype, dtype, of_index, dtype)

@@ -192,9 +192,7 @@ class NextTokenLayers:
             chosen = None
             if (select := index_layer.selector(self.config, batch, own)) is not None:
                 chosen = select(h, weights, pages.index[k].reshape(-1, 1, 1, pages.index.shape[-1]), rope)
-            return latent_layer.attend(
-                h, self._prologs[k], (kv, kr), batch, own, rope, scale=self.config.scale, chosen=chosen
-            )
+            return latent_layer.attend(h, self._prologs[k], (kv, kr), batch, own, rope, scale=self.config.scale, chosen=chosen)
 
         run_layer(x, self._layers[k].layer, self.config, attend)
         out[ran] = normalise(x, self._layers[k].norm, self.config)

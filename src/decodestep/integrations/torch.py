@@ -99,6 +99,17 @@ def _fake_index(*, query: Tensor, sparse_count: int, return_value: bool, **_: ob
     return query.new_empty(shape, dtype=torch.int32), values
 
 
+def _sparse_lse(**call: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return sparse_mla_attention(**call, return_softmax_lse=True)
+
+
+def _fake_sparse_lse(*, query: Tensor, **_: object) -> tuple[Tensor, Tensor, Tensor]:
+    shape = list(query.shape[:-1])
+    shape.insert(len(shape) - 2, 1)
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty(query.shape), query.new_empty(shape, dtype=dtype), query.new_empty(shape, dtype=dtype)
+
+
 def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The result; if the call does not produce it, a meaningless single element, as in torch_npu."""
     return like.new_zeros(1, dtype=dtype) if result is None else result
@@ -204,6 +215,12 @@ _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write
 _STATE = "Tensor(a!) state, Tensor? lengths=None"
 _SLOTS = "Tensor? slots=None, Tensor? into=None"
 
+_SPARSE = (
+    "(Tensor query, Tensor key, Tensor? value, Tensor sparse_indices, float scale_value, Tensor query_rope, "
+    "Tensor? key_rope, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None, "
+    "Tensor? block_table=None, Tensor? sinks=None, *, "
+    'int sparse_block_size=1, str layout_query="BSND", str layout_kv="BSND", int sparse_mode=3)'
+)
 _ATTENTION = (
     "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor? kr_cache, Tensor block_table, Tensor lengths, "
     "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
@@ -289,15 +306,8 @@ OPERATORS = {
         _index,
         _fake_index,
     ),
-    "sparse_mla_attention": CustomOp(
-        "(Tensor query, Tensor key, Tensor? value, Tensor sparse_indices, float scale_value, Tensor query_rope, "
-        "Tensor key_rope, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None, "
-        "Tensor? block_table=None, *, "
-        'int sparse_block_size=1, str layout_query="BSND", str layout_kv="BSND", int sparse_mode=3) '
-        "-> Tensor",
-        sparse_mla_attention,
-        _new_like("query"),
-    ),
+    "sparse_mla_attention": CustomOp(f"{_SPARSE} -> Tensor", sparse_mla_attention, _new_like("query")),
+    "sparse_mla_attention_lse": CustomOp(f"{_SPARSE} -> (Tensor, Tensor, Tensor)", _sparse_lse, _fake_sparse_lse),
     "top_k_top_p_sample": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, "
         f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, bool kernel_exact=False) "

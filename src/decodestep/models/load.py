@@ -96,10 +96,10 @@ def load(
                 the attention's weights stay float32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes
                 per layer instead of 2 * (Hckv + Dr); queries and the attention's weights are rounded to int16.
         index_cache_dtype: of a model with an indexer, such as DeepSeek-V3.2, the type in which the native step stores index
-            keys. "auto": that of rope keys, bfloat16 or float16. "int8": a scale for each key, which takes Di + 4 bytes in place
+            keys. "auto": that of rope keys, bfloat16 or float16. "int8": a scale for each key, which takes Di + 4 bytes instead
             of 2 * Di; heads of queries are rounded in the same way, and a few of the selected positions are others.
-        indexer_types: of a GGUF file of glm-dsa whose layers all have the tensors of an indexer, and which does not say in which
-            of them these count: "full" or "shared" for each layer, or a string of F and S, as indexer_types or
+        indexer_types: of a GGUF file of glm-dsa whose layers all have the tensors of an indexer, and which does not say in
+            which of them these count: "full" or "shared" for each layer, or a string of F and S, as indexer_types or
             index_topk_pattern of the model's config.json. None: texts of such a file end where a token would select positions.
         threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
             same bits for every count. With the native step (see above) they also have the same bits on every processor with a
@@ -174,9 +174,7 @@ class CacheTypes(NamedTuple):
     index: str
 
 
-def _decoder(
-    checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: CacheTypes, progress: Progress | None
-) -> Decoder:
+def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: CacheTypes, progress: Progress | None) -> Decoder:
     from decodestep.models.convert import convert
 
     config = _as_latent(checkpoint) if as_latent else checkpoint.config

@@ -35,7 +35,8 @@ def packed_blocks(rows: np.ndarray) -> bool:
 
 
 def attention(p: Problem, sinks: np.ndarray | None = None, parts: Softmax | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """As the reference's, with queries in float32. sinks: float32 (N,), a score without a value for each head. parts: written."""
+    """As the reference's, with queries in float32. sinks: float32 (N,), a score without a value for each head. parts: written
+    if they are given."""
     tokens, heads, _ = p.query_rope.shape
     out = np.empty((tokens, heads, p.kv_cache.rows.shape[3] // p.groups), np.float32)
     lse = np.empty((tokens, heads), np.float32)

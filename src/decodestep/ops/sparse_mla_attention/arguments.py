@@ -70,8 +70,8 @@ class Arrays(NamedTuple):
 class Problem(NamedTuple):
     """A checked call.
 
-    sinks: float32 (N,). caches: of the latents and of the rope keys, blocks of one row. slots: int64 (T, most), the rows of the caches that each token attends to, in the order of their positions. counts: int64
-    (T,), how many of them.
+    caches: of the latents and of the rope keys, in blocks of one row. slots: int64 (T, most), the rows of the caches that each
+    token attends to, in the order of their positions. counts: int64 (T,), how many of them. sinks: float32 (N,).
     """
 
     arrays: Arrays
