@@ -127,8 +127,8 @@ INDEXED = {
     "byte index": {"byte_index": True, "slabs": 2},
     "bytes": {"byte_latents": True, "byte_index": True},
 }
-# What an index score may be off by, relative to the sum of its products' magnitudes: sums in float32; the rounding of the token's
-# own key; that of queries beside bytes.
+# What an index score may be off by, relative to the sum of its products' magnitudes: sums in float32; the rounding of the
+# token's own key; that of queries beside bytes.
 SUMMED, KEPT, IN_BYTES = 2e-6, 2.0**-8, 2.0**-7
 
 

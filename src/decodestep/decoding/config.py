@@ -257,8 +257,8 @@ class Config:
     context_reason: str = ""
 
     def index_layer(self, layer: int) -> int:
-        """Where the cache of a model with an indexer has the index keys by which a layer attends: its own, or those of the layer
-        that selects for it."""
+        """Where the cache of a model with an indexer has the index keys by which a layer attends: its own, or those of the
+        layer that selects for it."""
         assert self.latent_attention is not None and self.latent_attention.indexer is not None
         return sum(self.latent_attention.indexer.full[: layer + 1]) - 1
 
