@@ -1,4 +1,4 @@
-"""float8_e4m3fn and float8_e8m0fnu in Triton, by their bits: not every GPU has the types, nor a zero of them the interpreter."""
+"""float8_e4m3fn and float8_e8m0fnu in Triton by their bits: not every GPU has the types, nor a zero of them the interpreter."""
 
 # mypy: allow-untyped-defs, allow-untyped-decorators
 

@@ -156,8 +156,8 @@ def add_parts(
 ):  # fmt: skip
     """Elements (t, n) of a product as float32: its parts, `size` elements apart, added in their order, then scaled or rounded.
 
-    x_scale, w_scale: the scales of its rows and columns, which a product of quantised numbers has (SCALED). is_row, is_column: which of t and
-    of n to load, each of the shape of its own, so that scales are not loaded for every element.
+    x_scale, w_scale: the scales of its rows and columns, which a product of quantised numbers has (SCALED). is_row, is_column:
+    which of t and of n to load, each of the shape of its own, so that scales are not loaded for every element.
     """
     mask = is_row & is_column
     parts += t * row + n * item
@@ -257,7 +257,8 @@ class Product:
             self.parts[0], self.parts[-1], self.tokens, self.depth, self.share, columns[0], columns[-1],
             *self.x.stride(), *_strides(first, group), *_strides(second, group), PARTS=self.added, GROUP=group,
             ROWS=tiles.rows(self.tokens), COLUMNS=tiles.columns, DEPTH=tiles.depth, AHEAD=self.ahead,
-            REMAINING=tiles.remaining, BLOCK=BLOCK if self.blocks else 0, num_warps=tiles.warps, num_stages=tiles.stages, **self.overlap, **LAUNCH,
+            REMAINING=tiles.remaining, BLOCK=BLOCK if self.blocks else 0, num_warps=tiles.warps, num_stages=tiles.stages,
+            **self.overlap, **LAUNCH,
         )  # fmt: skip
 
     def of(self, which: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> Parts:
