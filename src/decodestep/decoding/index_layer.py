@@ -10,7 +10,8 @@ import numpy as np
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.layer_weights import IndexerWeights, LatentWeights
-from decodestep.ops.decoder_forward.index_reference import KEY_EPS, turn
+from decodestep.ops.decoder_forward.index_reference import KEY_EPS
+from decodestep.ops.decoder_forward.rope_pairs import turn_first_columns
 from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.reference import with_bias
@@ -63,7 +64,7 @@ def write_keys(h: np.ndarray, weights: IndexerWeights, cache: np.ndarray, slots:
     centred = keys - keys.mean(axis=1, keepdims=True)
     keys = rms_norm(centred, weights.key_norm, eps=KEY_EPS) + weights.key_norm_bias
     written = slots >= 0
-    cache.reshape(-1, cache.shape[-1])[slots[written]] = turn(keys[:, None], *rope)[written, 0]
+    cache.reshape(-1, cache.shape[-1])[slots[written]] = turn_first_columns(keys[:, None], *rope)[written, 0]
 
 
 def _select(
@@ -77,7 +78,7 @@ def _select(
 ) -> np.ndarray:
     assert config.latent_attention is not None and config.latent_attention.indexer is not None
     x = config.latent_attention.indexer
-    query = turn(linear(compressed, weights.query).reshape(len(h), x.heads, x.head_dim), *rope)
+    query = turn_first_columns(linear(compressed, weights.query).reshape(len(h), x.heads, x.head_dim), *rope)
     by_head = linear(h, weights.by_head) * np.float32((x.heads * x.head_dim) ** -0.5)
     made = lightning_indexer(query, keys, by_head, **each_alone(batch, "key"), sparse_count=x.selected, ordered=False)
     selected: np.ndarray = made.sparse_indices[:, 0]

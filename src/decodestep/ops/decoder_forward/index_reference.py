@@ -7,6 +7,7 @@ import numpy as np
 from decodestep.ops.decoder_forward.arguments import PAGE, Call
 from decodestep.ops.decoder_forward.latent_cache import from_bytes, to_bytes
 from decodestep.ops.decoder_forward.layers import LatentAttention
+from decodestep.ops.decoder_forward.rope_pairs import turn_first_columns
 from decodestep.ops.linear.reference import linear, with_bias
 from decodestep.ops.rms_norm.reference import rms_norm
 
@@ -58,14 +59,6 @@ def _rounded(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return whole * scales
 
 
-def turn(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
-    """(T, heads, Di), the first columns of each after their rope. sin, cos: (T, pairs)."""
-    width, sin, cos = 2 * sin.shape[-1], sin[:, None], cos[:, None]
-    even, odd = heads[..., :width:2], heads[..., 1:width:2]
-    turned = np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1)
-    return np.concatenate([turned.reshape(*heads.shape[:2], width), heads[..., width:]], axis=-1)
-
-
 def _turned(call: Call, heads: np.ndarray, width: int) -> np.ndarray:
     """With the first `width` columns of each turned by the angles of the tokens' positions."""
-    return turn(heads, *(table[0, call.positions, : width // 2] for table in (call.sin, call.cos)))
+    return turn_first_columns(heads, *(table[0, call.positions, : width // 2] for table in (call.sin, call.cos)))

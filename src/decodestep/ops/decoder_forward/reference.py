@@ -13,6 +13,7 @@ from decodestep.ops.decoder_forward.latent_cache import from_bytes, to_bytes
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture, SideBySide
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.decoder_forward.recurrent_reference import Recurrences, sigmoid
+from decodestep.ops.decoder_forward.rope_pairs import turn_pairs
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear, with_bias
@@ -248,8 +249,7 @@ def _normalise_and_rotate(
 def _apply_rope(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
     """(T, heads, D) after their rope: each pair of columns turned by the angle of its token's position."""
     sin, cos = (table[rope, call.positions, None, : heads.shape[-1] // 2] for table in (call.sin, call.cos))
-    even, odd = heads[..., ::2], heads[..., 1::2]
-    return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)
+    return np.stack(turn_pairs(heads, sin, cos), axis=-1).reshape(heads.shape)
 
 
 def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, layer: GroupedAttention) -> np.ndarray:

@@ -15,6 +15,7 @@ from decodestep._base.checks import (
     is_int,
     refuse,
     require,
+    require_blocks,
     require_choice,
     require_dtype,
     require_shape,
@@ -222,9 +223,7 @@ def _paging(
     if table.min(initial=0) < 0 or table.max(initial=-1) >= blocks:  # perhaps only after the sequences' lengths
         longest = np.zeros(table.shape[0], np.int64)
         np.maximum.at(longest, rows, seen)
-        read = table[np.arange(table.shape[1]) * block_size < longest[:, None]]
-        if read.min(initial=0) < 0 or read.max(initial=-1) >= blocks:
-            refuse(OP, "block_table", f"in [0, {blocks}) where it is read", describe_range(read))
+        require_blocks(OP, "block_table", table, longest, blocks, block_size)
     return table, rows, seen
 
 

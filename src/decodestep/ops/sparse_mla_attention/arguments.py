@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
+from decodestep._base.arrays import Array, Integers, IntegerTable
 from decodestep._base.checks import (
     Phrase,
     is_finite,
@@ -18,15 +18,13 @@ from decodestep._base.checks import (
     require_dtype,
     require_shape,
 )
-from decodestep.ops.lightning_indexer.layouts import Keys, Layout, find_keys, find_tokens, visible
+from decodestep.ops.lightning_indexer.layouts import FLOATS, ROUNDINGS, Keys, Layout, find_keys, find_tokens, visible
 from decodestep.ops.mla_attention.arguments import Softmax
 from decodestep.ops.mla_attention.caches import Cache, check_joined, joined_parts
 
 OP = "sparse_mla_attention"
-FLOATS = (np.float32, np.float64, np.float16, BFLOAT16)
 ABSORBED = 2  # an attention mode: keys and values are latents
 MOST_IN_BLOCK = 128
-ROUNDINGS = (None, "device")
 
 
 class Call(NamedTuple):
