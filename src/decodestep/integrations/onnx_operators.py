@@ -94,9 +94,11 @@ def _sparse(
     **call: Any,
 ) -> tuple[np.ndarray, ...]:
     """value: its values are not compared with key's, which a graph has in an array of its own."""
-    made = sparse_mla_attention(query, key, None, sparse_indices, scale_value, return_softmax_lse=return_softmax_lse, **call)
-    out, *softmax = made if return_softmax_lse else (made, None, None)
-    return np.asarray(out), *(_or_placeholder(part, np.float32) for part in softmax)
+    given = query, key, None, sparse_indices, scale_value
+    if return_softmax_lse:
+        return tuple(map(np.asarray, sparse_mla_attention(*given, return_softmax_lse=True, **call)))
+    out = sparse_mla_attention(*given, **call)
+    return np.asarray(out), _or_placeholder(None, np.float32), _or_placeholder(None, np.float32)
 
 
 def _prolog(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:

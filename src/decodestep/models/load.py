@@ -170,8 +170,8 @@ def _check(
 class CacheTypes(NamedTuple):
     """As they are asked for: of keys and values, and of index keys."""
 
-    dtype: str
-    index: str
+    keys_and_values: str
+    index_keys: str
 
 
 def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: CacheTypes, progress: Progress | None) -> Decoder:
@@ -179,11 +179,13 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: Cach
 
     config = _as_latent(checkpoint) if as_latent else checkpoint.config
     why = "dtype float32" if dtype == "float32" else obstacle(config)
-    for name, asked in (("cache_dtype", types.dtype), ("index_cache_dtype", types.index)):
+    for name, asked in (("cache_dtype", types.keys_and_values), ("index_cache_dtype", types.index_keys)):
         if asked != "auto" and why is not None:
             raise ModelError(f"{checkpoint.path}: {name} {asked!r} is not supported: {why}")
-    if types.index != "auto" and (config.latent_attention is None or config.latent_attention.indexer is None):
-        raise ModelError(f"{checkpoint.path}: index_cache_dtype {types.index!r} is not supported: the model has no indexer")
+    if types.index_keys != "auto" and (config.latent_attention is None or config.latent_attention.indexer is None):
+        raise ModelError(
+            f"{checkpoint.path}: index_cache_dtype {types.index_keys!r} is not supported: the model has no indexer"
+        )
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress))
     if why is None:
@@ -196,8 +198,10 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: Cach
                 padded=None if config.latent_attention else step_width,
                 progress=progress,
             ),
-            cache_dtype=choose_cache_dtype(checkpoint.types(), dtype) if types.dtype == "auto" else types.dtype,
-            byte_index=types.index == "int8",
+            cache_dtype=choose_cache_dtype(checkpoint.types(), dtype)
+            if types.keys_and_values == "auto"
+            else types.keys_and_values,
+            byte_index=types.index_keys == "int8",
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")

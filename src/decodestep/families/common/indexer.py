@@ -72,8 +72,9 @@ def say_layers(file: GgufFile | ModelFolder, types: Sequence[str]) -> None:
 
 def are_types(types: object) -> bool:
     """Whether they are of the form of config.json's: strings or a string of F and S, of which the first is full."""
-    known = isinstance(types, (list, tuple, str)) and all(kind in _FULL + _SHARED for kind in types)
-    return known and len(types) > 0 and types[0] in _FULL
+    if not isinstance(types, (list, tuple, str)) or not types:
+        return False
+    return all(kind in _FULL + _SHARED for kind in types) and types[0] in _FULL
 
 
 def layers_by_tensors(keys: GgufKeys, layers: int) -> tuple[bool, ...]:

@@ -84,7 +84,8 @@ class Prolog:
         of_x = [(self._stored(call.weight_dq), p.query_width)]
         of_x += [(self._stored(call.weight_dkv_kr), latent + rope)] if self.caches else []
         of_cq = [(self._stored(call.weight_uq_qr), heads * (nope + rope))]
-        x_blocks, cq_blocks = (), ()
+        x_blocks: list[torch.Tensor] = []
+        cq_blocks: list[torch.Tensor] = []
         if s.blocks:
             names = ("x", "w_dq", "w_dkv_kr")[: 1 + len(of_x)]
             x_blocks = [self.scales[f"dequant_scale_{name}"] for name in names]

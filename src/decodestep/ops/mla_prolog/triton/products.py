@@ -264,9 +264,10 @@ class Product:
     def of(self, which: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> Parts:
         parts = self.parts[which]
         size, row, item = parts.stride()
-        given = (self.ones, self.ones) if self.blocks else (x_scale, w_scale)
-        scales = (parts if scale is None else scale for scale in given)
-        return Parts(parts, row, item, size, *scales, self.number, self.scaled)
+        if self.blocks:
+            x_scale = w_scale = self.ones
+        x_scale, w_scale = (parts if scale is None else scale for scale in (x_scale, w_scale))
+        return Parts(parts, row, item, size, x_scale, w_scale, self.number, self.scaled)
 
 
 def _strides(w: torch.Tensor, group: int) -> tuple[int, int, int]:
