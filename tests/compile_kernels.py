@@ -31,7 +31,7 @@ TARGET = GPUTarget("cuda", 90, 32)
 # By these names, unless they are pointers; other numbers are int32.
 FLOATS = ("exponent", "scale", *(f"{name}_{row}" for name in ("share", "epsilon", "alpha") for row in ("cq", "ckv")))
 
-F32, F16, BF16, I8, I32, I64, F64 = "*fp32", "*fp16", "*bf16", "*i8", "*i32", "*i64", "*fp64"
+F32, F16, BF16, I8, U8, I32, I64, F64 = "*fp32", "*fp16", "*bf16", "*i8", "*u8", "*i32", "*i64", "*fp64"
 SIZES = {"BLOCK": 1024, "PEAKS": 128}
 TILE = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 64}
 TABLE = {"rows": I32, "integers": I64, "floats": F64, "ids": I32, "values": F32, "masks": I32, "positions": I64}
@@ -68,27 +68,32 @@ def attend(tiles: attention_tiles.Tiles, cache: str, nz: int = 0) -> tuple[Any, 
     return attention.attend, pointers | INDEXES | {"partial": F32, "states": F32}, constants
 
 
-def rows_of(kind: int, kv: str, kr: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    int8, product = kind > 1, I32 if kind > 1 else F32
-    pointers = {"raw": product, "rows": product, "cq": I8 if int8 else BF16, "slots": I64, "kv": kv, "kr": kr}
+def rows_of(kind: int, kv: str, kr: str, code: str = I8) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    """code: of what is quantised; eight-bit floats have a compressed query in blocks where the cache is not."""
+    in_bytes = kind > 1 or code == U8
+    product = F32 if code == U8 or not in_bytes else I32
+    pointers = {"raw": product, "rows": product, "cq": code if in_bytes else BF16, "slots": I64, "kv": kv, "kr": kr}
     pointers |= dict.fromkeys(("gamma_cq", "gamma_ckv", "sin", "cos"), BF16)
     scales = ("raw_x_scale", "raw_w_scale", "x_scale", "w_scale", "kv_scale", "kr_scale", "cq_scale", "smooth")
-    constants = {"KIND": kind, "HAS_SMOOTH": int8, "RAW_SCALED": int8}
-    constants |= {"SCALED": int8, "RAW_PARTS": 8, "PARTS": 8, "KV_NZ": 16 * (kind < 3), "KR_NZ": 16 * (kind < 3)}
+    constants = {"KIND": kind, "HAS_SMOOTH": in_bytes, "RAW_SCALED": in_bytes}
+    constants |= {"SCALED": in_bytes, "RAW_PARTS": 8, "PARTS": 8, "KV_NZ": 16 * (kind < 3), "KR_NZ": 16 * (kind < 3)}
     constants |= {"WIDTH": 2048, "LATENT": 512, "HALF": 32, "TILE": 128, "BFLOAT16": True, "OVERLAPS": True}
-    return finish_rows, pointers | dict.fromkeys(scales, F32), constants
+    blocks = {"cq_scale": U8} if code == U8 and kv == BF16 else {}
+    return finish_rows, pointers | dict.fromkeys(scales, F32) | blocks, constants
 
 
 def products(given: str, parts: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    """A product of the inputs and what reads it, which for int8 has bfloat16 as its result."""
+    """A product of the inputs and what reads it, which for bytes has bfloat16 as its result."""
     tile = TILE | {"COLUMNS": 64, "OVERLAPS": True}
     pointers = {"x": given, "first": given, "second": given, "first_parts": parts, "second_parts": parts}
+    pointers |= dict.fromkeys(("x_scale", "first_scale", "second_scale"), given)
     made: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
-        (multiply, pointers, {"PARTS": 1, "GROUP": 16, "AHEAD": 5, "REMAINING": 4, **tile})
+        (multiply, pointers, {"PARTS": 1, "GROUP": 16, "AHEAD": 5, "REMAINING": 4, "BLOCK": block, **tile})
+        for block in ((0, 32) if given == U8 else (0,))
     ]
     real = F32 if given == F32 else BF16
     pointers = {"q": parts, "x_scale": F32, "w_scale": F32, **dict.fromkeys(("sin", "cos", "w", "query", "query_rope"), real)}
-    constants = {"PARTS": 1, "SCALED": given == I8, "HALF": 32, "BFLOAT16": real == BF16}
+    constants = {"PARTS": 1, "SCALED": given in (I8, U8), "HALF": 32, "BFLOAT16": real == BF16}
     return [*made, (finish_queries, pointers, constants | tile)]
 
 
@@ -130,7 +135,8 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         ),
         (attention.merge, MERGED, {"KEYS": 64, "COLUMNS": 128, **CUT}),
         *(rows_of(kind, *caches) for kind, caches in enumerate(((BF16, BF16), (I8, I8), (I8, BF16), (I8, I8)))),
-        *(each for types in ((BF16, BF16), (BF16, F32), (F32, F32), (I8, I32)) for each in products(*types)),
+        *(rows_of(*given, U8) for given in ((0, BF16, BF16), (2, U8, BF16), (3, U8, U8))),
+        *(each for types in ((BF16, BF16), (BF16, F32), (F32, F32), (I8, I32), (U8, F32)) for each in products(*types)),
     ]
     for kind, (given, precision) in enumerate(((F32, "ieee"), (F16, "tf32x3"), (BF16, "tf32x3"))):
         constants = {"NARROW": given == BF16, "PIECES": 4 if given == BF16 else 1, "PRECISION": precision, **TILE}
@@ -141,8 +147,8 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     made.append((experts.add_outputs, pointers, {"SHARED": True, "COLUMNS": 32}))
     pointers = {name: SURVIVORS[name] for name in ("inputs", "top_k", "top_p", "kept")}
     made.append((samplers.apply_cuts, pointers, {"HAS_K": True, "HAS_P": True, "BLOCK": 1024}))
-    for away in (False, True):
-        pointers = {"query": BF16, "out": I8, "out_scale": F32, "query_rope": BF16, "kv_scale": F32}
+    for away, out in ((False, I8), (True, I8), (False, U8)):
+        pointers = {"query": BF16, "out": out, "out_scale": F32, "query_rope": BF16, "kv_scale": F32}
         made.append((quantise_heads, pointers, {"AWAY": away, "WIDTH": 512, "ROPE": 64, "OVERLAPS": True}))
     for first, raw in ((True, False), (False, False), (False, True)):
         made.append((samplers.survive, SURVIVORS, {"FIRST": first, "RAW": raw, "TWICE": first, "BLOCK": 1024}))

@@ -69,9 +69,12 @@ class AttentionTile {
 // Writes the result of a row of a tile, whose partial is after all of its keys.
 inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t row, const PartialSoftmax& partial) {
     const size_t place = rows.place_of(row, a.groups, a.heads / a.groups);
+    if (a.sinks) partial.merge_sink(a.sinks[place % a.heads]);
     partial.finish(a.kv.scale ? a.kv.scale + rows.group_of(row) * partial.width : nullptr,
                    a.out + place * partial.width);
     if (a.lse) a.lse[place] = partial.log_sum();
+    if (a.largest) a.largest[place] = partial.maximum() > kLowest ? partial.maximum() : kMinusInfinity;
+    if (a.sums) a.sums[place] = partial.weight_sum();
 }
 
 template <class Keys>

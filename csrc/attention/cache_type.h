@@ -20,6 +20,9 @@ constexpr size_t kPagePositions = 16;  // positions of a sequence in a page of t
 
 constexpr size_t kLatentTile = 128;  // values of a latent that share a scale, in rows that are quantised by tiles
 
+// Of the rope keys beside latents of a type.
+constexpr CacheType rope_key_type(CacheType latents) { return latents == CacheType::i8 ? CacheType::bf16 : latents; }
+
 constexpr size_t value_bytes(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::i8 ? 1 : 2; }
 
 }  // namespace decodestep

@@ -61,7 +61,7 @@ class FloatIndexKeys {
         }
     }
 
-    void scale(float*, KeyRange) const {}
+    void scale(float*, const StoredRows&, KeyRange) const {}
 
   private:
     const IndexScores& a_;
@@ -125,8 +125,16 @@ class ByteIndexKeys {
     }
 
     // Multiplies the scores of some keys by the keys' scales.
-    void scale(float* scores, KeyRange keys) const {
+    void scale(float* scores, const StoredRows& rows, KeyRange keys) const {
         const LightningIndexer& call = a_.call;
+        if (call.keys.own_scales) {
+            for (size_t j = 0; j < keys.count; ++j) {
+                float own;
+                std::memcpy(&own, rows[j] + call.keys.width, sizeof own);
+                scores[j] *= own;
+            }
+            return;
+        }
         const int64_t* table = call.block_table + call.sequence[a_.token] * call.blocks;
         for (size_t j = 0; j < keys.count; ++j) {
             const size_t at = keys.first + j;
@@ -172,7 +180,7 @@ void score_keys(const IndexScores& a) {
                     }
                 });
             });
-            keys.scale(scores, block);
+            keys.scale(scores, rows, block);
         }
     }
 }

@@ -54,9 +54,10 @@ class KeyRows {
             for (size_t j = 0; j < keys.count; ++j) {
                 const uint8_t* values = stored[j] + columns.first * bytes;
                 float* key = rows_ + j * stride_ + at;
-                for (size_t c = 0; c < whole; c += kLanes) store(key + c, widen<type>(values + c * bytes, kLanes));
+                for (size_t c = 0; c < whole; c += kLanes)
+                    store(key + c, widened<type>(cache, values + c * bytes, kLanes));
                 if (whole < columns.count)
-                    store(key + whole, widen<type>(values + whole * bytes, columns.count - whole));
+                    store(key + whole, widened<type>(cache, values + whole * bytes, columns.count - whole));
             }
         });
     }
@@ -70,7 +71,7 @@ class KeyRows {
             float* key = rows_ + j * stride_ + at;
             for (size_t c = columns.first, n; c < end; c += n, key += n) {
                 n = std::min({fractal - c % fractal, end - c, size_t{kLanes}});
-                store(key, widen<type>(stored[j] + cache.place(c) * value_bytes(type), n));
+                store(key, widened<type>(cache, stored[j] + cache.place(c) * value_bytes(type), n));
             }
         }
     }
@@ -84,14 +85,17 @@ class KeyRows {
                 float scale;
                 std::memcpy(&scale, stored[j] + cache.tile_scales + column / kLatentTile * sizeof scale, sizeof scale);
                 const uint8_t* values = stored[j] + column;
-                store(key + c, (cache.float8 ? from_float8(values) : from_i8(values)) * broadcast(scale));
+                store(key + c, widened<CacheType::i8>(cache, values, kLanes) * broadcast(scale));
             }
         }
     }
 
-    static f32x16 from_float8(const uint8_t* values) {
-        float lanes[kLanes];
-        for (size_t i = 0; i < kLanes; ++i) lanes[i] = to_float(F8{values[i]});
+    // The first n values at p as float32, padded with zeros.
+    template <CacheType type>
+    static f32x16 widened(const PagedRows& cache, const uint8_t* p, size_t n) {
+        if (type != CacheType::i8 || !cache.float8) return widen<type>(p, n);
+        float lanes[kLanes] = {};
+        for (size_t i = 0; i < n; ++i) lanes[i] = to_float(F8{p[i]});
         return load(lanes);
     }
 

@@ -20,8 +20,8 @@ struct LightningIndexer {
     const void* query;     // [tokens, heads, keys.width], float32; int8 if the keys are
     const float* weights;  // [tokens, heads]
     size_t tokens, heads;
-    PagedRows keys;           // rows of values alone; of int8 the width is a multiple of 4
-    const float* key_scales;  // of int8 keys, [blocks of the cache, block_size]; else null
+    PagedRows keys;  // rows of values alone, or int8 with their own scales; of int8 the width is a multiple of 4
+    const float* key_scales;  // of int8 keys without scales of their own, [blocks of the cache, block_size]; else null
     size_t block_size;
     const int64_t* block_table;  // [sequences, blocks]
     size_t blocks;

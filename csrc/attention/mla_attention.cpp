@@ -35,7 +35,8 @@ std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
 void attend_tile(const TileSplits& splits) {
     const PagedRows &kv = splits.call.kv, &kr = splits.call.kr;
     if (kv.own_scales) return decodestep::attend_byte_splits(splits);
-    if (kv.nz() || kv.tile_scales > 0) return attend_splits<CopiedKeys>(splits);  // the others read rows as they are
+    // The others read rows of plain values as they are.
+    if (kv.nz() || kv.tile_scales > 0 || kv.float8) return attend_splits<CopiedKeys>(splits);
     if (splits.rows.in_group() <= kFewRows) return attend_splits<KeysInLanes>(splits);
     if (kv.type == CacheType::f32 && kr.type == CacheType::f32) return attend_splits<KeysInPlace>(splits);
     attend_splits<CopiedKeys>(splits);

@@ -25,7 +25,7 @@ struct PagedRows {
     // Of int8 with one group, or of eight-bit floats instead, that have a scale for each kLatentTile: the bytes from a
     // row to those scales, float32; else 0.
     size_t tile_scales = 0;
-    bool float8 = false;
+    bool float8 = false;  // the values of type i8 are eight-bit floats, which only latents are
 
     bool nz() const { return fractal_stride > 0; }
     size_t fractal() const { return 32 / value_bytes(type); }  // values of a fractal row
@@ -61,8 +61,11 @@ struct MlaAttention {
     const int64_t* sequence;  // [tokens]: row of the block table
     const int64_t* lengths;   // [tokens], each at least 1
     float scale;
-    float* out;            // [tokens, heads, kv.width / groups]
-    float* lse = nullptr;  // [tokens, heads]: the logarithms of the sums of e^score, or null
+    const float* sinks = nullptr;  // [heads]: a score without a value, which takes a part of the weights; or null
+    float* out;                    // [tokens, heads, kv.width / groups]
+    // [tokens, heads], or null: the logarithms of the sums of e^score; the largest scores; the sums of
+    // e^(score - largest).
+    float *lse = nullptr, *largest = nullptr, *sums = nullptr;
     int threads;
 };
 

@@ -61,12 +61,12 @@ void require_cache(const Decoder& d, const CacheView& keys, const CacheView& val
     require(values.shape == expected_values, "values has the wrong shape");
 }
 
-// The index cache, of the slabs of the others and of the type of the rope keys, if the decoder selects.
+// The index cache, of the slabs of the others and of the type of the rope keys or int8, if the decoder selects.
 void require_index(const Decoder& d, const std::optional<CacheView>& index, const CacheView& keys) {
     require(index.has_value() == d.latent.selects(), "index is given if the decoder selects positions");
     if (!index) return;
-    require(!index->in_bytes && index->shape == Shape{keys.shape[0], d.index_layers, keys.shape[2], kPagePositions,
-                                                      d.latent.index_width},
+    const size_t row = d.latent.index_width + (index->in_bytes ? sizeof(float) : 0);
+    require(index->shape == Shape{keys.shape[0], d.index_layers, keys.shape[2], kPagePositions, row},
             "index has the wrong shape");
 }
 
@@ -188,6 +188,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .page_table = table.entries.get(),
                               .table_width = table.width,
                               .index = index ? index->data : nullptr,
+                              .index_type = index && index->in_bytes ? CacheType::i8 : rope_key_type(cache),
                               .index_table = index_table.entries.get(),
                               .wanted = wanted.data(),
                               .rows = wanted.size(),

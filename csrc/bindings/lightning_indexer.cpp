@@ -16,6 +16,7 @@ void call_lightning_indexer(const Any& query, Packed<const float, 2> weights, Pa
     require_aligned(weights, key_scales, block_table, sequence, visible, selected, values);
     require_aligned_any(query);
     const PagedRows rows = paged_rows_of(keys, std::nullopt, false);
+    require(!rows.float8, "keys are not eight-bit floats");
     const bool in_bytes = rows.type == CacheType::i8;
     require(query.dtype() == (in_bytes ? nb::dtype<int8_t>() : nb::dtype<float>()), "query has the wrong type");
     require(query.ndim() == 3 && query.shape(0) == tokens && query.shape(1) == heads && query.shape(2) == width &&

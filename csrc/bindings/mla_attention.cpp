@@ -32,15 +32,19 @@ void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<cons
                         PagedCache kv_cache, std::optional<PagedCache> kr_cache, bool nz,
                         std::optional<Vector> kv_scale, std::optional<Vector> kr_scale,
                         Packed<const int64_t, 2> block_table, Ids sequence, Ids lengths, float scale, size_t groups,
-                        Packed<float, 3> out, std::optional<Packed<float, 2>> lse, int threads) {
+                        Packed<float, 3> out, std::optional<Packed<float, 2>> lse, int threads,
+                        std::optional<Vector> sinks, std::optional<Packed<float, 2>> largest,
+                        std::optional<Packed<float, 2>> sums) {
     const size_t tokens = query_rope.shape(0), heads = query_rope.shape(1), rope = query_rope.shape(2),
                  block_size = kv_cache.shape(1);
-    require_aligned(query, query_rope, kv_scale, kr_scale, block_table, sequence, lengths, out, lse);
+    require_aligned(query, query_rope, kv_scale, kr_scale, block_table, sequence, lengths, out, lse, sinks, largest,
+                    sums);
     require(kr_cache || (!nz && !kv_scale && !kr_scale && groups == 1),
             "joined rows have one group, no scales of their own and no NZ order");
     const JoinedRows rows_of =
         kr_cache ? JoinedRows{paged_rows_of(kv_cache, kv_scale, nz), paged_rows_of(*kr_cache, kr_scale, nz)}
                  : joined_rows_of(kv_cache, rope);
+    require(!rows_of.kr.float8, "rope keys are not eight-bit floats");
     const size_t latent = rows_of.kv.width;
     require(groups > 0 && heads % groups == 0 && latent % groups == 0 && rope % groups == 0 && rope / groups % 2 == 0,
             "heads, latent and rope pairs must be multiples of groups");
@@ -49,7 +53,10 @@ void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<cons
     require(!kr_cache || (kr_cache->shape(3) == rope && kr_cache->shape(0) == kv_cache.shape(0) &&
                           kr_cache->shape(1) == block_size),
             "kr_cache has the wrong shape");
-    require(!lse || (lse->shape(0) == tokens && lse->shape(1) == heads), "lse has the wrong shape");
+    for (const auto* each : {&lse, &largest, &sums})
+        require(!*each || ((*each)->shape(0) == tokens && (*each)->shape(1) == heads),
+                "lse, largest or sums has the wrong shape");
+    require(!sinks || sinks->shape(0) == heads, "sinks has the wrong shape");
     require(out.shape(0) == tokens && out.shape(1) == heads && out.shape(2) == latent / groups,
             "out has the wrong shape");
     require(sequence.shape(0) == tokens && lengths.shape(0) == tokens, "sequence or lengths has the wrong shape");
@@ -74,8 +81,11 @@ void call_mla_attention(std::optional<Packed<const float, 3>> query, Packed<cons
                             .sequence = table.rows.data(),
                             .lengths = seen.data(),
                             .scale = scale,
+                            .sinks = sinks ? sinks->data() : nullptr,
                             .out = out.data(),
                             .lse = lse ? lse->data() : nullptr,
+                            .largest = largest ? largest->data() : nullptr,
+                            .sums = sums ? sums->data() : nullptr,
                             .threads = thread_count(threads)};
     if (out.size() == 0) return;
     const ReleasedGil released;
@@ -90,7 +100,8 @@ void bind_mla_attention(nb::module_& m) {
           nb::arg("kv_scale").none().noconvert(), nb::arg("kr_scale").none().noconvert(),
           nb::arg("block_table").noconvert(), nb::arg("sequence").noconvert(), nb::arg("lengths").noconvert(),
           nb::arg("scale"), nb::arg("groups"), nb::arg("out").noconvert(), nb::arg("lse").none().noconvert(),
-          nb::arg("threads"));
+          nb::arg("threads"), nb::arg("sinks").none().noconvert() = nb::none(),
+          nb::arg("largest").none().noconvert() = nb::none(), nb::arg("sums").none().noconvert() = nb::none());
 }
 
 }  // namespace decodestep

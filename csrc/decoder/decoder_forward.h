@@ -181,7 +181,8 @@ struct Decoder {
 //   which c are the values; what it gives times W_value_up
 //   with an indexer: k = h W_key;  k = (k - mean(k)) / sqrt(variance + 1e-6) * key_norm + key_norm_bias
 //   i = rms_norm(h W_query_down, query_norm) W_index_query;  the first columns of k and of each head of i rotated
-//   k rounded to the cache's type and written to the index cache;  w = h W_by_head / sqrt(index_heads * index_width)
+//   k rounded to the index cache's type and written there;  w = h W_by_head / sqrt(index_heads * index_width)
+//   if that is int8, i is rounded as k is, and w multiplied by the scale of its head
 //   attention to the `selected` positions with the largest sums over heads of w * max(i . k, 0) alone, in their order
 // Recurrences, of parts of h W_inputs:
 //   delta: q, k, v = silu(causal_conv1d);  gated_delta_rule with decays e^(decay * softplus(step + step_bias)) and
@@ -207,7 +208,8 @@ struct Decoder {
 // Latent attention, with kv_heads = 1, bfloat16 or float16:
 //   keys [slabs, layers, slab_pages, 16, rope], values [slabs, layers, slab_pages, 16, latent]; or in place of values
 //   int8 rows [slabs, layers, slab_pages, 16, latent + 4], each with its scale as float32 at its end: largest / 127
-// Index keys, bfloat16 or float16: index [slabs, index_layers, slab_pages, 16, index_width].
+// Index keys, bfloat16 or float16: index [slabs, index_layers, slab_pages, 16, index_width]; or int8 rows of
+// index_width + 4, as those of latents.
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
 //   slab * layers * kv_heads * slab_pages + page of the slab
 // Reads the cache at positions before a token's own; these were written by earlier calls or by this one. Writes the
@@ -230,7 +232,8 @@ struct DecoderForward {
     size_t slab_pages;
     const int64_t* page_table;  // [sequences, table_width]: the page of positions 16 i to 16 i + 15
     size_t table_width;
-    uint8_t* index;              // the index cache, of the type of the rope keys, if the decoder selects
+    uint8_t* index;              // the index cache, if the decoder selects
+    CacheType index_type;        // that of the rope keys, or i8
     const int64_t* index_table;  // as page_table: the pages of the index cache
     const int64_t* wanted;       // [rows]: indices of tokens
     size_t rows;

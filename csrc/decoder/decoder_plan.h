@@ -171,18 +171,13 @@ class DecoderPlan {
         query_rope = buffers.take(rows_of_heads * decoder.latent.rope);
         attended_latent = buffers.take(rows_of_heads * decoder.latent.latent);
         for (size_t t = 0; t < step.tokens; ++t) lengths_.push_back(step.positions[t] + 1);
-        const auto rows = [&](size_t width, CacheType type) {
-            PagedRows made{nullptr, type, width, 0, nullptr, type == CacheType::i8};
-            made.block_stride = static_cast<ptrdiff_t>(made.pitch() * kPagePositions);
-            return made;
-        };
         latent_call = {.query = query_latent,
                        .query_rope = query_rope,
                        .tokens = step.tokens,
                        .heads = decoder.heads,
                        .groups = 1,
-                       .kv = rows(decoder.latent.latent, step.cache),
-                       .kr = rows(decoder.latent.rope, step.cache == CacheType::i8 ? CacheType::bf16 : step.cache),
+                       .kv = rows_in_pages(step.cache, decoder.latent.latent),
+                       .kr = rows_in_pages(rope_key_type(step.cache), decoder.latent.rope),
                        .block_size = kPagePositions,
                        .block_table = step.page_table,
                        .blocks = step.table_width,

@@ -9,8 +9,16 @@
 #include "attention/lightning_indexer_tasks.h"
 #include "decoder/decoder_forward.h"
 #include "decoder/step_buffers.h"
+#include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_BUILD {
+
+// Rows of `width` values in the cache's pages; those of int8 end with their scales.
+inline PagedRows rows_in_pages(CacheType type, size_t width) {
+    PagedRows rows{nullptr, type, width, 0, nullptr, type == CacheType::i8};
+    rows.block_stride = static_cast<ptrdiff_t>(rows.pitch() * kPagePositions);
+    return rows;
+}
 
 class IndexPlan {
   public:
@@ -27,13 +35,15 @@ class IndexPlan {
           sizes_(step.decoder->latent),
           query_(buffers.take(step.tokens * sizes_.index_heads * sizes_.index_width)),
           by_head_(buffers.take(step.tokens * sizes_.index_heads)),
+          bytes_(step.index_type == CacheType::i8
+                     ? reinterpret_cast<int8_t*>(
+                           buffers.take(step.tokens * sizes_.index_heads * sizes_.index_width / sizeof(float)))
+                     : nullptr),
           selected_(step.tokens * sizes_.selected) {
         attend_to_rows(attention);
-        const CacheType type = attention.kr.type;
-        PagedRows keys{nullptr, type, sizes_.index_width, 0, nullptr};
-        keys.block_stride = static_cast<ptrdiff_t>(keys.pitch() * kPagePositions);
-        page_bytes_ = keys.pitch() * kPagePositions * value_bytes(type);
-        call_ = {.query = query_,
+        const PagedRows keys = rows_in_pages(step.index_type, sizes_.index_width);
+        page_bytes_ = static_cast<size_t>(keys.block_stride) * value_bytes(keys.type);
+        call_ = {.query = bytes_ ? static_cast<const void*>(bytes_) : query_,
                  .weights = by_head_,
                  .tokens = step.tokens,
                  .heads = sizes_.index_heads,
@@ -58,6 +68,13 @@ class IndexPlan {
 
     void begin(const Indexer& layer) {
         call_.keys.data = step_.index + layer.cache_layer * step_.slab_pages * page_bytes_;
+    }
+
+    // Rounds a head of a token's query, if keys are int8, and multiplies its weight by its scale.
+    void round_query(size_t row) const {
+        if (!bytes_) return;
+        const size_t at = row * sizes_.index_width;
+        by_head_[row] *= quantise_row(query_ + at, sizes_.index_width, false, bytes_ + at);
     }
 
     const LightningIndexerTasks& tasks() const { return *tasks_; }
@@ -100,6 +117,7 @@ class IndexPlan {
     const DecoderForward& step_;
     const LatentSizes& sizes_;
     float *const query_, *const by_head_;
+    int8_t* const bytes_;            // queries as they are multiplied by int8 keys; else null
     std::vector<int32_t> selected_;  // [tokens, selected]
     std::vector<int64_t> slots_, rows_, lengths_, visible_;
     size_t page_bytes_ = 0;

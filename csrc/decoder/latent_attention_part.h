@@ -59,6 +59,7 @@ class LatentAttentionPart : public StageMember {
             share_.each(step_.tokens * s_.index_heads, [&](size_t row) {
                 float* const query = plan_.index->query() + row * s_.index_width;
                 rotate(row / s_.index_heads, query, query);
+                plan_.index->round_query(row);
             });
         share_.each(step_.tokens * decoder_.heads, [&](size_t row) {
             const size_t t = row % step_.tokens, head = row / step_.tokens;
@@ -140,13 +141,7 @@ class LatentAttentionPart : public StageMember {
         for (size_t i = 0; i < s_.latent; i += kLanes)
             store(norm + i, normed(load(latent + i), rms, load(w_.latent_norm + i)));
         const size_t pitch = plan_.latent_call.kv.pitch(), at = layer_offset(pitch, page) + row * pitch;
-        uint8_t* kept = step_.values + at * value_bytes(step_.cache);
-        if (step_.cache == CacheType::i8) {
-            const float scale = quantise_row(norm, s_.latent, false, reinterpret_cast<int8_t*>(kept));
-            std::memcpy(kept + s_.latent, &scale, sizeof scale);
-        } else {
-            store_rounded(step_.cache, kept, norm, s_.latent);
-        }
+        store_rounded(step_.cache, step_.values + at * value_bytes(step_.cache), norm, s_.latent);
         rotate(t, latent + s_.latent, turned);
         const CacheType type = plan_.latent_call.kr.type;
         store_rounded(type, step_.keys + (layer_offset(s_.rope, page) + row * s_.rope) * value_bytes(type), turned,
@@ -164,12 +159,17 @@ class LatentAttentionPart : public StageMember {
         const auto page =
             static_cast<size_t>(step_.index_table[step_.sequence[t] * step_.table_width + position / kPagePositions]);
         const size_t at = (w.cache_layer * step_.slab_pages + page) * kPagePositions + row;
-        const CacheType type = plan_.latent_call.kr.type;
-        store_rounded(type, step_.index + at * s_.index_width * value_bytes(type), key, s_.index_width);
+        const PagedRows kept = rows_in_pages(step_.index_type, s_.index_width);
+        store_rounded(kept.type, step_.index + at * kept.pitch() * value_bytes(kept.type), key, s_.index_width);
     }
 
-    // type: bf16 or f16. n: a multiple of sixteen.
+    // A row of the cache, of int8 with its scale at its end. n: a multiple of sixteen.
     static void store_rounded(CacheType type, uint8_t* out, const float* values, size_t n) {
+        if (type == CacheType::i8) {
+            const float scale = quantise_row(values, n, false, reinterpret_cast<int8_t*>(out));
+            std::memcpy(out + n, &scale, sizeof scale);
+            return;
+        }
         if (type == CacheType::bf16) return convert(values, n, reinterpret_cast<Bf16*>(out));
         for (size_t i = 0; i < n; i += kLanes) store_f16(reinterpret_cast<uint16_t*>(out) + i, load(values + i));
     }

@@ -184,6 +184,9 @@ def mla_attention(
     out: NDArray[np.float32],
     lse: NDArray[np.float32] | None,
     threads: int,
+    sinks: NDArray[np.float32] | None = None,
+    largest: NDArray[np.float32] | None = None,
+    sums: NDArray[np.float32] | None = None,
 ) -> None: ...
 def lightning_indexer(
     query: NDArray[Any],

@@ -22,9 +22,10 @@ from support.next_token_models import Predicting
 CASES = [
     *[("deepseek_v3", 0, 1), ("deepseek_v3", 1, 2), ("deepseek_v3", 2, 3), ("glm4_moe_lite", 0, 1), ("glm4_moe_lite", 1, 2)],
     *[("glm4_moe", 0, 1), ("glm4_moe", 1, 2), ("glm4_moe", 2, 3)],
+    *[("deepseek_v32", 0, 1), ("deepseek_v32", 2, 2), ("glm_moe_dsa", 0, 1), ("glm_moe_dsa", 1, 2)],
     *[("qwen3_5_text", 0, 1), ("qwen3_next", 0, 1), ("qwen3_5_moe_text", 0, 1)],
 ]
-SOME = [*CASES[:3], CASES[5], CASES[7], CASES[8]]
+SOME = [*CASES[:3], CASES[5], CASES[7], CASES[8], CASES[11], CASES[12]]
 HYBRID = "qwen3_5_text", "qwen3_next", "qwen3_5_moe_text"  # with layers for next-token prediction of which one is known
 TOLERANCE = 2e-5
 TOLERANCES = dict.fromkeys(HYBRID, 1e-4)  # transformers computes states of many tokens by matrices
@@ -289,22 +290,31 @@ def test_a_layer_that_lacks_a_tensor_is_left_out(predicting, ids, tmp_path):
     np.testing.assert_array_equal(model.logits(ids), left_out.logits(ids))
 
 
-@pytest.mark.parametrize(("family", "architecture"), [("deepseek_v3", "deepseek2"), ("glm4_moe", "glm4moe")])
+@pytest.mark.parametrize(
+    ("family", "architecture"),
+    [("deepseek_v3", "deepseek2"), ("glm4_moe", "glm4moe"), ("deepseek_v32", "deepseek32"), ("glm_moe_dsa", "glm-dsa")],
+)
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 def test_a_gguf_file_has_the_layers_of_its_folder(predicting, ids, tmp_path, kind, family, architecture):
+    """Whose values its types have."""
     theirs, path = predicting(family, 1, 2)
-    file, hidden = tmp_path / "model.gguf", theirs.model.config.hidden_size
+    if kind == "bf16":
+        path = shutil.copytree(path, tmp_path / "rounded")
+        tensors = safetensors.torch.load_file(path / "model.safetensors")
+        rounded = {name: value.bfloat16().float() if value.dim() > 1 else value for name, value in tensors.items()}
+        safetensors.torch.save_file(rounded, path / "model.safetensors")
+    file, hidden, layers = tmp_path / "model.gguf", theirs.model.config.hidden_size, theirs.model.config.num_hidden_layers
     requantise(path, file, kind, lambda *_: None)
     reader = GGUFReader(file)
     assert reader.fields[f"{architecture}.nextn_predict_layers"].contents() == 2
-    assert reader.fields[f"{architecture}.block_count"].contents() == 5
+    assert reader.fields[f"{architecture}.block_count"].contents() == layers + 2
     names = {tensor.name: tuple(tensor.shape) for tensor in reader.tensors}
-    assert names["blk.3.nextn.eh_proj.weight"] == (2 * hidden, hidden)
-    assert names["blk.4.nextn.shared_head_norm.weight"] == (hidden,)
+    assert names[f"blk.{layers}.nextn.eh_proj.weight"] == (2 * hidden, hidden)
+    assert names[f"blk.{layers + 1}.nextn.shared_head_norm.weight"] == (hidden,)
     model = ds.load(file, dtype="float32")
-    assert (model.config.layers, model.config.next_token_layers) == (3, 2)
+    assert (model.config.layers, model.config.next_token_layers) == (layers, 2)
     drafts, folder = (from_nothing(source, ids[:30], 2, dtype="float32") for source in (file, path))
-    assert family_models.relative(drafts, folder) < (TOLERANCE if kind == "f32" else 0.2)
+    assert family_models.relative(drafts, folder) < TOLERANCE
 
 
 @pytest.mark.parametrize(

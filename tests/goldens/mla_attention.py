@@ -31,7 +31,7 @@ def _compare(module: Any, code: torch.dtype, dtype: torch.dtype, heads: int, mod
     blocks = [-(-length // _BLOCK) for length in lengths]
     table = torch.full((batch, max(blocks)), -1, dtype=torch.int32)
     table[0, : blocks[0]], table[1, : blocks[1]] = torch.randperm(sum(blocks), generator=generator).int().split(blocks)
-    rows = _rows(sum(blocks), code, generator)
+    rows = rows_by_tiles(sum(blocks), code, generator)
     query = torch.randn(batch, tokens, heads, _LATENT + _ROPE, generator=generator).to(dtype)
     chosen = torch.arange(max(lengths), dtype=torch.int32).expand(batch, tokens, 1, -1).contiguous()
     with quiet():
@@ -49,7 +49,7 @@ def _compare(module: Any, code: torch.dtype, dtype: torch.dtype, heads: int, mod
     return f"by {largest:.2e} of the largest" if largest > 2 * torch.finfo(dtype).eps else ""
 
 
-def _rows(blocks: int, code: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def rows_by_tiles(blocks: int, code: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Random rows of 656 bytes."""
     shape = blocks, _BLOCK, 1
     values = torch.randn(*shape, _LATENT, generator=generator) * 40

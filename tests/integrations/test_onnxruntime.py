@@ -25,6 +25,7 @@ from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS
 from decodestep.integrations.onnx_states import causal_conv_with_state, linear_attention
 from decodestep.integrations.torch import ops
 from support.mla_prolog_cases import FUNCTIONS, INT8_SCENARIOS, MODES, V1, V2, for_version, legal, make
+from support.sparse_attention_cases import LAYOUTS, attention_call, index_call
 
 RNG = np.random.default_rng(0)
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
@@ -223,6 +224,34 @@ def test_operators_with_states_give_our_results_in_every_runtime(dtype: Any) -> 
     assert_everywhere("LinearAttention", arrays, list(linear_attention(**arrays, **rule)), **rule)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, np.int8])
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="/".join)
+def test_an_indexer_gives_our_results_in_every_runtime(dtype: Any, layouts: tuple[str, str]) -> None:
+    call, _, _ = index_call(RNG, [3, 2], [30, 20], dtype=dtype, layouts=layouts)
+    arrays, attributes = as_node(call)
+    for options in ({}, {"return_value": True, "ordered": False, "sparse_mode": 0}):
+        wanted = ds.lightning_indexer(**call, sparse_count=5, **options)
+        assert_everywhere("LightningIndexer", arrays, list(wanted), sparse_count=5, **attributes, **options)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="/".join)
+def test_sparse_attention_gives_our_results_in_every_runtime(dtype: Any, layouts: tuple[str, str]) -> None:
+    call, _, _ = attention_call(RNG, [3, 2], [30, 20], dtype=dtype, layouts=layouts)
+    arrays, attributes = as_node(call)
+    assert_everywhere("SparseFlashAttention", arrays, [ds.sparse_mla_attention(**call), None, None], **attributes)
+    call["sinks"] = arrays["sinks"] = np.array([1, 0, -2], np.float32)
+    wanted = ds.sparse_mla_attention(**call, return_softmax_lse=True)
+    assert_everywhere("SparseFlashAttention", arrays, list(wanted), return_softmax_lse=1, **attributes)
+
+
+def as_node(call: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays and the attributes of a call."""
+    given = {name: np.array(value) if isinstance(value, list) else value for name, value in call.items() if value is not None}
+    arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    return arrays, {name: value for name, value in given.items() if name not in arrays}
+
+
 HANDED = np.arange(4, dtype=np.float32).reshape(2, 2)
 
 
@@ -300,6 +329,31 @@ def test_exported_prologs_have_the_results_of_torch_in_onnxruntime_and_onnx_refe
     for run in (in_onnxruntime, in_reference):
         for result, each in zip(run(exported, arrays), wanted, strict=True):
             assert (result.dtype, result.tobytes()) == (each.dtype, each.tobytes())
+
+
+class Sparse(torch.nn.Module):
+    """What an indexer selects, and attention to it."""
+
+    def forward(self, query: Any, rope: Any, latents: Any, rope_keys: Any, weights: Any) -> Any:
+        chosen, _ = ops.lightning_indexer(rope, rope_keys, weights, sparse_count=5)
+        return ops.sparse_mla_attention(query, latents, None, chosen, 0.3, rope, rope_keys)
+
+
+def test_exported_sparse_attention_has_the_results_of_torch() -> None:
+    pytest.importorskip("onnxscript")
+    from decodestep.integrations.torch_onnx import TRANSLATIONS
+
+    shapes = (1, 3, 2, 16), (1, 3, 2, 8), (1, 20, 1, 16), (1, 20, 1, 8), (1, 3, 2)
+    given = tuple(torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))) for shape in shapes)
+    exported = torch.onnx.export(
+        Sparse(), given, dynamo=True, custom_translation_table=TRANSLATIONS, verbose=False, optimize=False
+    ).model_proto
+    kinds = [node.op_type for node in exported.graph.node if node.domain == DOMAIN]
+    assert kinds == ["LightningIndexer", "SparseFlashAttention"]
+    arrays = {value.name: each.numpy() for value, each in zip(exported.graph.input, given, strict=True)}
+    wanted = Sparse()(*given).numpy()
+    for run in (in_onnxruntime, in_reference):
+        assert run(exported, arrays)[0].tobytes() == wanted.tobytes()
 
 
 class Step(torch.nn.Module):

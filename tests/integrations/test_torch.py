@@ -133,6 +133,7 @@ CASES = {
     "mla_attention_lse": list(attention_cases()),
     "lightning_indexer": list(index_cases()),
     "sparse_mla_attention": list(sparse_cases()),
+    "sparse_mla_attention_lse": list(sparse_cases()),
     "top_k_top_p_sample": list(sampler_cases(torch.bfloat16)),
     "top_k_top_p_sample_v2": list(sampler_cases(torch.float32, v2=True)),
     "apply_top_k_top_p": list(apply_cases()),
@@ -143,6 +144,8 @@ CASES = {
     "mla_prolog_v2_functional": list(prolog_cases(2))[-1:],
     "mla_prolog_v3_functional": list(prolog_cases(3))[-2:],
 }
+# Of the function, which has results more than one by a flag.
+MORE = {"mla_attention_lse": {"return_lse": True}, "sparse_mla_attention_lse": {"return_softmax_lse": True}}
 EACH = [(name, number, *case) for name, cases in CASES.items() for number, case in enumerate(cases)]
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
@@ -248,7 +251,7 @@ def test_compiled_equals_plain(name, backend):
 
     plain = [t.clone() if i in written or name.endswith("_functional") else t for i, t in enumerate(args)]
     function = getattr(ds, name.removesuffix("_functional").removesuffix("_lse").rstrip("_"))
-    more = {"return_lse": True} if name.endswith("_lse") else {}
+    more = MORE.get(name, {})
     expected = function(*plain, **{"mode" if k == "write_mode" else k: v for k, v in kwargs.items()}, **more)
     results = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     if name.endswith("_"):  # whose public function returns what the operator writes

@@ -59,6 +59,31 @@ def test_logits_of_every_family_in_bfloat16(family, absorbed):
     assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("selected", [8, 1000], ids=["some", "all"])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("deepseek_v32", {}),
+        ("glm_moe_dsa", {}),
+        ("glm_moe_dsa", {"num_hidden_layers": 4, "indexer_types": ["full", "shared", "shared", "full"]}),
+    ],
+    ids=["v32", "glm", "glm that shares"],
+)
+def test_sparse_attention_of_some_positions_and_of_all(family, changes, selected, absorbed):
+    """Of texts that are longer and shorter than what is selected, also by layers for which another one selects."""
+    model, ids = build_model(family, index_topk=selected, **changes), prompt()
+    for mask in (torch.ones_like(ids), holes(ids)):
+        expected = decode(model, ids, mask, 9)
+        with accelerate(model):
+            assert_close(decode(model, ids, mask, 9), expected)
+    layers = model.config.num_hidden_layers
+    assert len(absorbed) == 2 * 9 * layers and set(absorbed) == {1, 2}
+    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    with accelerate(model):
+        assert torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **options), text)
+
+
 def test_the_choice_of_a_sparse_attention_matters():
     """What its test above proves: without the indices the logits are others."""
     model, ids = build_model("deepseek_v32"), prompt()

@@ -65,6 +65,49 @@ def test_what_the_prolog_writes_by_tiles_is_read(rng, scenario):
     assert_close(outs[1][0].astype(np.float64), np.broadcast_to(latent[0], (3, 256)).astype(BF16).astype(np.float64))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("scenario", ["MXFP8_KV", "FP8_KV"])
+def test_what_the_prolog_writes_in_float8_with_one_scale_is_read(rng, scenario, backend):
+    call = make_prolog(rng, scenario, negative=False, N=3) | {"cache_index": np.arange(9)}
+    own = copied(call)
+    made = ds.mla_prolog_v3(**own)
+    paging, options = (np.arange(8)[None], np.arange(1, 10)), {"sequence": np.zeros(9, int), "scale": 0.05, "groups": 1}
+    scale = call["quant_scale_ckv"].reshape(-1)[:1]
+    out = ds.mla_attention(
+        made.query, made.query_rope, own["kv_cache"], own["kr_cache"], *paging, quant_scale_ckv=scale,
+        dequant_scale_q_nope=made.dequant_scale_q_nope, backend=backend, **options,
+    )  # fmt: skip
+    factor = made.dequant_scale_q_nope.astype(np.float64)
+    wide = made.query.astype(np.float64) * factor, made.query_rope.astype(np.float64) * factor / scale
+    caches = own["kv_cache"].astype(np.float64) / scale, own["kr_cache"].astype(np.float64)
+    assert_close(out, *plain(*wide, *caches, *paging, **options))
+
+
+@pytest.mark.parametrize("nz", [False, True])
+@pytest.mark.parametrize(("heads", "tokens"), [(1, 1), (5, 3), (40, 6)])
+def test_float8_latents_have_the_bits_of_what_they_stand_for(rng, heads, tokens, nz):
+    args, options = make(rng, blocks=25, sequences=1, heads=heads, tokens=tokens, block_size=16, latent=96, rope=32)
+    latents, keys = np.nan_to_num(args[2] * 50).astype(FLOAT8), args[3].astype(BF16)
+    stands_for = latents.astype(np.float32)
+    caches = [(kv, keys) for kv in (latents, stands_for)]
+    if nz:
+        caches, options = [tuple(map(ds.cache_to_nz, pair)) for pair in caches], options | {"cache_mode": "PA_NZ"}
+    ones = np.ones(96, np.float32)
+    got = ds.mla_attention(*args[:2], *caches[0], *args[4:], quant_scale_ckv=ones, backend="cpu", **options)
+    np.testing.assert_allclose(got, ds.mla_attention(*args[:2], *caches[1], *args[4:], backend="cpu", **options), rtol=1e-6)
+    by_column = 2.0 ** rng.integers(-2, 3, 96).astype(np.float32)
+    got = ds.mla_attention(*args[:2], *caches[0], *args[4:], quant_scale_ckv=by_column, backend="cpu", **options)
+    exact = ds.mla_attention(
+        *args[:2],
+        stands_for / by_column,
+        keys,
+        *args[4:],
+        backend="cpu",
+        **{k: v for k, v in options.items() if k != "cache_mode"},
+    )
+    assert_close(got, exact)
+
+
 def test_rows_that_are_not_aligned_are_the_references(rng):
     args, options = make(rng, tokens=2, heads=2, latent=128, rope=8)
     rows, _, _ = joined(rng, *args[2:4], CODES[0])

@@ -23,7 +23,7 @@ ROWS = PackedWeight.from_array(np.zeros((48, 32), cases.BF16))
 
 COMBINATIONS = [
     (scenario, mode, merged)
-    for scenario in cases.INT8_SCENARIOS
+    for scenario in cases.SCENARIOS
     for mode in cases.MODES
     for merged in (True, False)
     if cases.legal(scenario, mode, merged)

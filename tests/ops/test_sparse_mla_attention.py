@@ -207,6 +207,65 @@ def test_weights_rounded_as_devices_do():
                                 backend="cpu")  # fmt: skip
 
 
+@each_backend
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="/".join)
+def test_maxima_and_sums_by_which_parts_can_be_joined(rng, backend, layouts):
+    """Of positions named in two calls: the result of all."""
+    call, laid, _ = attention_call(rng, [3, 2], [700, 40], size=600, layouts=layouts)
+    whole = call["sparse_indices"]
+    place, lead = np.arange(600), whole.shape[:-2]
+    ends = np.where((whole == -1).any(-1, keepdims=True), (whole == -1).argmax(-1)[..., None], 600)
+    first = np.where(place < ends // 2, whole, -1)
+    rest = np.where(place < ends - ends // 2, np.take_along_axis(whole, (place + ends // 2) % 600, -1), -1)
+    plain = ds.sparse_mla_attention(**call, backend=backend, sparse_mode=0)
+    outs, largest, sums = zip(*(
+        ds.sparse_mla_attention(**call | {"sparse_indices": part}, backend=backend, sparse_mode=0, return_softmax_lse=True)
+        for part in (first, rest)
+    ), strict=True)  # fmt: skip
+    shape = (lead[0], 1, lead[1], 3) if len(lead) == 2 else (1, lead[0], 3)
+    assert {part.shape for part in (*largest, *sums)} == {shape} and largest[0].dtype == np.float32
+    both = np.maximum(*(np.where(total > 0, top, -np.inf) for top, total in zip(largest, sums, strict=True)))
+    weights = [total * np.exp(np.where(total > 0, top - both, 0)) for top, total in zip(largest, sums, strict=True)]
+    weights = [weight.reshape(*lead, 3, 1) for weight in weights]
+    joined = sum(w * out for w, out in zip(weights, outs, strict=True)) / np.maximum(sum(weights), 1e-30)
+    for got, want in zip(laid.tokens_of(joined)[0], laid.tokens_of(plain)[0], strict=True):
+        np.testing.assert_allclose(got, want, atol=3e-6)
+
+
+@each_backend
+def test_sinks_take_a_part_of_the_weights(rng, backend):
+    call, _, _ = attention_call(rng, [3], [40], heads=4)
+    call["sparse_indices"][0, 2] = -1
+    plain, top, total = ds.sparse_mla_attention(**call, backend=backend, return_softmax_lse=True)
+    sinks = np.array([0.5, -np.inf, 20.0, -3.0], np.float32)
+    out, largest, sums = ds.sparse_mla_attention(**call, sinks=sinks, backend=backend, return_softmax_lse=True)
+    both = np.where(total > 0, np.maximum(top, sinks), sinks)
+    with np.errstate(invalid="ignore"):
+        of_keys = np.where(total > 0, total * np.exp(top - both), 0)
+        wanted = of_keys + np.where(np.isneginf(sinks) & np.isneginf(both), 1, np.exp(sinks - both))
+    np.testing.assert_array_equal(largest, both)
+    np.testing.assert_allclose(sums, wanted, rtol=1e-6)
+    np.testing.assert_allclose(out, plain * (of_keys / wanted)[0, ..., None], atol=1e-6)
+    assert not out[0, 2].any()
+
+
+@pytest.mark.parametrize("code", [np.int8, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="/".join)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_quantised_rows_have_the_bits_of_what_they_stand_for(rng, code, layouts, dtype):
+    call, _, _ = attention_call(rng, [3, 2], [70, 30], width=256, layouts=layouts, dtype=dtype, cache_dtype=ml_dtypes.bfloat16)
+    q = np.nan_to_num(call["key"].astype(np.float32) * 30).astype(code)
+    scales = rng.uniform(0.01, 0.1, (*q.shape[:-1], 2)).astype(np.float32)
+    parts = q.view(np.int8), call["key_rope"].view(np.int8), scales.view(np.int8)
+    rows = np.concatenate(parts, axis=-1).view(code)
+    assert rows.shape[-1] == 256 + 2 * 8 + 8
+    stand_for = call | {"key": q.astype(np.float32) * np.repeat(scales, 128, axis=-1)}
+    want = ds.sparse_mla_attention(**stand_for, backend="cpu")
+    got = ds.sparse_mla_attention(**call | {"key": rows, "key_rope": None}, backend="cpu")
+    np.testing.assert_array_equal(got, want)
+    assert_close(ds.sparse_mla_attention(**call | {"key": rows, "key_rope": None}, backend="reference"), want)
+
+
 def test_no_tokens_no_keys_and_no_entries():
     none = np.zeros((0, 2, 4), np.float32)
     ragged = {"actual_seq_lengths_query": [0], "actual_seq_lengths_kv": [0], "layout_query": "TND", "layout_kv": "TND"}
@@ -252,6 +311,12 @@ def indices(*first):
         ("sparse_block_size must be a power of two, at most 128; got 256", {"sparse_block_size": 256}),
         ("sparse_block_size must be a divisor of the block size 9; got 2",
          {"sparse_block_size": 2, "layout_kv": "PA_BSND", "block_table": [[0], [1]], "actual_seq_lengths_kv": [9, 9]}),
+        ("key must be int8 or float8_e4m3fn; got float32 18x1x1x8", {"key_rope": None}),
+        (r"key must be of shape \(BlockNum, BlockSize, 1, Hckv \+ 16 \+ Hckv / 32\), Hckv a multiple of 128, where rope keys "
+         "have no cache of their own; got int8 18x1x1x8", {"key": K.astype(np.int8), "key_rope": None}),
+        ("sinks must be of shape 4; got float32 3", {"sinks": np.zeros(3, np.float32)}),
+        ("sinks must be float32; got float64 4", {"sinks": np.zeros(4)}),
+        ("return_softmax_lse must be a bool; got 1", {"return_softmax_lse": 1}),
         ("layout_kv must be one of 'BSND', 'TND', 'PA_BSND'; got 'PA_NZ'", {"layout_kv": "PA_NZ"}),
         ("sparse_mode must be one of 0, 3; got 1", {"sparse_mode": 1}),
         ("attention_mode must be one of 2; got 0", {"attention_mode": 0}),

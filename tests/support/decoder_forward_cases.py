@@ -17,8 +17,8 @@ from decodestep.ops.decoder_forward import (
     LayerWeights,
     Mixture,
 )
-from decodestep.ops.decoder_forward.arguments import SCALE_BYTES
 from decodestep.ops.decoder_forward.group_cache import page_shapes
+from decodestep.ops.decoder_forward.latent_cache import SCALE_BYTES, page_shape
 from decodestep.ops.expert_router import RouterRule
 from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
 
@@ -163,6 +163,7 @@ def step(
     slabs: int = 1,
     byte_latents: bool = False,
     cache: np.dtype = BFLOAT16,
+    byte_index: bool = False,
 ) -> dict[str, Any]:
     """The arguments of a step that runs prompts of these lengths: pages in random order, the cache full of NaN."""
     table_width, positions = -(-max(lengths) // 16), np.arange(max(lengths))
@@ -179,8 +180,9 @@ def step(
         values = np.full((*values.shape[:-1], w.latent.latent + SCALE_BYTES), -1, np.int8)
     index = {}
     if w.latent is not None and w.latent.selected:
-        shape = (w.index_depth, pages, 16, w.latent.index_width)
-        index = {"index_keys": np.full(shape if slabs == 1 else (slabs, *shape), np.nan, keys.dtype)}
+        kept = np.dtype(np.int8) if byte_index else keys.dtype
+        shape = (w.index_depth, pages, *page_shape(kept, w.latent.index_width))
+        index = {"index_keys": np.full(shape if slabs == 1 else (slabs, *shape), -1 if byte_index else np.nan, kept)}
     angle = positions[:, None] * 0.7 ** np.arange(half)
     tokens = sum(lengths)
     return {

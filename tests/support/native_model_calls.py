@@ -258,7 +258,9 @@ def decoder_forward(s: Source) -> Arguments:
     index = None
     if sizes and sizes["selected"]:
         own = sum(layer["mixer"] == "attention" and layer["weights"]["indexer"] is not None for layer in made["layers"])
-        index = s.array(slabs, own, pages, 16, sizes["index_width"], dtype=np.uint16)
+        byte_index = s.one_of(False, True)
+        row = sizes["index_width"] + 4 * byte_index
+        index = s.array(slabs, own, pages, 16, row, dtype=np.int8 if byte_index else np.uint16)
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     rows, _, *outputs = made["embedding"]
     size, sequence = state_size(made["layers"]), s.ids(tokens, end=sequences)
@@ -488,7 +490,7 @@ def mla_attention(s: Source) -> Arguments:
     tokens, groups = s.size(), s.one_of(1, 1, 2, 3)
     heads, latent, rope = groups * s.one_of(0, 1, 2, 5), groups * s.one_of(0, 1, 8, 16, 20), 2 * groups * s.one_of(0, 1, 4, 8)
     blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.one_of(0, 1, 4, 99), 1 + s.size(2), 1 + s.size(3)
-    kv, kr = (s.one_of(np.float32, np.float16, np.uint16, np.int8) for _ in range(2))
+    kv, kr = (s.one_of(np.float32, np.float16, np.uint16, np.int8, *more) for more in ((np.uint8,), ()))
     nz = s.one_of(False, False, True) and not (latent % (32 // np.dtype(kv).itemsize) or rope % (32 // np.dtype(kr).itemsize))
     joined = groups == 1 and not nz and s.one_of(False, False, True)
     latent = 128 * s.one_of(1, 2) if joined else latent
@@ -501,7 +503,8 @@ def mla_attention(s: Source) -> Arguments:
         "kr_scale": None if joined else s.one_of(None, s.array(rope)), "lse": s.one_of(None, s.array(tokens, heads)),
         "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
         "lengths": s.ids(tokens, start=1, end=room * block_size + 1), "scale": 0.5, "groups": groups,
-        "out": s.array(tokens, heads, latent // groups), "threads": s.threads(),
+        "out": s.array(tokens, heads, latent // groups), "threads": s.threads(), "sinks": s.one_of(None, s.array(heads)),
+        "largest": s.one_of(None, s.array(tokens, heads)), "sums": s.one_of(None, s.array(tokens, heads)),
     }  # fmt: skip
 
 

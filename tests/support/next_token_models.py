@@ -38,7 +38,7 @@ class Predicting:
         config.mtp_layer_types = ["full_attention"] * depths
         self._apart = MODEL_TYPES[family].norm_shift > 0  # Qwen's, whose norms are stored as differences from 1
         torch.manual_seed(seed + 1)
-        self.layers = MtpModel(self.model, depths).eval()
+        self.layers = self._new_layers(depths)
         with torch.no_grad():
             for name, parameter in [*self.layers.layers.named_parameters(), *self.layers.layers.named_buffers()]:
                 if "norm" in name:
@@ -50,6 +50,19 @@ class Predicting:
 
         if agreeing:
             self._agree()
+
+    def _new_layers(self, depths: int) -> MtpModel:
+        """With an indexer each has one of its own, which needs a mask."""
+        config = self.model.config
+        if not hasattr(config, "index_topk"):
+            return MtpModel(self.model, depths).eval()
+        config._attn_implementation = "eager"
+        types, config.indexer_types = getattr(config, "indexer_types", None), ["full"] * depths
+        layers = MtpModel(self.model, depths).eval()
+        config.indexer_types = types
+        for layer in layers.layers:  # GLM's also returns what it selects
+            layer.mtp_block.register_forward_hook(lambda _, __, made: made[0] if isinstance(made, tuple) else made)
+        return layers
 
     @torch.no_grad()
     def _agree(self) -> None:

@@ -118,6 +118,13 @@ def require_within(op: str, arg: str, values: np.ndarray, end: int, kind: str = 
         refuse(op, arg, f"{kind} in [0, {end})".lstrip(), describe_range(values))
 
 
+def require_blocks(op: str, arg: str, table: np.ndarray, lengths: np.ndarray, blocks: int, block_size: int) -> None:
+    """Requires the blocks that hold the first lengths[b] entries of each row of a block table to be in [0, blocks)."""
+    read = table[np.arange(table.shape[1]) * block_size < lengths[:, None]]
+    if read.size and (read.min() < 0 or read.max() >= blocks):
+        refuse(op, arg, f"in [0, {blocks}) where it is read", describe_range(read))
+
+
 def require_ids(op: str, arg: str, bound: int, values: object, kind: str = "token ids") -> list[int]:
     """The values of an ordered iterable or an array as ints; ValueError unless all are integers in [0, bound)."""
     ids = ids_below(bound, values)

@@ -81,6 +81,10 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     kept = "auto, bfloat16, float16 or int8"
     text = f"type of cached keys and values: {kept} [%(default)s]"
     add("--cache-dtype", "--kv-cache-dtype", default="auto", metavar="DTYPE", help=text)
+    text = "type of the cached keys of an indexer: auto or int8 [%(default)s]"
+    add("--index-cache-dtype", default="auto", metavar="DTYPE", help=text)
+    text = "which layers of a glm-dsa file have an indexer of their own, F or S for each, where it does not say it"
+    add("--indexer-types", metavar="PATTERN", help=text)
     add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
     add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
 
@@ -251,6 +255,8 @@ def load_named(model: str | Path, options: argparse.Namespace, progress: Callabl
             dtype=options.dtype,
             form=options.form,
             cache_dtype=options.cache_dtype,
+            index_cache_dtype=options.index_cache_dtype,
+            indexer_types=options.indexer_types,
             threads=options.threads,
             cache_bytes=options.cache_bytes,
             chat_template=read_option_file(options, "chat-template"),

@@ -33,10 +33,6 @@ class IndexerConfig:
         """How many layers the cache has index keys of."""
         return sum(self.full)
 
-    def cache_layer(self, layer: int) -> int:
-        """Where the cache has the index keys of a layer with an indexer."""
-        return sum(self.full[:layer])
-
 
 @dataclass(frozen=True)
 class LatentConfig:
@@ -200,7 +196,7 @@ class Config:
 
     architecture: its name in the checkpoint. hidden: He, the width of the hidden state. heads: query heads. kv_heads: key/value
     heads, each shared by heads / kv_heads query heads. head_dim: the width of a head. context: the largest number of tokens of
-    a sequence, prompt included.
+    a sequence, prompt included. context_reason: why the checkpoint says more; "" if it does not.
     latent_attention: None for grouped-query attention. experts: None if all layers are dense.
     grouped: the options of grouped-query attention.
     mixers: for every layer what mixes the rows of different positions: attention, the others with a state instead of keys and
@@ -258,6 +254,18 @@ class Config:
     layer_scales: bool = False
     next_token_layers: int = 0
     skipped_layers: int = 0
+    context_reason: str = ""
+
+    def index_layer(self, layer: int) -> int:
+        """Where the cache of a model with an indexer has the index keys by which a layer attends: its own, or those of the
+        layer that selects for it."""
+        assert self.latent_attention is not None and self.latent_attention.indexer is not None
+        return sum(self.latent_attention.indexer.full[: layer + 1]) - 1
+
+    @property
+    def context_in_words(self) -> str:
+        """With the reason why it is less than the checkpoint says."""
+        return f"the context of {self.context} tokens" + (f" ({self.context_reason})" if self.context_reason else "")
 
     @property
     def latent_dim(self) -> int:

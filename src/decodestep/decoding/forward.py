@@ -62,17 +62,17 @@ def forward(
 
 
 def _check(decoder: Decoder, pool: PagePool, pair: object) -> tuple[CachedSequence, list[int]]:
-    vocab, context = decoder.config.vocab_size, decoder.config.context
+    config = decoder.config
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         refuse(_OP, "batch", _PAIRS, pair)
     sequence, ids = pair
     ok = isinstance(sequence, CachedSequence) and sequence.belongs_to(pool)
     require(ok, _OP, "batch", "of sequences of this model", sequence)
-    tokens = ids_below(vocab, ids)
+    tokens = ids_below(config.vocab_size, ids)
     if not tokens:
-        refuse(_OP, "batch", f"of one or more token ids in [0, {vocab}) for each sequence", ids)
+        refuse(_OP, "batch", f"of one or more token ids in [0, {config.vocab_size}) for each sequence", ids)
     length = len(sequence) + len(tokens)
-    require(length <= context, _OP, "batch", f"of sequences no longer than the context of {context} tokens", length)
+    require(length <= config.context, _OP, "batch", f"of sequences no longer than {config.context_in_words}", length)
     return sequence, tokens
 
 

@@ -11,6 +11,7 @@ from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.float32_layer import sigmoid, soft_capped
 from decodestep.decoding.layer_weights import GroupedWeights
+from decodestep.ops.decoder_forward.rope_pairs import turn_pairs
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mla_attention import mla_attention
@@ -139,9 +140,7 @@ def _normalise_and_rotate(
 
 def _apply_rope(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
     """(T, heads, D) with pairs side by side -> (T, heads, 2, D / 2), after their rope."""
-    even, odd = heads[..., ::2], heads[..., 1::2]
-    sin, cos = sin[:, None], cos[:, None]
-    return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=2)
+    return np.stack(turn_pairs(heads, sin[:, None], cos[:, None]), axis=2)
 
 
 def _normalise(rows: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:

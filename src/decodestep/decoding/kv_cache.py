@@ -11,8 +11,8 @@ import numpy as np
 from decodestep._base.arrays import BFLOAT16
 from decodestep._base.memory import HUGE_PAGE, untouched_zeros
 from decodestep.ops.decoder_forward.arguments import PAGE as PAGE
-from decodestep.ops.decoder_forward.arguments import latent_page_shapes, rope_key_dtype
 from decodestep.ops.decoder_forward.group_cache import page_shapes
+from decodestep.ops.decoder_forward.latent_cache import latent_page_shapes, rope_key_dtype
 
 SLAB_BYTES = 2**24
 
@@ -83,10 +83,14 @@ def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) 
     return PageLayout((layers,), *latent_page_shapes(dtype, latent_dim, rope_dim), rope_key_dtype(dtype), dtype)
 
 
-def float32_layout(layers: int, latent_dim: int, rope_dim: int) -> PageLayout:
-    """Of latents as values and rope keys in the layout PA_BSND of `mla_prolog` and `mla_attention`."""
+def float32_layout(layers: int, latent_dim: int, rope_dim: int, index: tuple[int, ...] = ()) -> PageLayout:
+    """Of latents as values and rope keys in the layout PA_BSND of `mla_prolog` and `mla_attention`.
+
+    index: how many layers have index keys, and the width of these; (): there are none.
+    """
     dtype = np.dtype(np.float32)
-    return PageLayout((layers,), (PAGE, 1, rope_dim), (PAGE, 1, latent_dim), dtype, dtype)
+    of_index = (index[0], PAGE, 1, index[1]) if index else ()
+    return PageLayout((layers,), (PAGE, 1, rope_dim), (PAGE, 1, latent_dim), dtype, dtype, of_index, dtype)
 
 
 class LatentPages(Pages):

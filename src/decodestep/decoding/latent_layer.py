@@ -11,6 +11,7 @@ from decodestep.decoding import index_layer, latent_form
 from decodestep.decoding.config import Config
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.layer_weights import LatentWeights, Weight
+from decodestep.ops.decoder_forward.rope_pairs import turn_pairs
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.reference import with_bias
 from decodestep.ops.mla_attention import mla_attention
@@ -134,9 +135,8 @@ def store(
     assert sizes is not None
     both = with_bias(linear(h, weights.latent), weights.latent_bias)
     latent, key = np.split(both, [sizes.latent_dim], axis=1)
-    even, odd = key[:, ::2], key[:, 1::2]
     kv.reshape(-1, sizes.latent_dim)[slots] = rms_norm(np.ascontiguousarray(latent), weights.latent_norm, eps=sizes.norm_eps)
-    kr.reshape(-1, sizes.rope_dim)[slots] = np.concatenate([even * cos - odd * sin, odd * cos + even * sin], axis=1)
+    kr.reshape(-1, sizes.rope_dim)[slots] = np.concatenate(turn_pairs(key, sin, cos), axis=1)
 
 
 def _with_bias(weight: Weight | None, bias: np.ndarray | None) -> Weight:

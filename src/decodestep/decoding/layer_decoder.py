@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from decodestep.decoding import grouped_layer, index_layer, latent_layer, recurrent_layer
@@ -83,7 +81,7 @@ class LayerDecoder(Decoder):
                 chosen = None
                 if select is not None:
                     assert isinstance(weights, LatentWeights)
-                    chosen = select(h, weights, pages.index, rope, i)
+                    chosen = select(h, weights, pages.index[config.index_layer(i)], rope)
                 return latent_layer.attend(h, self._prologs[i], cache, batch, slots, rope, scale=config.scale, chosen=chosen)
 
             run_layer(x, layer, config, mix, None if given is None else given[:, i])
@@ -91,11 +89,10 @@ class LayerDecoder(Decoder):
 
 
 def page_layout(config: Config) -> PageLayout:
-    layout, latent = float32_layout(config.cache_layers, config.latent_dim, config.rope_dim), config.latent_attention
-    if latent is None or latent.indexer is None:
-        return layout
-    indexer = latent.indexer
-    return replace(layout, index=(indexer.layers, PAGE, 1, indexer.head_dim), index_dtype=layout.value_dtype)
+    latent = config.latent_attention
+    indexer = None if latent is None else latent.indexer
+    index = () if indexer is None else (indexer.layers, indexer.head_dim)
+    return float32_layout(config.cache_layers, config.latent_dim, config.rope_dim, index)
 
 
 def next_token_text(config: Config) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodestep.decoding import grouped_layer, latent_layer
+from decodestep.decoding import grouped_layer, index_layer, latent_layer
 from decodestep.decoding.decoder import TokenBatch
 from decodestep.decoding.float32_layer import normalise, run_layer, scale
 from decodestep.decoding.kv_cache import PAGE, LatentPages, float32_layout
@@ -38,7 +38,8 @@ class NextTokenLayers:
 
         x = concat(rms_norm(embedding of the token at s, embedding_norm), rms_norm(u, hidden_norm)) @ join
             u = the model's hidden state at s - 1, as its logits weight reads it; for k > 0 the output of depth k - 1 there
-        x = the layer of x, its queries and keys rotated by s, over slots k + 1 to s of its own cache
+        x = the layer of x, its queries and keys rotated by s, over slots k + 1 to s of its own cache, of which its own indexer
+            selects some where the model's layers have one
         output = rms_norm(x, norm);  logits of the token at s + 1 = output @ the model's logits weight
 
     A slot has the number of the position of the token that it embeds. Like the model's keys at s, slot s of every depth depends
@@ -59,7 +60,9 @@ class NextTokenLayers:
         self._layers, self._weights = weights.next_tokens, weights
         latents = [one.layer.mixer for one in self._layers if isinstance(one.layer.mixer, LatentWeights)]
         self._prologs = latent_layer.prolog_weights(latents, config) if latents else []
-        self.page_layout = float32_layout(self.count, config.latent_dim, config.rope_dim)
+        indexer = None if config.latent_attention is None else config.latent_attention.indexer
+        index = () if indexer is None else (self.count, indexer.head_dim)
+        self.page_layout = float32_layout(self.count, config.latent_dim, config.rope_dim, index)
         self._spare = threading.Lock()
 
     def new_pages(self, count: int) -> LatentPages:
@@ -150,6 +153,8 @@ class NextTokenLayers:
         else:
             assert isinstance(weights, LatentWeights)
             latent_layer.store(h, weights, self.config, cache, slots, rope)
+            if weights.indexer is not None:
+                index_layer.write_keys(h, weights.indexer, pages.index[k], slots, rope)
 
     def _rope(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         pairs = None if self.config.latent_attention else self.config.head_dim // 2
@@ -183,7 +188,11 @@ class NextTokenLayers:
             if isinstance(weights, GroupedWeights):
                 layer = self.config.layers + k
                 return grouped_layer.attend(h, weights, self.config, (kv, kr), batch, own, (rope, rope), layer=layer)
-            return latent_layer.attend(h, self._prologs[k], (kv, kr), batch, own, rope, scale=self.config.scale)
+            assert isinstance(weights, LatentWeights)
+            chosen = None
+            if (select := index_layer.selector(self.config, batch, own)) is not None:
+                chosen = select(h, weights, pages.index[k].reshape(-1, 1, 1, pages.index.shape[-1]), rope)
+            return latent_layer.attend(h, self._prologs[k], (kv, kr), batch, own, rope, scale=self.config.scale, chosen=chosen)
 
         run_layer(x, self._layers[k].layer, self.config, attend)
         out[ran] = normalise(x, self._layers[k].norm, self.config)

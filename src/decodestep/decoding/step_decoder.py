@@ -44,6 +44,7 @@ from decodestep.ops.decoder_forward import (
 )
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
 from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
+from decodestep.ops.decoder_forward.latent_cache import page_shape
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.linear import Format, LinearPanels
 from decodestep.ops.linear.cpu import gather_rows
@@ -79,18 +80,20 @@ class StepDecoder(Decoder):
     """Runs a step as one native call: activations quantised where the weights are, attention in the cache's type.
 
     weights: made by `convert`, each a `LinearPanels`, the embedding perhaps in rows.
-    cache_dtype: "bfloat16", "float16" or "int8".
+    cache_dtype: "bfloat16", "float16" or "int8". byte_index: whether index keys are int8 too; otherwise they have the type of
+    rope keys.
 
     `native_weights` has them as `decoder_forward` takes them.
     """
 
-    def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16") -> None:
+    def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16", byte_index: bool = False) -> None:
         assert isinstance(weights.output, LinearPanels)
         self.config = config = weights.config
         latent = config.latent_attention
-        self.cache_dtype, self.page_layout = cache_dtype, page_layout(config, cache_dtype)
-        kept = "" if cache_dtype != "int8" else f", {'latents' if latent else 'keys and values'} as int8"
-        self.description = f"one native call a step{kept}{next_token_text(config)}"
+        self.cache_dtype, self.page_layout = cache_dtype, page_layout(config, cache_dtype, byte_index=byte_index)
+        kept = ["latents" if latent else "keys and values"] * (cache_dtype == "int8") + ["index keys"] * byte_index
+        as_bytes = f", {' and '.join(kept)} as int8" if kept else ""
+        self.description = f"one native call a step{as_bytes}{next_token_text(config)}"
         self._head_dim = config.head_dim if latent else step_head_dim(config)
         self._layer_ropes, self._inputs = weights.ropes, weights.inputs
         self.long_after = weights.ropes[0].long_after
@@ -212,14 +215,15 @@ class StepDecoder(Decoder):
         return sin, cos
 
 
-def page_layout(config: Config, cache_dtype: str) -> PageLayout:
+def page_layout(config: Config, cache_dtype: str, *, byte_index: bool = False) -> PageLayout:
     latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
     if latent is None:
         return grouped_layout(config.cache_layers, config.kv_heads, step_head_dim(config), dtype)
     layout, indexer = latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype), latent.indexer
     if indexer is None:
         return layout
-    return replace(layout, index=(indexer.layers, PAGE, indexer.head_dim), index_dtype=layout.key_dtype)
+    index_dtype = CACHE_DTYPES["int8"] if byte_index else layout.key_dtype
+    return replace(layout, index=(indexer.layers, *page_shape(index_dtype, indexer.head_dim)), index_dtype=index_dtype)
 
 
 def choose_cache_dtype(types: Set[str], dtype: str = "auto") -> str:

@@ -77,7 +77,7 @@ def read_prompt(model: Model, prompt: Prompt, least_room: int = 1) -> ReadPrompt
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", got)
     require(len(ids) > 0, _OP, "prompt", "at least one token long", Phrase("an empty prompt"))
     if len(ids) > context - least_room:
-        rule = f"{'shorter' if least_room else 'no longer'} than the context of {context} tokens"
+        rule = f"{'shorter' if least_room else 'no longer'} than {model.config.context_in_words}"
         refuse(_OP, "prompt", rule, Phrase(f"{len(ids)} tokens"), "context_length_exceeded")
     return ReadPrompt(ids, answer)
 

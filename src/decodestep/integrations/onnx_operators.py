@@ -13,7 +13,9 @@ import numpy as np
 
 from decodestep._base.checks import require
 from decodestep.integrations.onnx_states import causal_conv_with_state, linear_attention
+from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
+from decodestep.ops.sparse_mla_attention import sparse_mla_attention
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
 
@@ -77,6 +79,28 @@ def _apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> tu
     return (apply_top_k_top_p(logits, p, k),)
 
 
+def _index(query: np.ndarray, key: np.ndarray, weights: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
+    indices, values = lightning_indexer(query, key, weights, **call)
+    return indices, _or_placeholder(values, np.float32)
+
+
+def _sparse(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray | None,
+    sparse_indices: np.ndarray,
+    return_softmax_lse: bool,
+    scale_value: float,
+    **call: Any,
+) -> tuple[np.ndarray, ...]:
+    """value: its values are not compared with key's, which a graph has in an array of its own."""
+    given = query, key, None, sparse_indices, scale_value
+    if return_softmax_lse:
+        return tuple(map(np.asarray, sparse_mla_attention(*given, return_softmax_lse=True, **call)))
+    out = sparse_mla_attention(*given, **call)
+    return np.asarray(out), _or_placeholder(None, np.float32), _or_placeholder(None, np.float32)
+
+
 def _prolog(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
     return tuple(map(np.asarray, mla_prolog(kv_cache=kv_cache.copy(), kr_cache=kr_cache.copy(), **call)))
 
@@ -97,6 +121,14 @@ def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple
 def _or_placeholder(result: object, dtype: type) -> np.ndarray:
     """The result; if the call does not produce it, a meaningless single element, as in torch_npu."""
     return np.zeros(1, dtype) if result is None else np.asarray(result)
+
+
+def _lengths(keys: str) -> tuple[str, ...]:
+    return "actual_seq_lengths_query?", f"actual_seq_lengths_{keys}?", "block_table?"
+
+
+def _layouts(keys: str) -> Attributes:
+    return {"layout_query": "BSND", f"layout_{keys}": "BSND", "sparse_mode": 3}
 
 
 _NOISE = ("seed?", "position?")
@@ -194,6 +226,19 @@ OPERATORS = {
     ),
     "ApplyTopKTopP": Operator(
         _apply, ("logits", "p?", "k?"), {}, {"masked_logits": "logits"}, tuple({"logits": dtype} for dtype in _ACTIVATIONS)
+    ),
+    "LightningIndexer": Operator(
+        _index,
+        ("query", "key", "weights", "query_dequant_scale?", "key_dequant_scale?", *_lengths("key")),
+        {**_layouts("key"), "sparse_count": 2048, "return_value": False, "ordered": True},
+        {"sparse_indices": "int32", "sparse_values": "float32"},
+    ),
+    "SparseFlashAttention": Operator(
+        _sparse,
+        ("query", "key", "value?", "sparse_indices", "query_rope", "key_rope?", *_lengths("kv"), "sinks?"),
+        {**_layouts("kv"), "scale_value": 1.0, "sparse_block_size": 1, "attention_mode": 2, "return_softmax_lse": False},
+        {"attention_out": "query", "softmax_max": "float32", "softmax_sum": "float32"},
+        tuple({"query": dtype} for dtype in _ACTIVATIONS),
     ),
     "MlaProlog": Operator(
         _prolog, _PROLOG_INPUTS, _PROLOG_ATTRIBUTES, _PROLOG_OUTPUTS, _prolog_types("rrr", "rir", "irr", "iir")

@@ -20,7 +20,7 @@ from decodestep.ops.gated_delta_rule import gated_delta_rule
 from decodestep.ops.lightning_indexer import lightning_indexer
 from decodestep.ops.linear import linear
 from decodestep.ops.mla_attention import mla_attention
-from decodestep.ops.mla_attention.arguments import joined_latent
+from decodestep.ops.mla_attention.caches import joined_latent
 from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.mla_prolog.call import Call, find_scenario
 from decodestep.ops.mla_prolog.problem import columns_of
@@ -97,6 +97,17 @@ def _fake_index(*, query: Tensor, sparse_count: int, return_value: bool, **_: ob
     shape = (*query.shape[:-2], 1, sparse_count)
     values = query.new_empty(shape if return_value else 1, dtype=torch.float32)
     return query.new_empty(shape, dtype=torch.int32), values
+
+
+def _sparse_lse(**call: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return sparse_mla_attention(**call, return_softmax_lse=True)
+
+
+def _fake_sparse_lse(*, query: Tensor, **_: object) -> tuple[Tensor, Tensor, Tensor]:
+    shape = list(query.shape[:-1])
+    shape.insert(len(shape) - 2, 1)
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    return query.new_empty(query.shape), query.new_empty(shape, dtype=dtype), query.new_empty(shape, dtype=dtype)
 
 
 def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -204,6 +215,12 @@ _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write
 _STATE = "Tensor(a!) state, Tensor? lengths=None"
 _SLOTS = "Tensor? slots=None, Tensor? into=None"
 
+_SPARSE = (
+    "(Tensor query, Tensor key, Tensor? value, Tensor sparse_indices, float scale_value, Tensor query_rope, "
+    "Tensor? key_rope, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None, "
+    "Tensor? block_table=None, Tensor? sinks=None, *, "
+    'int sparse_block_size=1, str layout_query="BSND", str layout_kv="BSND", int sparse_mode=3)'
+)
 _ATTENTION = (
     "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor? kr_cache, Tensor block_table, Tensor lengths, "
     "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
@@ -289,15 +306,8 @@ OPERATORS = {
         _index,
         _fake_index,
     ),
-    "sparse_mla_attention": CustomOp(
-        "(Tensor query, Tensor key, Tensor? value, Tensor sparse_indices, float scale_value, Tensor query_rope, "
-        "Tensor key_rope, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None, "
-        "Tensor? block_table=None, *, "
-        'int sparse_block_size=1, str layout_query="BSND", str layout_kv="BSND", int sparse_mode=3) '
-        "-> Tensor",
-        sparse_mla_attention,
-        _new_like("query"),
-    ),
+    "sparse_mla_attention": CustomOp(f"{_SPARSE} -> Tensor", sparse_mla_attention, _new_like("query")),
+    "sparse_mla_attention_lse": CustomOp(f"{_SPARSE} -> (Tensor, Tensor, Tensor)", _sparse_lse, _fake_sparse_lse),
     "top_k_top_p_sample": CustomOp(
         "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, "
         f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, bool kernel_exact=False) "

@@ -26,6 +26,8 @@ _NAMES = {
     "top_k_top_p_sample": "TopKTopPSample",
     "top_k_top_p_sample_v2": "TopKTopPSampleV2",
     "apply_top_k_top_p": "ApplyTopKTopP",
+    "lightning_indexer": "LightningIndexer",
+    "sparse_mla_attention": "SparseFlashAttention",
     "mla_prolog_functional": "MlaProlog",
     "mla_prolog_v2_functional": "MlaPrologV2",
     "mla_prolog_v3_functional": "MlaPrologV3",
@@ -40,7 +42,7 @@ def _schema(name: str, operator: Operator) -> onnx.defs.OpSchema:
     inputs = [each.rstrip("?") for each in operator.inputs]
     optional = schema.FormalParameterOption.Optional
     options = [{"param_option": optional} if each.endswith("?") else {} for each in operator.inputs]
-    fixed = {"int64": "tensor(int64)", "float32": "tensor(float)"}
+    fixed = {"int64": "tensor(int64)", "int32": "tensor(int32)", "float32": "tensor(float)"}
     typed = {*inputs, *operator.outputs.values()} - fixed.keys()
     return schema(
         name,
@@ -53,22 +55,23 @@ def _schema(name: str, operator: Operator) -> onnx.defs.OpSchema:
     )
 
 
-def _translation(name: str) -> Callable[..., Any]:
+def _translation(name: str, op: Any) -> Callable[..., Any]:
     operator = OPERATORS[name]
-    schema = _schema(name, operator)
+    schema, by_position = _schema(name, operator), [argument.name for argument in op._schema.arguments]
 
-    def translate(*tensors: object, **options: object) -> Any:
-        given = {_RENAMED.get(each, each): value for each, value in options.items() if value is not None}
-        inputs = [each.rstrip("?") for each in operator.inputs]
-        arguments = [*tensors, *(given.pop(each, None) for each in inputs[len(tensors) :])]
+    def translate(*arguments: object, **options: object) -> Any:
+        named = {**dict(zip(by_position, arguments, strict=False)), **options}
+        given = {_RENAMED.get(each, each): value for each, value in named.items() if value is not None}
+        tensors = [given.pop(each.rstrip("?"), None) for each in operator.inputs]
         unknown = sorted(given.keys() - operator.attributes.keys())
         require(not unknown, "torch.onnx.export", f"the options of {name}", f"among {', '.join(operator.attributes)}", unknown)
-        while arguments and arguments[-1] is None:
-            arguments.pop()
+        while tensors and tensors[-1] is None:
+            tensors.pop()
         attributes = {each: int(value) if isinstance(value, bool) else value for each, value in given.items()}
-        return evaluator.default().eval(schema, arguments, attributes)
+        return evaluator.default().eval(schema, tensors, attributes)
 
     return translate
 
 
-TRANSLATIONS = {getattr(ops, torch_name)._opoverload: _translation(name) for torch_name, name in _NAMES.items()}
+_OPS = {getattr(ops, torch_name)._opoverload: name for torch_name, name in _NAMES.items()}
+TRANSLATIONS = {op: _translation(name, op) for op, name in _OPS.items()}

@@ -16,7 +16,7 @@ from gguf.constants import GGMLQuantizationType
 from decodestep.decoding.config import Config
 from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
-from decodestep.families.common import folder, gguf, names
+from decodestep.families.common import folder, gguf, indexer, names
 from decodestep.families.common.mixer_shapes import INDEX_PARTS
 from decodestep.families.common.names import NamedTensor
 from decodestep.families.common.registry import ARCHITECTURES, TIKTOKEN_RULES, read_model_type, text_model
@@ -62,8 +62,10 @@ class Checkpoint:
     Raises ModelError for an architecture or sizes that are not supported or contradict each other.
     """
 
-    def __init__(self, file: GgufFile | ModelFolder) -> None:
+    def __init__(self, file: GgufFile | ModelFolder, indexer_types: Sequence[str] | None = None) -> None:
         file = file if isinstance(file, GgufFile) else text_model(file)
+        if indexer_types is not None:
+            indexer.say_layers(file, indexer_types)
         self.file, self.path = file, file.path
         self.config: Config = gguf.read_config(file) if isinstance(file, GgufFile) else folder.read_config(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
@@ -266,10 +268,12 @@ class Checkpoint:
         return WidenedWeight(pieces, tensors[0].shape[-1], sum(map(_row_count, tensors)))
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
-    """The GGUF file or the folder at `path`. Raises ModelError if it cannot be opened, is corrupt or not supported."""
+def open_checkpoint(path: Path, indexer_types: Sequence[str] | None = None) -> Checkpoint:
+    """The GGUF file or the folder at `path`. indexer_types: as for `load`.
+
+    Raises ModelError if it cannot be opened, is corrupt or not supported."""
     is_folder = os.path.isdir(path)  # Path.is_dir raises for some paths, such as a name that is too long
-    return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path))
+    return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path), indexer_types)
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

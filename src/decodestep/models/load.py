@@ -6,7 +6,8 @@ Reading a file needs the packages of decodestep[generate]; this module can be im
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.extras import extra
@@ -45,6 +46,8 @@ def load(
     dtype: str = "auto",
     form: str = "auto",
     cache_dtype: str = "auto",
+    index_cache_dtype: str = "auto",
+    indexer_types: Sequence[str] | None = None,
     threads: int | None = None,
     chat_template: str | None = None,
     cache_bytes: int | None = None,
@@ -92,6 +95,12 @@ def load(
             "int8": keys and values have a scale for each 16 columns of a position and take 18 bytes instead of 32; queries and
                 the attention's weights stay float32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes
                 per layer instead of 2 * (Hckv + Dr); queries and the attention's weights are rounded to int16.
+        index_cache_dtype: of a model with an indexer, such as DeepSeek-V3.2, the type in which the native step stores index
+            keys. "auto": that of rope keys, bfloat16 or float16. "int8": a scale for each key, which takes Di + 4 bytes instead
+            of 2 * Di; heads of queries are rounded in the same way, and a few of the selected positions are others.
+        indexer_types: of a GGUF file of glm-dsa whose layers all have the tensors of an indexer, and which does not say in
+            which of them these count: "full" or "shared" for each layer, or a string of F and S, as indexer_types or
+            index_topk_pattern of the model's config.json. None: texts of such a file end where a token would select positions.
         threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
             same bits for every count. With the native step (see above) they also have the same bits on every processor with a
             fused multiply-add, except where a value is too small for a normal bfloat16.
@@ -113,18 +122,23 @@ def load(
         MissingExtraError: if a package of decodestep[generate] is missing, or for a name of the hub one of decodestep[hub].
     """
     _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
+    require_choice(_OP, "index_cache_dtype", index_cache_dtype, ("auto", "int8"))
     with extra("generate"):
         import jinja2  # noqa: F401 # pyright: ignore[reportUnusedImport] - for the process that renders the template
 
         from decodestep.chat.template import ChatTemplate
+        from decodestep.families.common.indexer import are_types
         from decodestep.models.checkpoint import open_checkpoint
+    rule = '"full" or "shared" for each layer, or a string of F and S, the first of them full, or None'
+    require(indexer_types is None or are_types(indexer_types), _OP, "indexer_types", rule, indexer_types)
     path = resolve_path(name_or_path)
     with naming(path), use_threads(threads):
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(path, indexer_types)
         template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
         tokenizer = checkpoint.tokenizer()
         template.prepare()
-        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype, progress=progress)
+        types = CacheTypes(cache_dtype, index_cache_dtype)
+        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", types=types, progress=progress)
         file = checkpoint.file
         generation_config, sampling_defaults = file.generation_config, file.sampling_defaults
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config, sampling_defaults)
@@ -153,13 +167,25 @@ def _check(
     require(progress is None or callable(progress), _OP, "progress", "a function or None", progress)
 
 
-def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str, progress: Progress | None) -> Decoder:
+class CacheTypes(NamedTuple):
+    """As they are asked for: of keys and values, and of index keys."""
+
+    keys_and_values: str
+    index_keys: str
+
+
+def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: CacheTypes, progress: Progress | None) -> Decoder:
     from decodestep.models.convert import convert
 
     config = _as_latent(checkpoint) if as_latent else checkpoint.config
     why = "dtype float32" if dtype == "float32" else obstacle(config)
-    if cache_dtype != "auto" and why is not None:
-        raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {why}")
+    for name, asked in (("cache_dtype", types.keys_and_values), ("index_cache_dtype", types.index_keys)):
+        if asked != "auto" and why is not None:
+            raise ModelError(f"{checkpoint.path}: {name} {asked!r} is not supported: {why}")
+    if types.index_keys != "auto" and (config.latent_attention is None or config.latent_attention.indexer is None):
+        raise ModelError(
+            f"{checkpoint.path}: index_cache_dtype {types.index_keys!r} is not supported: the model has no indexer"
+        )
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress))
     if why is None:
@@ -172,7 +198,10 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
                 padded=None if config.latent_attention else step_width,
                 progress=progress,
             ),
-            cache_dtype=choose_cache_dtype(checkpoint.types(), dtype) if cache_dtype == "auto" else cache_dtype,
+            cache_dtype=choose_cache_dtype(checkpoint.types(), dtype)
+            if types.keys_and_values == "auto"
+            else types.keys_and_values,
+            byte_index=types.index_keys == "int8",
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")

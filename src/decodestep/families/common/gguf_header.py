@@ -24,7 +24,7 @@ from decodestep.families.common.names import NamedTensor
 from decodestep.files.model_folder import ModelFolder
 
 # Fields of Config that a GGUF file expresses in another way, or not at all.
-_UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_attention.scale")
+_UNSAID = ("name", "architecture", "skipped_layers", "context_reason", "grouped.scale", "latent_attention.scale")
 
 
 @dataclass(frozen=True)

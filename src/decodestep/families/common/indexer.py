@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from decodestep.decoding.config import IndexerConfig
+from decodestep.errors import ModelError
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys
 from decodestep.families.common.description import Fields
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import MAX_HEADS
+from decodestep.files.gguf_file import GgufFile
+from decodestep.files.model_folder import ModelFolder
 
 DEFAULTS: dict[str, Any] = {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
 TYPES = "attention.indexer.types"
@@ -24,8 +28,7 @@ def layers_by_keys(keys: Keys, layers: int) -> tuple[bool, ...]:
         kinds = keys.get(name)
         if kinds is None:
             continue
-        known = isinstance(kinds, (list, str)) and all(kind in _FULL + _SHARED for kind in kinds)
-        if not known or len(kinds) != layers or kinds[0] not in _FULL:
+        if not are_types(kinds) or len(kinds) != layers:
             raise keys.refusal(f"{name} must have 'full' or 'shared' for each of {layers} layers, and 'full' for the first")
         return tuple(kind in _FULL for kind in kinds)
     offset, every = keys.size("index_skip_topk_offset", 2, least=0), keys.size("index_topk_freq", 1)
@@ -53,6 +56,27 @@ def of_file(keys: GgufKeys, rope_dim: int, full: tuple[bool, ...], half_split: b
     return IndexerConfig(heads, width, keys.size("attention.indexer.top_k"), full, half_split)
 
 
+def say_layers(file: GgufFile | ModelFolder, types: Sequence[str]) -> None:
+    """Completes a file that does not say which layers have an indexer of their own (`most_context`). types: as indexer_types or
+    index_topk_pattern of config.json, without layers for next-token prediction."""
+    architecture = file.metadata.get("general.architecture") if isinstance(file, GgufFile) else None
+    if not isinstance(file, GgufFile) or architecture != "glm-dsa" or f"{architecture}.{TYPES}" in file.metadata:
+        raise ModelError(f"{file.path}: indexer_types is for a GGUF file of glm-dsa without {TYPES} alone")
+    keys = GgufKeys(file, architecture)
+    drafting = keys.next_token_layers()
+    layers = keys.size("block_count") - drafting
+    if len(types) != layers:
+        raise keys.refusal(f"indexer_types must have 'full' or 'shared' for each of {layers} layers; got {len(types)}")
+    file.metadata[keys.key(TYPES)] = [kind in _FULL for kind in types] + [True] * drafting
+
+
+def are_types(types: object) -> bool:
+    """Whether they are of the form of config.json's: strings or a string of F and S, of which the first is full."""
+    if not isinstance(types, (list, tuple, str)) or not types:
+        return False
+    return all(kind in _FULL + _SHARED for kind in types) and types[0] in _FULL
+
+
 def layers_by_tensors(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
     """attention.indexer.types, one for each block; else the layers with an indexer's tensors."""
     types = keys.flags(TYPES)
@@ -65,13 +89,15 @@ def layers_by_tensors(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
 def most_context(keys: GgufKeys, common: Fields) -> Fields:
     """The context of a file that does not say which layers have an indexer of their own, and has the tensors of one in all of
     them: some of these files are of models in which most layers attend to what another one selects, so only texts of which
-    every position is selected are decided."""
+    every position is selected are decided, unless `say_layers` has said it."""
     if TYPES in keys or not all(_has_tensors(keys, i) for i in range(common["layers"])):
         return {}
     most = keys.size("attention.indexer.top_k")
-    if most < common["context"]:
-        _LOG.warning("%s: %s is missing, so texts end at %d tokens", keys.file.path, keys.key(TYPES), most)
-    return {"context": min(most, common["context"])}
+    if most >= common["context"]:
+        return {}
+    reason = f"{keys.key(TYPES)} is missing; load's indexer_types says what it would"
+    _LOG.warning("%s: texts end at %d tokens: %s", keys.file.path, most, reason)
+    return {"context": most, "context_reason": reason}
 
 
 def written(indexer: IndexerConfig) -> Fields:

@@ -13,8 +13,9 @@ INDEX_PARTS = ("index_query", "index_key", "index_norm", "index_norm_bias", "ind
 
 
 def indexer_shapes(config: Config, i: int) -> dict[str, Shape]:
+    """Layers for next-token prediction have one of their own."""
     latent = config.latent_attention
-    if latent is None or latent.indexer is None or i >= config.layers or not latent.indexer.full[i]:
+    if latent is None or latent.indexer is None or (i < config.layers and not latent.indexer.full[i]):
         return {}
     x, rank = latent.indexer, latent.query_rank
     assert rank is not None

@@ -220,8 +220,7 @@ def with_next_token_layers(config: Config, table: dict[str, str], has: Callable[
 
     grouped = config.grouped  # whose options by layer say nothing of layers after the last one
     by_layer = any(grouped.windows) or any(grouped.ropes) or grouped.head_dims or grouped.kv_heads or grouped.keys_of
-    latent = config.latent_attention
-    can_draft = not by_layer if latent is None else latent.indexer is None
+    can_draft = config.latent_attention is not None or not by_layer
     whole = sum(1 for _ in takewhile(is_whole, range(config.layers, config.layers + count))) if can_draft else 0
     return replace(config, next_token_layers=whole, skipped_layers=count - whole)
 

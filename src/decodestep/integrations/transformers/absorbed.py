@@ -15,7 +15,8 @@ from decodestep.integrations.transformers.few_rows import FORMATS, MOST_ROWS
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 from decodestep.ops.linear.cpu import head_products
 from decodestep.ops.mla_attention import cpu, mla_attention
-from decodestep.ops.mla_attention.arguments import OP, Cache, Problem
+from decodestep.ops.mla_attention.arguments import OP, Problem
+from decodestep.ops.mla_attention.caches import Cache
 
 
 def attend_absorbed(

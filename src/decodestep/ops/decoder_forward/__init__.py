@@ -81,7 +81,7 @@ def decoder_forward(
                 k = h @ key;  k = (k - mean(k)) / sqrt(variance(k) + 1e-6) * key_norm + key_norm_bias
                 i = rms_norm(h @ query_down, query_norm) @ indexer.query by head
                 the first Dr columns of k and of every head of i with the rope of positions[t]
-                index_keys[sequence[t], positions[t]] = k    rounded to the cache's type
+                index_keys[sequence[t], positions[t]] = k    rounded to the index cache's type, and i too if that is int8
                 lightning_indexer of i, the index cache and h @ by_head / sqrt(Hi * Di), sparse_count K
 
         a recurrence of h: as `DeltaRule`, `Mamba` and `ShortConvolution` say, with the states of the token's sequence
@@ -144,7 +144,8 @@ def decoder_forward(
         into: (B,) integers: the rows that the sequences leave, all different for those that have tokens; None for `slots`. A
             sequence may not write what another reads.
         index_keys: those of the X layers with an indexer, (slabs, X, S, 16, Di) or (X, S, 16, Di), in pages as values, of
-            the dtype of keys, C order, apart from the others in memory, written in place; given where layers select.
+            the dtype of keys, or int8 rows of Di + 4 as those of latents, beside which a head of a query is rounded in the
+            same way; C order, apart from the others in memory, written in place; given where layers select.
         backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D, Dr, Di multiples of 16;
             He, P, Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
 

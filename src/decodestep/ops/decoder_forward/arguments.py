@@ -13,10 +13,10 @@ from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
 from decodestep._base.checks import Phrase, refuse, require, require_dtype, require_shape, require_within
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
 from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
+from decodestep.ops.decoder_forward.latent_cache import latent_page_shapes, page_shape, rope_key_dtype
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 
 OP = "decoder_forward"
-SCALE_BYTES = 4  # of the scale at the end of an int8 row
 
 
 class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is made for each step
@@ -99,16 +99,6 @@ def bind(
     return call
 
 
-def latent_page_shapes(dtype: np.dtype, latent: int, rope: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of a page of rope keys and of latents of these widths. dtype: of the latents."""
-    return (PAGE, rope), (PAGE, latent + (SCALE_BYTES if dtype == np.int8 else 0))
-
-
-def rope_key_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of the rope keys beside latents of a dtype."""
-    return BFLOAT16 if dtype == np.int8 else dtype
-
-
 def _in_slabs(cache: np.ndarray) -> np.ndarray:
     """The cache with an axis of slabs: grouped-query attention has 7 axes then, latent attention 5."""
     return cache[None] if cache.ndim in (4, 6) else cache
@@ -162,9 +152,9 @@ def _check_index(call: Call) -> None:
     require((given is not None) == selects, OP, "index_keys", "given where layers select positions, and only there", given)
     if given is None or w.latent is None:
         return
-    require_dtype(OP, "index_keys", given, (rope_key_dtype(call.values.dtype),))
+    require_dtype(OP, "index_keys", given, (rope_key_dtype(call.values.dtype), np.int8))
     slabs, _, pages = call.keys.shape[:3]
-    require_shape(OP, "index_keys", given, (slabs, w.index_depth, pages, PAGE, w.latent.index_width))
+    require_shape(OP, "index_keys", given, (slabs, w.index_depth, pages, *page_shape(given.dtype, w.latent.index_width)))
     _require_writeable("index_keys", given)
     require_apart(OP, {"index_keys": given}, {name: getattr(call, name) for name in ("keys", "values", "sin", "cos")})
 

@@ -8,10 +8,12 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward import group_cache, index_reference
-from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
+from decodestep.ops.decoder_forward.arguments import PAGE, Call
+from decodestep.ops.decoder_forward.latent_cache import from_bytes, to_bytes
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture, SideBySide
 from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.ops.decoder_forward.recurrent_reference import Recurrences, sigmoid
+from decodestep.ops.decoder_forward.rope_pairs import turn_pairs
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear, with_bias
@@ -154,7 +156,7 @@ def _latent_attention(
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[1])
     row = call.positions % PAGE
     kept = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps)
-    values[slab, page, row] = _in_bytes(kept.astype(np.float32)) if values.dtype == np.int8 else kept.astype(values.dtype)
+    values[slab, page, row] = to_bytes(kept.astype(np.float32)) if values.dtype == np.int8 else kept.astype(values.dtype)
     keys[slab, page, row] = _apply_rope(call, key[:, None])[:, 0].astype(keys.dtype)
     nope, rope = _by_head(nope, layer.key_up), _apply_rope(call, rope)
     attended = np.empty((tokens, w.heads, s.latent), dtype)
@@ -167,15 +169,6 @@ def _latent_attention(
     return with_bias(linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output), layer.output_bias)
 
 
-def _in_bytes(rows: np.ndarray) -> np.ndarray:
-    """float32 rows as integers in [-127, 127] and the bytes of their scale, largest magnitude / 127; NaN spreads in its row."""
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        factor = np.where(largest == 0, np.float32(0), np.float32(127) / largest)
-        whole = np.clip(np.rint(np.nan_to_num(rows * factor, posinf=np.inf, neginf=-np.inf)), -128, 127).astype(np.int8)
-    return np.concatenate([whole, (largest / np.float32(127)).view(np.int8)], axis=1)
-
-
 def _attend_latents(query: np.ndarray, latents: np.ndarray, of_rope: np.ndarray, scale: np.floating) -> np.ndarray:
     """Of one token's heads; of_rope: the scores of the rope keys."""
     latents = latents.astype(query.dtype)
@@ -186,8 +179,8 @@ def _attend_latents(query: np.ndarray, latents: np.ndarray, of_rope: np.ndarray,
 
 def _attend_bytes(query: np.ndarray, rows: np.ndarray, of_rope: np.ndarray, scale: np.floating) -> np.ndarray:
     """The same of rows in bytes: queries, and for each block of keys the weights times the rows' scales, are int16."""
-    scales = np.ascontiguousarray(rows[:, -SCALE_BYTES:]).view(np.float32)[:, 0].astype(query.dtype)
-    latents = rows[:, :-SCALE_BYTES].astype(query.dtype)
+    latents, scales = from_bytes(rows, query.dtype)
+    scales = scales[:, 0]
     whole, unit = _as_integers(query, min(32767, 0x7FFFFFFF // (128 * latents.shape[1])))
     weight = _weights((whole @ latents.T * (unit * scales) + of_rope) * scale)
     sums = np.zeros_like(query)
@@ -256,8 +249,7 @@ def _normalise_and_rotate(
 def _apply_rope(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
     """(T, heads, D) after their rope: each pair of columns turned by the angle of its token's position."""
     sin, cos = (table[rope, call.positions, None, : heads.shape[-1] // 2] for table in (call.sin, call.cos))
-    even, odd = heads[..., ::2], heads[..., 1::2]
-    return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)
+    return np.stack(turn_pairs(heads, sin, cos), axis=-1).reshape(heads.shape)
 
 
 def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, layer: GroupedAttention) -> np.ndarray:

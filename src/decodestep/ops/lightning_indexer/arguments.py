@@ -7,15 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
+from decodestep._base.arrays import Array, Integers, IntegerTable
 from decodestep._base.checks import describe_range, is_int, refuse, require, require_choice, require_dtype, require_shape
-from decodestep.ops.lightning_indexer.layouts import Keys, Layout, find_keys, find_tokens, visible
+from decodestep.ops.lightning_indexer.layouts import FLOATS, ROUNDINGS, Keys, Layout, find_keys, find_tokens, visible
 
 OP = "lightning_indexer"
 INT8 = np.dtype(np.int8)
-FLOATS = (np.float32, np.float64, np.float16, BFLOAT16)
 SCALES = (np.float32, np.float16)
-ROUNDINGS = (None, "device")
 _SCALES_OF_BYTES = ("query_dequant_scale", "key_dequant_scale")
 
 

@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Integers, IntegerTable
-from decodestep._base.checks import describe_range, is_int, refuse, require, require_choice, require_shape
+from decodestep._base.arrays import BFLOAT16, Integers, IntegerTable
+from decodestep._base.checks import describe_range, is_int, refuse, require, require_blocks, require_choice, require_shape
 
 TOKEN_LAYOUTS = ("BSND", "TND")
 KEY_LAYOUTS = ("BSND", "TND", "PA_BSND")
 CAUSAL = 3  # a sparse mode: right-down causal
 SPARSE_MODES = (0, CAUSAL)
 ALL_TOKENS = 2**63 - 1  # the only pre_tokens and next_tokens
+FLOATS = (np.float32, np.float64, np.float16, BFLOAT16)  # the dtypes of both operators
+ROUNDINGS = (None, "device")
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,7 @@ def find_keys(
     require(len(table) == batch, op, "block_table", f"of {batch} rows", table)
     blocks, block_size = shape[:2]
     _require_lengths(op, name, given, table.shape[1] * block_size)
-    read = table[np.arange(table.shape[1]) * block_size < given[:, None]]
-    if read.size and (read.min() < 0 or read.max() >= blocks):
-        refuse(op, "block_table", f"in [0, {blocks}) where it is read", describe_range(read))
+    require_blocks(op, "block_table", table, given, blocks, block_size)
     return Keys(table, given)
 
 

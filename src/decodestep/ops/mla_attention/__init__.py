@@ -8,7 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from decodestep._base import arrays, devices
-from decodestep._base.arrays import Array, ArrayT, Integers, IntegerTable
+from decodestep._base.arrays import FLOAT8, Array, ArrayT, Integers, IntegerTable
 from decodestep._base.checks import require
 from decodestep._base.devices import choose_triton
 from decodestep._base.dispatch import choose
@@ -95,12 +95,12 @@ def mla_attention(
         query: (T, N, Hckv), N and Hckv > 0; or None where the heads have no part without rotary embedding: its scores are then
             zero.
         query_rope: (T, N, Dr), Dr even. float32, float64 or bfloat16, and query of the same dtype.
-        kv_cache: (BlockNum, BlockSize, 1, Hckv), latents; float32, float64, float16, bfloat16 or int8. Or, with kr_cache None,
-            both as `mla_prolog_v3` writes them by tiles: (BlockNum, BlockSize, 1, Hckv + 2 * Dr + Hckv / 32), int8 or
-            float8_e4m3fn, 656 bytes a row for 512 and 64: the quantised latent, the rope key in bfloat16, and a float32 for
-            each 128 of the latent, by which they are multiplied. Only with one group, in PA_BSND.
-        kr_cache: (BlockNum, BlockSize, 1, Dr), the shared keys after their rope, of any of the dtypes of latents; or None, or a
-            cache without elements, beside rows that hold them.
+        kv_cache: (BlockNum, BlockSize, 1, Hckv), latents; float32, float64, float16, bfloat16, int8 or float8_e4m3fn. Or, with
+            kr_cache None, both as `mla_prolog_v3` writes them by tiles: (BlockNum, BlockSize, 1, Hckv + 2 * Dr + Hckv / 32),
+            int8 or float8_e4m3fn, 656 bytes a row for 512 and 64: the quantised latent, the rope key in bfloat16, and a float32
+            for each 128 of the latent, by which they are multiplied. Only with one group, in PA_BSND.
+        kr_cache: (BlockNum, BlockSize, 1, Dr), the shared keys after their rope, of any of the dtypes of latents but float8; or
+            None, or a cache without elements, beside rows that hold them.
         block_table: (B, M) integers: the blocks of each sequence in order. Entries after a sequence's length are not read.
         lengths: (T,) integers in [0, M * BlockSize]: the number of entries that a token attends to. In a causal prefill, its
             position + 1. With 0 a token pads the batch: its queries, and what it names, are not read.
@@ -112,19 +112,19 @@ def mla_attention(
         cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block of both caches in the order of `cache_to_nz`: the
             mode in which `mla_prolog` filled them. An array cannot tell: its shape and dtype are the same, and what is read in
             the other mode are other numbers. In PA_NZ Hckv and Dr are multiples of c0 = 32 / (bytes of a value of the cache).
-        quant_scale_ckv: float32, one number or one for each of Hckv: what the values of an int8 kv_cache were multiplied by
-            when they were stored, as `mla_prolog` does with the argument of this name. None without.
+        quant_scale_ckv: float32, one number or one for each of Hckv: what the values of an int8 or float8 kv_cache were
+            multiplied by when they were stored, as `mla_prolog` does with the argument of this name. None without.
         quant_scale_ckr: the same of kr_cache, one number or one for each of Dr.
         dequant_scale_q_nope: float32 (T, N, 1), as `mla_prolog_v2` returns it with int8 tokens and an int8 kv_cache. query is
-            then int8 and query_rope already divided: they stand for query * dequant_scale_q_nope and
+            then of kv_cache's dtype and query_rope already divided: they stand for query * dequant_scale_q_nope and
             query_rope * dequant_scale_q_nope / quant_scale_ckv, where quant_scale_ckv is one number.
         w_uv: (Hckv / groups, N * Dv), the value up-projection, as a GGUF file has attn_v_b: a `PackedWeight`, or a
             `LinearPanels` with Dv a multiple of 32, by which a product also quantises what it reads, as in `linear`. None
             without.
         return_lse: whether to return lse too, by which results over parts of the keys can be joined.
         backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64 and caches that are not aligned or
-            not in C order inside a block. "triton" takes tensors on a GPU, and serves everything but float64
-            and w_uv; block_table, lengths and sequence may be on the host.
+            not in C order inside a block. "triton" takes tensors on a GPU, and serves everything but float64, w_uv and a
+            float8 cache with quant_scale_ckv; block_table, lengths and sequence may be on the host.
 
     Returns:
         out, (T, N, Hckv / groups), or (T, N, Dv) with w_uv, in query_rope's dtype and kind; with return_lse (out, lse), lse
@@ -182,6 +182,8 @@ def _on_device(call: Call, backend: str) -> Any:
     bound: dict[str, Any] = {name: devices.optional_outline(OP, name, getattr(call, name), rope.device) for name in tensors}
     bound |= {name: devices.to_host(getattr(call, name)) for name in _INDEXES}
     problem = bind(call._replace(**bound), outlined=True)
-    choose_triton(OP, "triton", rope, "has no float64" if problem.has_float64 else None)
+    of_one_scale = problem.joined is None and problem.kv_cache.rows.dtype == FLOAT8
+    why = "has no float8 cache of one scale" if of_one_scale else "has no float64" if problem.has_float64 else None
+    choose_triton(OP, "triton", rope, why)
     out, lse = devices.run_there(OP, rope.device, triton.attention, problem, call)
     return out.to(rope.dtype), lse

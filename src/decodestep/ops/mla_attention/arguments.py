@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +15,14 @@ from decodestep._base.checks import (
     is_int,
     refuse,
     require,
+    require_blocks,
     require_choice,
     require_dtype,
     require_shape,
     require_within,
 )
-from decodestep.ops.mla_prolog.cache_layouts import require_whole_fractals, row_index
-from decodestep.ops.mla_prolog.scenarios import TILE
+from decodestep.ops.mla_attention.caches import Cache, check_joined, joined_parts
+from decodestep.ops.mla_prolog.cache_layouts import require_whole_fractals
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -30,26 +30,8 @@ from decodestep.weights.packed import PackedWeight
 OP = "mla_attention"
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)  # which compare in half the time of the types
 STORED = (np.float32, np.float64, np.float16, BFLOAT16, np.int8)
-
-
-@dataclass(frozen=True)
-class Cache:
-    """A paged cache, and the factors by which its values were multiplied when stored."""
-
-    rows: np.ndarray  # (BlockNum, BlockSize, 1, width)
-    scale: np.ndarray | None  # float32 (width,)
-    nz: bool = False  # its blocks are in NZ order
-    tiles: np.ndarray | None = None  # float32 (BlockNum, BlockSize, 1, width / TILE), by which the values are to be multiplied
-
-    def read(self, blocks: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
-        """The first `length` rows of a sequence that lies in `blocks`."""
-        j, block_size = np.arange(length), self.rows.shape[1]
-        slots = blocks[j // block_size] * block_size + j % block_size
-        at = row_index(slots, self.rows, self.nz)
-        rows = self.rows[at].astype(dtype)
-        if self.tiles is not None:
-            return rows * np.repeat(self.tiles[at].astype(dtype), TILE, axis=-1)
-        return rows if self.scale is None else rows / self.scale.astype(dtype)
+INT8 = np.dtype(np.int8)
+SCALED = (INT8, FLOAT8)  # with factors by which values were multiplied when stored; only latents are float8
 
 
 class Call(NamedTuple):
@@ -118,6 +100,13 @@ class Problem(NamedTuple):
         return self._replace(query=query, query_rope=rope, query_scale=None)
 
 
+class Softmax(NamedTuple):
+    """(T, N): the largest scores, and the sums of e^(score - largest)."""
+
+    largest: np.ndarray
+    sums: np.ndarray
+
+
 def bind(call: Call, *, outlined: bool = False) -> Problem:
     """Checks every rule of the contract. outlined: the arrays are outlines, which do not lie where their tensors do."""
     query = arrays.optional_view(OP, "query", call.query)
@@ -129,7 +118,7 @@ def bind(call: Call, *, outlined: bool = False) -> Problem:
         kv = _cache("kv_cache", call.kv_cache, "quant_scale_ckv", call.quant_scale_ckv, nz)
         kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr, nz)
     else:
-        kv, kr = _parts_of(joined, rope.shape[2], outlined)
+        kv, kr = joined_parts(joined, rope.shape[2], outlined)
     _check_shapes(query, rope, kv.rows, kr.rows, quantised=call.dequant_scale_q_nope is not None)
     if not is_finite(call.scale):
         refuse(OP, "scale", "a finite number", call.scale)
@@ -150,7 +139,8 @@ def _check_shapes(query: np.ndarray | None, rope: np.ndarray, kv: np.ndarray, kr
     require(latent > 0, OP, "kv_cache", "of a width Hckv > 0", kv)
     require_shape(OP, "kr_cache", kr, (blocks, block_size, 1, rope.shape[2]))
     if query is not None:
-        require_dtype(OP, "query", query, (np.dtype(np.int8) if quantised else rope.dtype,))
+        in_bytes = (FLOAT8 if kv.dtype == FLOAT8 else INT8,)
+        require_dtype(OP, "query", query, in_bytes if quantised else (rope.dtype,))
         require_shape(OP, "query", query, (*rope.shape[:2], latent))
 
 
@@ -180,15 +170,10 @@ def _is_joined(kr_cache: Array | None, rope: np.ndarray) -> bool:
 
 
 def _joined_rows(call: Call, rope: np.ndarray, outlined: bool) -> np.ndarray:
-    """A kv_cache whose rows hold a latent quantised by tiles, its rope key in bfloat16, and the tiles' scales."""
-    rows = arrays.view(OP, "kv_cache", call.kv_cache)
-    require_dtype(OP, "kv_cache", rows, (np.dtype(np.int8), FLOAT8))
+    """kv_cache beside which others may not be given."""
     require(rope.ndim == 3, OP, "query_rope", "of shape (T, N, Dr)", rope)
-    key, unit = 2 * rope.shape[2], TILE + 4
-    ok = rows.ndim == 4 and rows.shape[2] == 1 and rows.shape[3] > key and (rows.shape[3] - key) % unit == 0
-    rule = f"of shape (BlockNum, BlockSize, 1, Hckv + {key} + Hckv / 32), Hckv a multiple of {TILE}, without a kr_cache"
-    require(ok, OP, "kv_cache", rule, rows)
-    require(outlined or rows.strides[3] == 1, OP, "kv_cache", "of rows whose bytes follow each other", rows)
+    rows = arrays.view(OP, "kv_cache", call.kv_cache)
+    check_joined(OP, "kv_cache", rows, rope.shape[2], outlined)
     for name, given in (("groups", call.groups != 1), ("cache_mode", call.cache_mode != "PA_BSND")):
         require(not given, OP, name, "1" if name == "groups" else "PA_BSND", getattr(call, name))
     for name in ("quant_scale_ckv", "quant_scale_ckr", "dequant_scale_q_nope"):
@@ -197,32 +182,19 @@ def _joined_rows(call: Call, rope: np.ndarray, outlined: bool) -> np.ndarray:
     return rows
 
 
-def joined_latent(width: int, rope: int) -> int:
-    """Hckv of rows of `width` bytes."""
-    return (width - 2 * rope) // (TILE + 4) * TILE
-
-
-def _parts_of(rows: np.ndarray, rope: int, outlined: bool) -> tuple[Cache, Cache]:
-    latent, key = joined_latent(rows.shape[3], rope), 2 * rope
-    if outlined:
-        return Cache(rows[..., :latent], None), Cache(np.broadcast_to(np.zeros((), BFLOAT16), (*rows.shape[:3], rope)), None)
-    scales, keys = rows[..., latent + key :].view(np.float32), rows[..., latent : latent + key].view(BFLOAT16)
-    return Cache(rows[..., :latent], None, tiles=scales), Cache(keys, None)
-
-
 def _cache(name: str, value: Array | None, scale_name: str, scale: Array | None, nz: bool) -> Cache:
-    """The cache with its scale, which int8 has and nothing else."""
+    """The cache with its scale, which values of one byte have and nothing else."""
     rows = arrays.view(OP, name, value)
-    require_dtype(OP, name, rows, STORED)
+    require_dtype(OP, name, rows, (*STORED, FLOAT8) if name == "kv_cache" else STORED)
     require(rows.ndim == 4 and rows.shape[2] == 1, OP, name, "of shape (BlockNum, BlockSize, 1, width)", rows)
     if nz:
         require_whole_fractals(OP, name, rows)
-    if rows.dtype != np.int8:
+    if rows.dtype not in SCALED:
         if scale is not None:
             refuse(OP, scale_name, f"None beside a {name} of dtype {rows.dtype}", scale)
         return Cache(rows, None, nz)
     if scale is None:
-        refuse(OP, scale_name, f"given beside an int8 {name}", None)
+        refuse(OP, scale_name, f"given beside an {rows.dtype} {name}", None)
     factors = arrays.view(OP, scale_name, scale)
     require_dtype(OP, scale_name, factors, (np.float32,))
     width = rows.shape[3]
@@ -251,9 +223,7 @@ def _paging(
     if table.min(initial=0) < 0 or table.max(initial=-1) >= blocks:  # perhaps only after the sequences' lengths
         longest = np.zeros(table.shape[0], np.int64)
         np.maximum.at(longest, rows, seen)
-        read = table[np.arange(table.shape[1]) * block_size < longest[:, None]]
-        if read.min(initial=0) < 0 or read.max(initial=-1) >= blocks:
-            refuse(OP, "block_table", f"in [0, {blocks}) where it is read", describe_range(read))
+        require_blocks(OP, "block_table", table, longest, blocks, block_size)
     return table, rows, seen
 
 

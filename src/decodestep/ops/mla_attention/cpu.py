@@ -8,7 +8,7 @@ from decodestep import _native
 from decodestep._base.arrays import bits, contiguous
 from decodestep._base.threads import threads
 from decodestep.ops.linear.cpu import linear
-from decodestep.ops.mla_attention.arguments import Problem
+from decodestep.ops.mla_attention.arguments import Problem, Softmax
 from decodestep.ops.mla_attention.reference import values_up
 
 
@@ -34,8 +34,9 @@ def packed_blocks(rows: np.ndarray) -> bool:
     return rows.flags.c_contiguous or (rows_follow and (width <= 1 or rows.strides[3] == item))
 
 
-def attention(p: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """As the reference's, with queries in float32."""
+def attention(p: Problem, sinks: np.ndarray | None = None, parts: Softmax | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """As the reference's, with queries in float32. sinks: float32 (N,), a score without a value for each head. parts: written
+    if they are given."""
     tokens, heads, _ = p.query_rope.shape
     out = np.empty((tokens, heads, p.kv_cache.rows.shape[3] // p.groups), np.float32)
     lse = np.empty((tokens, heads), np.float32)
@@ -55,5 +56,8 @@ def attention(p: Problem) -> tuple[np.ndarray, np.ndarray]:
         out=out,
         lse=lse,
         threads=threads(),
+        sinks=sinks,
+        largest=None if parts is None else parts.largest,
+        sums=None if parts is None else parts.sums,
     )
     return out if p.w_uv is None else values_up(out, p.w_uv, linear), lse

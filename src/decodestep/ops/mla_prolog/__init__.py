@@ -345,7 +345,7 @@ def mla_prolog_v3(
         The documents do not say how a value becomes a float8, how a block's power of two is chosen, or what k_nope_clip_alpha
         does there: that it saturates at 448, half to even, that a block of zeros has scale 2^-127 and zeros, one with an
         infinity or NaN NaN throughout, and that nothing is clipped are proposals, made after the device's published kernels.
-        "cpu" multiplies float8 as bfloat16, with a value's scale in MXFP8; sums are float32. "triton" has no float8.
+        "cpu" and "triton" multiply float8 as bfloat16, with a value's scale in MXFP8; sums are float32.
 
     Source:
         Ascend MlaProlog V3 (CANN ops-transformer; November 2025 and later, the eight-bit floats August 2026).

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16, Array, Integers, IntegerTable
+from decodestep._base.arrays import Array, Integers, IntegerTable
 from decodestep._base.checks import (
     Phrase,
     is_finite,
@@ -18,13 +18,13 @@ from decodestep._base.checks import (
     require_dtype,
     require_shape,
 )
-from decodestep.ops.lightning_indexer.layouts import Keys, Layout, find_keys, find_tokens, visible
+from decodestep.ops.lightning_indexer.layouts import FLOATS, ROUNDINGS, Keys, Layout, find_keys, find_tokens, visible
+from decodestep.ops.mla_attention.arguments import Softmax
+from decodestep.ops.mla_attention.caches import Cache, check_joined, joined_parts
 
 OP = "sparse_mla_attention"
-FLOATS = (np.float32, np.float64, np.float16, BFLOAT16)
 ABSORBED = 2  # an attention mode: keys and values are latents
 MOST_IN_BLOCK = 128
-ROUNDINGS = (None, "device")
 
 
 class Call(NamedTuple):
@@ -36,7 +36,7 @@ class Call(NamedTuple):
     sparse_indices: Array
     scale_value: float
     query_rope: Array
-    key_rope: Array
+    key_rope: Array | None
     actual_seq_lengths_query: Integers | None
     actual_seq_lengths_kv: Integers | None
     block_table: IntegerTable | None
@@ -47,6 +47,7 @@ class Call(NamedTuple):
     pre_tokens: int
     next_tokens: int
     attention_mode: int
+    sinks: Array | None
     rounding: str | None
 
     @property
@@ -61,34 +62,44 @@ class Arrays(NamedTuple):
     query: Array
     query_rope: Array
     latents: Array
-    rope_keys: Array
+    rope_keys: Array | None  # None: latents are rows that hold both
 
 
 class Problem(NamedTuple):
     """A checked call.
 
-    slots: int64 (T, most), the rows of the caches that each token attends to, in the order of their positions. counts: int64
-    (T,), how many of them.
+    caches: of the latents and of the rope keys, in blocks of one row. slots: int64 (T, most), the rows of the caches that each
+    token attends to, in the order of their positions. counts: int64 (T,), how many of them. sinks: float32 (N,).
     """
 
     arrays: Arrays
+    caches: tuple[Cache, Cache]
     slots: np.ndarray
     counts: np.ndarray
     scale: float
+    sinks: np.ndarray | None
     rounding: str | None
 
     @property
     def has_float64(self) -> bool:
-        return any(array.dtype == np.float64 for array in self.arrays)
+        return any(array is not None and array.dtype == np.float64 for array in self.arrays)
+
+    def empty_softmax(self, dtype: np.dtype | type) -> Softmax:
+        """Of tokens that attend to nothing, but to sinks."""
+        made = Softmax(*(np.zeros(self.arrays.query.shape[:2], dtype) for _ in Softmax._fields))
+        if self.sinks is not None:
+            made.largest[:], made.sums[:] = self.sinks, 1
+        return made
 
 
-def bind(call: Call) -> Problem:
-    """Checks every rule of the contract."""
+def bind(call: Call, *, outlined: bool = False) -> Problem:
+    """Checks every rule of the contract. outlined: the arrays are outlines."""
     layout = call.layout
     layout.check()
-    query, key, query_rope, key_rope, indices = (
-        arrays.view(OP, name, getattr(call, name)) for name in ("query", "key", "query_rope", "key_rope", "sparse_indices")
+    query, key, query_rope, indices = (
+        arrays.view(OP, name, getattr(call, name)) for name in ("query", "key", "query_rope", "sparse_indices")
     )
+    key_rope = arrays.optional_view(OP, "key_rope", call.key_rope)
     if call.value is not None and not is_same(call.key, call.value):
         refuse(OP, "value", "key itself, or None", call.value)
     require_choice(OP, "attention_mode", call.attention_mode, (ABSORBED,))
@@ -97,6 +108,13 @@ def bind(call: Call) -> Problem:
         refuse(OP, "scale_value", "a finite number", call.scale_value)
     made = in_rows(layout, query, query_rope, key, key_rope)
     _check_widths(query, query_rope, key, key_rope, made)
+    if key_rope is None:
+        check_joined(OP, "key", made.latents, query_rope.shape[-1], outlined)
+    caches = _caches(made, query.shape[-1], query_rope.shape[-1], outlined)
+    sinks = arrays.optional_view(OP, "sinks", call.sinks)
+    if sinks is not None:
+        require_dtype(OP, "sinks", sinks, (np.float32,))
+        require_shape(OP, "sinks", sinks, query.shape[-2:-1])
     require_shape(OP, "sparse_indices", indices, (*query.shape[:-2], 1, indices.shape[-1] if indices.ndim else 0))
     require(indices.dtype.kind in "iu", OP, "sparse_indices", "integers", indices)
     tokens = find_tokens(layout, query.shape, call.actual_seq_lengths_query)
@@ -110,14 +128,27 @@ def bind(call: Call) -> Problem:
     given = indices.reshape(len(seen), indices.shape[-1]).astype(np.int64, copy=False)
     chosen, counts = positions(given, seen, keys.counts[tokens.sequence], int(block))
     block_size = max(1, layout.in_blocks("key", key).shape[1])
-    return Problem(made, slots_of(chosen, keys, tokens.sequence, block_size), counts, float(call.scale_value), call.rounding)
+    slots = slots_of(chosen, keys, tokens.sequence, block_size)
+    return Problem(made, caches, slots, counts, float(call.scale_value), sinks, call.rounding)
 
 
-def in_rows(layout: Layout, query: Array, query_rope: Array, key: Array, key_rope: Array) -> Arrays:
+def in_rows(layout: Layout, query: Array, query_rope: Array, key: Array, key_rope: Array | None) -> Arrays:
     """NumPy arrays or tensors."""
-    latents, rope_keys = (layout.in_blocks(name, array) for name, array in (("key", key), ("key_rope", key_rope)))
-    flat = (cache.reshape(cache.shape[0] * cache.shape[1], 1, 1, cache.shape[3]) for cache in (latents, rope_keys))
-    return Arrays(layout.rows("query", query), layout.rows("query_rope", query_rope), *flat)
+
+    def flat(name: str, array: Any) -> Any:
+        cache = layout.in_blocks(name, array)
+        return cache.reshape(cache.shape[0] * cache.shape[1], 1, 1, cache.shape[3])
+
+    rope_keys = None if key_rope is None else flat("key_rope", key_rope)
+    return Arrays(layout.rows("query", query), layout.rows("query_rope", query_rope), flat("key", key), rope_keys)
+
+
+def _caches(made: Arrays, width: int, rope: int, outlined: bool) -> tuple[Cache, Cache]:
+    if made.rope_keys is not None:
+        return Cache(made.latents, None), Cache(made.rope_keys, None)
+    latents, rope_keys = joined_parts(made.latents, rope, outlined)
+    require(latents.rows.shape[3] == width, OP, "key", f"rows with a latent of {width}", latents.rows)
+    return latents, rope_keys
 
 
 def positions(indices: np.ndarray, seen: np.ndarray, lengths: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -162,14 +193,18 @@ def is_same(a: Any, b: Any) -> bool:
     return both and a.__array_interface__ == b.__array_interface__
 
 
-def _check_widths(query: np.ndarray, query_rope: np.ndarray, key: np.ndarray, key_rope: np.ndarray, made: Arrays) -> None:
+def _check_widths(
+    query: np.ndarray, query_rope: np.ndarray, key: np.ndarray, key_rope: np.ndarray | None, made: Arrays
+) -> None:
     _, heads, width = made.query.shape
     require_dtype(OP, "query", query, FLOATS)
     require_dtype(OP, "query_rope", query_rope, (query.dtype,))
-    require_dtype(OP, "key", key, FLOATS)
-    require_dtype(OP, "key_rope", key_rope, FLOATS)
     require(heads > 0 and width > 0, OP, "query", "of one head and one column or more", query)
     require_shape(OP, "query_rope", query_rope, (*query.shape[:-1], query_rope.shape[-1]))
     require(query_rope.shape[-1] % 2 == 0, OP, "query_rope", "of an even width", query_rope)
+    if key_rope is None:
+        return
+    require_dtype(OP, "key", key, FLOATS)
+    require_dtype(OP, "key_rope", key_rope, FLOATS)
     require_shape(OP, "key", key, (*key.shape[:-1], width))
     require_shape(OP, "key_rope", key_rope, (*key.shape[:-1], query_rope.shape[-1]))

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import MINUS_INFINITY, as_float32, round_bfloat16
+from decodestep._base.triton_float8 import float8_values
 from decodestep._base.triton_products import product, split_bfloat16
 from decodestep.ops.mla_prolog.triton.rows import place_in_nz
 
@@ -132,16 +133,6 @@ def load_keys(cache, scale, at, column, is_key, is_column, SCALED: tl.constexpr,
         stored = tl.load(scale + column, mask=is_column, other=1.0)
         keys = tl.div_rn(keys, tl.broadcast_to(stored[None, :], keys.shape))
     return keys
-
-
-@triton.jit
-def float8_values(bits):
-    """Of float8_e4m3fn by its bits: not every GPU has the type, nor a zero of it the interpreter."""
-    magnitude = bits & 0x7F
-    normal = ((magnitude << 20) + (120 << 23)).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 8, magnitude.to(tl.float32) * 0.001953125, normal)
-    value = tl.where(magnitude == 0x7F, float("nan"), value)
-    return tl.where(bits & 0x80 != 0, -value, value)
 
 
 @triton.jit

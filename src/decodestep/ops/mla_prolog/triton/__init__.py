@@ -1,5 +1,5 @@
 """mla_prolog on a GPU, in four launches: the products of token_x, the rows made of them, the product by weight_uq_qr, and the
-queries; a fifth rounds queries to int8.
+queries; a fifth rounds queries to eight bits. Eight-bit floats are uint8 to the kernels.
 
 `Prolog` holds everything that they read and write, so that its `run` neither allocates nor waits and can be captured into a
 CUDA graph.
@@ -19,7 +19,7 @@ from decodestep._base.triton import LAUNCH
 from decodestep._base.triton_overlap import overlap
 from decodestep.ops.mla_prolog.call import Call
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results
-from decodestep.ops.mla_prolog.scenarios import TILE
+from decodestep.ops.mla_prolog.scenarios import BLOCK, TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.ops.mla_prolog.triton.binding import bind_on_device
 from decodestep.ops.mla_prolog.triton.products import TILES, Product, Tiles
@@ -62,28 +62,36 @@ class Prolog:
         s, tokens, rope = p.scenario, len(p.x), p.sin.shape[1]
         heads, nope, latent = p.w_uk.shape
         self.p, self.call = p, call
-        self.x = call.token_x.detach().reshape(tokens, p.x.shape[1])
+        self.x = self._stored(call.token_x).reshape(tokens, p.x.shape[1])
         self.sin, self.cos = (a.detach().reshape(tokens, rope).contiguous() for a in (call.rope_sin, call.rope_cos))
         self.gamma_cq, self.gamma_ckv = (g.detach().contiguous() for g in (call.rmsnorm_gamma_cq, call.rmsnorm_gamma_ckv))
-        self.scales = {name: getattr(call, name).detach().reshape(-1).contiguous() for name in p.scales}
+        self.scales = {name: self._stored(getattr(call, name)).reshape(-1).contiguous() for name in p.scales}
         self.real = call.weight_uk.dtype
         self.size = {"BFLOAT16": self.real == torch.bfloat16, **LAUNCH}
         self.caches = bool(tokens and p.kv_cache.shape[0])
         self.slots = _slots(p, call, self.x.device)
         self.absorb_tiles, self.absorbs = absorb_tiles[self.real], nope > 0
 
-        self.cq = self._new(tokens, p.query_width, dtype=torch.int8 if s.partial else self.real)
-        self.cq_scale = self._new(tokens, 1, dtype=torch.float32)
+        codes = torch.int8 if s.code == "int8" else torch.uint8
+        self.cq = self._new(tokens, p.query_width, dtype=codes if s.partial else self.real)
+        blocks = p.query_width // BLOCK
+        self.cq_scale = self._new(tokens, blocks, dtype=codes) if s.blocks else self._new(tokens, 1, dtype=torch.float32)
         self.query = torch.zeros((tokens, heads, latent), dtype=self.real, device=self.x.device)
         self.query_rope = self._new(tokens, heads, rope)
-        self.int8_query = self._new(tokens, heads, latent, dtype=torch.int8) if s.query_quantised else None
+        self.byte_query = self._new(tokens, heads, latent, dtype=codes) if s.query_quantised else None
         self.query_scale = self._new(tokens, heads, 1, dtype=torch.float32) if s.query_quantised else None
 
-        of_x = [(call.weight_dq.detach(), p.query_width)]
-        of_x += [(call.weight_dkv_kr.detach(), latent + rope)] if self.caches else []
-        of_cq = [(call.weight_uq_qr.detach(), heads * (nope + rope))]
-        self.of_x = Product(self.x, of_x, self.real, tiles[self.x.dtype], first=True)
-        self.of_cq = Product(self.cq, of_cq, self.real, tiles[self.cq.dtype], first=False)
+        of_x = [(self._stored(call.weight_dq), p.query_width)]
+        of_x += [(self._stored(call.weight_dkv_kr), latent + rope)] if self.caches else []
+        of_cq = [(self._stored(call.weight_uq_qr), heads * (nope + rope))]
+        x_blocks: list[torch.Tensor] = []
+        cq_blocks: list[torch.Tensor] = []
+        if s.blocks:
+            names = ("x", "w_dq", "w_dkv_kr")[: 1 + len(of_x)]
+            x_blocks = [self.scales[f"dequant_scale_{name}"] for name in names]
+            cq_blocks = [self.cq_scale, self.scales["dequant_scale_w_uq_qr"]]
+        self.of_x = Product(self.x, of_x, self.real, tiles[self.x.dtype], True, x_blocks)
+        self.of_cq = Product(self.cq, of_cq, self.real, tiles[self.cq.dtype], False, cq_blocks)
 
     def run(self) -> Results:
         """Launches the kernels, without waiting for them."""
@@ -92,15 +100,15 @@ class Prolog:
             self._finish_rows()
             self.of_cq.launch()
             self._finish_queries()
-            if self.int8_query is not None:
+            if self.byte_query is not None:
                 self._quantise_heads()
-        int8_norm = self.p.query_norm and self.p.scenario.partial
+        byte_norm = self.p.query_norm and self.p.scenario.partial
         return Results(
-            self.query if self.int8_query is None else self.int8_query,
+            self.query if self.byte_query is None else _as_floats(self.byte_query),
             self.query_rope,
             self.query_scale,
-            self.cq if self.p.query_norm else None,
-            self.cq_scale if int8_norm else None,
+            _as_floats(self.cq) if self.p.query_norm else None,
+            _as_floats(self.cq_scale, torch.float8_e8m0fnu) if byte_norm else None,
         )
 
     def _finish_rows(self) -> None:
@@ -110,7 +118,8 @@ class Prolog:
         raw = rows = self.of_x.of(0, x_scale, self.scales.get("dequant_scale_w_dq"))
         if self.caches:
             rows = self.of_x.of(1, x_scale, self.scales.get("dequant_scale_w_dkv_kr"))
-        kv, kr = (c.detach()[None] if call.cache_mode == "TND" else c.detach() for c in (call.kv_cache, call.kr_cache))
+        kv, kr = (self._stored(cache) for cache in (call.kv_cache, call.kr_cache))
+        kv, kr = (cache[None] if call.cache_mode == "TND" else cache for cache in (kv, kr))
         kr = kv if tile else kr
         finish_rows[(len(x), 1 + self.caches)](
             *raw[:6], self.gamma_cq, self.scales.get("smooth_scales_cq", x), self.cq, self.cq_scale, p.query_width,
@@ -144,13 +153,22 @@ class Prolog:
         tokens, heads, rope = self.query_rope.shape
         latent = self.p.w_uk.shape[2]
         quantise_heads[(tokens * heads,)](
-            self.query, self.int8_query, self.query_scale, self.query_rope, self.scales["quant_scale_ckv"], latent, rope,
+            self.query, self.byte_query, self.query_scale, self.query_rope, self.scales["quant_scale_ckv"], latent, rope,
             AWAY=self.p.rounding == "half_away", WIDTH=triton.next_power_of_2(latent), ROPE=triton.next_power_of_2(rope),
             **overlap(self.x.device), **LAUNCH,
         )  # fmt: skip
 
+    def _stored(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As the kernels take it."""
+        own = tensor.detach()
+        return own.view(torch.uint8) if self.p.scenario.code != "int8" and own.element_size() == 1 else own
+
     def _new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.real, device=self.x.device)
+
+
+def _as_floats(made: torch.Tensor, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
+    return made.view(dtype) if made.dtype == torch.uint8 else made
 
 
 def _slots(p: Problem, call: Call, device: torch.device) -> torch.Tensor:

@@ -27,8 +27,7 @@ def bind_on_device(call: Call) -> Problem:
             refuse(call.op, name, rule, Phrase(got))
     problem = bind(replace(call, **outlines), outlined=True)
     _check_memory(call)
-    float8 = "has no float8_e4m3fn" if problem.scenario.code != "int8" else None
-    devices.choose_triton(call.op, "triton", call.token_x, float8 or kernel_obstacle(problem))
+    devices.choose_triton(call.op, "triton", call.token_x, kernel_obstacle(problem))
     return problem
 
 

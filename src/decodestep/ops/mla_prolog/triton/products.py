@@ -17,30 +17,36 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import LAUNCH, as_float32, round_bfloat16
+from decodestep._base.triton_float8 import exponent_values, float8_values
 from decodestep._base.triton_overlap import fetch_sectors, let_next_start, overlap, wait_for_last
 from decodestep._base.triton_products import INTERPRETED, product
+from decodestep.ops.mla_prolog.scenarios import BLOCK
 from decodestep.weights.nz import fractal_width
 
 
 @triton.jit
 def multiply(
-    x, first, second, first_parts, second_parts, rows, depth, share, first_columns, second_columns, x_row, x_item,
-    first_group, first_row, first_item, second_group, second_row, second_item,
+    x, first, second, x_scale, first_scale, second_scale, first_parts, second_parts, rows, depth, share, first_columns,
+    second_columns, x_row, x_item, first_group, first_row, first_item, second_group, second_row, second_item,
     PARTS: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    AHEAD: tl.constexpr, REMAINING: tl.constexpr, OVERLAPS: tl.constexpr,
+    AHEAD: tl.constexpr, REMAINING: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """x (rows, depth) times two weights (depth, columns), the second of which may have no columns.
 
     A part of a product, (rows, columns), sums over a `share` of the depth; a program adds PARTS of them. A weight's columns lie
     in groups of GROUP, a sector's, as in NZ storage, where a group is a column of fractals. AHEAD: the steps whose weights are
     fetched while the kernel before, which makes x, still runs. REMAINING: the steps of a program when it lets the next kernel
-    start, whose first loads shall come when memory is about to be idle, and not before those of this one.
+    start, whose first loads shall come when memory is about to be idle, and not before those of this one. BLOCK: of eight-bit
+    floats, which come as uint8, the inputs of a row of x and of a column of a weight that share a power of two, (rows, depth /
+    BLOCK) and (columns, depth / BLOCK); 0: they have none.
     """
     tile, tiles = tl.program_id(1), tl.cdiv(first_columns, COLUMNS)
     w, parts, columns, w_group, w_row, w_item = first, first_parts, first_columns, first_group, first_row, first_item
+    w_scale = first_scale
     if tile >= tiles:
         tile -= tiles
         w, parts, columns, w_group, w_row, w_item = second, second_parts, second_columns, second_group, second_row, second_item
+        w_scale = second_scale
     t = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     n = tile.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = t < rows, n < columns
@@ -64,6 +70,14 @@ def multiply(
             a = tl.load(x_at, mask=is_row[:, None] & is_input[None, :], other=0)
             if first.dtype.element_ty == tl.int8:
                 part_total = tl.dot(a, b, part_total, out_dtype=tl.int32)
+            elif first.dtype.element_ty == tl.uint8:
+                a, b = float8_values(a.to(tl.int32)), float8_values(b.to(tl.int32))
+                if BLOCK:
+                    block, blocks = (at + tl.arange(0, DEPTH)) // BLOCK, depth // BLOCK
+                    a_at, b_at = (t * blocks)[:, None] + block[None, :], (n * blocks)[None, :] + block[:, None]
+                    a *= exponents(x_scale + a_at, is_row[:, None] & is_input[None, :])
+                    b *= exponents(w_scale + b_at, is_input[:, None] & is_column[None, :])
+                part_total = add_product(part_total, narrow(a), narrow(b))
             else:
                 part_total = add_product(part_total, a, b)
             w_at += DEPTH * w_row
@@ -73,6 +87,20 @@ def multiply(
         total = tl.trans(total)
     at = (tl.program_id(2).to(tl.int64) * rows + t)[None, :] * columns + n[:, None]
     store_rounded(parts + at, total, is_row[None, :] & is_column[:, None])
+
+
+@triton.jit
+def exponents(at, mask):
+    return exponent_values(tl.load(at, mask=mask, other=127).to(tl.int32))
+
+
+@triton.jit
+def narrow(x):
+    """float32 numbers that are bfloat16 ones; the interpreter multiplies them as they are."""
+    if INTERPRETED:
+        return x
+    else:
+        return x.to(tl.bfloat16)
 
 
 @triton.jit
@@ -128,8 +156,8 @@ def add_parts(
 ):  # fmt: skip
     """Elements (t, n) of a product as float32: its parts, `size` elements apart, added in their order, then scaled or rounded.
 
-    x_scale, w_scale: the scales of its rows and columns, which an int8 product has (SCALED). is_row, is_column: which of t and
-    of n to load, each of the shape of its own, so that scales are not loaded for every element.
+    x_scale, w_scale: the scales of its rows and columns, which a product of quantised numbers has (SCALED). is_row, is_column:
+    which of t and of n to load, each of the shape of its own, so that scales are not loaded for every element.
     """
     mask = is_row & is_column
     parts += t * row + n * item
@@ -177,8 +205,10 @@ class Tiles:
 TILES = {
     torch.bfloat16: Tiles(),
     torch.int8: Tiles(columns=128, stages=6, most_rows=32),
+    torch.uint8: Tiles(),
     torch.float32: Tiles(depth=16, stages=3),
 }
+_SUMS = {torch.int8: torch.int32, torch.uint8: torch.float32}  # of products whose scales come after them
 _MOST_PARTS = 16
 _LEAST_ROWS = 16
 
@@ -186,11 +216,18 @@ _LEAST_ROWS = 16
 class Product:
     """x times one or two weights, arrays (K, N) or NZ storage, with memory for the result.
 
-    real: the dtype of a product that is not of int8, once it is complete. first: whether it begins a chain of launches.
+    real: the dtype of a product of numbers that have no scales, once it is complete. first: whether it begins a chain of
+    launches. blocks: the powers of two of blocks of eight-bit floats, those of x and of each weight.
     """
 
     def __init__(
-        self, x: torch.Tensor, weights: Sequence[tuple[torch.Tensor, int]], real: torch.dtype, tiles: Tiles, first: bool
+        self,
+        x: torch.Tensor,
+        weights: Sequence[tuple[torch.Tensor, int]],
+        real: torch.dtype,
+        tiles: Tiles,
+        first: bool,
+        blocks: Sequence[torch.Tensor] = (),
     ) -> None:
         (self.tokens, self.depth), self.x, self.tiles = x.shape, x, tiles
         self.ahead, self.overlap = 0 if first else tiles.ahead, overlap(x.device, first)
@@ -204,8 +241,11 @@ class Product:
         self.row_tiles = triton.cdiv(self.tokens, tiles.rows(self.tokens))
         self.added = parts if self.row_tiles * self.column_tiles >= tiles.programs else 1
         self.number = parts // self.added
-        self.int8 = x.dtype == torch.int8
-        dtype = torch.int32 if self.int8 else real if self.number == 1 else torch.float32
+        self.scaled, self.blocks = x.dtype in _SUMS, blocks
+        dtype = _SUMS.get(x.dtype, real if self.number == 1 else torch.float32)
+        # Products of blocks have been scaled: for `add_parts` their scales are 1.
+        ones = max(self.tokens, *(columns for _, columns in weights)) if blocks else 0
+        self.ones = torch.ones(ones, dtype=torch.float32, device=x.device)
         self.parts = [torch.empty(self.number, self.tokens, n, dtype=dtype, device=x.device) for _, n in weights]
         self.weights = [w.contiguous() if w.ndim == 4 else w for w, _ in weights]
 
@@ -213,17 +253,21 @@ class Product:
         first, second, columns = self.weights[0], self.weights[-1], [part.shape[2] for part in self.parts]
         tiles, group = self.tiles, fractal_width(first.element_size())
         multiply[(self.row_tiles, self.column_tiles, self.number)](
-            self.x, first, second, self.parts[0], self.parts[-1], self.tokens, self.depth, self.share, columns[0], columns[-1],
+            self.x, first, second, *((self.blocks[0], self.blocks[1], self.blocks[-1]) if self.blocks else (self.x,) * 3),
+            self.parts[0], self.parts[-1], self.tokens, self.depth, self.share, columns[0], columns[-1],
             *self.x.stride(), *_strides(first, group), *_strides(second, group), PARTS=self.added, GROUP=group,
             ROWS=tiles.rows(self.tokens), COLUMNS=tiles.columns, DEPTH=tiles.depth, AHEAD=self.ahead,
-            REMAINING=tiles.remaining, num_warps=tiles.warps, num_stages=tiles.stages, **self.overlap, **LAUNCH,
+            REMAINING=tiles.remaining, BLOCK=BLOCK if self.blocks else 0, num_warps=tiles.warps, num_stages=tiles.stages,
+            **self.overlap, **LAUNCH,
         )  # fmt: skip
 
     def of(self, which: int, x_scale: torch.Tensor | None, w_scale: torch.Tensor | None) -> Parts:
         parts = self.parts[which]
         size, row, item = parts.stride()
+        if self.blocks:
+            x_scale = w_scale = self.ones
         x_scale, w_scale = (parts if scale is None else scale for scale in (x_scale, w_scale))
-        return Parts(parts, row, item, size, x_scale, w_scale, self.number, self.int8)
+        return Parts(parts, row, item, size, x_scale, w_scale, self.number, self.scaled)
 
 
 def _strides(w: torch.Tensor, group: int) -> tuple[int, int, int]:

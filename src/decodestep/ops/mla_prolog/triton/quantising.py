@@ -1,4 +1,4 @@
-"""Rounding to int8, by rows, by tiles and by given scales, as the specification does it."""
+"""Rounding to int8 and to float8_e4m3fn, by rows, by tiles, by blocks and by given scales, as the specification does it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import largest_magnitude, round_even
+from decodestep._base.triton_float8 import float8_bits
+from decodestep.ops.mla_prolog.scenarios import BLOCK
+
+_SHARE = tl.constexpr(0.0022321429569274187)  # 1 / 448, rounded to float32
+_LEAST_OF_TILE = tl.constexpr(9.999999747378752e-05)  # 1e-4 likewise: below it a tile's largest magnitude counts as this
+_BLOCK = tl.constexpr(BLOCK)
 
 
 @triton.jit
@@ -45,10 +51,45 @@ def in_bytes(x, AWAY: tl.constexpr, WIDTH: tl.constexpr):
 def in_tiles(x, clip, LATENT: tl.constexpr, TILE: tl.constexpr):
     """(scales, integers) of tiles that each have a scale."""
     tiles = tl.reshape(x, [LATENT // TILE, TILE])
-    bound = tl.max(tl.where(tiles == tiles, tl.abs(tiles), 0.0), axis=1) * clip
-    bound = tl.where(tl.max((tiles != tiles).to(tl.int32), axis=1) > 0, float("nan"), bound)
+    bound = largest_of_rows(tiles) * clip
     scale = tl.div_rn(bound, tl.zeros([LATENT // TILE], tl.float32) + 127.0)
     inverse = tl.where(scale == 0.0, scale, tl.div_rn(tl.zeros([LATENT // TILE], tl.float32) + 1.0, scale))
     clipped = tl.minimum(tl.maximum(tiles, -bound[:, None]), bound[:, None])
     clipped = tl.where(bound[:, None] == bound[:, None], clipped, float("nan"))
     return scale, tl.reshape(as_int8(clipped * inverse[:, None]), [LATENT])
+
+
+@triton.jit
+def in_float8(x, WIDTH: tl.constexpr):
+    """(bits, scale) of a row."""
+    scale = tl.zeros([WIDTH], tl.float32) + largest_magnitude(x) * _SHARE
+    return float8_bits(tl.where(scale == 0.0, x, tl.div_rn(x, scale))), tl.max(scale, axis=0)
+
+
+@triton.jit
+def in_float8_tiles(x, LATENT: tl.constexpr, TILE: tl.constexpr):
+    """(scales, bits) of tiles that each have a scale."""
+    tiles = tl.reshape(x, [LATENT // TILE, TILE])
+    largest = largest_of_rows(tiles)
+    scale = tl.where(largest < _LEAST_OF_TILE, _LEAST_OF_TILE, largest) * _SHARE
+    quotient = tl.div_rn(tiles, tl.broadcast_to(scale[:, None], [LATENT // TILE, TILE]))
+    return scale, tl.reshape(float8_bits(quotient), [LATENT])
+
+
+@triton.jit
+def in_float8_blocks(x, WIDTH: tl.constexpr):
+    """(exponents, bits) of blocks that each share a power of two, that of the largest magnitude less 8."""
+    blocks = tl.reshape(x, [WIDTH // _BLOCK, _BLOCK])
+    field = (largest_of_rows(blocks).to(tl.int32, bitcast=True) >> 23) & 255
+    exponent = tl.maximum(field - 8, 0)
+    factor = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    scaled = tl.where(field[:, None] == 0, 0.0, blocks) * factor[:, None]
+    scaled = tl.where(field[:, None] == 255, float("nan"), scaled)
+    return tl.where(field == 255, 255, exponent), tl.reshape(float8_bits(scaled), [WIDTH])
+
+
+@triton.jit
+def largest_of_rows(x):
+    """The largest magnitude of each row; NaN where a row has one."""
+    largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=1)
+    return tl.where(tl.max((x != x).to(tl.int32), axis=1) > 0, float("nan"), largest)

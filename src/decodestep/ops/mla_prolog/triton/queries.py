@@ -7,7 +7,7 @@ import triton.language as tl
 
 from decodestep._base.triton_overlap import let_next_start, wait_for_last
 from decodestep.ops.mla_prolog.triton.products import add_parts, add_product, as_bfloat16, store_rounded
-from decodestep.ops.mla_prolog.triton.quantising import in_bytes
+from decodestep.ops.mla_prolog.triton.quantising import in_bytes, in_float8
 from decodestep.ops.mla_prolog.triton.rows import load_angles, load_float32, rotate
 
 TURNED = tl.constexpr(16)  # tokens of a program: more take registers that others need to start early
@@ -58,7 +58,7 @@ def absorb(
         b = tl.load(w + at, mask=is_input[:, None] & is_column[None, :], other=0.0)
         wait_for_last(OVERLAPS)
         n, is_t, is_n = (first + d)[None, :], is_row[:, None], is_input[None, :]
-        if PARTS == 1 and q.dtype.element_ty == w.dtype.element_ty:  # complete: straight to the tensor cores
+        if PARTS == 1 and not SCALED and q.dtype.element_ty == w.dtype.element_ty:  # complete: straight to the tensor cores
             a = tl.load(q + t[:, None] * row + n * item, mask=is_t & is_n, other=0.0)
         else:
             a = add_parts(q, row, item, size, x_scale, w_scale, t[:, None], n, is_t, is_n, PARTS, SCALED, BFLOAT16)
@@ -93,12 +93,16 @@ def quantise_heads(
     query, out, out_scale, query_rope, kv_scale, latent, rope,
     AWAY: tl.constexpr, WIDTH: tl.constexpr, ROPE: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A head's query as int8, its scale, and query_rope in units of it, in place."""
+    """A head's query as int8 or, by its bits, float8, its scale, and query_rope in units of it, in place."""
     wait_for_last(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     at, j = tl.arange(0, WIDTH), tl.arange(0, ROPE)
-    q, scale = in_bytes(load_float32(query + row * latent + at, at < latent), AWAY, WIDTH)
-    tl.store(out + row * latent + at, q.to(tl.int8), mask=at < latent)
+    wide = load_float32(query + row * latent + at, at < latent)
+    if out.dtype.element_ty == tl.uint8:
+        q, scale = in_float8(wide, WIDTH)
+    else:
+        q, scale = in_bytes(wide, AWAY, WIDTH)
+    tl.store(out + row * latent + at, q.to(out.dtype.element_ty), mask=at < latent)
     tl.store(out_scale + row, scale)
     x = load_float32(query_rope + row * rope + j, j < rope)
     divisor = tl.zeros([ROPE], tl.float32) + scale

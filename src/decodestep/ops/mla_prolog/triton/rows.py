@@ -6,12 +6,22 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import as_float32, round_bfloat16
+from decodestep._base.triton_float8 import float8_bits
 from decodestep._base.triton_overlap import let_next_start, wait_for_last
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES
+from decodestep.ops.mla_prolog.scenarios import BLOCK
 from decodestep.ops.mla_prolog.triton.products import add_parts, store_rounded
-from decodestep.ops.mla_prolog.triton.quantising import as_int8, in_bytes, in_tiles
+from decodestep.ops.mla_prolog.triton.quantising import (
+    as_int8,
+    in_bytes,
+    in_float8,
+    in_float8_blocks,
+    in_float8_tiles,
+    in_tiles,
+)
 
 _PLAIN, _BY_CHANNEL, _BY_TILE = (tl.constexpr(CACHE_SCALES[kind]) for kind in (None, "channel", "tile"))
+_BLOCK = tl.constexpr(BLOCK)
 _SLOTS = tl.constexpr(256)  # that a program compares with its own at a time
 
 
@@ -65,6 +75,17 @@ def norm_query(
         q, scale = in_bytes(x, False, WIDTH)
         tl.store(cq + t * width + at, q.to(tl.int8), mask=here)
         tl.store(cq_scale + t, scale)
+    elif cq_scale.dtype.element_ty == tl.uint8:
+        exponent, q = in_float8_blocks(round_bfloat16(x, BFLOAT16), WIDTH)
+        tl.store(cq + t * width + at, q.to(tl.uint8), mask=here)
+        block, blocks = tl.arange(0, WIDTH // _BLOCK), width // _BLOCK
+        tl.store(cq_scale + t * blocks + block, exponent.to(tl.uint8), mask=block < blocks)
+    elif cq.dtype.element_ty == tl.uint8:
+        if HAS_SMOOTH:
+            x = x * smoothing
+        q, scale = in_float8(x, WIDTH)
+        tl.store(cq + t * width + at, q.to(tl.uint8), mask=here)
+        tl.store(cq_scale + t, scale)
     else:
         store_rounded(cq + t * width + at, x, here)
 
@@ -101,8 +122,11 @@ def write_rows(
         low, high = rotate(even, odd, low_cos, high_cos, low_sin, high_sin, BFLOAT16)
         if KIND == _BY_TILE:
             at = block * kv_block + offset * kv_row
-            bound, q = in_tiles(x, tl.load(kv_scale), LATENT, TILE)
-            tl.store(kv + at + h * kv_item, q.to(tl.int8), mask=here)
+            if kv.dtype.element_ty == tl.uint8:
+                bound, q = in_float8_tiles(x, LATENT, TILE)
+            else:
+                bound, q = in_tiles(x, tl.load(kv_scale), LATENT, TILE)
+            tl.store(kv + at + h * kv_item, q.to(kv.dtype.element_ty), mask=here)
             store_bytes(kv + at + latent * kv_item, j, low, j < half, kv_item, True)
             store_bytes(kv + at + (latent + rope) * kv_item, j, high, j < half, kv_item, True)
             n = tl.arange(0, LATENT // TILE).to(tl.int64)
@@ -113,6 +137,8 @@ def write_rows(
                 store_rounded(kv + at, x, here)
             elif KIND == _BY_CHANNEL:
                 tl.store(kv + at, as_int8(x * tl.load(kv_scale + h, mask=here, other=0.0)).to(tl.int8), mask=here)
+            elif kv.dtype.element_ty == tl.uint8:
+                tl.store(kv + at, float8_bits(x * tl.load(kv_scale)).to(tl.uint8), mask=here)
             else:
                 tl.store(kv + at, as_int8(x * tl.load(kv_scale)).to(tl.int8), mask=here)
             lower = place(block, offset, j, block_size, rope, kr_block, kr_row, kr_item, KR_NZ)
