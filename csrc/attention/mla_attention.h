@@ -64,6 +64,7 @@ struct MlaAttention {
     float* out;            // [tokens, heads, kv.width / groups]
     float* lse = nullptr;  // [tokens, heads]: the logarithms of the sums of e^score, or null
     int threads;
+    bool shares_blocks = true;  // adjacent tokens whose sequences begin with the same blocks read them together
 };
 
 DECODESTEP_KERNEL(vectors, mla_attention, MlaAttention)

@@ -16,7 +16,7 @@ struct KeyTables {
     size_t tokens;
     const int64_t* sequence;     // [tokens]: row of the table
     const int64_t* lengths;      // [tokens]: the keys that each sees, or has seen and no longer does
-    const int64_t* block_table;  // [sequences, blocks]
+    const int64_t* block_table;  // [sequences, blocks]; null: not yet known, each sequence reads keys of its own
     size_t blocks, block_size;
 };
 
@@ -31,17 +31,19 @@ class SharedSplits {
     static constexpr size_t kAll = ~size_t{0};
 
     // In the order of the call, where only adjacent tokens are compared, or in one of its own.
-    SharedSplits(const KeyTables& keys, bool reorders) : keys_(keys), shared_(keys.tokens, kAll) {
+    SharedSplits(const KeyTables& keys, bool reorders) : keys_(keys), shared_(keys.tokens, kAll), places_(keys.tokens) {
         list_runs();
         if (reorders) sort_runs();
         for (const Run& run : runs_) {
             shared_[tokens_.size()] = tokens_.empty() ? 0 : splits_of_both(*(&run - 1), run);
             for (size_t t = run.token; t < run.token + run.count; ++t) tokens_.push_back(t);
         }
+        for (size_t place = 0; place < tokens_.size(); ++place) places_[tokens_[place]] = place;
     }
 
     size_t tokens() const { return tokens_.size(); }
     size_t token(size_t place) const { return tokens_[place]; }
+    size_t place(size_t token) const { return places_[token]; }
 
     // The number of splits, from the first on, in which the tokens at a place and before it read the same keys: kAll if
     // they are of one sequence.
@@ -86,12 +88,11 @@ class SharedSplits {
         });
     }
 
-    const int64_t* table(const Run& run) const {
-        return keys_.block_table + keys_.sequence[run.token] * keys_.blocks;
-    }
+    const int64_t* table(const Run& run) const { return keys_.block_table + keys_.sequence[run.token] * keys_.blocks; }
     size_t full_blocks(const Run& run) const { return run.longest / keys_.block_size; }
 
     size_t splits_of_both(const Run& x, const Run& y) const {
+        if (!keys_.block_table) return 0;
         const int64_t *of_x = table(x), *of_y = table(y);
         if (of_x == of_y) return kAll;
         const size_t most = std::min(full_blocks(x), full_blocks(y));
@@ -101,7 +102,7 @@ class SharedSplits {
 
     const KeyTables keys_;
     std::vector<Run> runs_;
-    std::vector<size_t> tokens_, shared_;
+    std::vector<size_t> tokens_, shared_, places_;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -1,12 +1,12 @@
 // Divides the attention of a step among the threads.
 //
-// A unit is the work of one kernel call after a split of the keys: tokens that read the same keys there, and query heads
-// that share a key-value head. A band has tokens that share a part of their keys at least, and is processed section by
-// section: first the splits that all of them share, then those that fewer share, down to those of each sequence. A
-// split is read from memory for the first unit of its section, and from the cache for the others. A band that is a large
-// part of the step is divided into several tasks (ranges of its steps, a split of a section each), so that a long
-// context beside short ones occupies all threads; the partials of its splits are merged afterwards, in the order of the
-// keys. The bits depend neither on units, bands nor tasks, because the splits are the same.
+// A unit is the work of one kernel call after a split of the keys: tokens that read the same keys there, and query
+// heads that share a key-value head. A band has tokens that share a part of their keys at least, and is processed
+// section by section: first the splits that all of them share, then those that fewer share, down to those of each
+// sequence. A split is read from memory for the first unit of its section, and from the cache for the others. A band
+// that is a large part of the step is divided into several tasks (ranges of its steps, a split of a section each), so
+// that a long context beside short ones occupies all threads; the partials of its splits are merged afterwards, in the
+// order of the keys. The bits depend neither on units, bands nor tasks, because the splits are the same.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +68,8 @@ struct AttentionBand {
         size_t step = 0;  // the section's first
         for (const AttentionSection& section : sections) {
             const size_t end = step + section.splits();
-            for (size_t i = std::max(step, from); i < std::min(end, to); ++i) body(section, section.first_split + i - step);
+            for (size_t i = std::max(step, from); i < std::min(end, to); ++i)
+                body(section, section.first_split + i - step);
             step = end;
         }
     }

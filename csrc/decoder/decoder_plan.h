@@ -58,7 +58,7 @@ class DecoderPlan {
           query_width(decoder.latent.is_given() ? decoder.heads * decoder.head_dim
                                                 : in_blocks(decoder.heads * decoder.head_dim)),
           lengths(lengths_of(step)),
-          order(key_tables(), true) {
+          order(key_tables(), !IndexPlan::is_needed(step)) {
         decoder.latent.is_given() ? plan_latents(buffers) : plan_groups();
         for (size_t number = 0; number < decoder.layers.size(); ++number) list_layer(number);
         at_ = decoder.layers.size();
@@ -101,12 +101,13 @@ class DecoderPlan {
 
     // Whether the partials of divided bands are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
-        return plan.is_divided() &&
-               (!replicated_rows || plan.partials() * decoder.head_dim > kMaxReplicatedMerge);
+        return plan.is_divided() && (!replicated_rows || plan.partials() * decoder.head_dim > kMaxReplicatedMerge);
     }
 
     // The partials of divided bands from one on, for heads of this width.
-    PartialSoftmaxes partials(size_t first, size_t width) const { return PartialSoftmaxes{partials_, width}.from(first); }
+    PartialSoftmaxes partials(size_t first, size_t width) const {
+        return PartialSoftmaxes{partials_, width}.from(first);
+    }
 
     // The panels that a seat reads after those of a share, which end at `end`: in its next chunk, in its part of the
     // next sweep, or in the first one of the next step.
@@ -125,8 +126,8 @@ class DecoderPlan {
     const size_t query_width;  // values of all queries of a token, padded to whole panels, except with latent attention
     const std::vector<int64_t> lengths;  // the number of positions up to each token's own
     const SharedSplits order;            // of the tokens, for attention
-    std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window and number of key-value heads
-    MlaAttention latent_call{};         // latent attention of the layer that `begin` was last called for
+    std::vector<AttentionPlan> groups;   // grouped-query attention, one for each window and number of key-value heads
+    MlaAttention latent_call{};          // latent attention of the layer that `begin` was last called for
     std::optional<MlaAttentionTasks> latents;
     std::optional<IndexPlan> index;  // if a token selects positions
     std::vector<Stage> stages;
@@ -151,7 +152,7 @@ class DecoderPlan {
     float* compressed = nullptr;       // [tokens, outputs of query_down]
     float* queries = nullptr;          // [tokens, query_width]
     float* latent = nullptr;           // [tokens, latent + rope]
-    float* query_latent = nullptr;     // [tokens, heads, latent]
+    float* query_latent = nullptr;     // [tokens, heads, latent], this and the next two by the places of tokens
     float* query_rope = nullptr;       // [tokens, heads, rope]
     float* attended_latent = nullptr;  // [tokens, heads, latent]
     float* index_keys = nullptr;       // [tokens, index_width], not yet normalised
@@ -181,6 +182,10 @@ class DecoderPlan {
         query_latent = buffers.take(rows_of_heads * decoder.latent.latent);
         query_rope = buffers.take(rows_of_heads * decoder.latent.rope);
         attended_latent = buffers.take(rows_of_heads * decoder.latent.latent);
+        for (size_t place = 0; place < step.tokens; ++place) {
+            placed_sequence_.push_back(step.sequence[order.token(place)]);
+            placed_lengths_.push_back(lengths[order.token(place)]);
+        }
         const auto rows = [&](size_t width, CacheType type) {
             PagedRows made{nullptr, type, width, 0, nullptr, type == CacheType::i8};
             made.block_stride = static_cast<ptrdiff_t>(made.pitch() * kPagePositions);
@@ -196,8 +201,8 @@ class DecoderPlan {
                        .block_size = kPagePositions,
                        .block_table = step.page_table,
                        .blocks = step.table_width,
-                       .sequence = step.sequence,
-                       .lengths = lengths.data(),
+                       .sequence = placed_sequence_.data(),
+                       .lengths = placed_lengths_.data(),
                        .scale = decoder.scale,
                        .out = attended_latent,
                        .threads = step.threads};
@@ -387,6 +392,7 @@ class DecoderPlan {
            gated_floats_ = 0, shared_floats_ = 0, expert_latent_floats_ = 0, sum_floats_ = 0, most_experts_ = 0,
            entries_ = 0, widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
+    std::vector<int64_t> placed_sequence_, placed_lengths_;  // of the tokens by their places
     float* partials_ = nullptr;
 };
 

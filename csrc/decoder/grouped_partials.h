@@ -68,8 +68,8 @@ class GroupedPartials : public StageMember {
         for (const AttentionSection& section : band.sections)
             for (size_t split = std::max(first, section.first_split);
                  section.has(place) && split < std::min(end, section.end_split); ++split) {
-                const PartialSoftmax next =
-                    plan_.partials(AttentionPlan::partial(band, group, section.row(split, place)), w_.head_dim)[head - group.head];
+                const PartialSoftmax next = plan_.partials(
+                    AttentionPlan::partial(band, group, section.row(split, place)), w_.head_dim)[head - group.head];
                 split == first ? copy(next, merged) : merged.merge(next);
             }
         finish(merged, t, head, rows);
