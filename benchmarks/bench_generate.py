@@ -1,6 +1,6 @@
 """The default model against llama.cpp on the same file, and transformers: decode, prefill, batches, and accuracy.
 
-    python benchmarks/bench_generate.py [--cases decode prefill batch] [--contexts 100 1000] [--prompts 40 400 1000]
+    python benchmarks/bench_generate.py [--cases decode prefill batch samples] [--contexts 100 1000] [--prompts 40 400 1000]
         [--batch 8] [--threads 1 2] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
     python benchmarks/bench_generate.py --file model.gguf ...
@@ -16,7 +16,8 @@ LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one.
 Steps are timed without sampling: from a token to the next logits. Each round times every peer once. Verified first: the most
 likely tokens are the peer's, except near ties. The floor of a decoded token is one read of the weights and of the cache, at the
 bandwidth of plain reads in the same rounds. llama.cpp runs with and without flash attention; the faster is the peer. Its PLM
-graph takes one token per pass, and so no batch. A batch is also compared with its rows one after another. Accuracy: the KL
+graph takes one token per pass, and so no batch. A batch is also compared with its rows one after another.
+Samples are a batch of one prompt of the longest context, beside rows of prompts that differ in their first token. Accuracy: the KL
 divergence from transformers in float32, teacher-forced, and how often the most likely token agrees.
 """
 
@@ -48,7 +49,7 @@ except ImportError:  # its package is not installed
     LlamaCpp = None  # type: ignore[assignment, misc]
 
 DTYPES = [*PANEL_FORMATS, *QUANTISED, "float32"]
-CASES = ("accuracy", "decode", "batch", "prefill")
+CASES = ("accuracy", "decode", "batch", "samples", "prefill")
 STEPS = 8  # tokens decoded in one timed call
 TEXT = "\n".join(inspect.getsource(module) for module in (argparse, csv, inspect, statistics))
 
@@ -181,6 +182,19 @@ def prefill(model: ds.Model, report: Report, chosen: Any, prompt: int) -> None:
     report.case(f"{chosen.about}prefill, {prompt} tokens", calls(made, lambda peer: peer.prefill), chosen.rounds)
 
 
+def samples(model: ds.Model, report: Report, chosen: Any, context: int) -> None:
+    """Rows that share the pages of a prompt, and rows that have pages of their own."""
+    ids, rows = tokens_of(model, context), chosen.batch
+    apart, shared = Ours(model, ids, rows), Ours(model, ids)
+    for row, sequence in enumerate(apart.sequences):
+        model.forward([(sequence, [row, *ids[1:].tolist()])])
+    shared.prefill()
+    shared.sequences += [shared.sequences[0].fork(capacity=len(ids) + STEPS) for _ in range(rows - 1)]
+    timed = calls({"ours, one prompt": shared, "ours, prompts apart": apart}, lambda made: made.decode)
+    read = bytes_of_a_step(model, context, 1)
+    report.case(f"{chosen.about}{rows} samples, context {context}, {STEPS} steps", timed, chosen.rounds, read * STEPS)
+
+
 def accuracy(model: ds.Model, positions: int) -> None:
     ids = tokens_of(model, positions)
     # llama.cpp takes a window of 512 at a time, and so does everybody.
@@ -219,7 +233,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    chosen = options(__doc__, rounds=7, cases=("decode", "prefill", "batch"), contexts=(100, 1000), prompts=(40, 400),
+    chosen = options(__doc__, rounds=7, cases=("decode", "prefill", "batch", "samples"), contexts=(100, 1000), prompts=(40, 400),
                      batch=8, dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("",), layers=0,
                      experts=0, threads=(1,), folder=tempfile.gettempdir(), least={"layers": 0, "experts": 0},
                      choices={"cases": CASES, "transformers": ["", "float32", "bfloat16"],
@@ -277,6 +291,8 @@ def measure(model: ds.Model, report: Report, chosen: Any) -> None:
             decode(model, report, chosen, context)
     if "batch" in chosen.cases:
         decode(model, report, chosen, 100, chosen.batch)
+    if "samples" in chosen.cases:
+        samples(model, report, chosen, max(chosen.contexts))
     if "prefill" in chosen.cases:
         for prompt in chosen.prompts:
             prefill(model, report, chosen, prompt)

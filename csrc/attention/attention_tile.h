@@ -79,25 +79,32 @@ inline void finish_row(const MlaAttention& a, const AttentionRows& rows, size_t 
 
 template <class Keys>
 void attend_splits(const TileSplits& splits) {
-    const TileCall call(splits.call, splits.rows);
-    const AttentionRows& rows = call.rows;
+    const size_t memory = AttentionTile<Keys>::scratch_floats({splits.call, splits.rows});
     if (splits.partials) {
-        const ThreadScratch scratch(AttentionTile<Keys>::scratch_floats(call));
+        const TileSection& section = splits.sections[0];
+        const TileCall call(splits.call, section.rows);
+        const ThreadScratch scratch(memory);
         AttentionTile<Keys> tile(call, scratch.data());
         const PartialSoftmaxes partials{splits.partials, call.width};
-        for (size_t i = 0; i < splits.count; ++i) tile.attend(splits.first + i, partials.from(i * rows.count()));
+        for (size_t i = 0; i < section.count; ++i)
+            tile.attend(section.first + i, partials.from(i * section.rows.count()));
         return;
     }
-    const size_t size = PartialSoftmaxes::floats(rows.count(), call.width);
-    const ThreadScratch scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
-    const PartialSoftmaxes merged{scratch.data(), call.width}, next{scratch.data() + size, call.width};
-    AttentionTile<Keys> tile(call, scratch.data() + 2 * size);
-    tile.attend(splits.first, merged);
-    for (size_t i = 1; i < splits.count; ++i) {
-        tile.attend(splits.first + i, next);
-        for (size_t r = 0; r < rows.count(); ++r) merged[r].merge(next[r]);
+    const size_t width = splits.call.kv.width / splits.call.groups,
+                 size = PartialSoftmaxes::floats(splits.rows.count(), width);
+    const ThreadScratch scratch(2 * size + memory);
+    const PartialSoftmaxes merged{scratch.data(), width}, next{scratch.data() + size, width};
+    for (size_t i = 0; i < splits.section_count; ++i) {
+        const TileSection& section = splits.sections[i];
+        const TileCall call(splits.call, section.rows);
+        AttentionTile<Keys> tile(call, scratch.data() + 2 * size);
+        const PartialSoftmaxes own = merged.from(section.rows.first_in(splits.rows));
+        for (size_t split = section.first; split < section.first + section.count; ++split) {
+            tile.attend(split, split == 0 ? own : next);
+            for (size_t r = 0; split > 0 && r < section.rows.count(); ++r) own[r].merge(next[r]);
+        }
     }
-    for (size_t r = 0; r < rows.count(); ++r) finish_row(call.a, rows, r, merged[r]);
+    for (size_t r = 0; r < splits.rows.count(); ++r) finish_row(splits.call, splits.rows, r, merged[r]);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -67,6 +67,7 @@ struct MlaAttention {
     // e^(score - largest).
     float *lse = nullptr, *largest = nullptr, *sums = nullptr;
     int threads;
+    bool shares_blocks = true;  // adjacent tokens whose sequences begin with the same blocks read them together
 };
 
 DECODESTEP_KERNEL(vectors, mla_attention, MlaAttention)

@@ -13,9 +13,10 @@ namespace decodestep::DECODESTEP_BUILD {
 
 class MlaAttentionTasks {
   public:
-    // Divides the call into tiles of rows. If there are at least four tiles per thread, one thread, or no tile of
-    // several splits, a task is a whole tile and nothing needs merging; otherwise a task is a few splits of a tile, so
-    // that even one token keeps every thread busy. call: must outlive the tasks.
+    // Divides the call into tiles of rows: of one sequence, or of adjacent ones that begin with the same blocks. If
+    // there are at least four tiles per thread, one thread, or no tile of several splits, a task is a whole tile and
+    // nothing needs merging; otherwise a task is a few splits of a tile, so that even one token keeps every thread
+    // busy. call: must outlive the tasks.
     explicit MlaAttentionTasks(const MlaAttention& call);
 
     size_t attend_count() const { return tasks_.empty() ? tiles_.size() : tasks_.size(); }
@@ -25,24 +26,31 @@ class MlaAttentionTasks {
     void merge(size_t task) const;
 
   private:
+    // Rows that share keys at least in a part of the splits, and their sections.
+    struct Tile {
+        AttentionRows rows;
+        std::vector<TileSection> sections;
+    };
     struct Task {
-        size_t tile, split, splits;
+        const Tile* tile;
+        TileSection section;
+        float* partials;
     };
     struct Merge {
         size_t tile, row;
     };
 
+    void list_tiles();
     void list_splits();
     size_t splits_of(const AttentionRows& rows) const;
 
     const MlaAttention& call_;
     const size_t width_;  // of a result
-    std::vector<AttentionRows> tiles_;
+    std::vector<Tile> tiles_;
     // Only if splits are tasks:
     std::vector<Task> tasks_;
     std::vector<Merge> merges_;
-    std::vector<size_t> splits_;              // of each tile
-    std::vector<PartialSoftmaxes> partials_;  // of each tile: [splits, rows]
+    std::vector<std::vector<PartialSoftmaxes>> partials_;  // of the sections of each tile: [splits, rows]
     std::unique_ptr<float[]> records_;
 };
 

@@ -40,6 +40,11 @@ class Event {
         if (asleep > 0) wake(asleep <= count ? INT_MAX : count);
     }
 
+    // Wakes at most `count` of the threads that sleep although the word has changed.
+    void wake_some(int count) {
+        if (count > 0 && asleep_.load() > 0) wake(count);
+    }
+
     // Whether ready(value) becomes true within so many spins.
     template <class Ready>
     bool spin_until(Ready&& ready, int spins) const {

@@ -85,6 +85,9 @@ class alignas(kWritersApart) JobSlot {
         return false;
     }
 
+    // The number of workers that may still enter.
+    int free_seats() const { return seats_.load(std::memory_order_relaxed); }
+
     void leave() { state_.decrement_and_wake_at_zero(); }
 
     void work() {
@@ -134,7 +137,8 @@ class Pool {
         const auto seats = static_cast<int>(std::min(static_cast<size_t>(threads), tasks)) - 1;
         grow(seats);
         slot->open(tasks, seats, body, context);
-        epoch_.add_one_and_wake(seats);  // after `open`: a worker that sees the new epoch sees the job
+        // After `open`: a worker that sees the new epoch sees the job.
+        epoch_.add_one_and_wake(std::min(seats, kWokenByEach));
         slot->work();
         slot->close_and_wait();
         return true;
@@ -142,6 +146,9 @@ class Pool {
 
   private:
     static constexpr size_t kSlots = 16;  // callers at once
+    // Waking a thread takes a microsecond or two, so the workers that a job has wake those that it still wants: of a
+    // hundred the last is awake after six rounds rather than a hundred.
+    static constexpr int kWokenByEach = 2;
 
     JobSlot* take_slot() {
         for (JobSlot& slot : slots_)
@@ -173,6 +180,7 @@ class Pool {
             seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; }, idle);
             while (JobSlot* const slot = enter_least_crowded()) {
                 idle.got_job();
+                epoch_.wake_some(std::min(slot->free_seats(), kWokenByEach));
                 slot->work();
                 slot->leave();
             }
@@ -201,12 +209,21 @@ class Pool {
 // A job of stages. The thread that ends the last share of a stage opens the next one, so that no thread is waited for
 // unless it is inside a share:
 //
-//     open_ = stage ── claim and run shares ── done_ += shares run ── wait until open_ changes
-//                                                     └─ all done: done_ = 0, begin(stage + 1), open_ = stage + 1
+//     open_ = stage ── claim and run shares ── ended of the seat's group += shares run ── wait until open_ changes
+//                                              └─ all of the group: ended_groups_ += 1
+//                                                 └─ all groups: begin(stage + 1), open_ = stage + 1
+//
+// Seats are in groups, so that of many threads few write the same line at the end of a stage; and a thread that has
+// nothing to do first looks for shares in its own group, whose lines are in a cache that it shares with the others if
+// the system has put neighbours side by side, and passes over the seats of groups that have ended.
 class Team {
   public:
     Team(size_t stages, size_t seats, const StageCalls& calls)
-        : stages_(stages), chunks_(seats > 1 ? kChunks : 1), calls_(calls), seats_(seats) {
+        : stages_(stages),
+          chunks_(seats > 1 ? kChunks : 1),
+          calls_(calls),
+          seats_(seats),
+          groups_(ceil_div(seats, kGroupSeats)) {
         begin(0);
     }
 
@@ -216,8 +233,10 @@ class Team {
             const auto is_over = [&](uint32_t open) { return open != stage; };
             run_seat(stage, me, me);
             const bool all_here = taken_.load(std::memory_order_relaxed) == seats_.size();
-            if (!open_.spin_until(is_over, all_here ? kSpinsBeforeHelp : 1))
-                for (size_t i = 1; i < seats_.size(); ++i) run_seat(stage, (me + i) % seats_.size(), me);
+            const size_t group = me / kGroupSeats;
+            if (!open_.spin_until(is_over, all_here ? kSpinsBeforeHelp : 1)) help(stage, group, me);
+            if (groups_.size() > 1 && !open_.spin_until(is_over, all_here ? kSpinsBeforeHelpAfar : 1))
+                for (size_t i = 1; i < groups_.size(); ++i) help(stage, (group + i) % groups_.size(), me);
             stage = open_.wait_until(is_over, SleepsAtOnce{}, kSpinsAwake);
         }
     }
@@ -226,7 +245,9 @@ class Team {
 
   private:
     static constexpr size_t kChunks = 4;
-    static constexpr int kSpinsBeforeHelp = 40;  // about a microsecond
+    static constexpr size_t kGroupSeats = 8;
+    static constexpr int kSpinsBeforeHelp = 40;       // about a microsecond
+    static constexpr int kSpinsBeforeHelpAfar = 400;  // then ten, outside the own group
     // A thread that has lost its core to another program is mostly back after some hundred microseconds, and waking
     // those that wait for it takes longer than a stage.
     static constexpr int kSpinsAwake = 4 * Event::kSpins;
@@ -248,6 +269,20 @@ class Team {
         }
     };
 
+    struct alignas(kWritersApart) Group {
+        std::atomic<size_t> ended{0};  // shares of its seats, of all stages
+    };
+
+    // Seats [first, end) of a group.
+    Range seats_of(size_t group) const {
+        return {group * kGroupSeats, std::min((group + 1) * kGroupSeats, seats_.size())};
+    }
+    // The shares of a group's seats in a stage and those before it.
+    size_t shares_until(size_t stage, size_t group) const {
+        const Range seats = seats_of(group);
+        return (stage + 1) * (seats.end - seats.first) * chunks_;
+    }
+
     // A thread has the same seat in every job, if it is free.
     size_t take_seat() {
         taken_.fetch_add(1, std::memory_order_relaxed);
@@ -261,10 +296,20 @@ class Team {
         for (size_t chunk; seats_[seat].claim(stage, chunks_, chunk); ++run)
             if (!error_.caught())
                 error_.guard([&] { calls_.body(calls_.context, stage, {me, seat, seats_.size(), chunk, chunks_}); });
-        if (run == 0 || done_.fetch_add(run) + run < seats_.size() * chunks_) return;
-        done_.store(0, std::memory_order_relaxed);
+        const size_t group = seat / kGroupSeats;
+        if (run == 0 || groups_[group].ended.fetch_add(run) + run < shares_until(stage, group)) return;
+        if (groups_.size() > 1 && ended_groups_.fetch_add(1) + 1 < (stage + 1) * groups_.size()) return;
         begin(stage + 1);
         open_.store(static_cast<uint32_t>(stage + 1));
+    }
+
+    // Runs what is left of the parts of a group's seats, from the one after the thread's own on.
+    void help(size_t stage, size_t group, size_t me) {
+        if (groups_[group].ended.load(std::memory_order_relaxed) >= shares_until(stage, group)) return;
+        const Range seats = seats_of(group);
+        const size_t count = seats.end - seats.first;
+        for (size_t i = 1; i <= count; ++i)
+            if (const size_t seat = seats.first + (me + i) % count; seat != me) run_seat(stage, seat, me);
     }
 
     void begin(size_t stage) {
@@ -274,10 +319,11 @@ class Team {
     const size_t stages_, chunks_;
     const StageCalls calls_;
     std::vector<Seat> seats_;
-    alignas(kWritersApart) std::atomic<size_t> taken_{0};  // seats
-    alignas(kWritersApart) Event open_;                    // the current stage
-    alignas(kWritersApart) std::atomic<size_t> done_{0};   // shares of it that have ended
-    alignas(kWritersApart) FirstError error_;              // asked before each share
+    std::vector<Group> groups_;
+    alignas(kWritersApart) std::atomic<size_t> taken_{0};         // seats
+    alignas(kWritersApart) Event open_;                           // the current stage
+    alignas(kWritersApart) std::atomic<size_t> ended_groups_{0};  // of all stages, if there are several
+    alignas(kWritersApart) FirstError error_;                     // asked before each share
 };
 
 // Restores the flag however the job ends.

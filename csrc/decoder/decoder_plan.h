@@ -56,7 +56,9 @@ class DecoderPlan {
           decoder(*step.decoder),
           replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
           query_width(decoder.latent.is_given() ? decoder.heads * decoder.head_dim
-                                                : in_blocks(decoder.heads * decoder.head_dim)) {
+                                                : in_blocks(decoder.heads * decoder.head_dim)),
+          lengths(lengths_of(step)),
+          order(key_tables(), !IndexPlan::is_needed(step)) {
         decoder.latent.is_given() ? plan_latents(buffers) : plan_groups();
         for (size_t number = 0; number < decoder.layers.size(); ++number) list_layer(number);
         at_ = decoder.layers.size();
@@ -97,15 +99,13 @@ class DecoderPlan {
         return decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : layer.grouped.head_values);
     }
 
-    // Whether the partials of divided units are merged in a separate stage.
+    // Whether the partials of divided bands are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
-        return !plan.divided_units().empty() &&
-               (!replicated_rows || plan.partials() * decoder.head_dim > kMaxReplicatedMerge);
+        return plan.is_divided() && (!replicated_rows || plan.partials() * decoder.head_dim > kMaxReplicatedMerge);
     }
 
-    // The partials that a divided unit of heads of this width has after one split.
-    PartialSoftmaxes partials(const AttentionUnit& unit, size_t split, size_t width) const {
-        const size_t first = unit.first_partial + (split - unit.first_split) * unit.queries();
+    // The partials of divided bands from one on, for heads of this width.
+    PartialSoftmaxes partials(size_t first, size_t width) const {
         return PartialSoftmaxes{partials_, width}.from(first);
     }
 
@@ -124,8 +124,10 @@ class DecoderPlan {
     const Decoder& decoder;
     const bool replicated_rows;
     const size_t query_width;  // values of all queries of a token, padded to whole panels, except with latent attention
-    std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window and number of key-value heads
-    MlaAttention latent_call{};         // latent attention of the layer that `begin` was last called for
+    const std::vector<int64_t> lengths;  // the number of positions up to each token's own
+    const SharedSplits order;            // of the tokens, for attention
+    std::vector<AttentionPlan> groups;   // grouped-query attention, one for each window and number of key-value heads
+    MlaAttention latent_call{};          // latent attention of the layer that `begin` was last called for
     std::optional<MlaAttentionTasks> latents;
     std::optional<IndexPlan> index;  // if a token selects positions
     std::vector<Stage> stages;
@@ -150,18 +152,28 @@ class DecoderPlan {
     float* compressed = nullptr;       // [tokens, outputs of query_down]
     float* queries = nullptr;          // [tokens, query_width]
     float* latent = nullptr;           // [tokens, latent + rope]
-    float* query_latent = nullptr;     // [tokens, heads, latent]
+    float* query_latent = nullptr;     // [tokens, heads, latent], this and the next two by the places of tokens
     float* query_rope = nullptr;       // [tokens, heads, rope]
     float* attended_latent = nullptr;  // [tokens, heads, latent]
     float* index_keys = nullptr;       // [tokens, index_width], not yet normalised
 
   private:
+    static std::vector<int64_t> lengths_of(const DecoderForward& step) {
+        std::vector<int64_t> lengths(step.positions, step.positions + step.tokens);
+        for (int64_t& length : lengths) ++length;
+        return lengths;
+    }
+
+    KeyTables key_tables() const {
+        return {step.tokens, step.sequence, lengths.data(), step.page_table, step.table_width, kPagePositions};
+    }
+
     void plan_groups() {
         for (const DecoderLayer& layer : decoder.layers) {
             const GroupedAttention& w = layer.grouped;
             if (layer.mixer == Mixer::attention &&
                 std::none_of(groups.begin(), groups.end(), [&](const auto& plan) { return plan.serves(w); }))
-                groups.emplace_back(step, w.window, w.kv_heads);
+                groups.emplace_back(step, order, w.window, w.kv_heads);
         }
     }
 
@@ -170,7 +182,10 @@ class DecoderPlan {
         query_latent = buffers.take(rows_of_heads * decoder.latent.latent);
         query_rope = buffers.take(rows_of_heads * decoder.latent.rope);
         attended_latent = buffers.take(rows_of_heads * decoder.latent.latent);
-        for (size_t t = 0; t < step.tokens; ++t) lengths_.push_back(step.positions[t] + 1);
+        for (size_t place = 0; place < step.tokens; ++place) {
+            placed_sequence_.push_back(step.sequence[order.token(place)]);
+            placed_lengths_.push_back(lengths[order.token(place)]);
+        }
         latent_call = {.query = query_latent,
                        .query_rope = query_rope,
                        .tokens = step.tokens,
@@ -181,8 +196,8 @@ class DecoderPlan {
                        .block_size = kPagePositions,
                        .block_table = step.page_table,
                        .blocks = step.table_width,
-                       .sequence = step.sequence,
-                       .lengths = lengths_.data(),
+                       .sequence = placed_sequence_.data(),
+                       .lengths = placed_lengths_.data(),
                        .scale = decoder.scale,
                        .out = attended_latent,
                        .threads = step.threads};
@@ -372,7 +387,7 @@ class DecoderPlan {
            gated_floats_ = 0, shared_floats_ = 0, expert_latent_floats_ = 0, sum_floats_ = 0, most_experts_ = 0,
            entries_ = 0, widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
-    std::vector<int64_t> lengths_;  // the number of positions that each token attends to
+    std::vector<int64_t> placed_sequence_, placed_lengths_;  // of the tokens by their places
     float* partials_ = nullptr;
 };
 

@@ -43,14 +43,18 @@ class GroupedAttentionPart : public GroupedPartials {
     }
 
     void attend() const {
-        share_.each_dealt(groups_.tasks().size(), [&](size_t number) {
-            const AttentionTask& task = groups_.tasks()[number];
-            if (!task.band.divided) return attend_whole(task);
-            for (size_t split = task.first; split < task.end; ++split)
-                each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
-                    attend_split(queries_of(unit), pages(unit), score_rule(), split,
-                                 plan_.partials(unit, split, w_.head_dim));
+        const size_t groups = groups_.groups();
+        share_.each_dealt(groups_.tasks().size() * groups, [&](size_t number) {
+            const AttentionTask& task = groups_.tasks()[number / groups];
+            const HeadGroup group = groups_.group(number % groups);
+            if (!task.band->divided) return attend_whole(task, group);
+            task.band->each_step(task.first, task.end, [&](const AttentionSection& section, size_t split) {
+                groups_.each_unit(section, split, group, [&](const AttentionUnit& unit) {
+                    const size_t row = section.row(split, unit.first);
+                    attend_split(queries_of(unit, section), pages(unit), score_rule(), split,
+                                 plan_.partials(AttentionPlan::partial(*task.band, group, row), w_.head_dim));
                 });
+            });
         });
     }
 
@@ -169,55 +173,51 @@ class GroupedAttentionPart : public GroupedPartials {
         }
     }
 
-    Queries<Cache> queries_of(const AttentionUnit& unit) const {
+    // The queries of a unit, which see what they see of the section's splits.
+    Queries<Cache> queries_of(const AttentionUnit& unit, const AttentionSection& section) const {
         Queries<Cache> q;
         for (; q.count < unit.queries(); ++q.count) {
-            const size_t t = unit.token_of(q.count);
+            const size_t t = groups_.token(unit.place_of(q.count));
             q.query[q.count] = query_at(t, unit.head_of(q.count) * w_.head_dim);
             q.first[q.count] = groups_.first(t);
-            q.length[q.count] = groups_.length(t);
+            q.length[q.count] = std::min(groups_.length(t), section.end_split * kSplitKeys);
         }
         return q;
     }
 
     HeadPages<Cache> pages(const AttentionUnit& unit) const {
-        const size_t at = cache_offset(0, unit.kv_head);
-        return {step_.keys + at, step_.values + at, plan_.page_table_of(unit.run.first), w_.head_dim,
+        const size_t at = cache_offset(0, unit.group.kv_head);
+        return {step_.keys + at, step_.values + at, plan_.page_table_of(groups_.token(unit.first)), w_.head_dim,
                 decoder_.head_dim};
     }
 
-    // Calls body(index in the band, unit) for each unit of a band that attends to keys of a split.
-    template <class Body>
-    void each_unit(const AttentionBand& band, size_t split, Body&& body) const {
-        for (size_t i = 0; i < band.units; ++i) {
-            const AttentionUnit& unit = groups_.unit(band.unit + i);
-            if (split >= unit.first_split && split < unit.end_split) body(i, unit);
-        }
-    }
-
     // Attends to all splits of a band.
-    void attend_whole(const AttentionTask& task) const {
-        const size_t size = PartialSoftmaxes::floats(kMaxQueries, w_.head_dim);
-        const ThreadScratch scratch((task.band.units + 1) * size);
-        const PartialSoftmaxes next{scratch.data(), w_.head_dim};
-        const auto merged = [&](size_t i) { return PartialSoftmaxes{scratch.data() + (i + 1) * size, w_.head_dim}; };
-        for (size_t split = task.first; split < task.end; ++split)
-            each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
-                const Queries<Cache> q = queries_of(unit);
-                if (split == unit.first_split) return attend_split(q, pages(unit), score_rule(), split, merged(number));
-                attend_split(q, pages(unit), score_rule(), split, next);
-                for (size_t i = 0; i < q.count; ++i) {
-                    const size_t t = unit.token_of(i);
+    void attend_whole(const AttentionTask& task, const HeadGroup& group) const {
+        const AttentionBand& band = *task.band;
+        const size_t size = PartialSoftmaxes::floats(group.heads, w_.head_dim);  // of a token
+        const ThreadScratch scratch(PartialSoftmaxes::floats(kMaxQueries, w_.head_dim) + band.tokens() * size);
+        const auto merged = [&](size_t place) {
+            return PartialSoftmaxes{scratch.data() + (place - band.first) * size, w_.head_dim};
+        };
+        const PartialSoftmaxes next = merged(band.end);
+        band.each_step(task.first, task.end, [&](const AttentionSection& section, size_t split) {
+            groups_.each_unit(section, split, group, [&](const AttentionUnit& unit) {
+                const bool begins = groups_.begins(unit, split);
+                attend_split(queries_of(unit, section), pages(unit), score_rule(), split,
+                             begins ? merged(unit.first) : next);
+                for (size_t i = 0; !begins && i < unit.queries(); ++i) {
+                    const size_t t = groups_.token(unit.place_of(i));
+                    const PartialSoftmax before = merged(unit.place_of(i))[i % group.heads];
                     if (split == groups_.first_split(t))
-                        copy(next[i], merged(number)[i]);
+                        copy(next[i], before);
                     else if (split > groups_.first_split(t) && split < groups_.end_split(t))
-                        merged(number)[i].merge(next[i]);
+                        before.merge(next[i]);
                 }
             });
-        for (size_t i = 0; i < task.band.units; ++i) {
-            const AttentionUnit& unit = groups_.unit(task.band.unit + i);
-            for (size_t q = 0; q < unit.queries(); ++q) finish(merged(i)[q], unit, q, plan_.attended);
-        }
+        });
+        for (size_t place = band.first; place < band.end; ++place)
+            for (size_t i = 0; i < group.heads; ++i)
+                finish(merged(place)[i], groups_.token(place), group.head + i, plan_.attended);
     }
 };
 

@@ -11,44 +11,34 @@ class GroupedPartials : public StageMember {
     explicit GroupedPartials(const StageMember& member)
         : StageMember(member), w_(stage_.layer->grouped), groups_(plan_.groups_of(w_)) {}
 
-    // Calls body with what makes rows of the attention's outputs; the partials of divided units are merged here unless
+    // Calls body with what makes rows of the attention's outputs; the partials of divided bands are merged here unless
     // a stage has merged them.
     template <class Body>
     void with_attended(Body&& body) const {
-        const auto& divided_units = groups_.divided_units();
-        if (divided_units.empty() || plan_.merges_apart(groups_)) return body(copied(plan_.attended, attended_width()));
+        if (!groups_.is_divided() || plan_.merges_apart(groups_)) return body(copied(plan_.attended, attended_width()));
         const size_t values = step_.tokens * attended_width();
         const ThreadScratch scratch(values + PartialSoftmax::floats(w_.head_dim));
         float* const own = scratch.data();
         std::memcpy(own, plan_.attended, values * sizeof(float));
-        for (const AttentionUnit& unit : divided_units)
-            for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, w_.head_dim}, own);
+        merge({0, groups_.divided_tokens() * decoder_.heads}, {own + values, w_.head_dim}, own);
         body(copied(own, attended_width()));
     }
 
     void merge_partials() const {
         const ThreadScratch scratch(PartialSoftmax::floats(w_.head_dim));
-        const PartialSoftmax merged{scratch.data(), w_.head_dim};
-        const Range part = share_.of(groups_.divided_queries());
-        size_t first = 0;  // query of the unit
-        for (const AttentionUnit& unit : groups_.divided_units()) {
-            for (size_t q = 0; q < unit.queries(); ++q)
-                if (first + q >= part.first && first + q < part.end) merge(unit, q, merged, plan_.attended);
-            first += unit.queries();
-        }
+        merge(share_.of(groups_.divided_tokens() * decoder_.heads), {scratch.data(), w_.head_dim}, plan_.attended);
     }
 
   protected:
     size_t attended_width() const { return plan_.attended_width(*stage_.layer); }
 
-    // Writes the output of a query of a unit to `rows`, [tokens, attended_width].
-    void finish(const PartialSoftmax& partial, const AttentionUnit& unit, size_t query, float* rows) const {
+    // Writes the output of a token's head to `rows`, [tokens, attended_width].
+    void finish(const PartialSoftmax& partial, size_t token, size_t head, float* rows) const {
         const PartialSoftmax read{partial.record, w_.head_values};
-        const size_t head = unit.head_of(query);
         if (w_.sinks) read.merge_sink(w_.sinks[head]);
-        float* const out = rows + unit.token_of(query) * attended_width() + head * w_.head_values;
+        float* const out = rows + token * attended_width() + head * w_.head_values;
         read.finish(nullptr, out);
-        if (w_.gate.data) multiply_by_gate(out, plan_.gates + unit.token_of(query) * w_.gate.out + head * w_.head_dim);
+        if (w_.gate.data) multiply_by_gate(out, plan_.gates + token * w_.gate.out + head * w_.head_dim);
     }
 
     void multiply_by_gate(float* values, const float* gate) const {
@@ -62,13 +52,27 @@ class GroupedPartials : public StageMember {
         std::memcpy(to.record, from.record, PartialSoftmax::floats(from.width) * sizeof(float));
     }
 
-    // Merges the partials of all splits for one query of a divided unit.
-    void merge(const AttentionUnit& unit, size_t query, PartialSoftmax merged, float* rows) const {
-        const size_t t = unit.token_of(query), first = groups_.first_split(t);
-        copy(plan_.partials(unit, first, w_.head_dim)[query], merged);
-        for (size_t split = first + 1; split < groups_.end_split(t); ++split)
-            merged.merge(plan_.partials(unit, split, w_.head_dim)[query]);
-        finish(merged, unit, query, rows);
+    // Merges the partials of queries of divided bands, in the order (token, head), each after all of its splits.
+    void merge(Range queries, PartialSoftmax merged, float* rows) const {
+        size_t query = queries.first;
+        groups_.each_divided_token(query / decoder_.heads, ceil_div(queries.end, decoder_.heads),
+                                   [&](const AttentionBand& band, size_t place) {
+                                       do merge(band, place, query++ % decoder_.heads, merged, rows);
+                                       while (query % decoder_.heads != 0 && query < queries.end);
+                                   });
+    }
+
+    void merge(const AttentionBand& band, size_t place, size_t head, PartialSoftmax merged, float* rows) const {
+        const size_t t = groups_.token(place), first = groups_.first_split(t), end = groups_.end_split(t);
+        const HeadGroup group = groups_.group_of(head);
+        for (const AttentionSection& section : band.sections)
+            for (size_t split = std::max(first, section.first_split);
+                 section.has(place) && split < std::min(end, section.end_split); ++split) {
+                const PartialSoftmax next = plan_.partials(
+                    AttentionPlan::partial(band, group, section.row(split, place)), w_.head_dim)[head - group.head];
+                split == first ? copy(next, merged) : merged.merge(next);
+            }
+        finish(merged, t, head, rows);
     }
 
     const GroupedAttention& w_;

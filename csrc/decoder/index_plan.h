@@ -112,6 +112,7 @@ class IndexPlan {
         attention.blocks = sizes_.selected;
         attention.sequence = rows_.data();
         attention.lengths = lengths_.data();
+        attention.shares_blocks = false;  // not yet known
     }
 
     const DecoderForward& step_;

@@ -63,9 +63,10 @@ class LatentAttentionPart : public StageMember {
             });
         share_.each(step_.tokens * decoder_.heads, [&](size_t row) {
             const size_t t = row % step_.tokens, head = row / step_.tokens;
-            rotate(t, query_of(row) + s_.nope, plan_.query_rope + (t * decoder_.heads + head) * s_.rope);
+            rotate(t, query_of(row) + s_.nope,
+                   plan_.query_rope + (plan_.order.place(t) * decoder_.heads + head) * s_.rope);
         });
-        multiply_heads(w_.key_up, s_.latent, x, plan_.query_latent);
+        multiply_heads(w_.key_up, s_.latent, x, plan_.query_latent, [&](size_t t) { return plan_.order.place(t); });
     }
 
     void score_keys() const {
@@ -86,12 +87,15 @@ class LatentAttentionPart : public StageMember {
     auto latent_rows() const {
         return [this](const Activations& out, size_t row) {
             const size_t t = row % step_.tokens, head = row / step_.tokens;
-            store_row(out, row, plan_.attended_latent + (t * decoder_.heads + head) * s_.latent, s_.latent);
+            const size_t place = plan_.order.place(t);
+            store_row(out, row, plan_.attended_latent + (place * decoder_.heads + head) * s_.latent, s_.latent);
         };
     }
     Range rows_of_value_up() const { return rows_of_panels(s_.value); }
 
-    void value_up(const Activations& x) const { multiply_heads(w_.value_up, s_.value, x, plan_.attended); }
+    void value_up(const Activations& x) const {
+        multiply_heads(w_.value_up, s_.value, x, plan_.attended, [](size_t t) { return t; });
+    }
 
   private:
     // Whether the layer selects positions in this step.
@@ -106,8 +110,10 @@ class LatentAttentionPart : public StageMember {
         return {part.first / in_head * step_.tokens, ((part.end - 1) / in_head + 1) * step_.tokens};
     }
 
-    // out [tokens, heads * width] = each head's rows of x times its own panels.
-    void multiply_heads(const LinearPanelWeight& w, size_t width, const Activations& x, float* out) const {
+    // out [tokens, heads * width] = each head's rows of x times its own panels; token t's are in row row_of(t).
+    template <class RowOf>
+    void multiply_heads(const LinearPanelWeight& w, size_t width, const Activations& x, float* out,
+                        const RowOf& row_of) const {
         const Range part = panels();
         const size_t in_head = width / kPanelOutputs;
         for (size_t i = part.first, end; i < part.end; i = end) {
@@ -115,7 +121,8 @@ class LatentAttentionPart : public StageMember {
             end = std::min(part.end, (head + 1) * in_head);
             multiply_panels(w, {i, end}, end < part.end ? NextPanels(w.panel(end), w.panel_bytes()) : panels_after(), x,
                             {head * step_.tokens, step_.tokens}, [&](size_t panel, size_t t, const float* y) {
-                                std::memcpy(out + t * w.out + panel * kPanelOutputs, y, kPanelOutputs * sizeof(float));
+                                std::memcpy(out + row_of(t) * w.out + panel * kPanelOutputs, y,
+                                            kPanelOutputs * sizeof(float));
                             });
         }
     }

@@ -72,9 +72,9 @@ void each_share_runs_once(int threads) {
 }
 
 // A thread that has lost its core holds a stage up for the share that it is in; others run the rest of its part.
-void others_run_the_shares_of_a_late_thread() {
+void others_run_the_shares_of_a_late_thread(int threads) {
     std::atomic<size_t> others{0};
-    parallel_stages(20, 4, [&](size_t stage, const StageShare& share) {
+    parallel_stages(20, threads, [&](size_t stage, const StageShare& share) {
         if (share.seat > 0 || share.chunk > 0) return void(++others);
         const size_t all_others = (stage + 1) * (share.seats * share.chunks - 1);
         for (int waited = 0; others < all_others; ++waited) {
@@ -120,6 +120,23 @@ void bodies_may_throw() {
         each_share_runs_once(4);
     }
     CHECK(throws([] { parallel_for(1, 4, [](size_t) { throw std::runtime_error("thrown"); }); }));
+}
+
+// A job that wants many workers wakes them all, though each wakes only two.
+void all_workers_wake() {
+    constexpr int kThreads = 24;
+    each_task_runs_once(kThreads);
+    for (int round = 0; round < 5; ++round) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(3));  // until they sleep
+        std::atomic<int> here{0};
+        parallel_for(kThreads, kThreads, [&](size_t) {
+            ++here;
+            for (int waited = 0; here < kThreads; ++waited) {
+                CHECK(waited < 20000);
+                pause_a_moment();
+            }
+        });
+    }
 }
 
 // After a body has thrown, later jobs still run on several threads.
@@ -348,14 +365,15 @@ void scratch_is_leased() {
 
 int main(int argc, char** argv) {
     const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;
-    floats_are_the_default();  // first, because it starts the workers
-    for (const int threads : {1, 2, 3, 8}) {
+    floats_are_the_default();                            // first, because it starts the workers
+    for (const int threads : {1, 2, 3, 8, 9, 33, 64}) {  // one group of seats, and several
         each_task_runs_once(threads);
         each_share_runs_once(threads);
     }
     bodies_may_throw();
     threads_come_back();
-    others_run_the_shares_of_a_late_thread();
+    for (const int threads : {4, 20}) others_run_the_shares_of_a_late_thread(threads);
+    all_workers_wake();
     callers_share_workers();
     seats_are_kept();
     many_callers();
