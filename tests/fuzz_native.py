@@ -62,6 +62,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "step_rows": sampling.step_rows,
     "accept_tokens": sampling.accept_tokens,
     "tensor_scatter": model.tensor_scatter,
+    "tensor_scatter_in_place": model.tensor_scatter_in_place,
     "noise_bits": sampling.noise(np.uint32),
     "uniform": sampling.noise(np.float32),
     "exponential": sampling.noise(np.float32),

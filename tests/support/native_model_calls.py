@@ -532,4 +532,12 @@ def tensor_scatter(s: Source) -> Arguments:
         array = array.transpose(*np.argsort(order), 3)
         return array[::-1, :, :: s.one_of(1, -1)] if s.one_of(True, False) else array
 
-    return {"cache": bytes_of(rows), "update": bytes_of(steps), "start": s.array(batch, dtype=np.int64)}
+    return {"cache": bytes_of(rows), "update": bytes_of(steps), "start": s.array(batch, dtype=np.int64), "axis": 2}
+
+
+def tensor_scatter_in_place(s: Source) -> Arguments:
+    given = tensor_scatter(s)
+    kind = s.one_of(np.uint8, np.bool_, np.int8)
+    starts = s.one_of(None, given["start"], given["start"].astype(np.int32))
+    return {"cache": given["cache"].view(kind), "update": given["update"].view(kind), "starts": starts,
+            "axis": s.one_of(2, -2, 1, 3), "mode": s.one_of("circular", "linear")}  # fmt: skip
