@@ -32,6 +32,8 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "unpack_linear_panels": model.unpack_linear_panels,
     "quantise_blocks": model.quantise_blocks,
     "read_file_rows": model.read_file_rows,
+    "checksum_bytes": model.checksum_bytes,
+    "read_checked_bytes": model.read_checked_bytes,
     "linear_panels": model.linear_panels,
     "Decoder": model.decoder,
     "decoder_forward": model.decoder_forward,

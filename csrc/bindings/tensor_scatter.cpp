@@ -196,8 +196,8 @@ nb::object call_tensor_scatter_in_place(nb::handle cache_object, nb::handle upda
 void bind_tensor_scatter(nb::module_& m) {
     m.def("tensor_scatter", &call_tensor_scatter, nb::arg("cache"), nb::arg("update"), nb::arg("start").noconvert(),
           nb::arg("axis"));
-    m.def("tensor_scatter_in_place", &call_tensor_scatter_in_place, nb::arg("cache").none(),
-          nb::arg("update").none(), nb::arg("starts").none(), nb::arg("axis").none(), nb::arg("mode").none());
+    m.def("tensor_scatter_in_place", &call_tensor_scatter_in_place, nb::arg("cache").none(), nb::arg("update").none(),
+          nb::arg("starts").none(), nb::arg("axis").none(), nb::arg("mode").none());
 }
 
 }  // namespace decodestep

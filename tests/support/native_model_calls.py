@@ -87,6 +87,15 @@ def read_file_rows(s: Source) -> Arguments:
             "threads": s.threads()}  # fmt: skip
 
 
+def checksum_bytes(s: Source) -> Arguments:
+    memory = s.array(s.one_of(0, 64, 2**20, 2**20 + 64, 3 * 2**20 - 64), dtype=np.uint8)
+    return {"memory": memory, "checksums": np.zeros((-(-memory.size // 2**20), 8), np.uint64), "threads": s.threads()}
+
+
+def read_checked_bytes(s: Source) -> Arguments:
+    return {"file": FILE.fileno(), "at": s.one_of(0, 1, 4096, FILE_BYTES, 2**40), **checksum_bytes(s)}
+
+
 def linear_panels(s: Source) -> Arguments:
     tokens, inputs, outputs = s.size(9), s.width(), s.size(70)
     panels, number, _ = panels_of(s, inputs, outputs)

@@ -82,6 +82,8 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     text = f"type of cached keys and values: {kept} [%(default)s]"
     add("--cache-dtype", "--kv-cache-dtype", default="auto", metavar="DTYPE", help=text)
     add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
+    text = "keep the packed weights in a file beside the model, of about its size, which makes later starts faster"
+    add("--packed-cache", action="store_true", help=text)
     add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
 
 
@@ -253,6 +255,7 @@ def load_named(model: str | Path, options: argparse.Namespace, progress: Callabl
             cache_dtype=options.cache_dtype,
             threads=options.threads,
             cache_bytes=options.cache_bytes,
+            packed_cache=options.packed_cache,
             chat_template=read_option_file(options, "chat-template"),
             progress=tell,
         )

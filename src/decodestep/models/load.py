@@ -32,6 +32,7 @@ from decodestep.weights.packed import Format
 
 if TYPE_CHECKING:
     from decodestep.decoding.config import Config
+    from decodestep.decoding.layer_weights import Weights
     from decodestep.models.checkpoint import Checkpoint
     from decodestep.models.convert import Progress
     from decodestep.weights.lazy_weight import RowWeight
@@ -48,6 +49,7 @@ def load(
     threads: int | None = None,
     chat_template: str | None = None,
     cache_bytes: int | None = None,
+    packed_cache: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Loads a model: the default one or one of the Hugging Face Hub by name, a GGUF file or a folder of safetensors by path.
@@ -99,6 +101,9 @@ def load(
         cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones,
             kept for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. At
             least a page of 16 tokens. None: a quarter of the memory of the machine, or of its container.
+        packed_cache: whether the packed weights are kept in a file beside the model, NAME.decodestep-packed, of about its size,
+            from which later loads read them at the speed of memory. It is read only if it is whole, and of this model, version,
+            processor and way to load; else it is made anew. A model that runs operator by operator has no packed weights.
         progress: called as progress(layers loaded, all layers) before each layer and after the last; what it raises ends the
             call.
 
@@ -112,7 +117,7 @@ def load(
         MemoryError: for cache_bytes beyond the address space.
         MissingExtraError: if a package of decodestep[generate] is missing, or for a name of the hub one of decodestep[hub].
     """
-    _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
+    _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, packed_cache, progress)
     with extra("generate"):
         import jinja2  # noqa: F401 # pyright: ignore[reportUnusedImport] - for the process that renders the template
 
@@ -124,7 +129,7 @@ def load(
         template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
         tokenizer = checkpoint.tokenizer()
         template.prepare()
-        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype, progress=progress)
+        decoder = _decoder(checkpoint, dtype, form == "mla", cache_dtype, packed_cache, progress)
         file = checkpoint.file
         generation_config, sampling_defaults = file.generation_config, file.sampling_defaults
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config, sampling_defaults)
@@ -138,6 +143,7 @@ def _check(
     threads: object,
     chat_template: object,
     cache_bytes: object,
+    packed_cache: object,
     progress: object,
 ) -> None:
     ok = isinstance(name_or_path, (str, os.PathLike)) and str(name_or_path) != ""
@@ -150,33 +156,52 @@ def _check(
     require(chat_template is None or isinstance(chat_template, str), _OP, "chat_template", "a string or None", chat_template)
     ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
     require(ok, _OP, "cache_bytes", "a positive number of bytes or None", cache_bytes)
+    require(isinstance(packed_cache, bool), _OP, "packed_cache", "True or False", packed_cache)
     require(progress is None or callable(progress), _OP, "progress", "a function or None", progress)
 
 
-def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str, progress: Progress | None) -> Decoder:
+def _decoder(
+    checkpoint: Checkpoint, dtype: str, as_latent: bool, cache_dtype: str, packed_cache: bool, progress: Progress | None
+) -> Decoder:
     from decodestep.models.convert import convert
 
     config = _as_latent(checkpoint) if as_latent else checkpoint.config
     why = "dtype float32" if dtype == "float32" else obstacle(config)
-    if cache_dtype != "auto" and why is not None:
-        raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {why}")
+    for name, given in (("cache_dtype", cache_dtype), ("packed_cache", packed_cache)):
+        if given not in ("auto", False) and why is not None:
+            raise ModelError(f"{checkpoint.path}: {name} {given!r} is not supported: {why}")
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress))
     if why is None:
-        memory = Arena()
-        return StepDecoder(
-            convert(
-                checkpoint,
-                lambda weight, widened: _panels(weight, widened, dtype, memory),
-                as_latent=as_latent,
-                padded=None if config.latent_attention else step_width,
-                progress=progress,
-            ),
-            cache_dtype=choose_cache_dtype(checkpoint.types(), dtype) if cache_dtype == "auto" else cache_dtype,
-        )
+        weights = _packed_weights(checkpoint, dtype, as_latent, packed_cache, progress)
+        chosen = choose_cache_dtype(checkpoint.types(), dtype) if cache_dtype == "auto" else cache_dtype
+        return StepDecoder(weights, cache_dtype=chosen)
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
     return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress), why)
+
+
+def _packed_weights(
+    checkpoint: Checkpoint, dtype: str, as_latent: bool, packed_cache: bool, progress: Progress | None
+) -> Weights:
+    from decodestep.models import packed_cache as packed
+    from decodestep.models.convert import config_and_ropes, convert
+
+    memory = Arena()
+    padded = None if checkpoint.config.latent_attention else step_width
+
+    def converted() -> Weights:
+        return convert(
+            checkpoint,
+            lambda weight, widened: _panels(weight, widened, dtype, memory),
+            as_latent=as_latent,
+            padded=padded,
+            progress=progress,
+        )
+
+    if not packed_cache:
+        return converted()
+    return packed.cached(checkpoint, (dtype, as_latent), config_and_ropes(checkpoint, as_latent), converted, progress)
 
 
 def _as_latent(checkpoint: Checkpoint) -> Config:
