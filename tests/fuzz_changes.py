@@ -53,7 +53,12 @@ def gather_panels(s: Source) -> Arguments:
 def tensor_scatter(s: Source) -> Arguments:
     shape = (2000, 3, 7, 256)
     cache = s.array(*shape, dtype=np.uint8)
-    return {"cache": cache, "update": cache[:, :, :5].copy(), "start": s.ids(2000, end=7)}
+    return {"cache": cache, "update": cache[:, :, :5].copy(), "start": s.ids(2000, end=7), "axis": 2}
+
+
+def tensor_scatter_in_place(s: Source) -> Arguments:
+    given = tensor_scatter(s)
+    return {"cache": given["cache"], "update": given["update"], "starts": given["start"] % 3, "axis": -2, "mode": "linear"}
 
 
 def causal_conv1d(s: Source) -> Arguments:
@@ -123,6 +128,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "gather_rows": gather_rows,
     "gather_panels": gather_panels,
     "tensor_scatter": tensor_scatter,
+    "tensor_scatter_in_place": tensor_scatter_in_place,
     "causal_conv1d": causal_conv1d,
     "decode_step": decode_step,
     "step_rows": step_rows,

@@ -146,6 +146,7 @@ using Matrix = Packed<const float, 2>;
 using Ids = Packed<const int64_t, 1>;
 
 void bind_causal_conv1d(nb::module_& m);
+void bind_checked_bytes(nb::module_& m);
 void bind_column_weight(nb::module_& m);
 void bind_decode_step(nb::module_& m);
 void bind_decoder(nb::module_& m);

@@ -15,6 +15,7 @@ NB_MODULE(_native, m) {
     m.def("compiler", [] { return COMPILER; });
     m.def("tiers", [] { return nb::str(usable_tiers().c_str()); });
     bind_causal_conv1d(m);
+    bind_checked_bytes(m);
     bind_column_weight(m);
     bind_decode_step(m);
     bind_decoder(m);

@@ -33,9 +33,12 @@ nb::object new_array(PyObject* shape, PyObject* dtype) {
 
 }  // namespace
 
+bool NumpyArray::is(PyObject* object) {
+    return reinterpret_cast<PyObject*>(Py_TYPE(object)) == numpy_objects().array_type;
+}
+
 NumpyArray::NumpyArray(PyObject* object) : object_(object) {
-    require(reinterpret_cast<PyObject*>(Py_TYPE(object)) == numpy_objects().array_type,
-            "an array must be a numpy.ndarray");
+    require(is(object), "an array must be a numpy.ndarray");
     capsule_ = nb::steal(PyObject_GetAttr(object, numpy_objects().interface));
     if (!capsule_.is_valid()) throw nb::python_error();
     interface_ = static_cast<const Interface*>(PyCapsule_GetPointer(capsule_.ptr(), nullptr));

@@ -8,12 +8,18 @@ namespace decodestep {
 
 class NumpyArray {
   public:
+    // Whether an object can be one: a numpy.ndarray, no subclass.
+    static bool is(PyObject* object);
+
     explicit NumpyArray(PyObject* object);
 
     size_t dimensions() const { return static_cast<size_t>(interface_->nd); }
     size_t length(size_t axis) const { return static_cast<size_t>(interface_->shape[axis]); }
     ptrdiff_t stride(size_t axis) const { return static_cast<ptrdiff_t>(interface_->strides[axis]); }  // in bytes
     void* data() const { return interface_->data; }
+    char kind() const { return interface_->typekind; }
+    size_t item_bytes() const { return static_cast<size_t>(interface_->itemsize); }
+    bool is_writeable() const { return interface_->flags & 0x400; }
 
     // Whether the items are of that kind ('f', 'i' ...) and size, aligned, and in native byte order.
     bool holds(char kind, size_t bytes) const {

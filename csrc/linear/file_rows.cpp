@@ -1,11 +1,9 @@
 #include "linear/file_rows.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <mutex>
 
+#include "core/checked_bytes.h"
 #include "core/division.h"
 #include "core/parallel.h"
 #include "core/thread_scratch.h"
@@ -14,7 +12,7 @@
 namespace decodestep {
 namespace {
 
-constexpr size_t kPieceBytes = size_t{1} << 18;  // stays in a core's cache until it is packed
+constexpr size_t kPackedAtATime = size_t{1} << 18;  // bytes, which stay in a core's cache until they are packed
 
 // The problem of the first piece that has one.
 class FirstProblem {
@@ -33,19 +31,6 @@ class FirstProblem {
     size_t piece_ = 0;
     std::optional<FileRowsProblem> problem_;
 };
-
-// Fills `data`. Returns 0, an errno, or -1 if the file ends early.
-int read_bytes(int file, int64_t at, uint8_t* data, size_t size) {
-    while (size > 0) {
-        const ssize_t count = pread(file, data, size, static_cast<off_t>(at));
-        if (count < 0 && errno == EINTR) continue;
-        if (count <= 0) return count < 0 ? errno : -1;
-        data += count;
-        at += count;
-        size -= static_cast<size_t>(count);
-    }
-    return 0;
-}
 
 // Reads rows [first, first + count) of the weight.
 std::optional<FileRowsProblem> read_rows(const ReadFileRows& a, size_t first, size_t count, uint8_t* data) {
@@ -72,7 +57,8 @@ std::optional<FileRowsProblem> read_rows(const ReadFileRows& a, size_t first, si
 
 std::optional<FileRowsProblem> read_file_rows(const ReadFileRows& a) {
     const size_t bytes = row_bytes(a.format, a.in);
-    const size_t rows = std::max(kPieceBytes / std::max(bytes, size_t{1}) / kPanelOutputs, size_t{1}) * kPanelOutputs;
+    const size_t rows =
+        std::max(kPackedAtATime / std::max(bytes, size_t{1}) / kPanelOutputs, size_t{1}) * kPanelOutputs;
     const LinearPanelWeight packed{a.panels, a.in, a.out, a.panel_format};
     FirstProblem problem;
     parallel_for(ceil_div(a.out, rows), a.threads, [&](size_t piece) {

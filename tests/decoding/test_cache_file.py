@@ -12,8 +12,8 @@ import pytest
 
 import decodestep as ds
 from decodestep import SamplingParams, cli
-from decodestep.decoding import cache_file
 from decodestep.decoding.kv_cache import PAGE
+from decodestep.files import checked_file
 from support import family_models
 from support.next_token_models import Predicting
 
@@ -167,7 +167,7 @@ def test_a_write_that_fails_leaves_the_file(load, texts, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("no space")
 
-    monkeypatch.setattr(cache_file.os, "fsync", fail)
+    monkeypatch.setattr(checked_file.os, "fsync", fail)
     with pytest.raises(OSError, match="no space"):
         model.save_cache(path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path] and model.cache.held == 0

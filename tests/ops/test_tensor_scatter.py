@@ -263,6 +263,74 @@ def test_in_place_moves_only_the_updated_bytes() -> None:
     assert cache[0, :, 0].tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.int8, np.bool_, ml_dtypes.float8_e5m2])
+def test_in_place_in_any_layout(dtype: Any) -> None:
+    """What the core checks by itself, and what it leaves to the checks in Python."""
+    rng = np.random.default_rng(8)
+    for _ in range(60):
+        order = (0, *(1 + rng.permutation(3)))
+        shape, new_shape = np.array([3, 2, 6, 4]), np.array([3, 2, int(rng.integers(1, 7)), 4])
+        cache, update = (
+            filled(rng, tuple(sizes[list(order)]), dtype).transpose(np.argsort(order)) for sizes in (shape, new_shape)
+        )
+        update = update[:, :, :, ::-1] if rng.integers(2) else update
+        mode = str(rng.choice(MODES))
+        room = shape[2] - new_shape[2]
+        starts = rng.integers(*((0, room + 1) if mode == "linear" else (-20, 20)), 3)
+        given_ = [starts, starts.astype(np.int32), starts.astype(np.int16), starts.tolist(), np.repeat(starts, 2)[::2]]
+        expected = oracle(cache, update, starts, 2, mode)
+        assert ds.tensor_scatter(cache, update, given_[rng.integers(5)], mode=mode, out=cache) is cache
+        assert_same(cache, expected)
+
+
+def test_an_update_from_the_cache_itself() -> None:
+    for first, start in itertools.product(range(4), range(4)):
+        cache = np.arange(24).reshape(2, 6, 2)
+        expected = oracle(cache, cache[:, first : first + 3], [start, 3 - start], 1, "linear")
+        ds.tensor_scatter(cache, cache[:, first : first + 3], np.array([start, 3 - start]), axis=1, out=cache)
+        assert_same(cache, expected)
+
+
+def test_what_is_refused_in_place_is_refused_as_elsewhere() -> None:
+    def read_only(array: np.ndarray) -> np.ndarray:
+        array.flags.writeable = False
+        return array
+
+    right: dict[str, Any] = {"update": np.ones((2, 2, 2), np.float32), "write_indices": np.array([0, 1]), "axis": 1}
+    wrong = [
+        {"update": np.ones((2, 2, 2))}, {"update": np.ones((2, 2, 2), ">f4")}, {"update": np.ones((2, 4, 2), np.float32)},
+        {"update": np.ones((2, 2, 3), np.float32)}, {"update": np.ones((2, 2), np.float32)}, {"update": [1.0]},
+        {"write_indices": np.array([0, 2])}, {"write_indices": np.array([-1, 0])}, {"write_indices": np.array([0])},
+        {"write_indices": np.array([0, 2**63], np.uint64)}, {"write_indices": np.array([0.0, 1.0])},
+        {"write_indices": np.array([[0, 1]])}, {"write_indices": "no"}, {"axis": 0}, {"axis": -3}, {"axis": 3}, {"axis": 1.0},
+        {"axis": True}, {"axis": 2**70}, {"axis": -(2**70)}, {"mode": "round"}, {"mode": np.array(["linear"])}, {"mode": None},
+        {"backend": "gpu"}, {"backend": np.array(["cpu", "auto"])},
+    ]  # fmt: skip
+    for arguments in wrong:
+        texts = []
+        for alias in (False, True):
+            cache = np.zeros((2, 3, 2), np.float32)
+            with pytest.raises(ValueError, match="tensor_scatter: ") as error:
+                ds.tensor_scatter(cache, **(right | arguments), out=cache.view() if alias else cache)
+            texts.append(str(error.value))
+            assert not cache.any()
+        assert texts[0] == texts[1]
+    frozen = read_only(np.zeros((2, 3, 2), np.float32))
+    broadcast = np.lib.stride_tricks.as_strided(np.zeros(8, np.float32), (2, 3, 2), (16, 0, 4))
+    for cache, text in ((frozen, "out must be writeable"), (broadcast, "out must be of elements that do not overlap")):
+        with pytest.raises(ValueError, match=text):
+            ds.tensor_scatter(cache, **right, out=cache)
+        assert not cache.any()
+
+
+def test_a_call_in_place_is_recorded_once() -> None:
+    cache, update = np.zeros((2, 3, 2)), np.ones((2, 1, 2))
+    with ds.profile() as profile:
+        ds.tensor_scatter(cache, update, np.array([0, 1]), out=cache)
+        ds.tensor_scatter(cache, update, [0, 1], out=cache)
+    assert {key: cost.calls for key, cost in profile.costs.items()} == {("tensor_scatter", "cpu"): 2}
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("shape", "new_shape"),

@@ -87,6 +87,15 @@ def read_file_rows(s: Source) -> Arguments:
             "threads": s.threads()}  # fmt: skip
 
 
+def checksum_bytes(s: Source) -> Arguments:
+    memory = s.array(s.one_of(0, 64, 2**20, 2**20 + 64, 3 * 2**20 - 64), dtype=np.uint8)
+    return {"memory": memory, "checksums": np.zeros((-(-memory.size // 2**20), 8), np.uint64), "threads": s.threads()}
+
+
+def read_checked_bytes(s: Source) -> Arguments:
+    return {"file": FILE.fileno(), "at": s.one_of(0, 1, 4096, FILE_BYTES, 2**40), **checksum_bytes(s)}
+
+
 def linear_panels(s: Source) -> Arguments:
     tokens, inputs, outputs = s.size(9), s.width(), s.size(70)
     panels, number, _ = panels_of(s, inputs, outputs)
@@ -535,4 +544,12 @@ def tensor_scatter(s: Source) -> Arguments:
         array = array.transpose(*np.argsort(order), 3)
         return array[::-1, :, :: s.one_of(1, -1)] if s.one_of(True, False) else array
 
-    return {"cache": bytes_of(rows), "update": bytes_of(steps), "start": s.array(batch, dtype=np.int64)}
+    return {"cache": bytes_of(rows), "update": bytes_of(steps), "start": s.array(batch, dtype=np.int64), "axis": 2}
+
+
+def tensor_scatter_in_place(s: Source) -> Arguments:
+    given = tensor_scatter(s)
+    kind = s.one_of(np.uint8, np.bool_, np.int8)
+    starts = s.one_of(None, given["start"], given["start"].astype(np.int32))
+    return {"cache": given["cache"].view(kind), "update": given["update"].view(kind), "starts": starts,
+            "axis": s.one_of(2, -2, 1, 3), "mode": s.one_of("circular", "linear")}  # fmt: skip

@@ -70,7 +70,8 @@ def profile() -> Iterator[Profile]:
 def timed(op: str, backend: str, function: Callable[..., Result]) -> Callable[..., Result]:
     """`function`, or, inside a `profile` block, a function that calls it and records its time.
 
-    For operators of a few microseconds: calling the result costs less than `run`.
+    For operators of a few microseconds: calling the result costs less than `run`. A call that returns NotImplemented is not
+    recorded: another function will serve it.
     """
     record = _profile.get()
     return function if record is None else partial(_time, record, op, backend, function)
@@ -102,7 +103,8 @@ def _time(record: Profile, op: str, backend: str, function: Callable[..., Result
     start = time.perf_counter()
     try:
         result = function(*args, **kwargs)
-        record.add(op, backend, time.perf_counter() - start)
+        if result is not NotImplemented:
+            record.add(op, backend, time.perf_counter() - start)
         return result
     finally:
         _running.reset(running)

@@ -1,10 +1,9 @@
 """The kept pages of a cache in a file, from which a later process goes on as from its own.
 
-    "decodestep cache 1\\n"    the form
+    "decodestep cache 1\\n"    the form of a `files.checked_file`
     a line of JSON            what the pages hang on: `key`
     for each page             a line of JSON, the values of the page, and what it has of states
     a line of JSON            null
-    32 bytes                  SHA-256 of all before
 
 A page's line: parent, the number of an earlier page, or -1 and -2 for the pool's roots; tokens; states, whether it has those of
 layers for next-token prediction; rank, of its snapshot or null. Values are in the machine's order of bytes.
@@ -12,14 +11,11 @@ layers for next-token prediction; rank, of its snapshot or null. Values are in t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -28,9 +24,9 @@ from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.state_rows import END_RANK, StateRows
 from decodestep.errors import CacheFileError
+from decodestep.files.checked_file import CheckedReader, CheckedWriter, replacing
 
 _FORM = b"decodestep cache 1\n"
-_LONGEST_LINE = 2**12
 
 IsSame = Callable[[tuple[int, ...], bool, int], bool]
 
@@ -69,18 +65,14 @@ def save(cache: CacheOf, path: Path, texts: Sequence[Sequence[int]] | None) -> i
 
     The file is there as a whole, or as it was before.
     """
-    pool, part = cache.pool, path.with_name(f"{path.name}.{os.getpid()}.part")
+    pool = cache.pool
     with _holding(pool) as held:
         with LOCK, pool.changing_locked():
             parents = _tree(pool, texts)
             pool.hold_locked(*parents)
             held.pages += parents
-        try:
-            with part.open("xb") as file:
-                _write(file, cache, parents)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(path) as file:
+            _write(CheckedWriter(file, _FORM), cache, parents)
     return sum(len(page.tokens) for page in parents)
 
 
@@ -133,35 +125,22 @@ def _tree(pool: PagePool, texts: Sequence[Sequence[int]] | None) -> dict[Page, i
     return found
 
 
-def _write(file: BinaryIO, cache: CacheOf, parents: dict[Page, int]) -> None:
-    digest = hashlib.sha256()
-
-    def put(data: bytes | memoryview) -> None:
-        file.write(data)
-        digest.update(data)
-
-    put(_FORM)
-    put(_line(cache.key))
+def _write(writer: CheckedWriter, cache: CacheOf, parents: dict[Page, int]) -> None:
+    writer.line(cache.key)
     rows = cache.pool.rows
     for page, parent in parents.items():
         with LOCK:
             states, snapshot = page.states, page.snapshot
             row = None if snapshot is None or rows is None else rows.storage[snapshot.row.number].copy()
         rank = None if snapshot is None else snapshot.rank
-        put(_line({"parent": parent, "tokens": page.tokens, "states": states is not None, "rank": rank}))
+        writer.line({"parent": parent, "tokens": page.tokens, "states": states is not None, "rank": rank})
         for part in cache.pool.storage.parts(page.number):
-            put(_bytes(part))
+            writer.put(_bytes(part))
         for values in (states, row):
             if values is not None:
-                put(_bytes(values))
-    put(_line(None))
-    file.write(digest.digest())
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _line(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+                writer.put(_bytes(values))
+    writer.line(None)
+    writer.end()
 
 
 def _bytes(values: np.ndarray) -> memoryview:
@@ -172,29 +151,25 @@ class _Reader:
     """Reads a file into pages that a sequence of `restore` holds."""
 
     def __init__(self, file: BinaryIO, path: Path, cache: CacheOf) -> None:
-        self._file, self._path, self._cache = file, path, cache
-        self._digest = hashlib.sha256()
+        self._file, self._cache = file, cache
+        self._checked = CheckedReader(file, path, _FORM, "file of cached pages")
 
     def read(self, held: Holding) -> list[_Found]:
         """What the file has of each page, once all of it has been found to be whole. The values of pages are in held.pages."""
-        form = self._file.read(len(_FORM))
-        self._digest.update(form)
-        if form != _FORM:
-            self._fail("is no file of cached pages")
-        if self._line() != self._cache.key:
-            self._fail("is of another version, another kind of processor, or a model that is loaded in another way")
+        if self._checked.line() != self._cache.key:
+            self._checked.fail("is of another version, another kind of processor, or a model that is loaded in another way")
         found: list[_Found] = []
-        while (line := self._line()) is not None:
+        while (line := self._checked.line()) is not None:
             found.append(self._page(line, found, held))
-        digest = self._digest.digest()
-        if self._file.read(len(digest) + 1) != digest:
-            self._fail("is damaged")
+        self._checked.end()
+        if self._file.read(1):
+            self._checked.fail("is damaged")
         return found
 
     def _page(self, line: Any, before: Sequence[_Found], held: Holding) -> _Found:
         pool, cache = self._cache.pool, self._cache
         if not (isinstance(line, dict) and line.keys() == {"parent", "tokens", "states", "rank"}):
-            self._fail("is damaged")
+            self._checked.fail("is damaged")
         parent, tokens, states, rank = line["parent"], line["tokens"], line["states"], line["rank"]
         whole = type(parent) is int and -2 <= parent < len(before) and isinstance(tokens, list) and 0 < len(tokens) <= PAGE
         whole = whole and (parent < 0 or len(before[parent].tokens) == PAGE)
@@ -202,7 +177,7 @@ class _Reader:
         whole = whole and (rank is None or (type(rank) is int and 0 <= rank <= END_RANK and pool.rows is not None))
         whole = whole and (len(tokens) == PAGE or (rank is not None and parent >= 0)) and not (states and cache.states is None)
         if not whole:
-            self._fail("is damaged")
+            self._checked.fail("is damaged")
         with LOCK, pool.changing_locked():
             held.pages.append(pool.take_locked())
         for part in pool.storage.parts(held.pages[-1].number):
@@ -214,23 +189,7 @@ class _Reader:
         return _Found(parent, tuple(tokens), own, rank, row)
 
     def _values(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        return np.frombuffer(self._take(math.prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape)
-
-    def _line(self) -> Any:
-        line = self._file.readline(_LONGEST_LINE)
-        self._digest.update(line)
-        try:
-            return json.loads(line) if line.endswith(b"\n") else self._fail("is damaged")
-        except (ValueError, RecursionError):
-            self._fail("is damaged")
-
-    def _take(self, count: int) -> bytes:
-        data = self._file.read(count)
-        self._digest.update(data)
-        return data if len(data) == count else self._fail("is damaged")
-
-    def _fail(self, what: str) -> NoReturn:
-        raise CacheFileError(f"{self._path}: {what}")
+        return np.frombuffer(self._checked.take(math.prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape)
 
 
 def _link(pool: PagePool, pages: list[Page], found: Sequence[_Found]) -> None:

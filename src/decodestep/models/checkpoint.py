@@ -88,6 +88,7 @@ class Checkpoint:
 
     def check(self) -> None:
         """Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported type."""
+        self._parts.clear()
         known = {names.ROPE_DIVISORS, *names.ROPE_FACTORS.values()}  # which `ropes` reads
         for i, named in names.list_tensors(self.config, self._table, self._tensors.__contains__):
             self._parts.setdefault((named.part, i), []).append(named)
@@ -167,6 +168,12 @@ class Checkpoint:
         scale = self._tensor_of_shape(tensor.name + _SCALE, found.shape if found is not None and one_for_all else grid)
         if not np.isfinite(read_float32(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
+
+    def file_states(self) -> list[tuple[str | int, ...]]:
+        """Of each open file what is another number once it has been written to or replaced."""
+        opened = {tensor.path: os.fstat(tensor.place[0]) for tensor in self._tensors.values()}
+        states = ((path.name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in opened.items())
+        return sorted(states)
 
     def types(self) -> set[str]:
         """The names of the tensors' types."""

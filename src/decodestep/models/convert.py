@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from decodestep.decoding import latent_form
-from decodestep.decoding.config import LatentConfig, Mixer
+from decodestep.decoding.config import Config, LatentConfig, Mixer
 from decodestep.decoding.layer_weights import (
     GroupedWeights,
     IndexerWeights,
@@ -26,6 +26,7 @@ from decodestep.decoding.layer_weights import (
     Weight,
     Weights,
 )
+from decodestep.decoding.rope import Rope
 from decodestep.errors import ModelError
 from decodestep.models import convert_feed_forward, convert_mixers
 from decodestep.models.checkpoint import Checkpoint, Stored
@@ -73,13 +74,10 @@ def convert(
 def _convert(
     checkpoint: Checkpoint, pack: Pack, as_latent: bool, padded: Callable[[int], int] | None, progress: Progress
 ) -> Weights:
-    config, ropes = checkpoint.config, checkpoint.ropes()
     attention: MixerReader = _latent
-    if config.latent_attention is None:
-        attention = partial(_grouped_weights, padded=padded or (lambda width: width))
-    if as_latent and config.latent_attention is None:
-        ropes = (latent_form.latent_rope(ropes[0], config),)
-        config, attention = latent_form.latent_config(config), _grouped_as_latent
+    if checkpoint.config.latent_attention is None:
+        attention = _grouped_as_latent if as_latent else partial(_grouped_weights, padded=padded or (lambda width: width))
+    config, ropes = config_and_ropes(checkpoint, as_latent)
     layers, count = [], config.layers + config.next_token_layers
     for i in range(count):
         progress(i, count)
@@ -103,6 +101,14 @@ def _convert(
     )
     progress(count, count)
     return weights
+
+
+def config_and_ropes(checkpoint: Checkpoint, as_latent: bool) -> tuple[Config, tuple[Rope, ...]]:
+    """What weights have that is read from the header of the checkpoint."""
+    config, ropes = checkpoint.config, checkpoint.ropes()
+    if not as_latent or config.latent_attention is not None:
+        return config, ropes
+    return latent_form.latent_config(config), (latent_form.latent_rope(ropes[0], config),)
 
 
 def _next_token(checkpoint: Checkpoint, parts: LayerParts, layer: Layer) -> NextTokenWeights:

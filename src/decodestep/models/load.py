@@ -33,6 +33,7 @@ from decodestep.weights.packed import Format
 
 if TYPE_CHECKING:
     from decodestep.decoding.config import Config
+    from decodestep.decoding.layer_weights import Weights
     from decodestep.models.checkpoint import Checkpoint
     from decodestep.models.convert import Progress
     from decodestep.weights.lazy_weight import RowWeight
@@ -51,6 +52,7 @@ def load(
     threads: int | None = None,
     chat_template: str | None = None,
     cache_bytes: int | None = None,
+    packed_cache: bool = False,
     progress: Progress | None = None,
 ) -> Model:
     """Loads a model: the default one or one of the Hugging Face Hub by name, a GGUF file or a folder of safetensors by path.
@@ -108,6 +110,9 @@ def load(
         cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones,
             kept for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. At
             least a page of 16 tokens. None: a quarter of the memory of the machine, or of its container.
+        packed_cache: whether the packed weights are kept in a file beside the model, NAME.decodestep-packed, of about its size,
+            from which later loads read them at the speed of memory. It is read only if it is whole, and of this model, version,
+            processor and way to load; else it is made anew. A model that runs operator by operator has no packed weights.
         progress: called as progress(layers loaded, all layers) before each layer and after the last; what it raises ends the
             call.
 
@@ -121,7 +126,7 @@ def load(
         MemoryError: for cache_bytes beyond the address space.
         MissingExtraError: if a package of decodestep[generate] is missing, or for a name of the hub one of decodestep[hub].
     """
-    _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, progress)
+    _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes, packed_cache, progress)
     require_choice(_OP, "index_cache_dtype", index_cache_dtype, ("auto", "int8"))
     with extra("generate"):
         import jinja2  # noqa: F401 # pyright: ignore[reportUnusedImport] - for the process that renders the template
@@ -138,7 +143,7 @@ def load(
         tokenizer = checkpoint.tokenizer()
         template.prepare()
         types = CacheTypes(cache_dtype, index_cache_dtype)
-        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", types=types, progress=progress)
+        decoder = _decoder(checkpoint, dtype, form == "mla", types, packed_cache, progress)
         file = checkpoint.file
         generation_config, sampling_defaults = file.generation_config, file.sampling_defaults
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config, sampling_defaults)
@@ -152,6 +157,7 @@ def _check(
     threads: object,
     chat_template: object,
     cache_bytes: object,
+    packed_cache: object,
     progress: object,
 ) -> None:
     ok = isinstance(name_or_path, (str, os.PathLike)) and str(name_or_path) != ""
@@ -164,6 +170,7 @@ def _check(
     require(chat_template is None or isinstance(chat_template, str), _OP, "chat_template", "a string or None", chat_template)
     ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
     require(ok, _OP, "cache_bytes", "a positive number of bytes or None", cache_bytes)
+    require(isinstance(packed_cache, bool), _OP, "packed_cache", "True or False", packed_cache)
     require(progress is None or callable(progress), _OP, "progress", "a function or None", progress)
 
 
@@ -174,14 +181,17 @@ class CacheTypes(NamedTuple):
     index_keys: str
 
 
-def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: CacheTypes, progress: Progress | None) -> Decoder:
+def _decoder(
+    checkpoint: Checkpoint, dtype: str, as_latent: bool, types: CacheTypes, packed_cache: bool, progress: Progress | None
+) -> Decoder:
     from decodestep.models.convert import convert
 
     config = _as_latent(checkpoint) if as_latent else checkpoint.config
     why = "dtype float32" if dtype == "float32" else obstacle(config)
-    for name, asked in (("cache_dtype", types.keys_and_values), ("index_cache_dtype", types.index_keys)):
-        if asked != "auto" and why is not None:
-            raise ModelError(f"{checkpoint.path}: {name} {asked!r} is not supported: {why}")
+    asked = {"cache_dtype": types.keys_and_values, "index_cache_dtype": types.index_keys, "packed_cache": packed_cache}
+    for name, given in asked.items():
+        if given not in ("auto", False) and why is not None:
+            raise ModelError(f"{checkpoint.path}: {name} {given!r} is not supported: {why}")
     if types.index_keys != "auto" and (config.latent_attention is None or config.latent_attention.indexer is None):
         raise ModelError(
             f"{checkpoint.path}: index_cache_dtype {types.index_keys!r} is not supported: the model has no indexer"
@@ -189,23 +199,36 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, types: Cach
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress))
     if why is None:
-        memory = Arena()
-        return StepDecoder(
-            convert(
-                checkpoint,
-                lambda weight, widened: _panels(weight, widened, dtype, memory),
-                as_latent=as_latent,
-                padded=None if config.latent_attention else step_width,
-                progress=progress,
-            ),
-            cache_dtype=choose_cache_dtype(checkpoint.types(), dtype)
-            if types.keys_and_values == "auto"
-            else types.keys_and_values,
-            byte_index=types.index_keys == "int8",
-        )
+        weights = _packed_weights(checkpoint, dtype, as_latent, packed_cache, progress)
+        of_file = choose_cache_dtype(checkpoint.types(), dtype)
+        chosen = of_file if types.keys_and_values == "auto" else types.keys_and_values
+        return StepDecoder(weights, cache_dtype=chosen, byte_index=types.index_keys == "int8")
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
     return LayerDecoder(convert(checkpoint, as_latent=as_latent, progress=progress), why)
+
+
+def _packed_weights(
+    checkpoint: Checkpoint, dtype: str, as_latent: bool, packed_cache: bool, progress: Progress | None
+) -> Weights:
+    from decodestep.models import packed_cache as packed
+    from decodestep.models.convert import config_and_ropes, convert
+
+    memory = Arena()
+    padded = None if checkpoint.config.latent_attention else step_width
+
+    def converted() -> Weights:
+        return convert(
+            checkpoint,
+            lambda weight, widened: _panels(weight, widened, dtype, memory),
+            as_latent=as_latent,
+            padded=padded,
+            progress=progress,
+        )
+
+    if not packed_cache:
+        return converted()
+    return packed.cached(checkpoint, (dtype, as_latent), config_and_ropes(checkpoint, as_latent), converted, progress)
 
 
 def _as_latent(checkpoint: Checkpoint) -> Config:

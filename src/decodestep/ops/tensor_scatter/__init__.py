@@ -13,7 +13,7 @@ from decodestep._base.aliasing import footprint, overlaps_itself, strided
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import Phrase, is_int, refuse, require_choice, shape_text
 from decodestep._base.dispatch import choose
-from decodestep._base.profiling import run
+from decodestep._base.profiling import run, timed
 from decodestep.ops.tensor_scatter import cpu, reference
 
 if TYPE_CHECKING:
@@ -82,6 +82,10 @@ def tensor_scatter(
     Source:
         ONNX TensorScatter, default domain, since opset 24; index -1 in linear mode is refused, not wrapped.
     """
+    if out is past_cache and type(backend) is str and backend in ("auto", "cpu"):
+        done = timed(_OP, "cpu", cpu.in_place)(past_cache, update, write_indices, axis, mode)
+        if done is not NotImplemented:
+            return past_cache
     if devices.goes_to_triton(backend, past_cache):
         return _on_device(past_cache, update, write_indices, axis, mode, out, backend)
     cache = arrays.view(_OP, "past_cache", past_cache)
@@ -150,7 +154,7 @@ def _write(
 
 
 # Below, `refuse` comes after an if instead of `require`: the message would be formatted on every call, which costs as much as
-# a call in place, a few microseconds.
+# a small copy, a few microseconds.
 
 
 def _sequence_axis(cache: np.ndarray, axis: int) -> int:
