@@ -62,7 +62,9 @@ def test_few_queries_as_sdpa(sizes, widths, dtype, mask, seed):
     elif mask == "any":
         seen &= torch.rand(batch, 1, queries, keys, generator=generator) < 0.5
         seen[..., 0] = True
-    given_mask = None if mask == "none" else torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype) if mask == "additive" else seen
+    given_mask = (
+        None if mask == "none" else torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype) if mask == "additive" else seen
+    )
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         ours, theirs, alone = both(patch, module(each), *arguments, given_mask, scaling=0.3)
     assert alone and ours.dtype == dtype
