@@ -60,7 +60,7 @@ goldens: $(VENV)/.core $(VENV)/.test
 
 # The tests and examples of the programs that it runs inside, each in an environment of its own, of the packages in tests/hosts;
 # pin-hosts writes these lists anew. The comparisons with llama.cpp are among them.
-HOSTS ?= llama-cpp lm-eval ray sglang vllm
+HOSTS ?= agents llama-cpp lm-eval ray sglang vllm
 test-hosts: $(VENV)/.core $(VENV)/.test $(VENV)/.uv
 	$(BIN)/python tests/support/hosts.py $(HOSTS)
 pin-hosts: $(VENV)/.uv

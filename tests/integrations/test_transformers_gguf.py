@@ -18,7 +18,14 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 from transformers.quantizers.quantizer_gguf import GgufHfQuantizer
 
 from decodestep.errors import DecodestepError, MissingExtraError, ModelError
-from decodestep.integrations.transformers import accelerate, block_weight, gguf_registration, register_gguf, sampling
+from decodestep.integrations.transformers import (
+    LatentLayer,
+    accelerate,
+    block_weight,
+    gguf_registration,
+    register_gguf,
+    sampling,
+)
 from decodestep.integrations.transformers.block_weight import BlockWeight
 from decodestep.weights import LinearPanels
 from support import tiny_gguf_files
@@ -52,6 +59,23 @@ def logits(model, ids=IDS):
         return model(input_ids=ids, **inputs).logits
 
 
+def cache_of(model):
+    return "cache_params" if model.config.model_type == "mamba" else "past_key_values"
+
+
+def logits_in_steps(model, ids=IDS):
+    """The same by a cache, of a prompt and of few tokens after it."""
+    if model.config.is_encoder_decoder:
+        return logits(model, ids)
+    steps, cache = [], None
+    with torch.no_grad():
+        for part in ids.split([7, 1, 2, 1], 1):
+            out = model(part, use_cache=True, **({} if cache is None else {cache_of(model): cache}))
+            cache = out[cache_of(model)]
+            steps.append(out.logits)
+    return torch.cat(steps, 1)
+
+
 def kept(model):
     return {name for name, weight in model.named_parameters() if isinstance(weight, BlockWeight)}
 
@@ -80,6 +104,7 @@ def test_logits_of_every_architecture(architecture, tmp_path):
         model, found = load(tmp_path, config=config, output_loading_info=True)
     assert not found["missing_keys"] and not found["mismatched_keys"] and not found["unexpected_keys"]
     assert_near(logits(model), logits(expected))
+    assert_near(logits_in_steps(model), logits_in_steps(expected))
     matrices = {name for name, weight in model.named_parameters() if weight.dim() > 1 and not DENSE.search(name)}
     assert kept(model) == matrices and len(matrices) > 5
     with register_gguf():
@@ -192,6 +217,27 @@ def test_calls_from_several_threads(registered, tmp_path):
     for thread in threads:
         thread.join()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_attention_and_cache(registered, tmp_path):
+    """Of models that sdpa serves; an implementation that is asked for stays."""
+    llama(tmp_path)
+    model = load(tmp_path)
+    assert model.config._attn_implementation == "decodestep_grouped"
+    assert load(tmp_path, attn_implementation="eager").config._attn_implementation == "eager"
+    expected = logits(model)
+    model.set_attn_implementation("sdpa")
+    assert_near(logits(model), expected)
+    model.set_attn_implementation("decodestep_grouped")
+    cache = transformers.DynamicCache(config=model.config)
+    padded = torch.cat([torch.zeros_like(IDS[:, :3]), IDS], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :3] = 0
+    with torch.no_grad():
+        model(padded[:, :-1], attention_mask=mask[:, :-1], past_key_values=cache)
+        last = model(padded[:, -1:], attention_mask=mask, past_key_values=cache).logits
+    assert {type(layer) for layer in cache.layers} == {LatentLayer}
+    assert_near(last, expected[:, -1:])
 
 
 def test_copies_and_pickles(registered, tmp_path):

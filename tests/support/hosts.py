@@ -29,17 +29,20 @@ BELOW = Path(sysconfig.get_path("purelib"))
 
 
 class Host(NamedTuple):
-    """module: what tests import. example: the file of examples/, with its arguments; None: it needs a GPU. beside: packages
-    that its tests need besides. waits: whether it waits for processes that import much, but not for long: its packages are then
-    compiled when they are installed."""
+    """module: what tests import; None: all tests of `file`. example: the file of examples/, with its arguments; or why none is
+    run. beside: packages that its tests need besides those of the extra of its name. waits: whether it waits for processes that
+    import much, but not for long: its packages are then compiled when they are installed."""
 
-    module: str
-    example: list[str] | None = None
+    module: str | None
+    example: list[str] | str = "needs a GPU"
     beside: tuple[str, ...] = ()
     waits: bool = False
+    file: str = "test_*.py"  # of those that name the module
 
 
+AGENTS = ("instructor", "langchain-openai", "litellm", "llm", "openai-agents", "pydantic-ai-slim[anthropic,openai]")
 HOSTS = {
+    "agents": Host(None, "none", AGENTS, file="test_agent_clients.py"),
     "llama-cpp": Host("llama_cpp", ["llama_cpp_sampling.py", "MODEL"]),
     "lm-eval": Host("lm_eval", ["lm_eval_model.py"]),
     "ray": Host("ray", ["ray_generate.py"], ("aiohttp",), waits=True),
@@ -55,9 +58,9 @@ def uv(*arguments: object, text: str | None = None) -> None:
 
 def pin(name: str) -> None:
     """Writes the list of a host's packages, in versions of today."""
-    extras = re.findall(rf"^{name} = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M)
-    [requirement] = [each for each in re.findall(r'"([^"]+)"', extras[0]) if not each.startswith(("decodestep", "torch"))]
-    wanted = "\n".join((requirement, *HOSTS[name].beside))
+    extra = "".join(re.findall(rf"^{name} = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.M))
+    required = [each for each in re.findall(r'"([^"]+)"', extra) if not each.startswith(("decodestep", "torch"))]
+    wanted = "\n".join((*required, *HOSTS[name].beside))
     options = ["--quiet", "--no-annotate", "--no-header", "--python", sys.executable, "--output-file", PINS / f"{name}.txt"]
     beside = {each.partition("=")[0] for each in HOSTS[name].beside}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as excluded:
@@ -82,21 +85,24 @@ def run(name: str, host: Host) -> bool:
     began = time.monotonic()
     python = make_environment(name)
     made = time.monotonic()
-    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if re.search(rf"\b{host.module}\b", path.read_text())]
+    files = sorted((ROOT / "tests").rglob(host.file))
     report = python.parents[1] / "report.xml"
-    options = ["-p", "no:cacheprovider", "--naming", host.module, f"--junit-xml={report}"]
+    options = ["-p", "no:cacheprovider", f"--junit-xml={report}"]
+    if host.module is not None:
+        files = [path for path in files if re.search(rf"\b{host.module}\b", path.read_text())]
+        options += ["--naming", host.module]
     tests = subprocess.run([python, "-m", "pytest", *options, *files], cwd=ROOT)
     cases = list(ElementTree.parse(report).iter("testcase"))
     skips = Counter(reason_of(skip) for case in cases for skip in case.iter("skipped"))
     faults = sum(len(list(case.iter(kind))) for case in cases for kind in ("failure", "error"))
-    example = 0
-    if host.example is not None:
+    example, said = 0, host.example
+    if isinstance(host.example, list):
         arguments = [model_path(python) if each == "MODEL" else each for each in host.example]
         example = subprocess.run([python, *arguments], cwd=ROOT / "examples").returncode
-    said = "needs a GPU" if host.example is None else "failed" if example else "passed"
+        said = "failed" if example else "passed"
     print(
         f"== {name}: {len(cases) - sum(skips.values()) - faults} passed, {faults} failed, {sum(skips.values())} skipped; "
-        f"its example {said}; {made - began:.0f} s for the environment, {time.monotonic() - made:.0f} s for the rest"
+        f"example: {said}; {made - began:.0f} s for the environment, {time.monotonic() - made:.0f} s for the rest"
     )
     unexpected = 0
     for reason, count in skips.items():

@@ -36,14 +36,14 @@ def attend_absorbed(
     batch, heads, queries, _ = query.shape
     each = query.detach().float().transpose(1, 2).reshape(batch * queries, heads, -1)
     nope, width, weight = module.qk_nope_head_dim, module.v_head_dim, module.kv_b_proj.weight.detach()
-    kv, kr, table = _as_pages(latents.detach(), rope_keys.detach(), keys)
+    kv, kr, table = as_pages(latents.detach(), rope_keys.detach(), keys)
     native = query.is_cpu and not devices.goes_to_triton(backend, query)
     if native and len(each) <= MOST_ROWS and weight.stride(1) == 1:
         # The weight is read in place, on every thread. torch would multiply a few rows on one thread, or leave OpenMP threads
         # spinning, which would slow down ours.
         few, rows = borrow(each), (borrow_rows(weight), FORMATS[weight.dtype], weight.shape[1])
         in_latents = head_products(few[..., :nope], *rows, 0, nope, transposed=True)
-        sums = _attend(in_latents, few[..., nope:], borrow(kv), borrow(kr), table, keys, scale)
+        sums = attend_pages(in_latents, few[..., nope:], kv, kr, table, keys, scale)
         values = torch.from_numpy(head_products(sums, *rows, nope, width, transposed=False))
     else:
         # In float32, which is several times faster than torch's bfloat16 on CPUs without bfloat16 instructions; one half of
@@ -62,20 +62,23 @@ def attend_absorbed(
     return values.to(query.dtype).view(batch, queries, heads, width)
 
 
-def _attend(
-    query: np.ndarray, rope: np.ndarray, kv: np.ndarray, kr: np.ndarray, table: np.ndarray, keys: VisibleKeys, scale: float
+def attend_pages(
+    query: np.ndarray | None, rope: np.ndarray, kv: Tensor, kr: Tensor, table: np.ndarray, keys: VisibleKeys, scale: float
 ) -> np.ndarray:
-    """`mla_attention` on the CPU without its checks, which can take longer than the call: these arguments are valid."""
-    problem = Problem(query, rope, Cache(kv, None), Cache(kr, None), table, keys.sequence, keys.lengths, scale, 1, None)
+    """`mla_attention` on the CPU without its checks, which can take longer than the call: these arguments are valid. Caches and
+    table are as of `as_pages`."""
+    caches = borrow(kv), borrow(kr)
+    latents, ropes = (Cache(each, None) for each in caches)
+    problem = Problem(query, rope, latents, ropes, table, keys.sequence, keys.lengths, scale, 1, None)
     if cpu.obstacle(problem) is None:
         out, _ = run(OP, "cpu", cpu.attention, problem)
     else:
-        out = mla_attention(query, rope, kv, kr, table, keys.lengths, scale=scale, sequence=keys.sequence)
+        out = mla_attention(query, rope, *caches, table, keys.lengths, scale=scale, sequence=keys.sequence)
     out[keys.blind] = 0.0
     return out
 
 
-def _as_pages(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
+def as_pages(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
     """The caches and the block table: a block is a whole row, or one position if not all are read in order."""
     if keys.positions is None:
         return latents.transpose(1, 2), rope_keys.transpose(1, 2), np.arange(len(keys.rows))[:, None]

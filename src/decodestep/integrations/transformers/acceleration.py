@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 
 from decodestep._base import devices
 from decodestep._base.checks import Phrase, is_int, refuse, require, require_choice
@@ -16,12 +15,11 @@ from decodestep.integrations.transformers import huge_pages
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, latents_of, more_than_weight, why_expanded
 from decodestep.integrations.transformers.few_experts import FewExperts, are_served
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, is_served
-from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
+from decodestep.integrations.transformers.latent_layer import grow_in_place
 from decodestep.integrations.transformers.switch import Replacement, Switch, is_off
 
 _OP = "accelerate"
 _HANDLE = "_decodestep_acceleration"  # the attribute of a model that holds its handle
-_LAYERS = {DynamicLayer: LatentLayer, DynamicIndexedLayer: IndexedLatentLayer}
 
 
 def accelerate(
@@ -152,7 +150,7 @@ class Acceleration:
 
     def _grow_caches(self, attentions: dict[str, nn.Module]) -> None:
         decoders = _owners(self.model, attentions)
-        self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
+        self._hooks = [decoder.register_forward_pre_hook(grow_in_place, with_kwargs=True) for decoder in decoders]
 
     def undo(self) -> None:
         """Restores the model, except for an attention or experts implementation that the user has selected since. Caches keep
@@ -302,18 +300,3 @@ def _expands_by_its_weight(module: torch.nn.Module) -> bool:
     expected_key, expected_value = expected.split([module.qk_nope_head_dim, module.v_head_dim], -1)
     expected_key = torch.cat((expected_key, rope.expand(-1, expected_key.shape[1], -1, -1)), -1)
     return all(a.shape == b.shape and torch.allclose(a, b) for a, b in ((key, expected_key), (value, expected_value)))
-
-
-def _use_latent_layers(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replaces the unused dynamic layers in the cache of a model's call. Offloaded caches keep theirs: a LatentLayer's buffers
-    would stay on the device, and would be made again at every step."""
-    for cache in (*args, *kwargs.values()):
-        if not isinstance(cache, Cache) or cache.offloading:
-            continue
-        cache.layers[:] = [_LAYERS[type(layer)]() if _is_replaced(layer) else layer for layer in cache.layers]
-        if cache.layer_class_to_replicate is DynamicLayer:
-            cache.layer_class_to_replicate = LatentLayer
-
-
-def _is_replaced(layer: torch.nn.Module) -> bool:
-    return type(layer) in _LAYERS and not layer.is_initialized and not getattr(layer, "is_indexer_initialized", False)

@@ -22,8 +22,10 @@ from decodestep._base.checks import refuse
 from decodestep.errors import ModelError
 from decodestep.files.gguf_file import GgufFile, Tensor
 from decodestep.files.tensor_values import can_be_read, read_float32
+from decodestep.integrations.transformers import grouped_attention
 from decodestep.integrations.transformers.block_weight import Blocks, BlockWeight
 from decodestep.integrations.transformers.gguf_placement import Placement, Rows
+from decodestep.integrations.transformers.latent_layer import grow_in_place
 from decodestep.weights.file_weight import FilePart, FileWeight
 from decodestep.weights.packed import DENSE_FORMATS, Format, PackedWeight
 
@@ -146,6 +148,10 @@ class BlockQuantizer(GgufHfQuantizer):  # type: ignore[misc]
                 weight.blocks = weight.blocks.packed()
         if any(weight.blocks.stacked for weight in weights):
             model.set_experts_implementation("eager")  # expert by expert; the others would decode all at each call
+        for part in model.modules():
+            if isinstance(part, PreTrainedModel):
+                grouped_attention.use_in(part)
+                part.register_forward_pre_hook(grow_in_place, with_kwargs=True)
         del self._file  # which cannot be copied with the model
         model._weight_conversions = None  # from the names of the file, as transformers' own quantiser
         return model

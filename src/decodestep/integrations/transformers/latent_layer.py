@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 
 from decodestep.integrations.transformers import huge_pages
 from decodestep.integrations.transformers.few_rows import is_watched
@@ -67,6 +67,26 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
 
 class IndexedLatentLayer(LatentLayer, DynamicIndexedLayer):  # type: ignore[misc]
     """A `LatentLayer` that also holds the keys of a sparse attention's indexer, as its base class does."""
+
+
+_LAYERS = {DynamicLayer: LatentLayer, DynamicIndexedLayer: IndexedLatentLayer}
+
+
+def grow_in_place(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A forward pre-hook: replaces transformers' own dynamic layers in the caches of a call, with what they hold. Offloaded
+    caches keep theirs: a LatentLayer's buffers would stay on the device, and would be made again at every step."""
+    for cache in (*args, *kwargs.values()):
+        if not isinstance(cache, Cache) or cache.offloading:
+            continue
+        cache.layers[:] = [_growing(layer) if type(layer) in _LAYERS else layer for layer in cache.layers]
+        if cache.layer_class_to_replicate is DynamicLayer:
+            cache.layer_class_to_replicate = LatentLayer
+
+
+def _growing(layer: DynamicLayer) -> LatentLayer:
+    replaced = _LAYERS[type(layer)]()
+    vars(replaced).update(vars(layer))
+    return replaced
 
 
 def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor | None]:
