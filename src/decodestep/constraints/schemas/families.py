@@ -210,7 +210,7 @@ class Families:
         ]
         if not leaves and not groups:
             return
-        empty = {leaf for leaf in leaves if not leaf_schemas(leaf)}
+        empty: set[Shape] = {leaf for leaf in leaves if not leaf_schemas(leaf)}
         leaves = [leaf for leaf in leaves if leaf not in empty]
         grammars = [f"start: value\nvalue: {' | '.join(map(embedded, leaf_schemas(leaf)))}" for leaf in leaves]
         grammars += [f"start: NAME\nNAME: {names.terminal}" for _, _, names in groups]
