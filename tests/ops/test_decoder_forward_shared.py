@@ -110,8 +110,16 @@ def test_prefixes_shared_at_random(seed):
     check(weights(SIZES[seed % 2], Format.Q8_0, rng), random_pattern(rng), rng, cache=cache)
 
 
-@pytest.mark.parametrize("name", ["windows of 16 and 300", "sinks, window of 257", 
-                                  "capped scores, sinks, windows of 16 and 300", "keys of another layer", "layers of two sizes"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "windows of 16 and 300",
+        "sinks, window of 257",
+        "capped scores, sinks, windows of 16 and 300",
+        "keys of another layer",
+        "layers of two sizes",
+    ],
+)
 @pytest.mark.parametrize("pattern", ["all", "forked twice"])
 def test_shared_prefixes_with_windows_and_sinks(name, pattern, rng):
     check(made(name, Format.Q8_0, rng), PATTERNS[pattern], rng)
