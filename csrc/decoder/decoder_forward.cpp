@@ -4,6 +4,7 @@
 #include "decoder/grouped_attention_part.h"
 #include "decoder/latent_attention_part.h"
 #include "decoder/recurrent_part.h"
+#include "decoder/team_size.h"
 #include "linear/unpack_linear_panels.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -210,7 +211,9 @@ void gather_embeddings(const DecoderForward& step, float* x) {
 
 }  // namespace
 
-void decoder_forward(const DecoderForward& step) {
+void decoder_forward(const DecoderForward& call) {
+    DecoderForward step = call;
+    step.threads = team_size(call);
     StepBuffers buffers;
     DecoderPlan plan(step, buffers);
     gather_embeddings(step, plan.x);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,6 +63,28 @@ def test_callers_at_once(rng):
         for number, results in enumerate(callers.map(work, range(18))):
             for result, alone in zip(results, expected[number % 3], strict=True):
                 assert np.array_equal(result, alone)
+
+
+def threads_of_a_step(tokens: int, layers: int, vocab: int) -> None:
+    """How many threads a process has started for a step that may have 64."""
+    rng, tasks = np.random.default_rng(0), Path("/proc/self/task")
+    with ds.use_threads(1):
+        call = step(weights(Sizes(layers=layers, vocab=vocab), Format.Q8_0, rng), [tokens], rng)
+    before = len(list(tasks.iterdir()))
+    with pytest.MonkeyPatch.context() as patch, ds.use_threads(64):
+        patch.setattr("decodestep._base.threads.thread_limit", lambda: 64)
+        ds.decoder_forward(**call | {"wanted": np.array([tokens - 1])})
+    print(len(list(tasks.iterdir())) - before + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's list of a process's threads")
+@pytest.mark.parametrize(("tokens", "layers", "vocab", "expected"), [(1, 3, 50, 16), (600, 1, 40000, 64)])
+def test_a_step_has_as_many_threads_as_it_is_worth(tokens, layers, vocab, expected):
+    ran = processes.run_python(
+        f"import test_decoder_forward_threads as t; t.threads_of_a_step({tokens}, {layers}, {vocab})"
+    )
+    assert (ran.returncode, ran.stdout) == (0, f"{expected}\n"), ran.stderr
 
 
 def memory_of_callers(threads: int) -> None:
