@@ -85,7 +85,7 @@ def grow_in_place(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 def _growing(layer: DynamicLayer) -> LatentLayer:
     replaced = _LAYERS[type(layer)]()
-    vars(replaced).update(vars(layer))
+    replaced.__dict__.update(vars(layer))
     return replaced
 
 
