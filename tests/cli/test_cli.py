@@ -404,11 +404,14 @@ def test_env_describes_the_default_model_by_its_name(model, capsys):
     assert described[0] == described[1]
 
 
-def test_env_tells_a_models_numbers_with_their_units(model, capsys):
+@pytest.mark.parametrize("load", [0.4, 700.0])
+def test_env_tells_a_models_numbers_with_their_units(model, capsys, monkeypatch, load):
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
     assert cli.main(["env", "--model", str(model.path)]) == 0
     text = capsys.readouterr().out
     assert re.search(r"Q4_1 [\d.]+ MiB, Q8_0", text) and f"bfloat16, {model.cache.page_bytes / 2**14:.1f} KiB per token" in text
     assert re.search(r"at most [\d.]+ tokens/s of one sequence: a token reads [\d.]+ MiB of weights, memory [\d.]+ GB/s", text)
+    assert ("beside other programs (a load of 700.0)" in text) == (load == 700)
     assert "_bytes" not in text and "a_second" not in text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,8 @@ def _in_words(facts: dict[str, Any]) -> dict[str, str]:
         f"at most {facts['tokens_a_second_at_most']:.4g} tokens/s of one sequence: a token reads "
         f"{facts['weight_bytes'] / 2**20:.1f} MiB of weights, memory {facts['memory_bytes_a_second'] / 1e9:.1f} GB/s"
     )
+    if (load := os.getloadavg()[0]) >= threads() / 2:
+        words["decoding"] += f", measured beside other programs (a load of {load:.1f}), without which it is more"
     return words
 
 

@@ -27,7 +27,7 @@ def register_gguf(*, activations: str = "int8") -> GgufRegistration:
     GGUF files is this library's, for every architecture that it reads: matrices of the model are `BlockWeight`s, which are
     multiplied as by `linear`, and embeddings are rows of blocks. A model whose attention would be sdpa's gets the
     implementation "decodestep_grouped", and dynamic caches that it is called with grow in place (`LatentLayer`): torch would do
-    both on threads of its own, which would spin on the cores that products need. Models that are loaded already do not change.
+    both on threads of its own, which would spin on the cores of the products. Models that are loaded already do not change.
     Rows that transformers reorders or joins are moved as blocks. Tensors in blocks without a product here, such as IQ2_XS, or
     that transformers converts in another way, are decoded to floats as it does, with a warning that names them. With
     `quantization_config=GgufConfig(dequantize=True)` all are.

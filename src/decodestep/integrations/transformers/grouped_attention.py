@@ -70,7 +70,7 @@ def _are_few(query: Tensor, *others: Tensor) -> bool:
 
 
 def _follow(cache: Tensor) -> bool:
-    """Whether each head of a cache (B, G, T, width) is in C order, and the heads of all rows are one axis."""
+    """Whether each head of a cache (B, G, T, width) is in C order, and heads follow at one distance: they are one axis."""
     in_order = cache.stride(3) == 1 and cache.stride(2) == cache.shape[3]
     return in_order and (cache.shape[0] == 1 or cache.stride(0) == cache.shape[1] * cache.stride(1))
 
