@@ -306,7 +306,8 @@ def test_blocks_batches_and_threads_change_no_bit(format_, case, rng):
 
 
 def bits_of_steps() -> str:
-    """Of every case and kind of format: logits of a prompt of two splits of keys, of two together, and of a step after."""
+    """Of every case and kind of format, and of steps that select: logits of a prompt of two splits of keys, of two together,
+    and of a step after."""
     rng, digest = np.random.default_rng(3), {}
     for case in CASES:
         for format_ in (Format.F32, Format.BF16, Format.Q8_0):
@@ -314,6 +315,10 @@ def bits_of_steps() -> str:
             w = latent_weights(format_, rng, **CASES[case])
             call = step(w, [270, 40], rng, cache=cache, byte_latents=format_ == Format.BF16)
             digest[case, format_.name] = sha256(parts(call, [200, 309]).tobytes()).hexdigest()[:8]
+    for case in SELECTING:
+        for kept, caches in INDEXED.items():
+            call = step(latent_weights(Format.Q8_0, rng, **SELECTING[case]), [270, 40], rng, **caches)
+            digest[case, kept] = sha256(parts(call, [200, 309]).tobytes()).hexdigest()[:8]
     return str(digest)
 
 
