@@ -72,7 +72,8 @@ def _check(decoder: Decoder, pool: PagePool, pair: object) -> tuple[CachedSequen
     if not tokens:
         refuse(_OP, "batch", f"of one or more token ids in [0, {config.vocab_size}) for each sequence", ids)
     length = len(sequence) + len(tokens)
-    require(length <= config.context, _OP, "batch", f"of sequences no longer than {config.context_in_words}", length)
+    if length > config.context:
+        refuse(_OP, "batch", f"of sequences no longer than {config.context_in_words}", length)
     return sequence, tokens
 
 
