@@ -1,6 +1,7 @@
 #include "tensor_scatter/tensor_scatter.h"
 
 #include <array>
+#include <limits>
 
 #include "bindings/bindings.h"
 #include "bindings/numpy_array.h"
@@ -132,8 +133,8 @@ bool reaches_into(const Folded& a, const uint8_t* begin, size_t size) {
 }
 
 // The first rows of a batch, of which None are zeros; nothing where they are another kind of object or out of bounds.
-// room: up to where rows may begin, or nothing where they wrap.
-std::optional<std::vector<int64_t>> first_rows_of(nb::handle starts, size_t batch, std::optional<size_t> room) {
+// least, most: where rows may begin.
+std::optional<std::vector<int64_t>> first_rows_of(nb::handle starts, size_t batch, int64_t least, int64_t most) {
     std::vector<int64_t> rows(batch, 0);
     if (starts.is_none()) return rows;
     if (!NumpyArray::is(starts.ptr())) return std::nullopt;
@@ -143,7 +144,7 @@ std::optional<std::vector<int64_t>> first_rows_of(nb::handle starts, size_t batc
     const char* at = static_cast<const char*>(given.data());
     for (size_t b = 0; b < batch; ++b, at += given.stride(0)) {
         rows[b] = wide ? *reinterpret_cast<const int64_t*>(at) : *reinterpret_cast<const int32_t*>(at);
-        if (room && (rows[b] < 0 || static_cast<uint64_t>(rows[b]) > *room)) return std::nullopt;
+        if (rows[b] < least || rows[b] > most) return std::nullopt;
     }
     return rows;
 }
@@ -182,8 +183,10 @@ nb::object call_tensor_scatter_in_place(nb::handle cache_object, nb::handle upda
     if (!to || !from || from->is_empty() || !cache.is_writeable()) return declined;
     const std::optional<size_t> extent = extent_of_distinct_items(*to);
     if (!extent || reaches_into(*from, to->data, *extent)) return declined;
-    const auto room = linear ? std::optional(to->rows - from->rows) : std::nullopt;
-    const std::optional<std::vector<int64_t>> first_rows = first_rows_of(starts, to->batch, room);
+    using Limits = std::numeric_limits<int64_t>;
+    const int64_t least = linear ? 0 : Limits::min(), room = static_cast<int64_t>(to->rows - from->rows);
+    const std::optional<std::vector<int64_t>> first_rows =
+        first_rows_of(starts, to->batch, least, linear ? room : Limits::max());
     if (!first_rows) return declined;
     const TensorScatter args = call_of(*to, *from, *first_rows);
     const ReleasedGil released;

@@ -73,8 +73,15 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
 // Eight vectors hold four accumulators beside the weights and activations.
 constexpr size_t kRowTileTokens = kManyRegisters ? 4 : 2;
 constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
-// One token with dense rows: a core reads memory faster in four streams than in one or two.
+// Dense rows are plain values, so that reading them is most of the cost of a product with few tokens: a core reads
+// memory faster in four streams than in one or two.
 constexpr size_t kRowStreams = 4;
+// As many tokens as have their sums in registers beside the four rows.
+constexpr size_t kStreamTokens = kManyRegisters ? 4 : 1;
+
+constexpr bool are_streamed(Format format, size_t tokens) {
+    return traits(format).is_dense() && (tokens == 1 || kStreamTokens > 1);
+}
 
 // Outputs [n, n + kRowTileOutputs) of all tokens.
 template <Format F>
@@ -89,25 +96,40 @@ DECODESTEP_INLINE void all_tokens(const Linear& a, size_t n) {
         tile<F, kRowTileOutputs, 1>(a.w.row(n), a.w.stride, x, a.x_stride, a.w.in, y, a.y_stride);
 }
 
-// Outputs of one token with dense rows, starting at `first`: as many as fill equal streams before `last`; returns the
-// next output. Each stream reads its rows from end to end, so that the hardware prefetcher follows it from row to row.
-// Reading rows side by side would give short streams, which conflict in the cache if a row's length is a multiple of a
-// page.
+// kRowStreams outputs, `distance` rows apart, of T tokens from `t` on.
+template <Format F, size_t T>
+DECODESTEP_INLINE void stream_tile(const Linear& a, size_t n, size_t distance, size_t t) {
+    float y[T][kRowStreams];
+    tile<F, kRowStreams, T, false>(a.w.row(n), distance * a.w.stride, a.x + static_cast<ptrdiff_t>(t) * a.x_stride,
+                                   a.x_stride, a.w.in, y[0], kRowStreams);
+    for (size_t i = 0; i < T; ++i)
+        for (size_t s = 0; s < kRowStreams; ++s)
+            a.y[static_cast<ptrdiff_t>(t + i) * a.y_stride + static_cast<ptrdiff_t>(n + s * distance)] = y[i][s];
+}
+
+// Outputs with dense rows, starting at `first`: as many as fill equal streams before `last`; returns the next output.
+// Each stream reads its rows from end to end, so that the hardware prefetcher follows it from row to row. Reading rows
+// side by side would give short streams, which conflict in the cache if a row's length is a multiple of a page.
 template <Format F>
 DECODESTEP_INLINE size_t stream_rows(const Linear& a, size_t first, size_t last) {
     const size_t rows = (last - first) / kRowStreams;
     for (size_t n = first; n < first + rows; ++n) {
-        float y[kRowStreams];
-        tile<F, kRowStreams, 1, false>(a.w.row(n), rows * a.w.stride, a.x, 0, a.w.in, y, 0);
-        for (size_t s = 0; s < kRowStreams; ++s) a.y[n + s * rows] = y[s];
+        size_t t = 0;
+        for (; t + kStreamTokens <= a.tokens; t += kStreamTokens) stream_tile<F, kStreamTokens>(a, n, rows, t);
+        if constexpr (kStreamTokens == 4) {
+            if (a.tokens - t == 3) stream_tile<F, 3>(a, n, rows, t);
+            if (a.tokens - t == 2) stream_tile<F, 2>(a, n, rows, t);
+            if (a.tokens - t == 1) stream_tile<F, 1>(a, n, rows, t);
+        }
     }
     return first + rows * kRowStreams;
 }
 
-// Whether this many tokens are multiplied in blocks. Float32 rows have nothing to widen, which pays for copying the
+// Whether this many tokens are multiplied in blocks: where widening the rows once for all of them pays for copying the
 // tokens.
 constexpr bool are_many(Format format, size_t tokens) {
-    return tokens > (format == Format::f32 ? 2 : 1) * kRowTileTokens;
+    const bool is_widened_soon = format == Format::f32 || (kStreamTokens > 1 && traits(format).is_dense());
+    return tokens > (is_widened_soon ? 2 : 1) * kRowTileTokens;
 }
 constexpr size_t kLeastGroups = 3;  // of rows in a task: the first group of a task has not been prefetched
 
@@ -116,7 +138,7 @@ template <Format F>
 void multiply_rows(const Linear& a, size_t first, size_t last) {
     size_t n = first;
     if constexpr (is_dense<F>)
-        if (a.tokens == 1) n = stream_rows<F>(a, first, last);
+        if (are_streamed(F, a.tokens)) n = stream_rows<F>(a, first, last);
     for (; n + kRowTileOutputs <= last; n += kRowTileOutputs) all_tokens<F>(a, n);
     for (; n < last; ++n)
         for (size_t t = 0; t < a.tokens; ++t)
@@ -168,7 +190,8 @@ void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, cons
 size_t rows_of_task(const RowWeight& w, size_t tokens) {
     const bool many = are_many(w.format, tokens);
     const size_t unit = many ? kGroupRows : kRowTileOutputs;
-    const size_t least = many ? kLeastGroups * kGroupRows : tokens == 1 ? 4 * kRowStreams : unit;
+    const bool streamed = are_streamed(w.format, tokens);
+    const size_t least = many ? kLeastGroups * kGroupRows : streamed ? 4 * kRowStreams : unit;
     return std::max(least, (size_t{1} << 17) / (w.in * tokens + 1) / unit * unit);
 }
 

@@ -70,22 +70,8 @@ def test_every_family(tmp_path, family, refuses_to_convert):
 
 
 KINDS = [
-    "F32",
-    "F16",
-    "BF16",
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q8_0",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "IQ4_NL",
-    "MXFP4",
-]
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
