@@ -17,8 +17,8 @@ Steps are timed without sampling: from a token to the next logits. Each round ti
 likely tokens are the peer's, except near ties. The floor of a decoded token is one read of the weights and of the cache, at the
 bandwidth of plain reads in the same rounds. llama.cpp runs with and without flash attention; the faster is the peer. Its PLM
 graph takes one token per pass, and so no batch. A batch is also compared with its rows one after another.
-Samples are a batch of one prompt of the longest context, beside rows of prompts that differ in their first token. Accuracy: the KL
-divergence from transformers in float32, teacher-forced, and how often the most likely token agrees.
+Samples are a batch of one prompt of the longest context, beside rows of prompts that differ in their first token. Accuracy:
+the KL divergence from transformers in float32, teacher-forced, and how often the most likely token agrees.
 """
 
 from __future__ import annotations
@@ -233,9 +233,9 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 
 def main() -> None:
-    chosen = options(__doc__, rounds=7, cases=("decode", "prefill", "batch", "samples"), contexts=(100, 1000), prompts=(40, 400),
-                     batch=8, dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("",), layers=0,
-                     experts=0, threads=(1,), folder=tempfile.gettempdir(), least={"layers": 0, "experts": 0},
+    chosen = options(__doc__, rounds=7, cases=("decode", "prefill", "batch", "samples"), contexts=(100, 1000),
+                     prompts=(40, 400), batch=8, dtype="auto", transformers="", positions=2000, file="", model=("",),
+                     kind=("",), layers=0, experts=0, threads=(1,), folder=tempfile.gettempdir(), least={"layers": 0, "experts": 0},
                      choices={"cases": CASES, "transformers": ["", "float32", "bfloat16"],
                               "model": ["", *random_models.SHAPES], "kind": ["", *random_models.KINDS],
                               "dtype": DTYPES})  # fmt: skip

@@ -27,6 +27,7 @@ def alone(length: int) -> Branch:
     return Branch(0, 0, length)
 
 
+KEPT = ("keys", "values", "index_keys", "page_table")
 PATTERNS = {
     "none": [alone(700), alone(600), alone(30)],
     "all": [alone(700), *(Branch(0, 688, 690 + i) for i in range(7))],
@@ -82,11 +83,8 @@ def check(w: Any, pattern: list[Branch], rng: np.random.Generator, **kinds: Any)
             call = copied(shared)
             prompts = ds.decoder_forward(**call)  # of all: each attends to what another has written
             assert np.array_equal(prompts[-1], expected[-1])
-            assert np.array_equal(ds.decoder_forward(**rows({**own, **{name: call[name] for name in call if name in KEPT}}, last)),
-                                  expected[last])  # fmt: skip
-
-
-KEPT = ("keys", "values", "index_keys", "page_table")
+            step_of_all = rows({**own, **{name: call[name] for name in KEPT if name in call}}, last)
+            assert np.array_equal(ds.decoder_forward(**step_of_all), expected[last])
 
 
 @pytest.fixture(autouse=True)
@@ -110,8 +108,16 @@ def test_prefixes_shared_at_random(seed):
     check(weights(SIZES[seed % 2], Format.Q8_0, rng), random_pattern(rng), rng, cache=cache)
 
 
-@pytest.mark.parametrize("name", ["windows of 16 and 300", "sinks, window of 257", "capped scores, sinks, windows of 16 and 300",
-                                  "keys of another layer", "layers of two sizes"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "windows of 16 and 300",
+        "sinks, window of 257",
+        "capped scores, sinks, windows of 16 and 300",
+        "keys of another layer",
+        "layers of two sizes",
+    ],
+)
 @pytest.mark.parametrize("pattern", ["all", "forked twice"])
 def test_shared_prefixes_with_windows_and_sinks(name, pattern, rng):
     check(made(name, Format.Q8_0, rng), PATTERNS[pattern], rng)

@@ -81,9 +81,7 @@ def threads_of_a_step(tokens: int, layers: int, vocab: int) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's list of a process's threads")
 @pytest.mark.parametrize(("tokens", "layers", "vocab", "expected"), [(1, 3, 50, 16), (600, 1, 40000, 64)])
 def test_a_step_has_as_many_threads_as_it_is_worth(tokens, layers, vocab, expected):
-    ran = processes.run_python(
-        f"import test_decoder_forward_threads as t; t.threads_of_a_step({tokens}, {layers}, {vocab})"
-    )
+    ran = processes.run_python(f"import test_decoder_forward_threads as t; t.threads_of_a_step({tokens}, {layers}, {vocab})")
     assert (ran.returncode, ran.stdout) == (0, f"{expected}\n"), ran.stderr
 
 
