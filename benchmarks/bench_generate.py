@@ -235,8 +235,8 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def main() -> None:
     chosen = options(__doc__, rounds=7, cases=("decode", "prefill", "batch", "samples"), contexts=(100, 1000),
                      prompts=(40, 400), batch=8, dtype="auto", transformers="", positions=2000, file="", model=("",),
-                     kind=("",), layers=0,
-                     experts=0, threads=(1,), folder=tempfile.gettempdir(), least={"layers": 0, "experts": 0},
+                     kind=("",), layers=0, experts=0, threads=(1,), folder=tempfile.gettempdir(),
+                     least={"layers": 0, "experts": 0},
                      choices={"cases": CASES, "transformers": ["", "float32", "bfloat16"],
                               "model": ["", *random_models.SHAPES], "kind": ["", *random_models.KINDS],
                               "dtype": DTYPES})  # fmt: skip

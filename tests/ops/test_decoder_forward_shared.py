@@ -27,6 +27,7 @@ def alone(length: int) -> Branch:
     return Branch(0, 0, length)
 
 
+KEPT = ("keys", "values", "index_keys", "page_table")
 PATTERNS = {
     "none": [alone(700), alone(600), alone(30)],
     "all": [alone(700), *(Branch(0, 688, 690 + i) for i in range(7))],
@@ -82,11 +83,8 @@ def check(w: Any, pattern: list[Branch], rng: np.random.Generator, **kinds: Any)
             call = copied(shared)
             prompts = ds.decoder_forward(**call)  # of all: each attends to what another has written
             assert np.array_equal(prompts[-1], expected[-1])
-            kept = {name: call[name] for name in call if name in KEPT}
-            assert np.array_equal(ds.decoder_forward(**rows({**own, **kept}, last)), expected[last])
-
-
-KEPT = ("keys", "values", "index_keys", "page_table")
+            step_of_all = rows({**own, **{name: call[name] for name in KEPT if name in call}}, last)
+            assert np.array_equal(ds.decoder_forward(**step_of_all), expected[last])
 
 
 @pytest.fixture(autouse=True)
