@@ -40,7 +40,7 @@ class Host(NamedTuple):
     file: str = "test_*.py"  # of those that name the module
 
 
-AGENTS = ("instructor", "langchain-openai", "litellm", "llm", "openai-agents", "pydantic-ai-slim[anthropic,openai]")
+AGENTS = ("instructor", "langchain-openai", "litellm", "llm", "openai-agents", "pydantic-ai-slim>=2.68")
 HOSTS = {
     "agents": Host(None, "none", AGENTS, file="test_agent_clients.py"),
     "llama-cpp": Host("llama_cpp", ["llama_cpp_sampling.py", "MODEL"]),
