@@ -41,7 +41,7 @@ class Recall:
     """A decoder whose logits of a token are all tokens of its sequence, as its pages hold them."""
 
     class config:  # noqa: N801
-        vocab_size, context = VOCAB, 200
+        vocab_size, context, context_in_words = VOCAB, 200, "the context of 200 tokens"
 
     def logits(self, batch, pages):
         tokens, sequence, positions, page_table, wanted, long = batch[:6]
