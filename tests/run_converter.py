@@ -27,6 +27,7 @@ from support.families import CASES
 
 # What the converter needs of a published config.json, and transformers' classes neither read nor write.
 PUBLISHED: dict[str, dict[str, Any]] = {"cohere2": {"rotary_pct": 1.0}, "deepseek_v3": {"scoring_func": "sigmoid"}}
+_ENDED = "llama.cpp ended the process"
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # where the peers are
 
 
@@ -34,29 +35,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="SOURCE", help="a copy of llama.cpp's repository")
     parser.add_argument("families", nargs="*", metavar="model_type", help="all with a GGUF architecture by default")
-    parser.add_argument("--size", type=int, help="one of a family's small models, by its place in tests/support/families")
     options = parser.parse_args()
     if unknown := set(options.families) - set(CASES):
         parser.error(f"no model_type {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    if options.size is not None:
-        sys.path[:0] = [str(options.source), str(options.source / "gguf-py")]
-        print(_compared(options.families[0], options.size))
-        return
     for family in options.families or CASES:
         for size in sorted({*CASES[family].in_gguf, CASES[family].written[0]}):
             print(f"{family} {size}: {_in_a_process(options.source, family, size)}", flush=True)
 
 
 def _in_a_process(source: Path, family: str, size: int) -> str:
-    """Of its own, since llama.cpp aborts at what it does not take."""
-    command = [sys.executable, __file__, str(source), family, "--size", str(size)]
-    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"GGML_NO_BACKTRACE": "1"})
+    """Of its own, since llama.cpp aborts at what it does not take, and its gguf package is another one than that installed."""
+    paths = [source, source / "gguf-py", Path(__file__).parent, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"GGML_NO_BACKTRACE": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    command = [sys.executable, "-c", f"import run_converter; print(run_converter.compare({family!r}, {size}))"]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
     if run.returncode == 0:
         return run.stdout.strip().splitlines()[-1]
-    return " ".join(run.stderr.partition("Traceback")[2].splitlines()[-4:]) or run.stderr.strip().splitlines()[-1]
+    lines = run.stderr.strip().splitlines()
+    return next((line for line in lines if line.endswith(_ENDED)), " ".join(lines[-4:]))
 
 
-def _compared(family: str, size: int) -> str:
+def compare(family: str, size: int) -> str:
     """As that file of the family which llama.cpp takes, where that is said to be of this size."""
     written, changes = CASES[family].written
     theirs = family_models.build_model(family, size, **(changes if size == written else {}))
@@ -72,7 +71,7 @@ def _compared(family: str, size: int) -> str:
             f"transformers {family_models.relative(logits, family_models.model_logits(theirs, ids)):.1e}",
         ]
         if find_spec("llama_cpp") is not None:
-            print(*said, "llama.cpp ended the process", sep=", ", file=sys.stderr)  # which is read if it does
+            print(*said, _ENDED, sep=", ", file=sys.stderr)  # which is read if it does
             said.append(_from_llama_cpp(logits, ids, file))
     return ", ".join(said)
 
