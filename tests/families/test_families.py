@@ -360,7 +360,7 @@ def test_tokens_that_a_constraint_decides_are_rotated_as_if_drawn_one_by_one(lon
             patch.setattr(model.decoder, "logits", lambda *given: found.append(run(*given)) or found[-1])
             if not forced:
                 patch.setattr(ConstraintLogitsProcessor, "forced_tokens", lambda *row: [])
-            ds.generate(model, [ids[:length].tolist()], params)
+            ds.generate(model, [ids[:length].tolist()], params, draft=None)
         return found[-1][-1], len(found)
 
     params = ds.SamplingParams(regex="-{40}[a-z]{2}", seed=1, max_new_tokens=41)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from decodestep.integrations.transformers.visible_keys import VisibleKeys
 NAME = "decodestep_grouped"
 _DTYPES = (torch.float32, torch.bfloat16)
 _LEFT_TO_SDPA = ("position_bias", "cache", "softcap", "output_attentions")  # which serves or refuses them
-_READ_THE_NAME = ("gemma4", "glm5_next")  # models that do something else where their attention is named "sdpa"
+# Models that do something else where their attention is named "sdpa".
+_READ_THE_NAME = re.compile("gemma4|glm5_next")
 
 
 def use_in(model: PreTrainedModel) -> None:
     """Switches a model from sdpa, if it has that."""
-    other = model.config.model_type.startswith(_READ_THE_NAME)
+    other = _READ_THE_NAME.match(model.config.model_type)
     if model._supports_attention_backend and model.config._attn_implementation == "sdpa" and not other:
         model.set_attn_implementation(NAME)
 
