@@ -11,7 +11,8 @@
 With --model, files of the models' shapes with random weights are written to the folder and run one after another, in each kind
 (Q4_0 if none is named) and on each number of threads. They have all layers and experts unless --layers and --experts say fewer,
 for a machine whose memory is short; each file's line says how many. DECODESTEP_ISA=avx2 measures a lower instruction set;
-LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one.
+LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one. IK_LLAMA_BENCH names the llama-bench of ik_llama.cpp, which is
+then a peer of single sequences, with its weights as they are and in its own layouts; its results are not compared.
 
 Steps are timed without sampling: from a token to the next logits. Each round times every peer once. Verified first: the most
 likely tokens are the peer's, except near ties. The floor of a decoded token is one read of the weights and of the cache, at the
@@ -41,7 +42,8 @@ from decodestep._base.checks import Phrase, require
 from decodestep.decoding.step_decoder import PANEL_FORMATS, QUANTISED, StepDecoder
 from decodestep.models import DEFAULT_MODEL
 from measuring import random_models
-from measuring.harness import Call, Report, options, run_main, torch
+from measuring.harness import Call, Report, Reported, Timed, options, run_main, torch
+from peers import ik_llama
 
 try:
     from peers.llama_cpp_model import LlamaCpp
@@ -153,8 +155,17 @@ def verify(made: dict[str, Any]) -> None:
             assert ours[theirs.argmax()] > ours.max() - 2 and theirs[ours.argmax()] > theirs.max() - 2, name
 
 
-def calls(made: dict[str, Any], verb: Callable[[Any], Call]) -> dict[str, Call]:
+def calls(made: dict[str, Any], verb: Callable[[Any], Call]) -> dict[str, Timed]:
     return {name: verb(peer) for name, peer in made.items()}
+
+
+def ik_calls(model: ds.Model, threads: int, tokens: int, context: int | None) -> dict[str, Timed]:
+    """Those of ik_llama.cpp's program, if it is named: of the model's file as it is, and in its own layouts."""
+
+    def call(repacked: bool) -> Reported:
+        return Reported(lambda: ik_llama.seconds_of(model.path, threads, tokens, context=context, repacked=repacked))
+
+    return {f"ik_llama.cpp{', repacked' * repacked}": call(repacked) for repacked in (False, True) if ik_llama.BINARY}
 
 
 def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int = 1) -> None:
@@ -168,7 +179,7 @@ def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int
             peer.prefill()
     read = bytes_of_a_step(model, context, rows)
     name = chosen.about + f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
-    timed = calls(made, lambda peer: peer.decode)
+    timed = calls(made, lambda peer: peer.decode) | (ik_calls(model, report.threads, STEPS, context) if rows == 1 else {})
     if rows > 1 and LlamaCpp:
         alone = Theirs(model.path, ids, report.threads, flash_attention=True)
         alone.prefill()
@@ -179,7 +190,8 @@ def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int
 def prefill(model: ds.Model, report: Report, chosen: Any, prompt: int) -> None:
     made = peers(model, tokens_of(model, prompt), chosen, report.threads)
     verify(made)
-    report.case(f"{chosen.about}prefill, {prompt} tokens", calls(made, lambda peer: peer.prefill), chosen.rounds)
+    timed = calls(made, lambda peer: peer.prefill) | ik_calls(model, report.threads, prompt, None)
+    report.case(f"{chosen.about}prefill, {prompt} tokens", timed, chosen.rounds)
 
 
 def samples(model: ds.Model, report: Report, chosen: Any, context: int) -> None:

@@ -54,6 +54,15 @@ class Prepared(NamedTuple):
     call: Call
 
 
+class Reported(NamedTuple):
+    """A program that is run once in a round, and says itself how many seconds it took."""
+
+    seconds: Callable[[], float]
+
+
+Timed = Call | Prepared | Reported
+
+
 def options(
     doc: str | None, choices: Mapping[str, Any] | None = None, least: Mapping[str, int] | None = None, **extra: Any
 ) -> argparse.Namespace:
@@ -120,7 +129,7 @@ def run_main(main: Callable[[], None]) -> None:
 
 
 def rounds_of(
-    calls: Mapping[str, Call | Prepared],
+    calls: Mapping[str, Timed],
     rounds: int,
     batch_seconds: float = 2e-3,
     budget: float = CASE_SECONDS,
@@ -138,7 +147,8 @@ def rounds_of(
         if seconds > slowest and name != first:
             print(f"left out: {name} takes {duration(seconds)} a call")
             continue
-        batches[name] = max(1, int(batch_seconds / max(_seconds(call, 1), 1e-7)))
+        once = isinstance(call, Reported)
+        batches[name] = 1 if once else max(1, int(batch_seconds / max(_seconds(call, 1), 1e-7)))
     calls = {name: calls[name] for name in batches}
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + budget
@@ -147,13 +157,15 @@ def rounds_of(
             break
         for name, call in calls.items():
             lead_in = time.perf_counter() + LEAD_IN_SECONDS
-            while time.perf_counter() < lead_in:
+            while not isinstance(call, Reported) and time.perf_counter() < lead_in:
                 _seconds(call, 1)
             times[name].append(_seconds(call, batches[name]) / batches[name])
     return times
 
 
-def _seconds(call: Call | Prepared, count: int) -> float:
+def _seconds(call: Timed, count: int) -> float:
+    if isinstance(call, Reported):
+        return sum(call.seconds() for _ in range(count))
     if isinstance(call, Prepared):
         total = 0.0
         for _ in range(count):
@@ -179,7 +191,7 @@ class Report:
     def case(
         self,
         case: str,
-        calls: Mapping[str, Call | Prepared],
+        calls: Mapping[str, Timed],
         rounds: int,
         floor_bytes: float | None = None,
         *,

@@ -1,6 +1,9 @@
 // The extension module: every operator binds itself.
+#include <nanobind/stl/vector.h>
+
 #include "bindings/bindings.h"
 #include "core/isa.h"
+#include "core/parallel.h"
 
 #ifdef __clang__
 #define COMPILER "Clang " __clang_version__
@@ -13,6 +16,13 @@ NB_MODULE(_native, m) {
     current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &tier_name);
     m.def("compiler", [] { return COMPILER; });
+    m.def(
+        "pin_workers",
+        [](std::vector<int> cpus) {
+            require(!cpus.empty(), "at least one CPU must be named");
+            return pin_workers(std::move(cpus));
+        },
+        nb::arg("cpus"));
     m.def("tiers", [] { return nb::str(usable_tiers().c_str()); });
     bind_causal_conv1d(m);
     bind_checked_bytes(m);

@@ -1,5 +1,7 @@
 #include "core/parallel.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -50,6 +52,17 @@ class FirstError {
     std::atomic<bool> caught_{false};
     std::exception_ptr error_;
 };
+
+bool pin(pthread_t thread, int cpu) {
+#ifdef __linux__
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(cpu, &set);
+    return pthread_setaffinity_np(thread, sizeof set, &set) == 0;
+#else
+    return static_cast<void>(thread), static_cast<void>(cpu), false;
+#endif
+}
 
 // The job of one calling thread. A slot lives as long as the pool, so that a worker may look at a job that has just
 // ended; only `state_` says whether the worker may enter:
@@ -144,6 +157,14 @@ class Pool {
         return true;
     }
 
+    bool pin_workers(std::vector<int> cpus) {
+        const std::lock_guard lock(growing_);
+        cpus_ = std::move(cpus);
+        bool all = true;
+        for (size_t number = 1; number <= handles_.size(); ++number) all &= pin_worker(number);
+        return all;
+    }
+
   private:
     static constexpr size_t kSlots = 16;  // callers at once
     // Waking a thread takes a microsecond or two, so the workers that a job has wake those that it still wants: of a
@@ -163,12 +184,20 @@ class Pool {
         try {
             while (workers_.load(std::memory_order_relaxed) < wanted) {
                 const size_t number = static_cast<size_t>(workers_.load(std::memory_order_relaxed)) + 1;
-                std::thread([this, number] { serve(number); }).detach();
+                handles_.reserve(number);  // nothing may throw once the thread exists
+                std::thread worker([this, number] { serve(number); });
+                handles_.push_back(worker.native_handle());
+                worker.detach();
                 workers_.fetch_add(1, std::memory_order_relaxed);
+                pin_worker(number);  // or it runs elsewhere, if the process has lost that CPU meanwhile
             }
         } catch (const std::system_error&) {
             // The system provides no more threads: the job runs on those that exist.
         }
+    }
+
+    bool pin_worker(size_t number) const {
+        return cpus_.empty() || pin(handles_[number - 1], cpus_[number % cpus_.size()]);
     }
 
     void serve(size_t number) {
@@ -204,6 +233,8 @@ class Pool {
     std::array<JobSlot, kSlots> slots_;
     std::mutex growing_;
     std::atomic<int> workers_{0};
+    std::vector<pthread_t> handles_;  // of the workers, by number - 1
+    std::vector<int> cpus_;           // that they are pinned to
 };
 
 // A job of stages. The thread that ends the last share of a stage opens the next one, so that no thread is waited for
@@ -333,6 +364,8 @@ struct InsideJob {
 };
 
 }  // namespace
+
+bool pin_workers(std::vector<int> cpus) { return PerProcess<Pool>::get().pin_workers(std::move(cpus)); }
 
 void parallel_for(size_t tasks, int threads, void (*body)(void*, size_t), void* context) {
     if (tasks > 1 && threads > 1 && !inside_job) {

@@ -6,11 +6,16 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "core/division.h"
 #include "core/stage_share.h"
 
 namespace decodestep {
+
+// From now on, worker n, from 1, runs on cpus[n % cpus.size()] alone, also if it exists already; callers run where they
+// do. False if the system refuses a CPU, or does not let threads be pinned.
+bool pin_workers(std::vector<int> cpus);
 
 // Calls body(context, task) once for every task in [0, tasks), on the calling thread and up to threads - 1 workers.
 // Tasks are claimed one by one, so the caller never waits for a worker that has not started; it waits only for tasks

@@ -10,43 +10,13 @@
 #include "attention/mla_attention_tasks.h"
 #include "decoder/attention_plan.h"
 #include "decoder/index_plan.h"
+#include "decoder/member_memory.h"
 #include "decoder/panel_sweep.h"
 #include "decoder/recurrent_calls.h"
 #include "decoder/stage_kind.h"
 #include "decoder/step_buffers.h"
-#include "linear/forms.h"
-#include "mixture_of_experts/expert_rows.h"
 
 namespace decodestep::DECODESTEP_BUILD {
-
-struct Stage {
-    StageKind kind;
-    const DecoderLayer* layer;  // null after the last layer
-    size_t layer_number;
-    Forms forms;   // forms of the rows that the stage makes or reads
-    size_t sweep;  // of a product: the index of its PanelSweep
-};
-
-// Up to this many tokens, every member makes all activation rows for itself, which takes less time than another stage.
-constexpr size_t kMaxReplicatedTokens = 4;
-
-// Up to this many floats, every member merges the attention partials for itself.
-constexpr size_t kMaxReplicatedMerge = size_t{1} << 15;
-
-// The experts of all tokens in one layer: shared by all members, or each member's own.
-struct Routing {
-    size_t layer = ~size_t{0};  // the layer that `rows` belongs to
-    std::vector<int64_t> experts;
-    std::vector<float> weights;
-    ExpertRows rows;
-};
-
-// What only one member of the team uses.
-struct alignas(128) MemberMemory {
-    float* rows = nullptr;           // the rows that a product reads, if the members do not share them
-    const Stage* rows_of = nullptr;  // the stage for which they were made
-    Routing routing;
-};
 
 // What the members of the team share in a step. Shares change their own memory and `routing` alone.
 class DecoderPlan {
@@ -54,7 +24,7 @@ class DecoderPlan {
     DecoderPlan(const DecoderForward& step, StepBuffers& buffers)
         : step(step),
           decoder(*step.decoder),
-          replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
+          replicated_rows(std::max(step.tokens, step.rows) <= replicable(kMaxReplicatedTokens, step.threads)),
           query_width(decoder.latent.is_given() ? decoder.heads * decoder.head_dim
                                                 : in_blocks(decoder.heads * decoder.head_dim)),
           lengths(lengths_of(step)),
@@ -101,7 +71,8 @@ class DecoderPlan {
 
     // Whether the partials of divided bands are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
-        return plan.is_divided() && (!replicated_rows || plan.partials() * decoder.head_dim > kMaxReplicatedMerge);
+        const size_t most = replicated_rows ? replicable(kMaxReplicatedMerge, step.threads) : 0;
+        return plan.is_divided() && plan.partials() * decoder.head_dim > most;
     }
 
     // The partials of divided bands from one on, for heads of this width.

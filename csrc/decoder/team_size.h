@@ -3,7 +3,7 @@
 // A thread more takes its part of the work, and costs every stage the cache lines by which it joins: those that it
 // reads of what others have just written, and those by which it tells that it has ended. The time of S stages with W of
 // work on n threads is about W / n + S * n * (the cost of joining a stage), which is least with n = sqrt(W / (S *
-// cost)). A model of 135 million weights is decoded fastest on about thirty threads, whatever the machine has; a
+// cost)): for a model of 135 million weights that would be about thirty threads, whatever the machine has; a
 // prompt, a batch or a long context is worth more. Estimated, and never below kAlwaysWorth, so that it matters on large
 // machines alone.
 #pragma once

@@ -116,7 +116,7 @@ void pack_quantised_panel(const PackLinearPanels& a, size_t first, size_t count,
 
 void pack_linear_panels(const PackLinearPanels& a) {
     const LinearPanelWeight w{a.panels, a.rows.in, a.rows.out, a.format};
-    parallel_for(w.count(), a.threads, [&](size_t p) {
+    const auto pack = [&](size_t p) {
         uint8_t* out = a.panels + p * w.panel_bytes();
         const size_t first = p * kPanelOutputs, left = a.rows.out - first;
         const size_t count = left < kPanelOutputs ? left : kPanelOutputs;
@@ -125,7 +125,10 @@ void pack_linear_panels(const PackLinearPanels& a) {
         if (!quantises_activations(a.format)) return pack_dense_panel(a, rows, count, out);
         if (a.rows.format == a.format) return pack_blocks_of(a.format, rows, w.blocks(), out);
         pack_quantised_panel(a, first, count, w.blocks(), out);
-    });
+    };
+    // By the seats of a step's threads: a page of memory lies near the CPU that writes it first, and a thread then
+    // packs the panels that it reads later.
+    parallel_stages(1, a.threads, [&](size_t, const StageShare& share) { share.each(w.count(), pack); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

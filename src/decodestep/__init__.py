@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; a test compares it with
     from decodestep import sampling as sampling
     from decodestep import stopping as stopping
     from decodestep import weights as weights
+    from decodestep._base.numa import set_numa as set_numa
     from decodestep._base.profiling import profile as profile
     from decodestep._base.threads import use_threads as use_threads
     from decodestep.chat.template import Message as Message
@@ -86,6 +87,7 @@ __all__ = [
     "profile",
     "random",
     "sampling",
+    "set_numa",
     "steps",
     "stopping",
     "stream",
@@ -121,6 +123,7 @@ _HOMES = {
     "generate": "generation.generate",
     "load": "models.load",
     "profile": "_base.profiling",
+    "set_numa": "_base.numa",
     "steps": "ops.decode_step",
     "stream": "generation.stream",
     "use_threads": "_base.threads",

@@ -42,7 +42,7 @@ ALIASES = {"ops.mla_prolog.schedule": "npu_schedule"}
 
 # Who may import the native core: `ops/<stem>/cpu.py`, and these, which own native objects.
 NATIVE_OWNERS = {
-    "_base.threads",  # the instruction set
+    "_base.threads",  # the instruction set, and where workers run
     "files.checked_bytes",
     "integrations.onnxruntime",  # the entry that onnxruntime looks for
     "ops.decode_step.rows",  # the steps of a row

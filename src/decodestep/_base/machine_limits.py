@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -24,11 +24,16 @@ def available_cpus() -> int:
 
 def physical_cores(cpus: set[int], root: Path = Path("/")) -> int:
     """The number of cores of these logical CPUs; a CPU whose core is unknown counts as one."""
-    cores = set()
-    for cpu in cpus:
+    return len(one_of_each_core(cpus, root))
+
+
+def one_of_each_core(cpus: Iterable[int], root: Path = Path("/")) -> list[int]:
+    """The first of these logical CPUs on each core, ascending."""
+    cores: dict[str, int] = {}
+    for cpu in sorted(cpus):
         siblings = _read_text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        cores.add(siblings or str(cpu))
-    return len(cores)
+        cores.setdefault(siblings or str(cpu), cpu)
+    return list(cores.values())
 
 
 def cpu_quota(root: Path = Path("/")) -> float:

@@ -82,9 +82,16 @@ def _environment_threads() -> int | None:
     return int(value)
 
 
+def pin_workers(cpus: list[int]) -> bool:
+    """From now on, worker n of the native kernels, from 1, runs on cpus[n % len(cpus)] alone; False if the system refuses."""
+    from decodestep import _native  # here, so that a reference imports no kernel
+
+    return _native.pin_workers(cpus)
+
+
 def isa() -> str:
     """The instruction set of the native kernels: the best that the CPU supports, or DECODESTEP_ISA."""
-    from decodestep import _native  # here, so that a reference imports no kernel
+    from decodestep import _native
 
     return _native.isa()
 

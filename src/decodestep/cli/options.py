@@ -13,6 +13,8 @@ from typing import Any
 
 from decodestep import models
 from decodestep._base.checks import Phrase, refuse, require
+from decodestep._base.numa import set_numa
+from decodestep._base.threads import use_threads
 from decodestep.cli.running import progress_line
 from decodestep.generation.drafts import Draft
 from decodestep.generation.prompts import Prompt
@@ -69,6 +71,8 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     """How a model is loaded, whichever it is."""
     add = parser.add_argument
     add("--threads", type=int, metavar="N", help="number of threads of the native kernels [DECODESTEP_THREADS, else all cores]")
+    text = "how threads and weights lie on a machine of several NUMA nodes: distribute or isolate [as the system puts them]"
+    add("--numa", metavar="HOW", help=text)
     dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0, q2_k, q3_k or q4_k"
     add("--dtype", default="auto", metavar="DTYPE", help=f"type of the weights: {dtypes} [%(default)s]")
     add(
@@ -252,6 +256,9 @@ def load_named(model: str | Path, options: argparse.Namespace, progress: Callabl
             progress(done, layers)
             show(f"loading: {done} of {layers} layers")
 
+        if options.numa is not None:
+            with use_threads(options.threads):
+                set_numa(options.numa)
         return models.load(
             model,
             dtype=options.dtype,

@@ -13,7 +13,7 @@ from decodestep._base.threads import threads
 from decodestep.errors import CacheFileError
 
 PIECE = 2**20  # bytes that have checksums of their own
-DIGEST_BYTES = 32
+DIGEST_BYTES = hashlib.sha256().digest_size
 _CHECKSUMS = 8  # of a piece
 
 

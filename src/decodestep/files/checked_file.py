@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from decodestep.errors import CacheFileError
 
-_DIGEST_BYTES = 32
+_DIGEST_BYTES = hashlib.sha256().digest_size
 _LONGEST_LINE = 2**12
 
 
