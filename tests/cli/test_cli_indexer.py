@@ -114,4 +114,6 @@ def test_a_model_without_an_indexer_has_no_index_keys(model):
 def test_help_names_them(verb):
     text = " ".join(call(verb, "--help").stdout.split())
     assert "--indexer-types PATTERN which layers of a glm-dsa file have an indexer of their own, F or S for each" in text
-    assert ("--index-cache-dtype DTYPE type of the cached keys of an indexer: auto or int8 [auto]" in text) == (verb != "quantize")
+    assert ("--index-cache-dtype DTYPE type of the cached keys of an indexer: auto or int8 [auto]" in text) == (
+        verb != "quantize"
+    )

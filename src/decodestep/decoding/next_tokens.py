@@ -46,9 +46,7 @@ class SharedSelection:
         self._steps = 0
         self._positions: np.ndarray | None = None  # by sequence; None: every one of them attends to all positions
 
-    def choose(
-        self, sequence: np.ndarray, positions: np.ndarray, select: Callable[[], np.ndarray | None]
-    ) -> np.ndarray | None:
+    def choose(self, sequence: np.ndarray, positions: np.ndarray, select: Callable[[], np.ndarray | None]) -> np.ndarray | None:
         """The positions that the next draft of each sequence attends to, as a `Selector` returns them.
 
         positions: of the drafts. select: what the first of them selects.

@@ -122,8 +122,8 @@ def requantise(
 ) -> int:
     """Writes `source`, a GGUF file or a folder, to `target` in the types of `recipe`; readable by llama.cpp.
 
-    recipe: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor. indexer_types: as
-    for `load`; the file that is written says them.
+    recipe: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor. indexer_types:
+        as for `load`; the file that is written says them.
     The file appears under its name only when it is complete.
 
     Returns the size of the files that hold the source's tensors.
