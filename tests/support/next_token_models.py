@@ -108,8 +108,8 @@ class Predicting:
     def drafts(self, tokens: list[int], count: int) -> tuple[list[int], np.ndarray]:
         """The most probable drafts after tokens, and the logits of each, computed from nothing.
 
-        A single layer goes on with its own outputs in place of the model's hidden states; and if its config says so, with what its
-        indexer gives for the first draft.
+        A single layer goes on with its own outputs in place of the model's hidden states, and if the config says so with what
+        its indexer gives for the first draft.
         """
         shares = len(self.layers.layers) == 1 and getattr(self.model.config, "index_share_for_mtp_iteration", False)
         with self._selecting_once() if shares else nullcontext():
