@@ -4,8 +4,8 @@
 
 A line for each operator: cases, how many are equal, and for the others what differs. Copies of the goldens lie in the folder
 that DECODESTEP_GOLDENS names (by default ~/.cache/decodestep/goldens). Those that are missing are skipped; --fetch brings them
-from GitHub. Ends with 1 if a case differs, or one that is to be fetched cannot be. Their licence is their own: none belongs into
-this repository.
+from GitHub. Ends with 1 if a case differs, or one that is to be fetched cannot be. Their licence is their own: none belongs
+into this repository.
 """
 
 from __future__ import annotations
