@@ -38,8 +38,8 @@ class SharedSelection:
     """What the first drafts of sequences select, to which the drafts after them attend, and to the slots since
     (`IndexerConfig.drafts_share`).
 
-    These slots are not selected by anything, but a token that did not attend to itself would be unlike any that the layer was
-    trained on.
+    With these slots a token attends to itself, and to all positions where the first draft does, whatever the other sequences
+    select.
     """
 
     def __init__(self) -> None:
