@@ -4,14 +4,18 @@
 
 A line for each operator: cases, how many are equal, and for the others what differs. Copies of the goldens lie in the folder
 that DECODESTEP_GOLDENS names (by default ~/.cache/decodestep/goldens). Those that are missing are skipped; --fetch brings them
-from GitHub. Their licence is their own: none of them belongs into this repository.
+from GitHub. Ends with 1 if a case differs, or one that is to be fetched cannot be. Their licence is their own: none belongs
+into this repository.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import sys
 from pathlib import Path
+
+from goldens.source import FetchError
 
 _SHARED = ("__init__", "bench_cases", "delta_cases", "source", "sparse_cases")
 
@@ -26,16 +30,24 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := set(options.stems) - set(stems):
         parser.error(f"no golden for {', '.join(sorted(unknown))}; there are {', '.join(stems)}")
+    passed = True
     for stem in options.stems or stems:
-        print(_run(stem, options.fetch, options.verbose), flush=True)
+        text, ok = _run(stem, options.fetch, options.verbose)
+        print(text, flush=True)
+        passed = passed and ok
+    sys.exit(not passed)
 
 
-def _run(stem: str, fetch: bool, verbose: bool) -> str:
+def _run(stem: str, fetch: bool, verbose: bool) -> tuple[str, bool]:
+    """What is to be printed of a golden, and whether nothing is wrong."""
     module = importlib.import_module(f"goldens.{stem}")
     if fetch and not module.SOURCE.is_here():
-        module.SOURCE.fetch()
+        try:
+            module.SOURCE.fetch()
+        except FetchError as error:
+            return f"{stem}: {module.SOURCE.repository} cannot be fetched: {error}", False
     if not module.SOURCE.is_here():
-        return f"{stem}: skipped, no copy of {module.SOURCE.repository} in {module.SOURCE.folder}; --fetch brings it"
+        return f"{stem}: skipped, no copy of {module.SOURCE.repository} in {module.SOURCE.folder}; --fetch brings it", True
     differing, total = [], 0
     for name, compare in module.cases(module.SOURCE.open()):
         total += 1
@@ -44,7 +56,7 @@ def _run(stem: str, fetch: bool, verbose: bool) -> str:
             differing.append(f"  {name}: {text}")
         if verbose:
             print(f"  {stem} {name}: {text or 'equal'}", flush=True)
-    return "\n".join([f"{stem}: {total - len(differing)} of {total} cases equal", *differing])
+    return "\n".join([f"{stem}: {total - len(differing)} of {total} cases equal", *differing]), not differing
 
 
 if __name__ == "__main__":

@@ -34,9 +34,10 @@ inline void require(bool ok, const char* what) {
     if (!ok) throw std::invalid_argument(std::string("_native: ") + what);
 }
 
+// An array without items is, as in NumPy, wherever it lies.
 template <class A>
 bool is_aligned(const A& array) {
-    return reinterpret_cast<uintptr_t>(array.data()) % alignof(typename A::Scalar) == 0;
+    return array.size() == 0 || reinterpret_cast<uintptr_t>(array.data()) % alignof(typename A::Scalar) == 0;
 }
 
 template <class A>
@@ -133,7 +134,7 @@ inline bool contiguous(const Any& a) {
 }
 
 inline void require_aligned_any(const Any& a) {
-    require(reinterpret_cast<uintptr_t>(a.data()) % (a.itemsize() ? a.itemsize() : 1) == 0,
+    require(a.size() == 0 || reinterpret_cast<uintptr_t>(a.data()) % (a.itemsize() ? a.itemsize() : 1) == 0,
             "an array must be aligned to its items");
 }
 

@@ -20,7 +20,7 @@ inline CacheType cache_type_of(nb::dlpack::dtype dtype) {
 
 inline PagedRows paged_rows_of(const PagedCache& cache, const std::optional<Vector>& scale, bool nz) {
     const CacheType type = cache_type_of(cache.dtype());
-    require(reinterpret_cast<uintptr_t>(cache.data()) % value_bytes(type) == 0,
+    require(cache.size() == 0 || reinterpret_cast<uintptr_t>(cache.data()) % value_bytes(type) == 0,
             "an array must be aligned to its items");
     require(!scale || scale->shape(0) == cache.shape(3), "a scale has the wrong shape");
     PagedRows rows{cache.data(), type, cache.shape(3), block_stride(cache), scale ? scale->data() : nullptr};

@@ -99,6 +99,45 @@ def test_drafts_equal_transformers(predicting, ids, family, size, depths):
         assert family_models.relative(ours, rows) < TOLERANCES.get(family, TOLERANCE)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_drafts_that_share_a_selection(tmp_path, ids, family):
+    """All attend to what the first one selects and to the slots since, as in transformers with these positions; below
+    index_topk that is all. Without the key each selects for itself."""
+    theirs = Predicting(family, 0, num_hidden_layers=2, index_share_for_mtp_iteration=True)
+    path = theirs.save(tmp_path / "sharing")
+    model, selected = ds.load(path, dtype="float32"), theirs.model.config.index_topk
+    alone = {}
+    for n in (2, 7, selected, selected + 1, selected + 2, 17, 40):
+        with fed(model) as sequence:
+            model.forward([(sequence, ids[: n - 1])])
+            ours = alone[n] = drafted(model, sequence, ids[n - 1], 4)
+        drafts, rows = theirs.drafts(ids[:n], 4)
+        assert ours.argmax(axis=1).tolist() == drafts
+        assert family_models.relative(ours, rows) < TOLERANCE
+    several = [fed(model) for _ in alone]
+    model.forward([(sequence, ids[: n - 1]) for sequence, n in zip(several, alone, strict=True)])
+    tokens = {i: ids[n - 1] for i, n in enumerate(alone)}
+    ends = [end_of(sequence) for sequence in several]
+    with model.decoder.next_tokens.drafting(ends, 4, model.cache.storage.next_tokens) as made:
+        for step in range(4):  # of which some end earlier
+            tokens = {i: token for i, token in tokens.items() if i != step}
+            rows = made.logits(tokens)
+            np.testing.assert_array_equal(rows, np.stack([[*alone.values()][i][step] for i in tokens]))
+            tokens = {i: int(row.argmax()) for i, row in zip(tokens, rows, strict=True)}
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"index_share_for_mtp_iteration": None}))
+    for n, shared in alone.items():
+        own = from_nothing(path, ids[:n], 4, dtype="float32")
+        np.testing.assert_array_equal(own[0], shared[0])
+        assert (own[1:] == shared[1:]).all() == (n + 3 <= selected + 1)
+
+
+def test_a_flag_that_is_no_flag_is_refused(tmp_path):
+    path = Predicting("glm_moe_dsa", 0, num_hidden_layers=2, index_share_for_mtp_iteration="yes").save(tmp_path / "model")
+    with pytest.raises(ds.ModelError, match="index_share_for_mtp_iteration must be "):
+        ds.load(path)
+
+
 FAULTS = {
     "the hidden state first": lambda layers, real: ("_join", lambda k, embedded, u: real._join(k, u, embedded)),
     "the state of its own token": lambda layers, real: (

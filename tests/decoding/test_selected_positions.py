@@ -97,7 +97,7 @@ def test_a_file_that_does_not_say_which_layers_have_an_indexer_of_their_own(tmp_
     unsaid = {"attention.indexer.types": None}
     with caplog.at_level(logging.WARNING):
         mine = ds.load(latent_gguf_files.write_gguf(model, tmp_path / "all.gguf", **unsaid), dtype="float32")
-    reason = "glm-dsa.attention.indexer.types is missing; load's indexer_types says what it would"
+    reason = "glm-dsa.attention.indexer.types is missing; load(indexer_types=...) or --indexer-types says what it would"
     assert f"texts end at 30 tokens: {reason}" in caplog.text
     assert mine.config.context == 30
     with pytest.raises(

@@ -29,6 +29,7 @@ MODELS = {
     "grouped": ("glm4_moe", 1, 1, {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}),
     "selecting": ("glm_moe_dsa", 1, 1, family_models.ALIGNED["glm_moe_dsa"] | {"index_topk": 8}),
     "selecting in layers": ("deepseek_v32", 0, 1, {}),
+    "selecting once": ("glm_moe_dsa", 0, 1, {"index_share_for_mtp_iteration": True}),
     "hybrid": ("qwen3_5_text", 0, 1, {}),
 }
 

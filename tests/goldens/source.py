@@ -24,6 +24,10 @@ import torch
 _ABSENT = ("atk", "tensorflow", "torch_npu", "torchair")
 
 
+class FetchError(Exception):
+    """A golden cannot be brought."""
+
+
 class Case(NamedTuple):
     """One case. compare: runs the golden and ours, and returns what differs, or "" if nothing does."""
 
@@ -48,10 +52,12 @@ class Source:
         return all((self.folder / path).exists() for path in self.paths)
 
     def fetch(self) -> None:
-        """Checks out the paths alone, without the rest of the repository."""
+        """Checks out the paths alone, without the rest of the repository. Raises FetchError with what git says."""
 
         def git(*arguments: str) -> None:
-            subprocess.run(["git", "-C", str(self.folder), *arguments], check=True)
+            ended = subprocess.run(["git", "-C", str(self.folder), *arguments], stderr=subprocess.PIPE, text=True)
+            if ended.returncode:
+                raise FetchError(" ".join(ended.stderr.split()))
 
         self.folder.mkdir(parents=True, exist_ok=True)
         git("init", "--quiet")

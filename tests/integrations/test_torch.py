@@ -152,6 +152,7 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_
 
 def test_every_operator_has_cases():
     assert set(CASES) == set(OPERATORS)
+    assert ops.sparse_flash_attention is ops.sparse_mla_attention
 
 
 @pytest.mark.parametrize(("name", "number", "args", "kwargs"), EACH)

@@ -130,6 +130,17 @@ def test_nan_and_infinities_and_zeros(backend):
         assert made.sparse_indices[0, 0, 0].tolist() == [0, 1]
 
 
+@each_backend
+def test_a_weight_and_a_scale_whose_product_is_infinite(backend):
+    """Infinite scores tie, and one without a product is NaN, which is last."""
+    key = np.array([0, 1, 2], np.int8)[None, :, None, None] * np.ones(4, np.int8)
+    scale, ones = np.full((1, 1, 1), 1e30, np.float32), np.ones((1, 3, 1), np.float32)
+    made = ds.lightning_indexer(key[:, 1:2], key, scale, query_dequant_scale=scale, key_dequant_scale=ones, sparse_count=3,
+                                return_value=True, backend=backend)  # fmt: skip
+    assert made.sparse_indices.tolist() == [[[[1, 2, 0]]]]
+    np.testing.assert_array_equal(made.sparse_values[0, 0, 0], [np.inf, np.inf, np.nan])
+
+
 def test_bits_depend_on_the_token_alone(rng):
     """On other tokens, on threads and on the layout they do not; several tasks share the keys of one token."""
     draw = lambda rng, *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
@@ -209,6 +220,9 @@ def test_no_tokens_and_no_keys():
     assert ds.lightning_indexer(none, none[:, :1], none[..., 0], **lengths)[0].shape == (0, 1, 2048)
     one = np.ones((1, 1, 2, 4), np.float32)
     assert (ds.lightning_indexer(one, one[:, :0, :1], one[..., 0])[0] == -1).all()
+    scales = {"query_dequant_scale": one[..., 0], "key_dequant_scale": one[:, :0, :1, 0]}
+    in_bytes = one.astype(np.int8)
+    assert (ds.lightning_indexer(in_bytes, in_bytes[:, :0, :1], one[..., 0], **scales)[0] == -1).all()
 
 
 def test_rows_after_the_last_sequence_are_padding(rng):
@@ -226,6 +240,10 @@ RAGGED = {"query": Q[0], "weights": W[0], "layout_query": "TND", "actual_seq_len
 IN_BYTES = {"query": Q.astype(np.int8), "key": K.astype(np.int8), "query_dequant_scale": W, "key_dequant_scale": K[..., 0]}
 
 
+def wide(array):
+    return np.broadcast_to(array[..., :1], (*array.shape[:-1], 2**17))
+
+
 @pytest.mark.parametrize(
     ("message", "changed"),
     [
@@ -241,11 +259,15 @@ IN_BYTES = {"query": Q.astype(np.int8), "key": K.astype(np.int8), "query_dequant
         ("query_dequant_scale must be given beside int8 keys, and only there; got float32 2x3x4", {"query_dequant_scale": W}),
         ("key_dequant_scale must be given beside int8 keys, and only there; got None", {**IN_BYTES, "key_dequant_scale": None}),
         ("key_dequant_scale must be of shape 2x9x1; got float32 2x8x1", {**IN_BYTES, "key_dequant_scale": K[:, :8, :, 0]}),
+        ("key_dequant_scale must be of shape 2x9x1; got float32 2x9", {**IN_BYTES, "key_dequant_scale": K[..., 0, 0]}),
+        (r"query must be narrower than 2\^17 in int8; got int8 2x3x4x131072",
+         {**IN_BYTES, "query": wide(IN_BYTES["query"]), "key": wide(IN_BYTES["key"])}),
+        (r"sparse_count must be an integer > 0 and < 2\^31; got 2147483648", {"sparse_count": 2**31}),
         ("query_dequant_scale must be numbers >= 0; got -1.0 to -1.0", {**IN_BYTES, "query_dequant_scale": W - 1}),
         ("key_dequant_scale must be numbers >= 0; got nan to nan", {**IN_BYTES, "key_dequant_scale": K[..., 0] + np.nan}),
         ("layout_query must be one of 'BSND', 'TND'; got 'BNSD'", {"layout_query": "BNSD"}),
         ("layout_key must be one of 'BSND', 'TND', 'PA_BSND'; got 'PA_NZ'", {"layout_key": "PA_NZ"}),
-        ("sparse_count must be an integer > 0; got 0", {"sparse_count": 0}),
+        (r"sparse_count must be an integer > 0 and < 2\^31; got 0", {"sparse_count": 0}),
         ("sparse_mode must be one of 0, 3; got 4", {"sparse_mode": 4}),
         ("sparse_mode must be 0 or 3; got 3.0", {"sparse_mode": 3.0}),
         (r"pre_tokens must be 2\^63 - 1; got 5", {"pre_tokens": 5}),

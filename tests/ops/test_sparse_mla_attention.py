@@ -172,6 +172,14 @@ def test_strides_and_misaligned_arrays(rng, name):
         assert_close(ds.sparse_mla_attention(**{**call, name: array}), want)
 
 
+def test_misaligned_arrays_without_items(rng):
+    """NumPy calls them aligned wherever they lie: here there are no columns with rope."""
+    call, laid, parts = attention_call(rng, [3], [40], rope=0)
+    for name in ("query_rope", "key_rope"):
+        call[name] = np.ndarray(call[name].shape, np.float32, bytearray(8), offset=1)
+    assert_attends(call, laid, parts, 3, "cpu")
+
+
 def test_latents_and_rope_keys_in_one_row(rng):
     """Columns of one buffer, as serving engines keep them, are read where they are."""
     call, _, _ = attention_call(rng, [3], [70], layouts=("TND", "PA_BSND"))
@@ -311,7 +319,8 @@ def indices(*first):
         ("sparse_block_size must be a power of two, at most 128; got 256", {"sparse_block_size": 256}),
         ("sparse_block_size must be a divisor of the block size 9; got 2",
          {"sparse_block_size": 2, "layout_kv": "PA_BSND", "block_table": [[0], [1]], "actual_seq_lengths_kv": [9, 9]}),
-        ("key must be int8 or float8_e4m3fn; got float32 18x1x1x8", {"key_rope": None}),
+        ("key_rope must be given beside a key of float32; got None", {"key_rope": None}),
+        ("sparse_indices must be -1 or .*; got 9223372036854775807", {"sparse_indices": NAMED.astype(np.uint64)}),
         (r"key must be of shape \(BlockNum, BlockSize, 1, Hckv \+ 16 \+ Hckv / 32\), Hckv a multiple of 128, where rope keys "
          "have no cache of their own; got int8 18x1x1x8", {"key": K.astype(np.int8), "key_rope": None}),
         ("sinks must be of shape 4; got float32 3", {"sinks": np.zeros(3, np.float32)}),

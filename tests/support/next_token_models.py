@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +108,35 @@ class Predicting:
     def drafts(self, tokens: list[int], count: int) -> tuple[list[int], np.ndarray]:
         """The most probable drafts after tokens, and the logits of each, computed from nothing.
 
-        A single layer goes on with its own outputs in place of the model's hidden states.
+        A single layer goes on with its own outputs in place of the model's hidden states, and if the config says so with what
+        its indexer gives for the first draft.
         """
+        shares = len(self.layers.layers) == 1 and getattr(self.model.config, "index_share_for_mtp_iteration", False)
+        with self._selecting_once() if shares else nullcontext():
+            return self._drafts(tokens, count)
+
+    @contextmanager
+    def _selecting_once(self) -> Iterator[None]:
+        """Drafts attend to what the indexer gives for the first of them, and to the slots since."""
+        first: list[torch.Tensor] = []
+        steps = count()
+
+        def replace(_: torch.nn.Module, __: object, chosen: torch.Tensor) -> torch.Tensor:
+            last, step = chosen.shape[1] - 1, next(steps)
+            first.append(chosen[0, last])
+            own = torch.cat([first[0], torch.arange(last + 1 - step, last + 1)])
+            room = max(chosen.shape[2], len(own))
+            made = torch.cat([chosen, chosen[..., :1].expand(-1, -1, room - chosen.shape[2])], dim=2)
+            made[0, last] = torch.cat([own, own[:1].expand(room - len(own))])
+            return made
+
+        handle = self.layers.layers[0].mtp_block.self_attn.indexer.register_forward_hook(replace)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _drafts(self, tokens: list[int], count: int) -> tuple[list[int], np.ndarray]:
         hidden = self.model.model(torch.tensor([tokens[:-1]])).last_hidden_state
         ids, positions = torch.tensor([tokens[1:]]), torch.arange(1, len(tokens))[None]
         drafts: list[int] = []

@@ -93,7 +93,7 @@ def index_call(rng, tokens, keys, heads=4, width=32, dtype=np.float32, layouts=(
             "block_table": table, **made}  # fmt: skip
     if dtype == np.int8:
         of_query, of_key = ([2.0 ** rng.integers(-1, 2, p.shape[:-1]) for p in parts] for parts in (query, key))
-        call["query_dequant_scale"] = np.nan_to_num(laid.lay_tokens([s.astype(np.float32) for s in of_query]))
+        call["query_dequant_scale"] = laid.lay_tokens([s.astype(np.float32) for s in of_query])
         call["key_dequant_scale"] = laid.lay_keys([s.astype(np.float32)[:, None] for s in of_key])[..., 0]
         query = [q * s[..., None] for q, s in zip(query, of_query, strict=True)]
         key = [k * s[..., None] for k, s in zip(key, of_key, strict=True)]

@@ -195,6 +195,7 @@ def _print_alternatives(completion: Completion, model: Model, count: int) -> Non
 
 def _stats(model: Model, profile: Profile, completion: Completion, clock: _Clock) -> dict[str, Any]:
     decoding_seconds = clock.tokens[-1] - clock.tokens[0] if len(clock.tokens) > 1 else 0.0
+    layout = model.decoder.page_layout
     with use_threads(model.threads):
         count = threads()
     return {
@@ -202,6 +203,7 @@ def _stats(model: Model, profile: Profile, completion: Completion, clock: _Clock
         "isa": isa(),
         "threads": count,
         "cache_dtype": model.decoder.cache_dtype,
+        "index_cache_dtype": str(layout.index_dtype) if layout.index else None,
         "state_bytes": 0 if model.cache.rows is None else model.cache.rows.row_bytes,
         "prompt_tokens": len(completion.prompt_token_ids),
         "new_tokens": len(completion.token_ids),
@@ -253,11 +255,12 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     rate = f"{stats['tokens_per_s']:.1f} tokens/s" if stats["tokens_per_s"] else "no rate"
     first = stats["time_to_first_token_s"]
     drafts = f"{stats['accepted']} of {stats['drafted']} drafted accepted" if stats["drafted"] else "none drafted"
+    index_keys = f", index keys in {stats['index_cache_dtype']}" if stats["index_cache_dtype"] else ""
     states = f" with a state of {stats['state_bytes'] / 2**20:.2f} MiB" if stats["state_bytes"] else ""
     console.print(
         f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {drafts}, {rate}, "
         f"first token after {f'{first:.2f} s' if first is not None else 'none'} (loading {stats['load_s']:.2f} s), "
-        f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}{states}, "
+        f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}{index_keys}{states}, "
         f"{'greedy' if completion.seed is None else f'seed {completion.seed}'}, ended by {completion.finish_reason}",
         highlight=False,
     )

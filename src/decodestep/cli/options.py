@@ -60,6 +60,8 @@ _BEAMS: dict[str, tuple[type, str, str]] = {
     "length_penalty": (float, "R", "of beams: > 0 prefers longer, < 0 shorter texts"),
 }
 
+INDEXER_TYPES_HELP = "which layers of a glm-dsa file have an indexer of their own, F or S for each, where it does not say it"
+
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     text = f"{MODEL_HELP} [%(default)s]"
@@ -87,8 +89,7 @@ def add_loading(parser: argparse.ArgumentParser) -> None:
     add("--cache-dtype", "--kv-cache-dtype", default="auto", metavar="DTYPE", help=text)
     text = "type of the cached keys of an indexer: auto or int8 [%(default)s]"
     add("--index-cache-dtype", default="auto", metavar="DTYPE", help=text)
-    text = "which layers of a glm-dsa file have an indexer of their own, F or S for each, where it does not say it"
-    add("--indexer-types", metavar="PATTERN", help=text)
+    add("--indexer-types", metavar="PATTERN", help=INDEXER_TYPES_HELP)
     add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
     text = "keep the packed weights in a file beside the model, of about its size, which makes later starts faster"
     add("--packed-cache", action="store_true", help=text)

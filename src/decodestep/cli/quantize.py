@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from decodestep._base.checks import Phrase, require
+from decodestep.cli.options import INDEXER_TYPES_HELP
 from decodestep.cli.running import progress_line
 from decodestep.models.fetch import resolve_path
 
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", metavar="NAME_OR_PATH", help="the same as IN")
     parser.add_argument("target", metavar="OUT", help="the GGUF file to write; it appears only when complete")
     parser.add_argument("--type", required=True, metavar="TYPE", help=_KINDS)
+    parser.add_argument("--indexer-types", metavar="PATTERN", help=INDEXER_TYPES_HELP)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -34,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     source, target = resolve_path(named[0]), Path(options.target)
     with _unwinding(), progress_line(after=0.0) as show:
-        before = requantise(source, target, options.type.lower(), lambda done, count, name: show(f"{done}/{count} {name}"))
+        progress = lambda done, count, name: show(f"{done}/{count} {name}")  # noqa: E731
+        before = requantise(source, target, options.type.lower(), progress, options.indexer_types)
     after = target.stat().st_size
     print(f"{target}: {after / 2**20:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")
     return 0

@@ -19,7 +19,8 @@ class IndexerConfig:
 
     heads, head_dim: of its queries; its keys have one head. selected: how many positions a token attends to at most. full: for
     every layer whether it has an indexer; the others attend to what the last one before them selects. half_split: whether the
-    columns of a rope pair are half a rope apart; the rope is on a head's first columns.
+    columns of a rope pair are half a rope apart; the rope is on a head's first columns. drafts_share: whether the drafts of one
+    layer for next-token prediction attend to what the first of them selects.
     """
 
     heads: int
@@ -27,6 +28,7 @@ class IndexerConfig:
     selected: int
     full: tuple[bool, ...]
     half_split: bool
+    drafts_share: bool = False
 
     @property
     def layers(self) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +32,31 @@ class SequenceEnd(NamedTuple):
     length: int
     page_numbers: np.ndarray
     states: np.ndarray
+
+
+class SharedSelection:
+    """What the first drafts of sequences select, to which the drafts after them attend, and to the slots since
+    (`IndexerConfig.drafts_share`).
+
+    With these slots a token attends to itself, and to all positions where the first draft does, whatever the other sequences
+    select.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._positions: np.ndarray | None = None  # by sequence; None: every one of them attends to all positions
+
+    def choose(self, sequence: np.ndarray, positions: np.ndarray, select: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+        """The positions that the next draft of each sequence attends to, as a `Selector` returns them.
+
+        positions: of the drafts. select: what the first of them selects.
+        """
+        if self._steps == 0 and (first := select()) is not None:
+            self._positions = np.full((sequence.max() + 1, first.shape[1]), -1, first.dtype)
+            self._positions[sequence] = first
+        since = positions[:, None] - np.arange(self._steps)
+        self._steps += 1
+        return None if self._positions is None else np.concatenate([since, self._positions[sequence]], axis=1)
 
 
 class NextTokenLayers:
@@ -124,15 +150,17 @@ class NextTokenLayers:
         states: np.ndarray,
         slots: np.ndarray,
         pages: LatentPages,
+        shared: SharedSelection | None = None,
     ) -> np.ndarray:
         """The outputs of depths from `first` on at one slot of each of R sequences, (R, K, He); zeros before.
 
         sequence: their rows of `slots`. states: (R, K, He), of the tokens before. slots: (B, M), the places of slots from 0 on.
+        shared: of the steps of one depth that draft one after another.
         """
         embedded, outputs = self._embed(tokens), np.zeros_like(states)
         for k in range(first, self.count):
             x = self._join(k, embedded, states[:, k])
-            outputs[:, k] = self._output(k, x, sequence, positions, slots, pages)
+            outputs[:, k] = self._output(k, x, sequence, positions, slots, pages, shared=shared)
         return outputs
 
     def _embed(self, tokens: np.ndarray) -> np.ndarray:
@@ -169,6 +197,7 @@ class NextTokenLayers:
         slots: np.ndarray,
         pages: LatentPages,
         fills: np.ndarray | None = None,
+        shared: SharedSelection | None = None,
     ) -> np.ndarray:
         """Runs tokens through depth k; zeros for those before its first slot.
 
@@ -189,9 +218,11 @@ class NextTokenLayers:
                 layer = self.config.layers + k
                 return grouped_layer.attend(h, weights, self.config, (kv, kr), batch, own, (rope, rope), layer=layer)
             assert isinstance(weights, LatentWeights)
-            chosen = None
-            if (select := index_layer.selector(self.config, batch, own)) is not None:
-                chosen = select(h, weights, pages.index[k].reshape(-1, 1, 1, pages.index.shape[-1]), rope)
+            chosen, select = None, index_layer.selector(self.config, batch, own)
+            if select is not None:
+                keys = pages.index[k].reshape(-1, 1, 1, pages.index.shape[-1])
+                of_token = partial(select, h, weights, keys, rope)
+                chosen = of_token() if shared is None else shared.choose(sequence, batch.positions, of_token)
             return latent_layer.attend(h, self._prologs[k], (kv, kr), batch, own, rope, scale=self.config.scale, chosen=chosen)
 
         run_layer(x, self._layers[k].layer, self.config, attend)
@@ -216,6 +247,9 @@ class DraftPass:
         self._states = np.stack([end.states for end in ends])
         self._lengths = np.array([end.length for end in ends])
         self._drafted = 0
+        latent = layers.config.latent_attention
+        indexer = None if latent is None or layers.count > 1 else latent.indexer
+        self._shared = SharedSelection() if indexer is not None and indexer.drafts_share else None
         self._slots = np.zeros((len(ends), max(self._lengths) + most), np.int64)
         spare = pages.count * PAGE - MOST_DRAFTED
         for i, end in enumerate(ends):
@@ -232,7 +266,7 @@ class DraftPass:
         depth = 0 if layers.count == 1 else self._drafted
         positions = self._lengths[rows] + self._drafted
         ids = np.array(list(tokens.values()))
-        outputs = layers.step(depth, rows, ids, positions, self._states[rows], self._slots, self._pages)
+        outputs = layers.step(depth, rows, ids, positions, self._states[rows], self._slots, self._pages, self._shared)
         self._states[rows] = outputs if layers.count == 1 else np.roll(outputs, 1, axis=1)
         self._drafted += 1
         return layers.logits(outputs[:, depth])

@@ -357,3 +357,4 @@ def _register(name: str, op: CustomOp) -> Any:
 
 
 ops = SimpleNamespace(**{name: _register(name, op) for name, op in OPERATORS.items()})
+ops.sparse_flash_attention = ops.sparse_mla_attention  # CANN's name, as for the functions

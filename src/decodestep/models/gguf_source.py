@@ -65,7 +65,10 @@ def _from_file(checkpoint: Checkpoint, file: GgufFile) -> Source:
         return SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.read, lambda: iter([read_float32(tensor)]))
 
     def copy_fields(writer: GGUFWriter) -> None:
-        for field in GGUFReader(checkpoint.path).fields.values():
+        fields = GGUFReader(checkpoint.path).fields
+        for key in file.metadata.keys() - fields.keys():  # what the file leaves unsaid, and was said at opening
+            writer.add_key_value(key, file.metadata[key], *_value_type(file.metadata[key]))
+        for field in fields.values():
             if field.name.startswith(("GGUF.", "split.")) or field.name in _LEFT_OUT:
                 continue
             of_items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None

@@ -132,10 +132,9 @@ def load(
         import jinja2  # noqa: F401 # pyright: ignore[reportUnusedImport] - for the process that renders the template
 
         from decodestep.chat.template import ChatTemplate
-        from decodestep.families.common.indexer import are_types
+        from decodestep.families.common.indexer import TYPES_RULE, are_types
         from decodestep.models.checkpoint import open_checkpoint
-    rule = '"full" or "shared" for each layer, or a string of F and S, the first of them full, or None'
-    require(indexer_types is None or are_types(indexer_types), _OP, "indexer_types", rule, indexer_types)
+    require(indexer_types is None or are_types(indexer_types), _OP, "indexer_types", TYPES_RULE, indexer_types)
     path = resolve_path(name_or_path)
     with naming(path), use_threads(threads):
         checkpoint = open_checkpoint(path, indexer_types)

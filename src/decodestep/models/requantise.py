@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from decodestep._base.checks import require, require_choice
 from decodestep.errors import ModelError
+from decodestep.families.common.indexer import TYPES_RULE, are_types
 from decodestep.files.file_bytes import naming
 from decodestep.models.checkpoint import Checkpoint, open_checkpoint
 from decodestep.models.gguf_source import Source, SourceTensor, open_source
@@ -112,10 +113,17 @@ _VALUES = ("attn_v", "attn_kv_b", "attn_qkv")
 _DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 
 
-def requantise(source: Path, target: Path, recipe: str, progress: Callable[[int, int, str], None]) -> int:
+def requantise(
+    source: Path,
+    target: Path,
+    recipe: str,
+    progress: Callable[[int, int, str], None],
+    indexer_types: Sequence[str] | None = None,
+) -> int:
     """Writes `source`, a GGUF file or a folder, to `target` in the types of `recipe`; readable by llama.cpp.
 
-    recipe: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor.
+    recipe: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor. indexer_types:
+        as for `load`; the file that is written says them.
     The file appears under its name only when it is complete.
 
     Returns the size of the files that hold the source's tensors.
@@ -124,11 +132,12 @@ def requantise(source: Path, target: Path, recipe: str, progress: Callable[[int,
     """
     require_choice(_OP, "--type", recipe, tuple(RECIPES))
     require(target.parent.is_dir(), _OP, "OUT", "in a folder that exists", str(target))
+    require(indexer_types is None or are_types(indexer_types), _OP, "--indexer-types", TYPES_RULE, indexer_types)
     # A directory, or a device such as /dev/null, whose name the file would take.
     require(target.is_file() or not target.exists(), _OP, "OUT", "a file", str(target))
     _require_another(target, [source], "IN")
     with naming(source):
-        checkpoint = open_checkpoint(source)
+        checkpoint = open_checkpoint(source, indexer_types)
         checkpoint.check()
         described = open_source(checkpoint)
     tensor_files = {tensor.path for tensor in checkpoint.file.tensors.values()}

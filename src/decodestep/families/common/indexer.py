@@ -18,6 +18,7 @@ from decodestep.files.model_folder import ModelFolder
 
 DEFAULTS: dict[str, Any] = {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64}
 TYPES = "attention.indexer.types"
+TYPES_RULE = '"full" or "shared" for each layer, or a string of F and S, the first of them full, or None'
 _FULL, _SHARED = ("full", "F"), ("shared", "S")
 _LOG = logging.getLogger(__name__)
 
@@ -45,11 +46,12 @@ def of_keys(keys: Keys, rope_dim: int, full: tuple[bool, ...], half_split: bool)
     width = keys.size("index_head_dim")
     if width < rope_dim:
         raise keys.refusal(f"index_head_dim {width} is less than qk_rope_head_dim {rope_dim}")
-    return IndexerConfig(keys.size("index_n_heads", most=MAX_HEADS), width, keys.size("index_topk"), full, half_split)
+    heads, selected = keys.size("index_n_heads", most=MAX_HEADS), keys.size("index_topk")
+    return IndexerConfig(heads, width, selected, full, half_split, keys.flag("index_share_for_mtp_iteration"))
 
 
 def of_file(keys: GgufKeys, rope_dim: int, full: tuple[bool, ...], half_split: bool) -> IndexerConfig:
-    """Of a GGUF file."""
+    """Of a GGUF file, which does not say whether drafts share a selection."""
     heads, width = keys.size("attention.indexer.head_count", most=MAX_HEADS), keys.size("attention.indexer.key_length")
     if width < rope_dim:
         raise keys.refusal(f"attention.indexer.key_length {width} is less than rope.dimension_count {rope_dim}")
@@ -96,7 +98,7 @@ def most_context(keys: GgufKeys, common: Fields) -> Fields:
     most = keys.size("attention.indexer.top_k")
     if most >= common["context"]:
         return {}
-    reason = f"{keys.key(TYPES)} is missing; load's indexer_types says what it would"
+    reason = f"{keys.key(TYPES)} is missing; load(indexer_types=...) or --indexer-types says what it would"
     _LOG.warning("%s: texts end at %d tokens: %s", keys.file.path, most, reason)
     return {"context": most, "context_reason": reason}
 

@@ -50,11 +50,11 @@ def lightning_indexer(
         sparse_indices[t] = the positions of the sparse_count largest scores, or all, if they are fewer; then -1
 
     Args:
-        query: (B, S1, N, D), or (T1, N, D) in the layout TND. float32, float64, float16 or bfloat16; or int8.
+        query: (B, S1, N, D), or (T1, N, D) in the layout TND. float32, float64, float16 or bfloat16; or int8, D < 2^17.
         key: (B, S2, 1, D); TND: (T2, 1, D); PA_BSND: (blocks, block size, 1, D). One of the same dtypes; int8 with int8
             queries.
         weights: (B, S1, N) or (T1, N), one of the float dtypes. Every scale of the scores belongs in them: D^-0.5 and N^-0.5.
-        query_dequant_scale: of int8, float32 or float16, (B, S1, N) or (T1, N), numbers >= 0.
+        query_dequant_scale: of int8, float32 or float16, (B, S1, N) or (T1, N), numbers >= 0 for tokens of the sequences.
         key_dequant_scale: of int8, float32 or float16, (B, S2, 1), (T2, 1) or (blocks, block size, 1), numbers >= 0 where they
             are read.
         actual_seq_lengths_query: (B,) integers. BSND: the tokens of each sequence, at most S1; None: S1 each. TND: prefix sums
@@ -63,7 +63,7 @@ def lightning_indexer(
         block_table: PA_BSND: (B, M) integers, the blocks of each sequence in order. Entries past its keys are not read.
         layout_query: "BSND" or "TND".
         layout_key: "BSND", "TND" or "PA_BSND".
-        sparse_count: an integer > 0.
+        sparse_count: an integer > 0 and < 2^31.
         sparse_mode: 0, a token sees all keys of its sequence; or 3, token i of S1 sees the first S2 - S1 + i + 1 of S2 keys.
         pre_tokens: 2^63 - 1.
         next_tokens: 2^63 - 1.

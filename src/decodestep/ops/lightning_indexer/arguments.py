@@ -15,6 +15,7 @@ OP = "lightning_indexer"
 INT8 = np.dtype(np.int8)
 SCALES = (np.float32, np.float16)
 _SCALES_OF_BYTES = ("query_dequant_scale", "key_dequant_scale")
+_WIDTH_OF_BYTES = 2**17  # from here on -128 times -128 in every column is more than an int32 holds
 
 
 class Call(NamedTuple):
@@ -85,15 +86,19 @@ def bind(call: Call) -> Problem:
     query, key, weights = (arrays.view(OP, name, getattr(call, name)) for name in ("query", "key", "weights"))
     scales = tuple(arrays.optional_view(OP, name, getattr(call, name)) for name in _SCALES_OF_BYTES)
     _check_dtypes(query, key, weights, *scales)
-    made = in_rows(layout, query, key, weights, *scales)
-    _, heads, width = made.query.shape
-    require(heads > 0 and width > 0, OP, "query", "of one head and one column or more", query)
-    require(made.keys.shape[3] == width, OP, "key", f"of width {width}", key)
+    layout.require_tokens("query", query)
+    layout.require_keys("key", key)
     require_shape(OP, "weights", weights, query.shape[:-1])
     for name, scale, shape in zip(_SCALES_OF_BYTES, scales, (query.shape[:-1], key.shape[:-1]), strict=True):
         if scale is not None:
             require_shape(OP, name, scale, shape)
-    require(is_int(call.sparse_count) and call.sparse_count > 0, OP, "sparse_count", "an integer > 0", call.sparse_count)
+    made = in_rows(layout, query, key, weights, *scales)
+    _, heads, width = made.query.shape
+    require(heads > 0 and width > 0, OP, "query", "of one head and one column or more", query)
+    require(made.keys.shape[3] == width, OP, "key", f"of width {width}", key)
+    require(key.dtype != INT8 or width < _WIDTH_OF_BYTES, OP, "query", "narrower than 2^17 in int8", query)
+    ok = is_int(call.sparse_count) and 0 < call.sparse_count < 2**31
+    require(ok, OP, "sparse_count", "an integer > 0 and < 2^31", call.sparse_count)
     for name in ("return_value", "ordered"):
         require(isinstance(getattr(call, name), bool), OP, name, "True or False", getattr(call, name))
     require_choice(OP, "rounding", call.rounding, ROUNDINGS)
@@ -103,7 +108,7 @@ def bind(call: Call) -> Problem:
     shape = (*query.shape[:-2], 1, int(call.sparse_count))
     seen = visible(layout, placed, keys)
     if made.query_scale is not None and made.key_scale is not None:
-        _require_not_negative("query_dequant_scale", made.query_scale)
+        _require_not_negative("query_dequant_scale", made.query_scale[placed.is_real])
         _require_not_negative("key_dequant_scale", _of_read_keys(made.key_scale, keys))
     options = call.ordered, call.return_value, call.rounding
     return Problem(made, keys.table, placed.sequence, seen, int(call.sparse_count), *options, shape)
@@ -135,9 +140,8 @@ def _check_dtypes(
 def _of_read_keys(scale: np.ndarray, keys: Keys) -> np.ndarray:
     """The scales of the sequences' keys: others may have any."""
     block_size = scale.shape[1]
-    return np.concatenate(
-        [scale[row[: -(-n // block_size)]].reshape(-1)[:n] for row, n in zip(*keys, strict=True) if n] or [scale[:0, 0]]
-    )
+    read = [scale[row[: -(-n // block_size)]].reshape(-1)[:n] for row, n in zip(*keys, strict=True) if n]
+    return np.concatenate([*read, np.empty(0, scale.dtype)])
 
 
 def _require_not_negative(name: str, scale: np.ndarray) -> None:

@@ -33,7 +33,8 @@ def select(p: Problem) -> tuple[np.ndarray, np.ndarray | None]:
     tokens = len(p.sequence)
     weights = weights.astype(np.float32, copy=False)
     if query_scale is not None:
-        weights = weights * query_scale.astype(np.float32, copy=False)
+        with np.errstate(all="ignore"):  # infinities and NaN propagate as in IEEE arithmetic
+            weights = weights * query_scale.astype(np.float32, copy=False)
     selected = np.empty((tokens, p.most), np.int32)
     values = np.empty((tokens, p.most), np.float32) if p.with_values else None
     _native.lightning_indexer(

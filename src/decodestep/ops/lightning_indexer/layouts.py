@@ -41,17 +41,23 @@ class Layout:
             value = getattr(self, name)
             require(is_int(value) and value == ALL_TOKENS, self.op, name, "2^63 - 1", value)
 
-    def rows(self, name: str, array: Any, *, has_width: bool = True) -> Any:
-        """An array of tokens as (T, heads, width), or (T, heads)."""
+    def require_tokens(self, name: str, array: Any, *, has_width: bool = True) -> None:
         rank = len(self.of_tokens) - (not has_width)
         require(array.ndim == rank, self.op, name, f"of rank {rank} in the layout {self.of_tokens}", array)
+
+    def rows(self, name: str, array: Any, *, has_width: bool = True) -> Any:
+        """An array of tokens as (T, heads, width), or (T, heads)."""
+        self.require_tokens(name, array, has_width=has_width)
         return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:]) if self.of_tokens == "BSND" else array
 
-    def in_blocks(self, name: str, array: Any) -> Any:
-        """An array of keys as (blocks, block size, 1, width)."""
+    def require_keys(self, name: str, array: Any) -> None:
         rank = 3 if self.of_keys == "TND" else 4
         ok = array.ndim == rank and array.shape[rank - 2] == 1
         require(ok, self.op, name, f"of rank {rank} with one head in the layout {self.of_keys}", array)
+
+    def in_blocks(self, name: str, array: Any) -> Any:
+        """An array of keys as (blocks, block size, 1, width)."""
+        self.require_keys(name, array)
         return array[:, None] if self.of_keys == "TND" else array
 
 

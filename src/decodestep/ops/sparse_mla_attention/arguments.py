@@ -100,6 +100,8 @@ def bind(call: Call, *, outlined: bool = False) -> Problem:
         arrays.view(OP, name, getattr(call, name)) for name in ("query", "key", "query_rope", "sparse_indices")
     )
     key_rope = arrays.optional_view(OP, "key_rope", call.key_rope)
+    if key_rope is None and key.dtype in FLOATS:
+        refuse(OP, "key_rope", f"given beside a key of {key.dtype}", None)
     if call.value is not None and not is_same(call.key, call.value):
         refuse(OP, "value", "key itself, or None", call.value)
     require_choice(OP, "attention_mode", call.attention_mode, (ABSORBED,))
@@ -125,6 +127,8 @@ def bind(call: Call, *, outlined: bool = False) -> Problem:
     if layout.of_keys == "PA_BSND":
         require(key.shape[1] % block == 0, OP, "sparse_block_size", f"a divisor of the block size {key.shape[1]}", block)
     seen = visible(layout, tokens, keys)
+    if indices.dtype == np.uint64:  # the largest is not -1
+        indices = np.minimum(indices, np.uint64(2**63 - 1))
     given = indices.reshape(len(seen), indices.shape[-1]).astype(np.int64, copy=False)
     chosen, counts = positions(given, seen, keys.counts[tokens.sequence], int(block))
     block_size = max(1, layout.in_blocks("key", key).shape[1])
