@@ -37,6 +37,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear_panels": model.linear_panels,
     "Decoder": model.decoder,
     "decoder_forward": model.decoder_forward,
+    "replay_states": model.replay_states,
     "gather_rows": model.gather_rows,
     "gather_panels": model.gather_panels,
     "rms_norm": model.rms_norm,

@@ -163,6 +163,7 @@ void bind_random(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_selective_state_update(nb::module_& m);
+void bind_state_replay(nb::module_& m);
 void bind_swiglu(nb::module_& m);
 void bind_tensor_scatter(nb::module_& m);
 void bind_top_k_top_p_sample(nb::module_& m);

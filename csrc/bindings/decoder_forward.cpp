@@ -1,8 +1,7 @@
 #include "decoder/decoder_forward.h"
 
-#include <unordered_map>
-
 #include "bindings/decoder_reader.h"
+#include "bindings/state_rows.h"
 #include "bindings/table_copy.h"
 
 namespace decodestep {
@@ -96,16 +95,7 @@ class StatesArgument {
             written_.push_back(written_by[static_cast<size_t>(sequence[t])]);
         }
         starts_.push_back(static_cast<int64_t>(sequence.size()));
-        require(all_within(read_, states->shape(0)) && all_within(written_, states->shape(0)),
-                "a state is out of range");
-        std::unordered_map<int64_t, size_t> writer;
-        for (size_t run = 0; run < written_.size(); ++run)
-            require(writer.emplace(written_[run], run).second,
-                    "the tokens of a sequence lie together, and each writes a state of its own");
-        for (size_t run = 0; run < read_.size(); ++run) {
-            const auto found = writer.find(read_[run]);
-            require(found == writer.end() || found->second == run, "a sequence writes the state that another reads");
-        }
+        require_states_apart(read_, written_, states->shape(0));
     }
 
     float* data() const { return data_; }
@@ -116,6 +106,35 @@ class StatesArgument {
     std::vector<int64_t> starts_, read_, written_;
 };
 
+// Where the inputs of tokens are kept for a replay, and the row of each of them.
+class KeptArgument {
+  public:
+    KeptArgument(const Decoder& d, const std::optional<Packed<float, 2>>& kept, const std::optional<Ids>& rows,
+                 size_t tokens) {
+        require(kept.has_value() == rows.has_value(), "kept is given with kept_rows");
+        if (!kept) return;
+        require_aligned(*kept, *rows);
+        require(d.kept_size > 0 && kept->shape(1) == d.kept_size && rows->shape(0) == tokens,
+                "kept or kept_rows has the wrong shape");
+        data_ = kept->data();
+        rows_ = copy_of(*rows);
+        std::vector<bool> taken(kept->shape(0));
+        for (const int64_t row : rows_) {
+            if (row == -1) continue;
+            require(row >= 0 && static_cast<size_t>(row) < taken.size() && !taken[static_cast<size_t>(row)],
+                    "a kept row is out of range, or that of two tokens");
+            taken[static_cast<size_t>(row)] = true;
+        }
+    }
+
+    float* data() const { return data_; }
+    const int64_t* rows() const { return rows_.data(); }
+
+  private:
+    float* data_ = nullptr;
+    std::vector<int64_t> rows_;
+};
+
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array,
                           Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys_array,
                           const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,
@@ -123,7 +142,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                           const std::optional<Packed<double, 2>>& costs, const std::optional<Packed<float, 2>>& hidden,
                           const std::optional<Packed<const float, 3>>& layer_inputs,
                           const std::optional<Packed<float, 2>>& states_array, const std::optional<Ids>& slots,
-                          const std::optional<Ids>& into, const std::optional<CacheArgument>& index_array) {
+                          const std::optional<Ids>& into, const std::optional<CacheArgument>& index_array,
+                          const std::optional<Packed<float, 2>>& kept_array, const std::optional<Ids>& kept_rows) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
     const CacheView keys(keys_array), values(values_array);
@@ -160,6 +180,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
     const StatesArgument states(d, states_array, slots, into, sequence, positions, page_table.shape(0));
+    const KeptArgument kept(d, kept_array, kept_rows, tokens);
     // The page table of a cache of which a slab has pages of so many layers and heads.
     const auto copied_table = [&](size_t layers_and_heads) {
         const size_t slab_places = layers_and_heads * slab_pages;
@@ -195,6 +216,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .layer_inputs = layer_inputs ? layer_inputs->data() : nullptr,
                               .states = states.data(),
                               .state_rows = states.rows(),
+                              .kept = kept.data(),
+                              .kept_rows = kept.rows(),
                               .logits = logits.data(),
                               .hidden = hidden ? hidden->data() : nullptr,
                               .threads = thread_count(threads),
@@ -215,7 +238,8 @@ void bind_decoder(nb::module_& m) {
           nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none(),
           nb::arg("hidden").noconvert().none() = nb::none(), nb::arg("layer_inputs").noconvert().none() = nb::none(),
           nb::arg("states").noconvert().none() = nb::none(), nb::arg("slots").noconvert().none() = nb::none(),
-          nb::arg("into").noconvert().none() = nb::none(), nb::arg("index").noconvert().none() = nb::none());
+          nb::arg("into").noconvert().none() = nb::none(), nb::arg("index").noconvert().none() = nb::none(),
+          nb::arg("kept").noconvert().none() = nb::none(), nb::arg("kept_rows").noconvert().none() = nb::none());
     nb::list parts;
     for (const char* part : kStepParts) parts.append(part);
     m.attr("STEP_PARTS") = nb::tuple(parts);

@@ -191,6 +191,8 @@ class DecoderReader {
         };
         w.state_at = place(w.state_floats());
         w.inputs_at = place(w.input_floats());
+        w.kept_at = d_.kept_size;
+        d_.kept_size += w.kept_width();
         return w;
     }
 

@@ -41,6 +41,7 @@ NB_MODULE(_native, m) {
     bind_rms_norm(m);
     bind_rows(m);
     bind_selective_state_update(m);
+    bind_state_replay(m);
     bind_swiglu(m);
     bind_tensor_scatter(m);
     bind_top_k_top_p_sample(m);

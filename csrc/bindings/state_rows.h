@@ -1,6 +1,8 @@
 // The rows of recurrent operators as arguments: copies, because they decide where a kernel reads and writes.
 #pragma once
 
+#include <unordered_map>
+
 #include "bindings/bindings.h"
 #include "recurrent/state_rows.h"
 
@@ -27,6 +29,19 @@ class StateRowsArgument {
 
     std::vector<int64_t> starts_, read_, written_;
 };
+
+// Refuses states of sequences that run at once, if one would write what another reads or writes.
+inline void require_states_apart(const std::vector<int64_t>& read, const std::vector<int64_t>& written, size_t states) {
+    require(all_within(read, states) && all_within(written, states), "a state is out of range");
+    std::unordered_map<int64_t, size_t> writer;
+    for (size_t row = 0; row < written.size(); ++row)
+        require(writer.emplace(written[row], row).second,
+                "the tokens of a sequence lie together, and each writes a state of its own");
+    for (size_t row = 0; row < read.size(); ++row) {
+        const auto found = writer.find(read[row]);
+        require(found == writer.end() || found->second == row, "a sequence writes the state that another reads");
+    }
+}
 
 // Whether the last axis has no gaps.
 template <class A>

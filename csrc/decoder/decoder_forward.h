@@ -150,6 +150,7 @@ struct Decoder {
     float logits_cap;                                     // c of logits that become c tanh(logit / c); 0: none
     std::vector<DecoderLayer> layers;
     size_t cache_layers, state_size;                       // layers of the cache; floats of a sequence's states
+    size_t kept_size;                                      // floats of a token's kept inputs
     size_t index_layers;                                   // layers of the index cache
     const float* norm;                                     // [hidden]
     LinearPanelWeight logits;                              // hidden to vocabulary
@@ -240,6 +241,8 @@ struct DecoderForward {
     const float* layer_inputs;  // [tokens, layers, width], if layers have inputs
     float* states;              // [slots, state_size], if layers have states
     StateRows state_rows;       // then the runs of a sequence's tokens, in order, each of another sequence
+    float* kept;                // [rows, kept_size]: what state_replay.h reads of tokens that may be rejected; or null
+    const int64_t* kept_rows;   // then [tokens]: the row of each of them, -1 of others
     float* logits;              // [rows, vocabulary]
     float* hidden;              // [tokens, hidden], or null
     int threads;

@@ -33,6 +33,7 @@ struct RecurrentMixer {
     // Of every head of a delta rule, [columns], before the gate; of Mamba's groups, [heads * columns], after it.
     const float* norm;
     size_t state_at, inputs_at;  // where a sequence's row of states has the layer's matrices and last inputs
+    size_t kept_at;              // where a token's row of kept inputs has the layer's
 
     size_t width() const { return heads * columns; }
     size_t key_width() const { return key_heads * rows; }
@@ -52,6 +53,13 @@ struct RecurrentMixer {
     DECODESTEP_INLINE size_t input_width() const {
         return kind == Mixer::convolution ? 3 * width() : step_at() + heads;
     }
+
+    // Of an input row a replay of the state reads what is convolved, and then what comes after the gate: betas and
+    // steps, which are kept side by side.
+    DECODESTEP_INLINE size_t head_inputs() const {
+        return kind == Mixer::delta ? 2 * heads : kind == Mixer::mamba ? heads : 0;
+    }
+    DECODESTEP_INLINE size_t kept_width() const { return channels() + head_inputs(); }
 
     size_t state_floats() const { return heads * rows * columns; }
     size_t input_floats() const { return (taps - 1) * channels(); }

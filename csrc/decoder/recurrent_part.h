@@ -14,7 +14,7 @@ class RecurrentPart : public StageMember {
         : StageMember(member),
           w_(stage_.layer->recurrent),
           buffers_(plan_.recurrent),
-          calls_(step_, w_, buffers_),
+          calls_(w_, tokens()),
           pitch_(w_.input_width()) {}
 
     void project(const Activations& x) const {
@@ -32,7 +32,11 @@ class RecurrentPart : public StageMember {
         const CausalConv1d call = calls_.convolution();
         const ChannelBlocks blocks(call, kLeastChannels);
         share_.each(blocks.count(), [&](size_t number) { convolve(call, blocks[number]); });
-        if (w_.kind == Mixer::delta) share_.each(step_.tokens, [&](size_t t) { find_decays(t); });
+        if (w_.head_inputs() == 0) return;
+        share_.each(step_.tokens, [&](size_t t) {
+            if (w_.kind == Mixer::delta) find_decays(t);
+            keep(t, w_.channels() + w_.width(), w_.channels(), w_.head_inputs());
+        });
     }
 
     void update_delta() const { update(calls_.delta()); }
@@ -53,6 +57,28 @@ class RecurrentPart : public StageMember {
     template <class Call>
     void update(const Call& call) const {
         share_.each(task_count(call), [&](size_t task) { run_task(call, task); });
+    }
+
+    RecurrentTokens tokens() const {
+        const float* const rows = buffers_.inputs;
+        return {.tokens = step_.tokens,
+                .inputs = rows + w_.convolved_at(),
+                .betas = rows + w_.beta_at(),
+                .steps = rows + w_.step_at(),
+                .pitch = w_.input_width(),
+                .convolved = w_.kind == Mixer::convolution ? buffers_.results : buffers_.convolved,
+                .results = buffers_.results,
+                .states = step_.states,
+                .state_size = decoder_.state_size,
+                .rows = step_.state_rows,
+                .threads = step_.threads};
+    }
+
+    // Keeps some of a token's inputs, from one place of its row to one of its kept row, if it has one.
+    void keep(size_t t, size_t from, size_t to, size_t count) const {
+        if (!step_.kept || step_.kept_rows[t] < 0) return;
+        float* const row = step_.kept + static_cast<size_t>(step_.kept_rows[t]) * decoder_.kept_size + w_.kept_at;
+        std::memcpy(row + to, inputs(t) + from, count * sizeof(float));
     }
 
     float* inputs(size_t t) const { return buffers_.inputs + t * pitch_; }
@@ -83,6 +109,7 @@ class RecurrentPart : public StageMember {
         for (size_t t = begin; alone && t < end; ++t)
             multiply(inputs(t) + w_.convolved_at() + block.first, inputs(t) + block.first);
         decodestep::DECODESTEP_BUILD::convolve(call, block);
+        for (size_t t = begin; t < end; ++t) keep(t, w_.convolved_at() + block.first, block.first, width);
         for (size_t t = begin; alone && t < end; ++t)
             multiply(results(t) + block.first, inputs(t) + w_.gate_at() + block.first);
     }

@@ -62,6 +62,7 @@ class HeadTokens {
 
     template <int N>
     DECODESTEP_INLINE void put(size_t t, const Vectors<N>& out) const {
+        if (!a_.out.data) return;
         out.put(a_.out.at(at_.first_token + t, at_.head) + at_.column, at_.columns);
     }
 

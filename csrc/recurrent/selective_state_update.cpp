@@ -37,6 +37,7 @@ class HeadTokens {
 
     template <int N>
     DECODESTEP_INLINE void put(size_t t, Vectors<N> out) const {
+        if (!a_.y.data) return;
         if (a_.d) {
             const Vectors<N> x = inputs<N>(t);
             const f32x16 d = broadcast(a_.d[at_.head]);

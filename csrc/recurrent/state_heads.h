@@ -20,7 +20,7 @@ struct StateHeads {
     size_t heads, rows, columns;
 };
 
-// [tokens, heads, columns] without gaps, written to.
+// [tokens, heads, columns] without gaps, written to; null where only the states are wanted.
 struct HeadResults {
     float* data;
     size_t heads, columns;

@@ -240,6 +240,16 @@ def decoder_forward(
     slots: NDArray[np.int64] | None = None,
     into: NDArray[np.int64] | None = None,
     index: NDArray[Any] | None = None,
+    kept: NDArray[np.float32] | None = None,
+    kept_rows: NDArray[np.int64] | None = None,
+) -> None: ...
+def replay_states(
+    decoder: Decoder,
+    kept: tuple[NDArray[np.float32], ...],
+    states: NDArray[np.float32],
+    slots: NDArray[np.int64],
+    into: NDArray[np.int64],
+    threads: int,
 ) -> None: ...
 
 # Sampling.

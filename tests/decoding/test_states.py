@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -28,11 +30,11 @@ class States(RuleBasedStateMachine):
     """Sequences of a small cache, each compared with its own tokens run from the beginning."""
 
     sequences = Bundle("sequences")
-    pages, rows, most_snapshots = 30, 6, 4
+    pages, rows, most_snapshots, replays = 30, 6, 4, True
 
     def __init__(self):
         super().__init__()
-        self.decoder = HashDecoder(CONFIG)
+        self.decoder = HashDecoder(CONFIG, replays=self.replays)
         self.pool = new_cache(self.decoder, self.pages, self.rows, most_kept=12, most_snapshots=self.most_snapshots)
         self.open = {}
 
@@ -123,6 +125,14 @@ class States(RuleBasedStateMachine):
             with pytest.raises(ZeroDivisionError):
                 forward(Failing(CONFIG), self.pool, [(sequence, [1, 0, 1])], every=False)
 
+    @rule(count=st.integers(0, 3), drafted=st.integers(0, 1))
+    def fail_to_replay(self, count, drafted):
+        for sequence in list(self.open)[:count]:
+            if sequence.state._inputs is None:
+                continue
+            with contextlib.suppress(CacheFullError), pytest.raises(ZeroDivisionError):
+                forward(FailingToReplay(CONFIG), self.pool, [(sequence, [1, 0])], every=False, drafted=[drafted])
+
     @rule()
     def clear(self):
         self.pool.clear()
@@ -182,12 +192,23 @@ class Failing(HashDecoder):
         raise ZeroDivisionError
 
 
-States.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+class FailingToReplay(HashDecoder):
+    def replay(self, kept, states, slots, into):
+        states[into] = 7
+        raise ZeroDivisionError
+
+
+class StatesThatRunAgain(States):
+    replays = False
+
+
+States.TestCase.settings = StatesThatRunAgain.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
 TestStates = States.TestCase
+TestStatesThatRunAgain = StatesThatRunAgain.TestCase
 
 
-def started(tokens, **sizes):
-    decoder = HashDecoder(CONFIG)
+def started(tokens, *, replays=True, **sizes):
+    decoder = HashDecoder(CONFIG, replays=replays)
     pool = new_cache(decoder, **{"pages": 70, "rows": 4, **sizes})
     sequence = CachedSequence(pool)
     forward(decoder, pool, [(sequence, tokens)], every=False)
@@ -230,8 +251,60 @@ def test_a_marked_sequence_whose_state_is_a_snapshot_goes_on_where_all_rows_have
     assert np.array_equal(logits, expected_logits([*tokens, 1], 50))
 
 
-def test_rejected_drafts_run_only_what_was_accepted_again():
+@pytest.mark.parametrize("rows", [2, 4])
+def test_rejected_drafts_run_nothing_again(rows):
+    decoder, pool, sequence = started([7] * 20, rows=rows)
+    ran = 0
+    for draft in range(1, 9):
+        for kept in range(draft + 1):
+            forward(decoder, pool, [(sequence, [1, *range(2, 2 + draft)])], every=False, drafted=[draft])
+            sequence.keep(kept)
+            ran += 1 + draft
+            assert sequence.position == len(sequence) and (sequence.state.reached == len(sequence)) == (kept == draft)
+    assert decoder.tokens == ran and decoder.replayed == sum(1 + kept for draft in range(1, 9) for kept in range(draft))
+    logits = forward(decoder, pool, [(sequence, [9])], every=False)[0]
+    assert np.array_equal(logits, expected_logits(sequence.tokens, 50)) and decoder.tokens == ran + 1
+
+
+def test_a_state_that_others_have_is_replayed_in_another_row():
+    """A fork has the tokens that are to be replayed, and a mark goes back to the state with them."""
     decoder, pool, sequence = started([7] * 20)
+    forward(decoder, pool, [(sequence, [1, 2, 3, 4, 5])], every=False, drafted=[4])
+    sequence.keep(2)
+    sequence.mark()
+    with sequence.fork() as other:
+        logits = forward(decoder, pool, [(other, [8]), (sequence, [9])], every=False)
+    tokens = [*[7] * 20, 1, 2, 3]
+    assert np.array_equal(logits, [expected_logits([*tokens, token], 50) for token in (8, 9)])
+    assert (decoder.tokens, decoder.replayed) == (5 + 2, 3 + 3)
+    for length in (23, 22):
+        sequence.truncate(length)
+        sequence.mark()
+        assert sequence.position == len(sequence) == length
+        logits = forward(decoder, pool, [(sequence, [6])], every=False)[0]
+        assert np.array_equal(logits, expected_logits([*tokens[:length], 6], 50))
+    assert decoder.tokens == 5 + 2 + 2
+
+
+def test_of_drafts_that_are_settled_only_the_accepted_tokens_inputs_stay():
+    decoder, pool, sequence = started([7] * 20)
+    for kept in (2, 30):
+        forward(decoder, pool, [(sequence, [1] * 31)], every=False, drafted=[30])
+        sequence.keep(kept)
+        inputs = sequence.state._inputs
+        assert sequence.state._kept is None
+        assert inputs is None if kept == 30 else inputs.shape == (3, decoder.replay_width) and inputs.base is None
+
+
+def test_the_inputs_of_long_passes_are_not_kept():
+    decoder, pool, sequence = started([7] * 20)
+    forward(decoder, pool, [(sequence, [1] * 70)], every=False, drafted=[10])
+    sequence.keep(3)
+    assert sequence.position == 20 and len(sequence) == 20 + 63
+
+
+def test_without_a_replay_only_what_was_accepted_runs_again():
+    decoder, pool, sequence = started([7] * 20, replays=False)
     forward(decoder, pool, [(sequence, [1, 2, 3, 4, 5])], every=False, drafted=[4])
     sequence.keep(2)
     assert sequence.tokens == [*[7] * 20, 1, 2, 3] and sequence.position == 20

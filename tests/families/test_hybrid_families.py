@@ -238,18 +238,19 @@ def test_a_rope_without_a_factor_is_one_of_a_quarter_of_a_head(model, tmp_path):
 
 
 ENV = {
-    "qwen3_5_text": ("in 1 of the layers; in 3 the gated delta rule, 6 heads of 16 x 16", 3 * (6 * 16 * 16 + 3 * 160)),
-    "lfm2": ("in 1 of the layers; in 2 a short convolution", 2 * 2 * 64),
-    "nemotron_h": ("in 1 of the layers; in 2 Mamba2, 4 heads of 16 x 32", 2 * (4 * 16 * 32 + 3 * 192)),
+    "qwen3_5_text": ("in 1 of the layers; in 3 the gated delta rule, 6 heads of 16 x 16", 3 * (6 * 16 * 16 + 3 * 160), 0),
+    "lfm2": ("in 1 of the layers; in 2 a short convolution", 2 * 2 * 64, 2 * 64),
+    "nemotron_h": ("in 1 of the layers; in 2 Mamba2, 4 heads of 16 x 32", 2 * (4 * 16 * 32 + 3 * 192), 2 * (192 + 4)),
 }
 
 
-@pytest.mark.parametrize(("family", "said", "values"), [(family, *facts) for family, facts in ENV.items()])
-def test_env_says_what_layers_have(model, tmp_path, capsys, family, said, values):
+@pytest.mark.parametrize(("family", "said", "values", "drafted"), [(family, *facts) for family, facts in ENV.items()])
+def test_env_says_what_layers_have(model, tmp_path, capsys, family, said, values, drafted):
     path = family_models.save(model(family, 0), tmp_path)
     assert cli.main(["env", "--model", str(path), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["model"]
     assert said in facts["attention"] and facts["state_bytes"] == 4 * values
+    assert facts["draft_bytes"] == 4 * drafted * facts["runs"].startswith("one native call")
     assert cli.main(["env", "--model", str(path)]) == 0
     assert f", and {4 * values / 2**20:.2f} MiB per sequence and snapshot" in capsys.readouterr().out
 

@@ -103,6 +103,34 @@ def test_any_cuts_of_a_prompt_have_the_same_logits_and_states(model):
     assert states.any()
 
 
+def test_a_draft_that_is_rejected_at_any_token_leaves_the_state_of_the_others(model):
+    """The native step replays what was accepted, layer by layer it runs again."""
+    rng = np.random.default_rng(4)
+    prompt = rng.integers(3, 297, 50).tolist()
+    with_cache(model, 40, 6)
+    ran, logits = [], model.decoder.logits
+    model.decoder.logits = lambda batch, *given: (ran.append(len(batch.tokens)), logits(batch, *given))[1]
+    try:
+        with model.sequence() as drafting, model.sequence() as beside, model.sequence() as plain:
+            for sequence in (drafting, beside, plain):
+                model.forward([(sequence, prompt)])
+            for drafted, kept in [(5, 0), (5, 1), (5, 2), (5, 3), (5, 4), (5, 5), (1, 0), (2, 1), (20, 7)]:
+                tokens = rng.integers(3, 297, 1 + drafted).tolist()
+                model.threads, ran[:] = 1 + kept % 3, []
+                own = model.forward([(beside, tokens[:1]), (drafting, tokens)], drafted=[0, drafted], every=False)[1 : kept + 2]
+                assert model.decoder.replay_width == 0 or sum(ran) == 2 + drafted
+                drafting.keep(kept)
+                expected = [model.forward([(plain, [token])])[0] for token in tokens[: kept + 1]]
+                assert np.array_equal(own, expected)
+            for sequence in (drafting, plain):
+                model.forward([(sequence, [7])])
+            rows = [model.cache.rows.storage[sequence._held.state.row.number] for sequence in (drafting, plain)]
+            assert np.array_equal(*rows)
+    finally:
+        model.decoder.logits = logits
+    assert (model.decoder.replay_width > 0) == (model.decoder.cache_dtype != "float32")
+
+
 def test_beams_are_the_same_after_any_past(model):
     params = ds.SamplingParams(num_beams=4, num_return_sequences=4, max_new_tokens=20, temperature=0, ignore_eos=True)
     prompts = [prompt for prompt, _ in requests(2, 3)]

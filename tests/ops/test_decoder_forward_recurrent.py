@@ -10,6 +10,9 @@ import pytest
 
 import decodestep as ds
 from decodestep import _native
+from decodestep.ops.decoder_forward import cpu
+from decodestep.ops.decoder_forward.arguments import bind
+from decodestep.ops.decoder_forward.recurrent_layers import Recurrence
 from decodestep.weights import Format
 from support.core_builds import FUSED, printed_under
 from support.decoder_forward_cases import copied
@@ -168,6 +171,62 @@ def test_bits_are_the_same_in_every_batch(name, batch, rng):
         for own, of_sequence in zip(results, expected, strict=True):
             assert np.array_equal(np.concatenate(own), of_sequence)
         assert np.array_equal(beside["states"], alone["states"], equal_nan=True)
+
+
+@pytest.mark.parametrize("format_", [Format.F32, Format.Q4_0], ids=lambda f: f.name)
+@pytest.mark.parametrize("name", CASES)
+def test_a_replay_leaves_the_bits_of_a_step(name, format_, rng):
+    """Of any number of the tokens of a step, in place or in another row, on any number of threads."""
+    w, lengths = hybrid_of(name, format_, rng), [5, 2, 40, 1]
+    call = step_with_states(w, lengths, rng)
+    own = [np.flatnonzero(call["sequence"] == i) for i in range(len(lengths))]
+    keeps = [0, 2, 3]
+    rows = np.full(sum(lengths), -1)
+    rows[np.concatenate([own[i][::-1] for i in keeps])] = np.arange(46)[::-1]  # any order
+    size = sum(
+        mixer.convolution.shape[1] + (2 if mixer.kind == "delta" else 1 if mixer.kind == "mamba" else 0) * mixer.sizes().heads
+        for layer in w.layers
+        if isinstance(mixer := layer.mixer, Recurrence)
+    )
+    begun, slots = call["states"], call["slots"]
+    twice = np.concatenate([begun, np.full_like(begun, np.nan)])
+    kept = np.full((46, size), np.nan, np.float32)
+    step = bind(**copied(call, states=twice), into=slots + len(begun))._replace(kept=kept, kept_rows=rows)
+    with ds.use_threads(2):
+        assert np.array_equal(cpu.forward(step), ds.decoder_forward(**copied(call)))
+    assert not np.isnan(kept).any()
+    has_states = ~np.isnan(step.states[step.into[0]])  # what lies between them is not written
+    for count, threads, moved in ((1, 1, False), (2, 2, True), (3, 3, False), (5, 7, True), (0, 2, True)):
+        alone, states = copied(call), twice.copy()
+        which = np.concatenate([own[i][:count] for i in keeps])
+        if count:
+            ds.decoder_forward(**part_of(alone, which))
+        into = slots[keeps] + moved * len(begun)
+        with ds.use_threads(threads):
+            cpu.replay_states(w, [kept[rows[own[i][:count]]] for i in keeps], states, slots[keeps], into)
+        assert np.array_equal(states[into][:, has_states], alone["states"][slots[keeps]][:, has_states])
+        assert not moved or np.array_equal(states[: len(begun)], begun, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"kept": np.zeros((5, 7), np.float32)},
+        {"kept": None},
+        {"kept_rows": np.arange(4)},
+        {"kept_rows": np.array([0, 1, 2, 2, -1])},
+        {"kept_rows": np.array([0, 1, 2, 3, 5])},
+        {"kept_rows": np.array([0, 1, 2, 3, -2])},
+    ],
+)
+def test_the_core_refuses_rows_of_inputs_that_are_not_there(changes, rng):
+    w = hybrid_of("delta", Format.F32, rng)
+    step = bind(**step_with_states(w, [3, 2], rng))
+    width = sum(layer.mixer.convolution.shape[1] + 2 * layer.mixer.sizes().heads for layer in w.layers)
+    right = step._replace(kept=np.zeros((5, width), np.float32), kept_rows=np.array([4, 1, -1, 0, 2]))
+    cpu.forward(right)
+    with pytest.raises(ValueError, match="kept"):
+        cpu.forward(right._replace(**changes))
 
 
 def bits_of_steps() -> str:

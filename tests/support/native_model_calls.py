@@ -241,6 +241,23 @@ def state_size(layers: list[Arguments]) -> int:
     return size
 
 
+def kept_size(layers: list[Arguments]) -> int:
+    """The values that are kept of a token for a replay of its states."""
+    by_head = {"delta": 2, "mamba": 1, "convolution": 0}
+    ours = [(layer["mixer"], layer["weights"]) for layer in layers if layer["mixer"] in by_head]
+    return sum(w["convolution"].shape[1] + by_head[mixer] * w["heads"] for mixer, w in ours)
+
+
+def replay_states(s: Source) -> Arguments:
+    made = decoder(s)
+    rows, width, size = s.size(4), kept_size(made["layers"]), state_size(made["layers"])
+    slots, written = np.split(s.rng.permutation(2 * rows), 2)
+    return {
+        "decoder": Held("Decoder", made), "kept": tuple(s.array(s.size(5), width) for _ in range(rows)),
+        "states": s.array(2 * rows + 1, size), "slots": slots, "into": s.one_of(slots, written), "threads": s.threads(),
+    }  # fmt: skip
+
+
 def decoder_forward(s: Source) -> Arguments:
     made = decoder(s)
     tokens, sequences, room, pages, positions = (
@@ -279,6 +296,8 @@ def decoder_forward(s: Source) -> Arguments:
         places = np.arange(tokens) - np.searchsorted(sequence, sequence)
         positions = max(positions, tokens)
     slots, written = np.split(s.rng.permutation(2 * sequences), 2)
+    keeps = size and s.one_of(False, True)
+    kept_rows = np.where(s.rng.integers(2, size=tokens) > 0, s.rng.permutation(tokens), -1)
     return {
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=outputs[0] if outputs else len(rows)),
         "sequence": sequence, "positions": places, "sin": s.array(2, positions, width // 2),
@@ -290,6 +309,7 @@ def decoder_forward(s: Source) -> Arguments:
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
         "hidden": s.one_of(None, s.array(tokens, len(made["norm"]))),
         "states": s.array(2 * sequences + 1, size) if size else None,
+        "kept": s.array(tokens, kept_size(made["layers"])) if keeps else None, "kept_rows": kept_rows if keeps else None,
         "index": index, "slots": slots if size else None, "into": s.one_of(slots, slots, written) if size else None,
         "layer_inputs": s.array(tokens, len(made["layers"]), 32) if any(layer["input"] for layer in made["layers"]) else None,
     }  # fmt: skip

@@ -31,16 +31,18 @@ class TokenPages(Pages):
 class HashDecoder(Decoder):
     """Its state is a hash of the tokens so far, with their number; its logits are made of that and of what the pages hold.
 
-    values: of a row, at least 6: how much memory a state takes. passes, tokens: how many have run.
+    values: of a row, at least 6: how much memory a state takes. passes, tokens: how many have run. replays: whether tokens are
+    kept for a replay. replayed: how many have been.
     """
 
     description, cache_dtype, long_after = "a hash of the tokens", "int64", None
 
-    def __init__(self, config, values=6):
+    def __init__(self, config, values=6, *, replays=True):
         self.config = replace(config, mixers=())
         self.page_layout = PageLayout((1,), (PAGE,), (PAGE,), np.dtype(np.int32), np.dtype(np.int32))
         self._values = values
-        self.passes = self.tokens = 0
+        self.passes = self.tokens = self.replayed = 0
+        self.replay_width = int(replays)
 
     @cached_property
     def state_layout(self):
@@ -54,6 +56,10 @@ class HashDecoder(Decoder):
         self.tokens += len(batch.tokens)
         for row, token, position in zip(batch.sequence, batch.tokens, batch.positions, strict=True):
             pages.tokens[batch.page_table[row, position // PAGE], position % PAGE] = token
+        if batch.kept is not None:
+            keeps = batch.kept_rows >= 0
+            assert sorted(batch.kept_rows[keeps]) == list(range(len(batch.kept)))
+            batch.kept[batch.kept_rows[keeps], 0] = batch.tokens[keeps]
         out = np.empty((len(batch.wanted), self.config.vocab_size), np.float32)
         places = {int(t): place for place, t in enumerate(batch.wanted)}
         for t, seed, last in states_after(batch, pages, self.state_layout):
@@ -63,24 +69,43 @@ class HashDecoder(Decoder):
                 out[places[t]] = hash_logits(seed, last, held, self.config.vocab_size)
         return out
 
+    def replay(self, kept, states, slots, into):
+        require_apart(slots, into)
+        self.replayed += sum(map(len, kept))
+        for tokens, slot, to in zip(kept, slots, into, strict=True):
+            advance(self.state_layout, states, slot, to, tokens[:, 0].astype(int).tolist())
+
+
+def require_apart(slots, into):
+    for row, to in enumerate(into):
+        others = np.arange(len(into)) != row
+        assert to not in into[others] and to not in slots[others], "another sequence has the row"
+
+
+def advance(layout, states, slot, into, tokens):
+    """Brings a state forward; returns the number of tokens before them, and of each the hash and the last three after it."""
+    (state, recent), *_ = layout.views(states[slot])
+    seed, begun, last = int(state[0]), int(state[1]), [int(token) for [token] in recent]
+    after = []
+    for count, token in enumerate(tokens, begun):
+        seed, last = hash_on(seed, count, token), [*last[1:], token]
+        after.append((seed, last))
+    (state, recent), *_ = layout.views(states[into])
+    state[:2], recent[:, 0] = (seed, begun + len(tokens)), last
+    return begun, after
+
 
 def states_after(batch, pages, layout):
     """Brings the states of a batch up to date; returns each token's index with the hash and the last three tokens after it."""
     assert not pages.states[0].any(), "the zeros have been written"
-    for row, into in enumerate(batch.into):
-        others = np.arange(len(batch.into)) != row
-        assert into not in batch.into[others] and into not in batch.slots[others], "another sequence has the row"
+    require_apart(batch.slots, batch.into)
     found = []
     for row, (slot, into) in enumerate(zip(batch.slots, batch.into, strict=True)):
-        (state, recent), *_ = layout.views(pages.states[slot])
-        seed, count, last = int(state[0]), int(state[1]), [int(token) for [token] in recent]
-        for t in np.flatnonzero(batch.sequence == row).tolist():
-            position, token = int(batch.positions[t]), int(batch.tokens[t])
-            assert count == position, f"the state is after {count} tokens, and not after {position}"
-            seed, count, last = hash_on(seed, count, token), count + 1, [*last[1:], token]
-            found.append((t, seed, last))
-        (state, recent), *_ = layout.views(pages.states[into])
-        state[:2], recent[:, 0] = (seed, count), last
+        own = np.flatnonzero(batch.sequence == row)
+        begun, after = advance(layout, pages.states, slot, into, batch.tokens[own].tolist())
+        positions = batch.positions[own].tolist()
+        assert positions == [*range(begun, begun + len(own))], f"the state is after {begun} tokens, those of {positions} ran"
+        found += [(t, *each) for t, each in zip(own.tolist(), after, strict=True)]
     return found
 
 

@@ -105,6 +105,8 @@ def _in_words(facts: dict[str, Any]) -> dict[str, str]:
     if size := facts["state_bytes"]:
         tokens = size / facts["cache_bytes"]
         words["cache"] += f", and {size / 2**20:.2f} MiB per sequence and snapshot, as much as {tokens:.0f} tokens"
+    if size := facts["draft_bytes"]:
+        words["cache"] += f"; {size / 2**10:.1f} KiB of a drafted token until it is accepted or the next pass begins"
     words["memory"] = (
         f"{facts['all_weight_bytes'] / 2**30:.2f} GiB for the weights, {facts['cache_bytes'] * 1000 / 2**30:.2f} GiB for each "
         "1000 tokens in the cache"

@@ -205,6 +205,7 @@ def _stats(model: Model, profile: Profile, completion: Completion, clock: _Clock
         "cache_dtype": model.decoder.cache_dtype,
         "index_cache_dtype": str(layout.index_dtype) if layout.index else None,
         "state_bytes": 0 if model.cache.rows is None else model.cache.rows.row_bytes,
+        "draft_bytes": 4 * model.decoder.replay_width,
         "prompt_tokens": len(completion.prompt_token_ids),
         "new_tokens": len(completion.token_ids),
         "drafted": completion.drafted,
@@ -257,6 +258,8 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     drafts = f"{stats['accepted']} of {stats['drafted']} drafted accepted" if stats["drafted"] else "none drafted"
     index_keys = f", index keys in {stats['index_cache_dtype']}" if stats["index_cache_dtype"] else ""
     states = f" with a state of {stats['state_bytes'] / 2**20:.2f} MiB" if stats["state_bytes"] else ""
+    if stats["drafted"] and stats["draft_bytes"]:
+        states += f", {stats['draft_bytes'] / 2**10:.1f} KiB kept of a drafted token"
     console.print(
         f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {drafts}, {rate}, "
         f"first token after {f'{first:.2f} s' if first is not None else 'none'} (loading {stats['load_s']:.2f} s), "

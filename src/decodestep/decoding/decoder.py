@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,8 @@ class TokenBatch(NamedTuple):
     long: bool (T,), which tokens have the rope of the long frequencies, the same for all of a sequence; None: none.
     slots, into: int64 (B,), the rows of `Pages.states` that a sequence's first token in the batch reads, and that its last one
     leaves behind; the same, or a row that no other sequence reads. None for models without recurrent states.
+    kept, kept_rows: float32 (K, replay_width), written, and int64 (T,): the row of it that receives what `replay` reads of a
+    token, or -1. None: of no token.
     """
 
     tokens: np.ndarray
@@ -35,6 +38,8 @@ class TokenBatch(NamedTuple):
     long: np.ndarray | None = None
     slots: np.ndarray | None = None
     into: np.ndarray | None = None
+    kept: np.ndarray | None = None
+    kept_rows: np.ndarray | None = None
 
 
 class Decoder(ABC):
@@ -42,7 +47,8 @@ class Decoder(ABC):
 
     config: the model's sizes. description: how the model is run, as text. page_layout: of the cache's pages.
     cache_dtype: the type of what the cache holds: of latents without their rope keys. long_after: `Rope.long_after`.
-    next_tokens: the checkpoint's layers for next-token prediction; None without.
+    next_tokens: the checkpoint's layers for next-token prediction; None without. replay_width: the values that `replay` reads
+    of a token; 0: none are kept, and tokens whose states are missing run again.
     """
 
     config: Config
@@ -51,6 +57,7 @@ class Decoder(ABC):
     cache_dtype: str
     long_after: int | None
     next_tokens: NextTokenLayers | None = None
+    replay_width: int = 0
 
     @cached_property
     def state_layout(self) -> StateLayout | None:
@@ -79,3 +86,11 @@ class Decoder(ABC):
 
         hidden: float32 (T, He), written if it is given: the hidden states of all tokens after the last norm.
         """
+
+    def replay(self, kept: Sequence[np.ndarray], states: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
+        """Brings recurrent states forward by tokens that have run before, to the bits that `logits` would leave.
+
+        kept: of each sequence what was kept of its tokens, (tokens, replay_width). states: of all rows. slots, into: int64, the
+        rows that are read and written, as in `TokenBatch`.
+        """
+        raise NotImplementedError

@@ -14,10 +14,12 @@ from decodestep.decoding.kv_cache import Pages, PairedPages
 from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.sequence import CachedSequence
 from decodestep.decoding.slot_feed import fill_slots
+from decodestep.decoding.state_rows import StateRows
 
 _OP = "forward"
 _PAIRS = "of pairs of a sequence and its new token ids"
 _LATE = 16
+_MOST_KEPT = 64  # tokens of a sequence's drafts, with those before them in the pass, whose inputs are kept
 BLOCK = 512  # tokens of one pass: enough to share the reading of a weight, few enough to need little memory
 
 Batch = list[tuple[CachedSequence, list[int]]]
@@ -56,6 +58,7 @@ def forward(
     ]
     with _running(pool, checked, drafts):
         if pool.rows is not None:
+            _replay(decoder, pool, pool.rows, checked)
             checked, firsts = _catch_up(decoder, pool, checked, drafts, firsts)
         blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, drafts, firsts)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
@@ -109,6 +112,19 @@ def _running(pool: PagePool, batch: Batch, drafts: Sequence[int]) -> Iterator[No
     finally:
         for sequence in entered:
             sequence.end_forward()
+
+
+def _replay(decoder: Decoder, pool: PagePool, rows: StateRows, batch: Batch) -> None:
+    """Brings recurrent states forward by what was accepted of drafts that were rejected in part."""
+    with LOCK, pool.changing_locked():
+        states = [sequence.state for sequence, _ in batch if sequence.state is not None]
+        begun = [(state, replay) for state in states if (replay := state.begin_replay_locked()) is not None]
+    if begun:
+        kept, slots, into = zip(*(replay for _, replay in begun), strict=True)
+        decoder.replay(kept, rows.storage, np.array(slots), np.array(into))
+        with LOCK, pool.changing_locked():
+            for state, _ in begun:
+                state.end_replay_locked()
 
 
 def _catch_up(
@@ -177,13 +193,15 @@ def _run(decoder: Decoder, pool: PagePool, block: list[_Piece], wanted: np.ndarr
     if pool.long_after is not None and any(flags := [piece.sequence.is_long for piece in block]):
         long = np.array(flags)[arrays[1]]
     slots, into = (None, None) if pool.rows is None else _state_rows(pool, block)
-    made, storage = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long, slots, into), pool.storage
+    kept, kept_rows, kept_of = _room_for_inputs(decoder, block)
+    made = TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long, slots, into, kept, kept_rows)
+    storage = pool.storage
     fed = [feed for piece in block if (feed := piece.sequence.feed) is not None and feed.known]
     pages = storage.model if isinstance(storage, PairedPages) else storage
     logits = _run_fed(decoder, pages, block, made) if fed else decoder.logits(made, pages)
     with LOCK, pool.changing_locked():
-        for piece in block:
-            piece.sequence.commit_locked(piece.tokens, piece.drafted)
+        for piece, inputs in zip(block, kept_of, strict=True):
+            piece.sequence.commit_locked(piece.tokens, piece.drafted, inputs)
     if fed:  # what is read will be shared, and is filled at once
         fill_slots(s for s, tokens, drafted in block if s.feed and (s.feed.due or len(tokens) - drafted > 1))
     return logits
@@ -194,6 +212,27 @@ def _state_rows(pool: PagePool, block: list[_Piece]) -> np.ndarray:
     with LOCK, pool.changing_locked():
         rows = [state.begin_pass_locked() for piece in block if (state := piece.sequence.state) is not None]
     return np.array(rows, np.int64).T.copy()
+
+
+def _room_for_inputs(
+    decoder: Decoder, block: list[_Piece]
+) -> tuple[np.ndarray | None, np.ndarray | None, list[np.ndarray | None]]:
+    """`kept` and `kept_rows` of the batch, and the part of it that each sequence has: of those that begin with drafts."""
+    keeps = [
+        sequence.state is not None and drafted > 0 and not sequence.drafted and len(tokens) <= _MOST_KEPT
+        for sequence, tokens, drafted in block
+    ]
+    if not any(keeps) or not decoder.replay_width:
+        return None, None, [None] * len(block)
+    lengths = np.array([len(piece.tokens) for piece in block])
+    flags = np.repeat(keeps, lengths)
+    kept = np.empty((np.count_nonzero(flags), decoder.replay_width), np.float32)
+    parts = np.split(kept, np.cumsum(lengths * keeps)[:-1])
+    return (
+        kept,
+        np.where(flags, np.cumsum(flags) - 1, -1),
+        [part if keep else None for part, keep in zip(parts, keeps, strict=True)],
+    )
 
 
 def _run_fed(decoder: Decoder, pages: Pages, block: list[_Piece], batch: TokenBatch) -> np.ndarray:

@@ -34,9 +34,9 @@ class CachedSequence(PagedTokens):
     may use a sequence; several threads may use several sequences of a model. In a forked child only sequences created by the
     forking thread stay open.
 
-    Of a model with recurrent layers the sequence also has a state, which cannot be cut back as pages can: after `truncate`, or
-    `keep` of a part, it may be one after fewer tokens (`position`). The next pass then runs the others again, which changes no
-    bit. `reuse` goes on from a snapshot of a state, and `close` leaves one.
+    Of a model with recurrent layers the sequence also has a state, which cannot be cut back as pages can: after `truncate` it
+    may be one after fewer tokens (`position`). The next pass then runs the others again, which changes no bit; after `keep` it
+    need not, or only with `dtype="float32"`. `reuse` goes on from a snapshot of a state, and `close` leaves one.
 
     With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
     way are shared.
@@ -255,17 +255,18 @@ class CachedSequence(PagedTokens):
         if self.state is not None:
             self.state.part_at(length)
 
-    def commit_locked(self, tokens: Sequence[int], drafted: int) -> None:
+    def commit_locked(self, tokens: Sequence[int], drafted: int, kept: np.ndarray | None = None) -> None:
         """Appends tokens that the forward pass has run, but for those that it has run again; pages that they fill can be reused
         from now on.
 
         drafted: how many of the last of them are drafts; pages that these fill are the sequence's alone until `keep`.
+        kept: as in `SequenceState.reach_locked`.
         """
         before = self.position
         self.drafted += drafted
         self._put(len(self._pages), [], tokens[len(self.tokens) - before :])
         if self.state is not None:
-            self.state.reach_locked(before + len(tokens), drafts=self.drafted > 0)
+            self.state.reach_locked(before + len(tokens), drafts=self.drafted > 0, kept=kept)
         self._share_full_pages_locked(before)
         if self.state is not None and not self.drafted:
             page = self._pages[self.position // PAGE - 1] if self.position % PAGE == 0 else None
@@ -351,10 +352,10 @@ class CachedSequence(PagedTokens):
             self.feed.begin(length, page.states)
 
     def _leave_snapshot_locked(self, state: SequenceState) -> None:
-        page = self._tree_page_locked(state.position)
+        page = self._tree_page_locked(state.reached)
         if page is not None and page.parent is not None:
             state.leave_locked(page)
-            if self.feed is not None and len(page.tokens) < PAGE and (own := self.feed.states(state.position - 1)) is not None:
+            if self.feed is not None and len(page.tokens) < PAGE and (own := self.feed.states(state.reached - 1)) is not None:
                 page.states = own.copy()
 
     def _reuse_part_locked(self, tokens: Sequence[int]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.state_rows import END_RANK, START, TURN_RANK, WRITTEN, Reached, StateRows, last_snapshot
@@ -18,11 +20,20 @@ _APART = 256  # tokens between the end of a prompt and the snapshot before: anot
 _SHARED = 64  # likewise of tokens that several prompts begin with
 
 
+class Replay(NamedTuple):
+    """Tokens that are replayed. kept: as in `Decoder.replay`. read, written: the rows of the states before and after them."""
+
+    kept: np.ndarray
+    read: int
+    written: int
+
+
 class SequenceState:
     """The state of a sequence of a model that has recurrent layers. As there, methods ending in `_locked` require `LOCK`.
 
     A state cannot be cut back as pages can. Where tokens are dropped it goes back to an earlier one, of a snapshot or the one
-    before the drafts, and the next pass runs again what lies between: `position` is where that begins.
+    before the drafts. Of tokens that have run since that one, the inputs of the state may have been kept: the next pass begins
+    by replaying these. It runs again what follows: `position` is where that begins.
 
     Snapshots are left behind at ends of pages and of the sequence:
         where several texts are known to go on in different ways
@@ -37,6 +48,8 @@ class SequenceState:
         self._begun = 0  # the position before the pass that is running, or the last one
         self._keeps = False  # whether the state before drafts is kept, of passes that have begun
         self._marked = False  # whether the state that is kept is one to go back to
+        self._inputs: np.ndarray | None = None  # of the tokens after the state that are to be replayed
+        self._kept: np.ndarray | None = None  # of those after the state that is kept
         self.branch = 0  # up to where the pool's tree has pages of the text that is read
         self._stops: set[int] = set()  # where prompts that are read with it go on in another way
         self._length = 0  # of the prompt that is read
@@ -48,8 +61,13 @@ class SequenceState:
     @property
     def position(self) -> int:
         """How many of the sequence's tokens the next pass does not run again; while one runs, where it began."""
-        position = self._held.state.position
-        return self._begun if position == WRITTEN else position
+        reached = self.reached
+        return self._begun if reached == WRITTEN else reached if self._inputs is None else reached + len(self._inputs)
+
+    @property
+    def reached(self) -> int:
+        """How many tokens the state is after, without those that are to be replayed."""
+        return self._held.state.position
 
     def expect(self, start: int, tokens: Sequence[int], user_mark: UserMark | None) -> None:
         """A prompt is read that goes on with these tokens at a position. user_mark: of turns of a user, if it is known."""
@@ -94,7 +112,7 @@ class SequenceState:
         self.settle_locked()
         self._rows.claim_locked(1)
         self._rows.hold_locked(self._held.state.row)
-        self._held.before, self._keeps = self._held.state, True
+        self._held.before, self._keeps, self._kept = self._held.state, True, self._inputs
 
     def mark_locked(self) -> None:
         """Keeps the state until it goes back, if there is a row to be had."""
@@ -102,6 +120,24 @@ class SequenceState:
         if self._rows.spare_locked():
             self.keep_locked()
             self._keeps, self._marked = False, True
+
+    def begin_replay_locked(self) -> Replay | None:
+        """What is to be replayed before a pass; None if nothing is."""
+        held, inputs = self._held, self._inputs
+        if inputs is None:
+            return None
+        position, row = self.position, held.state.row
+        self._inputs = None
+        if self._keeps and held.before is held.state and row is not None and row.users == 2:  # nobody else's
+            held.before = held.state = Reached(row, WRITTEN)
+            rows = row.number, row.number
+        else:
+            rows = self.begin_pass_locked()
+        self._begun = position
+        return Replay(inputs, *rows)
+
+    def end_replay_locked(self) -> None:
+        self.reach_locked(self._begun)
 
     def begin_pass_locked(self) -> tuple[int, int]:
         """The rows that a pass reads and writes: another one where somebody else needs what it reads."""
@@ -123,10 +159,16 @@ class SequenceState:
         assert target.row is not None
         return ZERO_ROW if row is None else row.number, target.row.number
 
-    def reach_locked(self, length: int, *, drafts: bool) -> None:
-        """A pass has run the sequence's tokens up to `length`. drafts: whether the last of them are drafts."""
+    def reach_locked(self, length: int, *, drafts: bool = False, kept: np.ndarray | None = None) -> None:
+        """The state is now after the sequence's tokens up to `length`.
+
+        drafts: whether the last of them are drafts. kept: what has been kept of the tokens of the pass, if that began with the
+        state before the drafts.
+        """
         row = self._held.state.row
         self._held.state = Reached(row, length)
+        if kept is not None:
+            self._kept = kept
         if self._keeps and not drafts:
             self.keep_locked()
         elif not drafts:
@@ -139,7 +181,7 @@ class SequenceState:
 
     def settle_locked(self) -> None:
         """Gives up the state that is kept."""
-        before, self._keeps, self._marked = self._held.before, False, False
+        before, self._keeps, self._marked, self._kept = self._held.before, False, False, None
         if before is not None:
             self._held.before = None
             self._rows.claim_locked(-1)
@@ -163,9 +205,11 @@ class SequenceState:
 
         path: the root and the pages of the sequence. tokens: of the sequence, with those that are dropped.
         """
-        if 0 <= self._held.state.position <= length:
+        if 0 <= self.reached <= length:
+            if self._inputs is not None:
+                self._inputs = self._inputs[: length - self.reached] if self.reached < length else None
             return
-        found, before = START, self._held.before
+        found, before, kept = START, self._held.before, None
         at = last_snapshot(path[: length // PAGE + 1], tokens[:length])
         if at is not None:
             place, page = at
@@ -173,12 +217,15 @@ class SequenceState:
             found = Reached(page.snapshot.row, place * PAGE + len(page.tokens) % PAGE)
         self._last = min(self._last, found.position)
         if before is not None and found.position <= before.position <= length:
-            found = before
+            found, kept = before, self._kept
         self._set_locked(found)
+        if kept is not None and found.position < length:
+            self._inputs = kept[: length - found.position].copy()  # so that the rest takes no memory
 
     def follow_locked(self, other: SequenceState) -> None:
         """Takes the state of a sequence with the same tokens."""
         self._set_locked(other._held.state)
+        self._inputs = other._inputs
         self._last, self._begun_from = other._last, None
 
     def clear_locked(self) -> None:
@@ -207,9 +254,10 @@ class SequenceState:
 
     @property
     def is_worth_leaving(self) -> bool:
-        return self.position - self._last >= PAGE
+        return self.reached - self._last >= PAGE
 
     def _set_locked(self, reached: Reached) -> None:
+        self._inputs = None
         self._rows.hold_locked(reached.row)
         old, self._held.state = self._held.state, reached
         self._rows.release_locked(old.row)

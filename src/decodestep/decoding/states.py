@@ -67,6 +67,20 @@ def state_layout(config: Config) -> StateLayout | None:
     return StateLayout(shapes) if any(shape for parts in shapes for shape in parts) else None
 
 
+def replay_width(config: Config) -> int:
+    """The values of a token from which the native step brings all states of a model forward: what convolutions read, and of
+    each head a step or the logarithm of a decay, and beta. 0 for a model that has only attention."""
+    delta, mamba, width = config.delta, config.mamba, 0
+    for mixer in map(config.mixer_of, range(config.layers)):
+        if mixer == "delta" and delta is not None:
+            width += delta.channels + 2 * delta.value_heads
+        if mixer == "mamba" and mamba is not None:
+            width += mamba.channels + mamba.heads
+        if mixer == "convolution":
+            width += config.hidden
+    return width
+
+
 def _shapes(config: Config, layer: int) -> tuple[Shape | None, Shape | None]:
     mixer, delta, mamba, convolution = config.mixer_of(layer), config.delta, config.mamba, config.convolution
     if mixer == "delta" and delta is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +27,7 @@ from decodestep.decoding.layer_weights import (
     Weights,
 )
 from decodestep.decoding.next_tokens import NextTokenLayers
+from decodestep.decoding.states import replay_width
 from decodestep.ops.decoder_forward import (
     DecoderWeights,
     DeltaRule,
@@ -99,6 +100,7 @@ class StepDecoder(Decoder):
         self.long_after = weights.ropes[0].long_after
         self._ropes = [self._table(1024, long) for long in (False, True)]
         self.next_tokens = NextTokenLayers(weights) if weights.next_tokens else None
+        self.replay_width = replay_width(config)
         self.native_weights = DecoderWeights(
             embedding=weights.embedding,
             layers=tuple(self._layer(layer, number) for number, layer in enumerate(weights.layers)),
@@ -177,10 +179,12 @@ class StepDecoder(Decoder):
             tokens, sequence, positions = (array[chosen] for array in batch[:3])
             wanted = place[batch.wanted[rows]]
             part = batch._replace(tokens=tokens, sequence=sequence, positions=positions, wanted=wanted)
-            kept = None if hidden is None else np.empty_like(hidden[chosen])
-            logits[rows] = self._step(part, pages, kind, kept)
+            if batch.kept_rows is not None:
+                part = part._replace(kept_rows=batch.kept_rows[chosen])
+            own = None if hidden is None else np.empty_like(hidden[chosen])
+            logits[rows] = self._step(part, pages, kind, own)
             if hidden is not None:
-                hidden[chosen] = kept
+                hidden[chosen] = own
         return logits
 
     def _step(self, batch: TokenBatch, pages: SlabPages, long: bool, hidden: np.ndarray | None) -> np.ndarray:
@@ -192,12 +196,17 @@ class StepDecoder(Decoder):
         )
         if batch.slots is not None:
             call = call._replace(states=pages.states, slots=batch.slots, into=batch.into)
+        if batch.kept is not None:
+            call = call._replace(kept=batch.kept, kept_rows=batch.kept_rows)
         if pages.index is not None:
             call = call._replace(index_keys=pages.index)
         if self._inputs is not None:
             x = scale(gather_rows(self.native_weights.embedding, tokens), self.config.embedding_scale)
             call = call._replace(layer_inputs=inputs_of_layers(tokens, x, self._inputs, self.config))
         return run(OP, "cpu", cpu.forward, call)
+
+    def replay(self, kept: Sequence[np.ndarray], states: np.ndarray, slots: np.ndarray, into: np.ndarray) -> None:
+        run("replay_states", "cpu", cpu.replay_states, self.native_weights, kept, states, slots, into)
 
     def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
         """The rope table of at least this many positions. It grows by doubling; a thread keeps the table that it was given."""

@@ -8,7 +8,7 @@ from decodestep.chat.template import ChatTemplate
 from decodestep.decoding import layer_decoder, step_decoder
 from decodestep.decoding.config import Config
 from decodestep.decoding.kv_cache import PAGE
-from decodestep.decoding.states import state_layout
+from decodestep.decoding.states import replay_width, state_layout
 from decodestep.files.gguf_file import GgufFile
 from decodestep.models.checkpoint import Checkpoint
 
@@ -21,7 +21,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     weight_bytes: the bytes of the weights that one token needs, as stored: without the experts that it does not use, and with
     one row of an embedding that is not tied to the logits. all_weight_bytes: of all. converted: the types that are not run as
     stored, if there are any. cache: the type of cached keys and values. cache_bytes: per position. state_bytes: of the
-    recurrent state of a sequence, 0 without recurrent layers.
+    recurrent state of a sequence, 0 without recurrent layers. draft_bytes: what is kept of a drafted token to replay it.
     """
     ChatTemplate(checkpoint.file.chat_templates())
     checkpoint.tokenizer()
@@ -46,6 +46,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "cache": cache,
         "cache_bytes": layout.page_bytes // PAGE,
         "state_bytes": 0 if states is None else states.row_bytes,
+        "draft_bytes": 4 * replay_width(config) if why is None else 0,
     }
     if latent:
         queries = "" if latent.query_rank is None else f", queries through {latent.query_rank}"

@@ -20,7 +20,11 @@ OP = "decoder_forward"
 
 
 class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is made for each step
-    """The arguments of decoder_forward as NumPy arrays; the integers are copies, int64 in C order."""
+    """The arguments of decoder_forward as NumPy arrays; the integers are copies, int64 in C order.
+
+    kept, kept_rows: of the package's own calls, float32 (K, values of a token) and int64 (T,): where the core keeps what
+    `cpu.replay_states` reads of each token, -1 for none.
+    """
 
     weights: DecoderWeights
     token_ids: np.ndarray
@@ -38,6 +42,8 @@ class Call(NamedTuple):  # quicker to make than a frozen dataclass, and one is m
     slots: np.ndarray | None = None
     into: np.ndarray | None = None
     index_keys: np.ndarray | None = None
+    kept: np.ndarray | None = None
+    kept_rows: np.ndarray | None = None
 
 
 def bind(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -109,12 +109,24 @@ def forward(call: Call) -> np.ndarray:
         slots=call.slots,
         into=call.into,
         index=None if call.index_keys is None else _cache(call.index_keys),
+        kept=call.kept,
+        kept_rows=call.kept_rows,
     )
     if costs is not None:
         for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):
             if stages:
                 add_part(part, int(stages), seconds)
     return logits
+
+
+def replay_states(
+    weights: DecoderWeights, kept: Sequence[np.ndarray], states: np.ndarray, slots: np.ndarray, into: np.ndarray
+) -> None:
+    """Brings states forward by tokens of which a call has kept the inputs, without reading a weight matrix.
+
+    kept: of each sequence the rows of its tokens. slots, into: of each the state that is read and the one that is written.
+    """
+    _native.replay_states(_decoder(weights), tuple(kept), states, slots, into, threads())
 
 
 def _cache(array: np.ndarray) -> np.ndarray:
