@@ -22,7 +22,8 @@ def run(model, prompts, *params, **options):
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_text_in_any_batch_and_on_any_threads(model):
+def test_the_same_seed_gives_the_same_text_in_any_batch_and_on_any_threads(model, monkeypatch):
+    monkeypatch.setattr("decodestep._base.threads.thread_limit", lambda: 64)  # whatever the CPUs
     params = SamplingParams(max_new_tokens=24, temperature=0.9, top_p=0.95, top_k=40, repetition_penalty=1.1, seed=1)
     alone = run(model, [STORY], params)[0]
     mates = [SamplingParams(max_new_tokens=n, temperature=1.3, seed=n) for n in (1, 5, 30, 8, 17, 2)]
@@ -32,7 +33,7 @@ def test_the_same_seed_gives_the_same_text_in_any_batch_and_on_any_threads(model
         assert batch[place] == alone
     before = model.threads
     try:
-        for threads in (1, 2, 3):
+        for threads in (1, 2, 3, 7, 16, 64):
             model.threads = threads
             assert run(model, [STORY], params)[0] == alone
     finally:
