@@ -88,8 +88,8 @@ def _in_parts(tensor: Tensor) -> Iterator[Tensor]:
     row_bytes, step = tensor.nbytes // rows, max(1, _PART // width)
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        place = {"nbytes": count * row_bytes, "offset": tensor.offset + first * row_bytes}
-        yield replace(tensor, shape=(count, width), **place)
+        offset = tensor.offset + first * row_bytes
+        yield replace(tensor, shape=(count, width), nbytes=count * row_bytes, offset=offset)
 
 
 def _as_lists(value: Any) -> Any:

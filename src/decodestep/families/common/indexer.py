@@ -59,8 +59,8 @@ def of_file(keys: GgufKeys, rope_dim: int, full: tuple[bool, ...], half_split: b
 def say_layers(file: GgufFile | ModelFolder, types: Sequence[str]) -> None:
     """Completes a file that does not say which layers have an indexer of their own (`most_context`). types: as indexer_types or
     index_topk_pattern of config.json, without layers for next-token prediction."""
-    architecture = file.metadata.get("general.architecture") if isinstance(file, GgufFile) else None
-    shares = architecture is not None and architecture.endswith("-dsa")  # layers attend to what others select
+    architecture = str(file.metadata.get("general.architecture")) if isinstance(file, GgufFile) else ""
+    shares = architecture.endswith("-dsa")  # layers attend to what others select
     if not isinstance(file, GgufFile) or not shares or f"{architecture}.{TYPES}" in file.metadata:
         raise ModelError(f"{file.path}: indexer_types is for a GGUF file of glm-dsa without {TYPES} alone")
     keys = GgufKeys(file, architecture)
