@@ -281,7 +281,7 @@ def test_messages_nested_too_deeply_are_refused(model):
 
 def test_a_file_without_a_template_says_what_to_do(tiny_file):
     path = tiny_file()
-    with pytest.raises(ds.ModelError, match=r"no chat template: pass one, load\(..., chat_template=...\), or give.*plain text"):
+    with pytest.raises(ds.ModelError, match=r"no chat template: load it with one \(chat_template=, .*, or give it plain text"):
         ds.load(path).chat_prompt(USER)
     assert ds.load(path, chat_template="{{ messages[0].content }}{{ eos_token }}").chat_prompt(USER) == "What is 2 + 2?<eos>"
     with pytest.raises(ValueError, match="load: chat_template must be a string or None; got 3"):

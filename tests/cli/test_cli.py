@@ -266,23 +266,43 @@ def test_a_row_without_a_token_left_says_so(tiny_file, capsys):
 
 
 def test_a_terminal_shows_how_far_long_work_is(tiny_file, tmp_path, monkeypatch, capsys):
-    """Loading and a prompt from a second on, and quantising, in a line that is erased before an error too."""
+    """Loading, prompts and what is explained from a second on, and quantising, in a line that is erased before an error too."""
     generate = ["generate", "A", "--raw", "--max-new-tokens", "1", "--model", str(tiny_file())]
     quantize = ["quantize", str(tiny_file()), str(tmp_path / "out.gguf"), "--type"]
     assert exit_code(*generate) == exit_code(*quantize, "f16") == 0
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("decodestep.cli.running.time", SimpleNamespace(monotonic=count(step=0.5).__next__))
+    monkeypatch.setattr("decodestep._base.progress.time", SimpleNamespace(monotonic=count(step=0.5).__next__))
     assert exit_code(*generate) == 0
     assert capsys.readouterr().err == f"{ERASE}loading: 1 of 2 layers{ERASE}loading: 2 of 2 layers{ERASE}"
     long = ["generate", "A" * 1500, *generate[2:-1], str(tiny_file(context=2000))]
     assert exit_code(*long) == 0
     *_, line, last = capsys.readouterr().err.split(ERASE)
     assert re.fullmatch(r"reading the prompt: \d+ of 1500 tokens", line) and last == ""
+    assert exit_code("explain", "A", *generate[2:3], "--steps", "3", *generate[-2:]) == 0
+    assert capsys.readouterr().err.endswith(f"{ERASE}token 2 of at most 3{ERASE}token 3 of at most 3{ERASE}")
     monkeypatch.setattr("decodestep.models.requantise.quantise", lambda *_: 1 / 0)
     assert exit_code(*quantize, "q4_0") == 1
     told = capsys.readouterr().err.split(ERASE)
-    assert told[1].startswith("0/") and told[-1].startswith("decodestep: internal error")
+    assert told[1:3] == ["reading tiny-F32.gguf", "0% token_embd.weight"] and told[-1].startswith("decodestep: internal error")
+
+
+def test_without_a_command_all_are_listed(capsys):
+    assert exit_code() == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "continue a prompt with a model" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("given", "like"),
+    [("--tempersture=0.5", "; did you mean --temperature?"), ("--modle", "; did you mean --model?"), ("-qqq", "")],
+)
+def test_an_option_like_one_that_is_known_is_told(given, like):
+    ended = call("generate", "Hi", given)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        f"decodestep: generate: unrecognized arguments: {given}{like} (decodestep generate --help lists what it takes)\n"
+    )
 
 
 def test_the_defaults_are_those_of_sampling_params():

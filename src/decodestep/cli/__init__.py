@@ -80,9 +80,12 @@ def _run(arguments: list[str]) -> int:
             sub.add_argument(TRACEBACK, action="store_true", help="print a traceback after an error")
             if verb in arguments[:1]:
                 import_module(f"decodestep.cli.{verb}").add_arguments(sub)
+        if not arguments:
+            parser.print_help(sys.stderr)
+            return 2
         options, unknown = parser.parse_known_args(arguments)
         if unknown:  # an error of the verb's: `parse_args` would name the program alone
-            verbs.choices[options.verb].error(f"unrecognized arguments: {' '.join(unknown)}")
+            verbs.choices[options.verb].refuse(unknown)
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show must not end the answer
         return int(import_module(f"decodestep.cli.{options.verb}").run(options))

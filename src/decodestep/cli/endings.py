@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from decodestep.errors import RequestError
@@ -51,3 +53,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog.replace(' ', ': ')}: {message} ({self.prog} --help lists what it takes)\n")
+
+    def refuse(self, words: Sequence[str]) -> NoReturn:
+        """Ends with the error for words that are not among its options, and the option whose name is like the first."""
+        like = difflib.get_close_matches(words[0].partition("=")[0], self._option_string_actions, n=1)
+        self.error(f"unrecognized arguments: {' '.join(words)}" + "".join(f"; did you mean {option}?" for option in like))

@@ -20,6 +20,7 @@ from decodestep._base.checks import require
 from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
 from decodestep._base.machine_limits import available_memory
+from decodestep._base.progress import progress_line
 from decodestep._base.threads import isa, native_build, threads
 from decodestep.cli.options import MODEL_HELP
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model, resolve_path
@@ -163,7 +164,9 @@ def _devices() -> list[str]:
     """Each GPU that torch finds, and whether Triton is installed."""
     if util.find_spec("torch") is None:
         return ["no GPU: torch is not installed"]
-    import torch
+    with progress_line(after=0.0) as show:
+        show("importing torch, to ask it for GPUs")
+        import torch
 
     if not torch.cuda.is_available():
         return ["no GPU: the operators with a 'triton' backend refuse it here"]

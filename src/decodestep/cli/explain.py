@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from decodestep._base.checks import Phrase, refuse, require
+from decodestep._base.progress import progress_line
 from decodestep.cli.options import (
     add_ban,
     add_draft,
@@ -84,7 +86,16 @@ def run(options: argparse.Namespace) -> int:
         return _show(model, params, ids, draft, options)
     text = prompt["messages"][-1]["content"] if isinstance(prompt, Mapping) else prompt
     steps, top, each = options.steps or _PAGE_STEPS, options.top or _PAGE_TOP, _params_of_runs(model, params, other)
-    return _write_page(record_document(model, str(text), ids, each, steps=steps, top=top, draft=draft), options)
+    with _token_line(steps) as progress:
+        document = record_document(model, str(text), ids, each, steps=steps, top=top, draft=draft, progress=progress)
+    return _write_page(document, options)
+
+
+@contextmanager
+def _token_line(steps: int) -> Iterator[Callable[[int], None]]:
+    """Yields the `progress` of a recording of at most `steps` tokens."""
+    with progress_line(after=1.0) as show:
+        yield lambda done: show(f"token {done + 1} of at most {steps}")
 
 
 def _require_in_use(options: argparse.Namespace) -> None:
@@ -134,7 +145,9 @@ def _show(model: Model, params: SamplingParams, ids: list[int], draft: Draft, op
     found: list[dict[str, Any]] = []
     if ids:
         tabulate = partial(tabulate_stages, model, count=options.rows or _ROWS)
-        recorded = record(model, ids, params, options.steps or 1, tabulate, draft)
+        steps = options.steps or 1
+        with _token_line(steps) as progress:
+            recorded = record(model, ids, params, steps, tabulate, draft, progress)
         accepted = set(recorded.accepted)
         row, found = recorded.row, [{**one, "accepted": i in accepted} for i, one in enumerate(recorded.tokens)]
     # The plan as it was before the first token: what a row shows of itself does not change.

@@ -14,8 +14,8 @@ from typing import Any
 from decodestep import models
 from decodestep._base.checks import Phrase, refuse, require
 from decodestep._base.numa import set_numa
+from decodestep._base.progress import progress_line
 from decodestep._base.threads import use_threads
-from decodestep.cli.running import progress_line
 from decodestep.generation.drafts import Draft
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model, sampling_defaults

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from decodestep._base.checks import Phrase, require
+from decodestep._base.progress import progress_line
 from decodestep.cli.options import INDEXER_TYPES_HELP
-from decodestep.cli.running import progress_line
 from decodestep.models.fetch import resolve_path
 
 _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q2_k, q3_k_m, q4_k_m, q5_k_m, q6_k"
@@ -36,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     source, target = resolve_path(named[0]), Path(options.target)
     with _unwinding(), progress_line(after=0.0) as show:
-        progress = lambda done, count, name: show(f"{done}/{count} {name}")  # noqa: E731
+        show(f"reading {source.name}")
+        progress = lambda done, values, name: show(f"{done / values:.0%} {name}")  # noqa: E731
         before = requantise(source, target, options.type.lower(), progress, options.indexer_types)
     after = target.stat().st_size
     print(f"{target}: {after / 2**20:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")

@@ -36,16 +36,17 @@ def record_document(
     steps: int,
     top: int,
     draft: Draft = None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> dict[str, Any]:
     """Runs the prompt once for each of the parameters, and returns everything that the page shows.
 
-    prompt: as given. steps: the largest number of tokens. top: the number of most likely tokens to include, at least. draft: as
-        for `record`.
+    prompt: as given. steps: the largest number of tokens. top: the number of most likely tokens to include, at least. draft,
+        progress: as for `record`.
     """
     own = {float(params.temperature) for params in each if params.temperature and not params.greedy}
     temperatures = tuple(sorted({*TEMPERATURES, *own}))
     keep = partial(_token, top=top, temperatures=temperatures)
-    runs = [_run(model, record(model, prompt_ids, params, steps, keep, draft)) for params in each]
+    runs = [_run(model, record(model, prompt_ids, params, steps, keep, draft, progress)) for params in each]
     words: dict[str, str] = {}
     for run in runs:
         for token in _collect_tokens(run):

@@ -44,6 +44,7 @@ def record(
     steps: int,
     keep: Callable[[Trace], Kept],
     draft: Draft = None,
+    progress: Callable[[int], object] = lambda done: None,
 ) -> Recording[Kept]:
     """Generates at most `steps` tokens as `generate` does, and stores `keep(trace)` for each.
 
@@ -51,7 +52,7 @@ def record(
 
     prompt_ids: at least one token. params: of one beam and one sample. draft: as for `generate`. A trace is of one token, so
         the row runs a second time, with drafts, to see which of its tokens they give: the text is the same, and how many are
-        drafted depends on the time that forward passes take.
+        drafted depends on the time that forward passes take. progress: called with the number of tokens so far, before each.
     Raises as `Sampler` does, and CacheFullError if the prompt and the steps do not fit the cache.
     """
     factory = RowFactory.from_model(model)
@@ -61,6 +62,7 @@ def record(
     try:
         with use_threads(model.threads):
             while not row.reason and len(tokens) < steps:
+                progress(len(tokens))
                 logits = logits_of([ids], [0])
                 tokens.append(keep(row.trace(logits[0], factory.token_to_text)))
                 [taken] = row.step(logits)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from decodestep.errors import ModelError
 from decodestep.files.file_bytes import FileBytes, StoredTensor
@@ -43,7 +43,7 @@ class Tensor(StoredTensor):
 
 
 class GgufFile:
-    """A GGUF file of version 2 or 3, little-endian: `metadata` by key and `tensors` by name.
+    """A GGUF file of version 2 or 3, little-endian: `metadata` and their `types` by key, and `tensors` by name.
 
     Metadata are strings, numbers, booleans, lists of strings or of arrays, and NumPy arrays of numbers or booleans.
     The file stays open as long as this object or one of its tensors is in use.
@@ -64,6 +64,7 @@ class GgufFile:
         if version not in (2, 3):
             raise ModelError(f"{path}: GGUF version {version} is not supported (2 and 3 are)")
         tensors, pairs = header.number("<Q"), header.number("<Q")
+        self.types: dict[str, GGUFValueType] = {}
         self.metadata = self._read_metadata(header, pairs)
         self.tensors = self._read_tensors(header, tensors)
 
@@ -84,7 +85,9 @@ class GgufFile:
             key = header.string()
             if key in found:
                 raise ModelError(f"{self.path}: corrupt: metadata {key!r:.80} occurs twice")
-            found[key] = header.value(header.number("<I"))
+            number = header.number("<I")
+            found[key] = header.value(number)
+            self.types[key] = GGUFValueType(number)
         return found
 
     def _read_tensors(self, header: GgufHeader, count: int) -> dict[str, Tensor]:

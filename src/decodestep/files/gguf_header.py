@@ -28,6 +28,7 @@ _SCALARS = {
     GGUFValueType.INT64: "<q",
     GGUFValueType.FLOAT64: "<d",
 }
+_OF_ITEMS = {np.dtype(form): type_ for type_, form in _SCALARS.items()}
 _MAX_DEPTH = 4  # of arrays inside arrays
 # What a header may make us hold. Real ones have up to 30 MB and a million strings; each string is a Python object.
 _MAX_HEADER = 1 << 28  # bytes
@@ -136,3 +137,10 @@ class GgufHeader:
             self._bytes += self._file.read(len(self._bytes), min(max(missing, _CHUNK, len(self._bytes)), rest)).data
         self.at = end
         return at
+
+
+def item_type(values: list[Any] | np.ndarray) -> GGUFValueType:
+    """The type of the items of an array that is not empty, as `GgufHeader.value` has read it."""
+    if isinstance(values, np.ndarray):
+        return _OF_ITEMS[values.dtype]
+    return GGUFValueType.STRING if isinstance(values[0], str) else GGUFValueType.ARRAY

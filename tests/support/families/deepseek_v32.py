@@ -16,6 +16,9 @@ CASES = {
             {**ONE_GROUP, **INDEX, "index_topk": 1, "index_head_dim": 8, "mlp_layer_types": ["sparse", "dense", "sparse"]},
         ],
         in_gguf=(0, 1),
+        # llama.cpp rotates index keys by a Hadamard matrix, whose size is 64 at least, after which near-ties fall otherwise,
+        # and has one epsilon for all norms.
+        written=(1, {"index_head_dim": 64, "rms_norm_eps": 1e-6}),
         aligned={**WIDE_LATENT, "moe_intermediate_size": 32, "index_head_dim": 48, "index_topk": 48, "q_lora_rank": 64},
     ),
 }

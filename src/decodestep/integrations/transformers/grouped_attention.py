@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def attention(
     if not left and scaling is not None and _are_few(query, key, value):
         causal = options.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        keys = _visible(module, attention_mask, query, key.shape[2], bool(causal))
+        keys = _visible(module, attention_mask, query, key, bool(causal))
         if keys is not None:
             return _attend(query, key, value, keys, scaling), None
     out: tuple[Tensor, None] = sdpa_attention_forward(
@@ -77,22 +78,30 @@ def _follow(cache: Tensor) -> bool:
     return in_order and (cache.shape[0] == 1 or cache.stride(0) == cache.shape[1] * cache.stride(1))
 
 
-def _visible(module: nn.Module, mask: Tensor | None, query: Tensor, keys: int, causal: bool) -> VisibleKeys | None:
-    """The keys that each query sees; None if they differ between heads, or if the mask does more than hide keys."""
+def _visible(module: nn.Module, mask: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> VisibleKeys | None:
+    """The keys that each query of each group sees, in the order of (row, group, query); None if they differ between heads, or
+    if the mask does more than hide keys."""
     batch, _, queries, _ = query.shape
+    _, groups, keys, _ = key.shape
     if mask is None:
-        return visible_keys.keys_without_mask(batch, queries, keys, causal and queries > 1)
+        return _without_mask(batch, groups, queries, keys, causal and queries > 1)
     if mask.dim() != 4 or mask.shape[0] not in (1, batch) or mask.shape[1] != 1 or mask.shape[2:] != (queries, keys):
         return None
     seen = visible_keys.as_bool(mask, query)
     if seen is None:
         return None
     seen = seen if seen.shape[0] == batch else seen.expand(batch, -1, -1, -1)
-    return visible_keys.of_mask(seen, id(module), id(module.config))
+    return _of_groups(visible_keys.of_mask(seen, id(module), id(module.config)), batch, groups)
+
+
+@lru_cache(maxsize=8)  # which every layer of a step asks for
+def _without_mask(batch: int, groups: int, queries: int, keys: int, causal: bool) -> VisibleKeys:
+    return _of_groups(visible_keys.keys_without_mask(batch, queries, keys, causal), batch, groups)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, keys: VisibleKeys, scale: float) -> Tensor:
     """A group of heads and a row are a sequence for `mla_attention`: its latents are the values, which no query multiplies.
+    keys: as of `_visible`.
 
     query (B, H, Q, width) -> (B, Q, H, width of the values)
     """
@@ -100,7 +109,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, keys: VisibleKeys, scale:
     groups = key.shape[1]
     each = query.detach().float().reshape(batch, groups, heads // groups, queries, width).transpose(2, 3)
     rows = borrow(each.reshape(batch * groups * queries, heads // groups, width))
-    keys = _of_groups(keys, batch, groups)
     out = attend_pages(None, rows, *as_pages(_in_one_axis(value), _in_one_axis(key), keys), keys, scale)
     by_head = torch.from_numpy(out).view(batch, groups, queries, heads // groups, -1).permute(0, 2, 1, 3, 4)
     return by_head.reshape(batch, queries, heads, -1).to(query.dtype)
