@@ -112,7 +112,7 @@ def model_logits(model: Any, ids: np.ndarray) -> np.ndarray:
 def llama_cpp_logits(path: Path, ids: np.ndarray) -> np.ndarray:
     from peers.llama_cpp_model import LlamaCpp
 
-    peer = LlamaCpp(path, 512, 1, flash_attention=False)
+    peer = LlamaCpp(path, 512, 1, flash_attention=False, exact_cache=True)
     try:
         return peer.evaluate(ids, 0, every=True)
     finally:
