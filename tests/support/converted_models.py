@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from support.families.deepseek_v32 import READ_INDEX
 from support.family_sizes import long_factors, yarn
 
 Keys = dict[str, Any]
@@ -16,15 +17,13 @@ Keys = dict[str, Any]
 # llama.cpp knows files without a latent of queries by their layers, as V2-Lite's. In so many, rounding would choose an expert.
 _NO_QUERY_LATENT: Keys = {"num_hidden_layers": 27, "num_experts_per_tok": 7}
 _EPS: Keys = {"rms_norm_eps": 1e-6}  # of the latents' norms too, which transformers does not read for these
-_INDEX: Keys = {"index_head_dim": 64}  # llama.cpp turns them by a Hadamard matrix of 64 at least
 _GEMMA3: Keys = {"num_hidden_layers": 6, "layer_types": None}  # of which the last layer alone sees all positions
 # What is not as in the sizes of tests/support/families, in place of the changes that our own files need.
 CHANGES: dict[tuple[str, int], Keys] = {
     ("deepseek_v2", 0): _NO_QUERY_LATENT,
     ("deepseek_v2", 1): {"rope_parameters": yarn(1.0, 1.0)},  # llama.cpp reads no betas of this architecture
     ("deepseek_v3", 1): _NO_QUERY_LATENT | _EPS,
-    ("deepseek_v32", 0): _INDEX,
-    ("deepseek_v32", 1): _INDEX | _EPS,
+    ("deepseek_v32", 1): READ_INDEX | _EPS,
     ("dots1", 2): {"num_key_value_heads": 4},
     ("ernie4_5_moe", 0): {"intermediate_size": 128},  # divided by the key heads it is the width of the shared experts
     ("exaone4", 0): {
@@ -38,8 +37,7 @@ CHANGES: dict[tuple[str, int], Keys] = {
     ("gemma3_text", 2): _GEMMA3,
     ("gemma4_text", 1): {"final_logit_softcapping": 30.0},  # which llama.cpp takes where a file has none
     ("glm", 0): {"head_dim": 16},
-    ("glm_moe_dsa", 0): _INDEX,
-    ("glm_moe_dsa", 1): _INDEX,
+    ("glm_moe_dsa", 1): READ_INDEX,
     # A file of a hybrid model says that it has no rope, and of the two widths that of experts.
     ("granitemoehybrid", 2): {"position_embedding_type": None, "intermediate_size": 72, "num_experts_per_tok": 0},
     ("gpt_oss", 2): {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},  # without YaRN llama.cpp agrees
