@@ -9,6 +9,7 @@ import llama_cpp
 import numpy as np
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
+_FLOAT32 = 0  # GGML_TYPE_F32
 _errors: list[str] = []
 # Kept for the life of the process: the library keeps the pointer and logs even when no model is left.
 QUIET = llama_cpp.llama_log_callback(lambda level, text, data: _errors.append(text.decode()) if level == _ERROR else None)
@@ -17,11 +18,20 @@ QUIET = llama_cpp.llama_log_callback(lambda level, text, data: _errors.append(te
 class LlamaCpp:
     """One sequence or several, in a cache of its own; `evaluate` runs tokens, `forget` goes back.
 
-    together: the most tokens of one pass. Raises RuntimeError for a file that llama.cpp does not load, with what it says of it.
+    together: the most tokens of one pass. exact_cache: keys and values in float32, in place of float16. Raises
+    RuntimeError for a file that llama.cpp does not load, with what it says of it.
     """
 
     def __init__(
-        self, path: Path, context: int, threads: int, *, flash_attention: bool, sequences: int = 1, together: int = 512
+        self,
+        path: Path,
+        context: int,
+        threads: int,
+        *,
+        flash_attention: bool,
+        sequences: int = 1,
+        together: int = 512,
+        exact_cache: bool = False,
     ) -> None:
         llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
         _errors.clear()
@@ -34,6 +44,8 @@ class LlamaCpp:
         options.n_seq_max = sequences
         options.n_threads = options.n_threads_batch = threads
         options.flash_attn_type = 1 if flash_attention else 0
+        if exact_cache:
+            options.type_k = options.type_v = _FLOAT32
         self._context = llama_cpp.llama_init_from_model(self._model, options)
         self._batch = llama_cpp.llama_batch_init(512, 0, sequences)
         self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))

@@ -12,11 +12,12 @@ import safetensors.torch
 from gguf import GGUFReader
 
 import decodestep as ds
-from decodestep.decoding.next_tokens import SequenceEnd
-from decodestep.decoding.slot_feed import SlotFeed, fill_slots
+from decodestep.decoding.slot_feed import fill_slots
+from decodestep.files.gguf_file import GgufFile
+from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.requantise import requantise
 from support import family_models
-from support.next_token_models import Predicting
+from support.next_token_models import Predicting, drafted, end_of, fed, from_nothing
 
 # family, size, layers for next-token prediction
 CASES = [
@@ -48,37 +49,6 @@ def predicting(tmp_path_factory):
 @pytest.fixture
 def ids():
     return np.random.default_rng(1).integers(0, 297, 80).tolist()
-
-
-def fed(model):
-    """A new sequence that is drafted from."""
-    sequence = model.sequence()
-    sequence.feed = SlotFeed(model.decoder.next_tokens, model.cache.storage.next_tokens)
-    return sequence
-
-
-def end_of(sequence):
-    fill_slots([sequence])
-    return SequenceEnd(len(sequence), sequence.page_numbers, sequence.feed.states(len(sequence) - 1))
-
-
-def drafted(model, sequence, token, count):
-    """The most probable drafts after a sequence and a token that follows it, and the logits of each."""
-    layers, rows = model.decoder.next_tokens, []
-    end = end_of(sequence)
-    with layers.drafting([end], count, model.cache.storage.next_tokens) as made:
-        for _ in range(count):
-            rows.append(made.logits({0: token})[0])
-            token = int(rows[-1].argmax())
-    return np.stack(rows)
-
-
-def from_nothing(path, tokens, count, **options):
-    """`drafted` after tokens that a new model runs at once."""
-    model = ds.load(path, **options)
-    with fed(model) as sequence:
-        model.forward([(sequence, tokens[:-1])])
-        return drafted(model, sequence, tokens[-1], count)
 
 
 def count_of(depths):
@@ -354,6 +324,22 @@ def test_a_gguf_file_has_the_layers_of_its_folder(predicting, ids, tmp_path, kin
     assert (model.config.layers, model.config.next_token_layers) == (layers, 2)
     drafts, folder = (from_nothing(source, ids[:30], 2, dtype="float32") for source in (file, path))
     assert family_models.relative(drafts, folder) < TOLERANCE
+
+
+def test_a_file_says_of_the_layers_alone_or_of_all_blocks_which_have_an_indexer(predicting, tmp_path):
+    """llama.cpp reads and its converter writes those of the layers, without the ones for next-token prediction."""
+    _, path = predicting("glm_moe_dsa", 1, 2)
+    requantise(path, tmp_path / "model.gguf", "f32", lambda *_: None)
+    file, key = GgufFile(tmp_path / "model.gguf"), "glm-dsa.attention.indexer.types"
+    types = file.metadata[key]
+    assert types.tolist() == [True, False, True, False]
+    for more in ([], [True], [True, True]):
+        file.metadata[key] = np.array([*types, *more])
+        assert Checkpoint(file).config.latent_attention.indexer.full == (True, False, True, False)
+    for wrong in (types[:3], np.array([*types, True, True, True])):
+        file.metadata[key] = wrong
+        with pytest.raises(ds.ModelError, match=f"metadata {key} must be an array of true or false for each of 4 blocks"):
+            Checkpoint(file)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from decodestep.families.common.registry import ARCHITECTURES, FAMILIES, MODEL_T
 from decodestep.families.common.unknown import describe
 from decodestep.files.model_folder import ModelFolder
 from decodestep.tokenizers.pre_tokenizers import PRE_TOKENIZERS
-from support import families, family_models
+from support import converted_models, families, family_models
 from support.families import CASES
 from support.project import ROOT
 
@@ -46,6 +46,13 @@ def test_a_name_stands_for_one_family():
     types = [each.name for family in FAMILIES.values() for each in family.types]
     architectures = [family.gguf.name for family in FAMILIES.values() if family.gguf]
     assert sorted(types) == sorted(MODEL_TYPES) and sorted(architectures) == sorted(ARCHITECTURES)
+
+
+def test_what_is_said_of_converted_models_is_said_of_cases():
+    sizes = {(family, size) for family, cases in CASES.items() for size in (*cases.in_gguf, cases.written[0])}
+    assert {*converted_models.CHANGES, *converted_models.EXPECTED} <= sizes
+    families_named = {*converted_models.PUBLISHED, *converted_models.PREDICTING, *converted_models.SAME_BY_LLAMA_CPP}
+    assert families_named <= set(CASES)
 
 
 def constants(path):

@@ -17,6 +17,7 @@ from decodestep.decoding.decoder import TokenBatch
 from decodestep.errors import ModelError
 from decodestep.families import lfm2_moe
 from decodestep.files.gguf_file import GgufFile
+from decodestep.models.checkpoint import Checkpoint
 from support import family_models, hybrid_gguf_files
 from support.families import CASES
 from support.hybrid_gguf_files import write_gguf
@@ -137,6 +138,11 @@ CONTRADICTIONS = {
     ),
     "key heads": ("lfm2", {"attention.head_count_kv": [2, 0, 2]}, "head_count_kv is not 0 in the same layers"),
     "heads of two sizes": ("qwen3_5_text", {"ssm.time_step_rank": 5}, "5 value heads of 96 values on 2 key heads"),
+    "no feed-forward blocks": (
+        "nemotron_h",
+        {"feed_forward_length": [0] * 5},
+        "nemotron_h.feed_forward_length 0 in all layers: a model without feed-forward blocks is not supported",
+    ),
     "groups": ("nemotron_h", {"ssm.group_count": 3}, "4 heads of 128 values in 3 groups of Mamba2"),
     "another kernel": ("lfm2", {"shortconv.l_cache": 4}, r"shortconv.conv.weight has shape \(64, 3\), not \(64, 4\)"),
 }
@@ -163,6 +169,21 @@ def changed(folder, target, *, tensors=lambda all_: all_, remove=(), **keys):
 def same(folder, other):
     ids = ids_of(40)
     np.testing.assert_array_equal(ds.load(other, dtype="float32").logits(ids), ds.load(folder, dtype="float32").logits(ids))
+
+
+def test_a_file_of_nemotron_leaves_out_the_layer_for_next_token_prediction(model, tmp_path):
+    """Which llama.cpp's converter writes as one block with attention, a norm, and experts."""
+    keys = {"block_count": 5, "attention.head_count_kv": [0, 0, 2, 0, 2], "feed_forward_length": [0, 24, 0, 24, 24]}
+    file = GgufFile(write_gguf(model("nemotron_h", 2), tmp_path / "model.gguf", **keys, nextn_predict_layers=1))
+    for part in ("eh_proj", "enorm", "hnorm", "shared_head_norm"):
+        file.tensors[f"blk.4.nextn.{part}.weight"] = file.tensors["blk.2.attn_norm.weight"]
+    file.tensors["blk.4.post_attention_norm.weight"] = file.tensors["blk.3.attn_norm.weight"]
+    for i in (2, 3):
+        for name in [name for name in file.tensors if name.startswith(f"blk.{i}.")]:
+            file.tensors[name.replace(f"blk.{i}.", "blk.4.")] = file.tensors[name]
+    checkpoint = Checkpoint(file)
+    checkpoint.check()
+    assert (checkpoint.config.layers, checkpoint.config.next_token_layers, checkpoint.config.skipped_layers) == (4, 0, 1)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])

@@ -114,7 +114,7 @@ def model_logits(model: Any, ids: np.ndarray) -> np.ndarray:
 _LLAMA_CPP = """
 import numpy as np
 from peers.llama_cpp_model import LlamaCpp
-peer = LlamaCpp(path, 512, 1, flash_attention=False)
+peer = LlamaCpp(path, 512, 1, flash_attention=False, exact_cache=True)
 np.save(found, peer.evaluate(np.load(given), 0, every=True))
 """
 

@@ -1,4 +1,4 @@
-"""Small random models with layers for next-token prediction: by transformers, and as folders."""
+"""Small random models with layers for next-token prediction: by transformers, and as folders; and what loaded ones draft."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import safetensors.torch
 import torch
 from transformers.modeling_layers import MtpModel
 
+import decodestep as ds
+from decodestep.decoding.next_tokens import SequenceEnd
+from decodestep.decoding.slot_feed import SlotFeed, fill_slots
 from decodestep.families.common.registry import MODEL_TYPES
 from support import family_models
 
@@ -154,6 +157,37 @@ class Predicting:
             if len(self.layers.layers) > 1:
                 ids, positions = ids[:, 1:], positions[:, 1:]
         return drafts, np.stack(rows)
+
+
+def fed(model: ds.Model) -> Any:
+    """A new sequence that is drafted from."""
+    sequence = model.sequence()
+    sequence.feed = SlotFeed(model.decoder.next_tokens, model.cache.storage.next_tokens)
+    return sequence
+
+
+def end_of(sequence: Any) -> SequenceEnd:
+    fill_slots([sequence])
+    return SequenceEnd(len(sequence), sequence.page_numbers, sequence.feed.states(len(sequence) - 1))
+
+
+def drafted(model: ds.Model, sequence: Any, token: int, count: int) -> np.ndarray:
+    """The most probable drafts after a sequence and a token that follows it, and the logits of each."""
+    layers, rows = model.decoder.next_tokens, []
+    end = end_of(sequence)
+    with layers.drafting([end], count, model.cache.storage.next_tokens) as made:
+        for _ in range(count):
+            rows.append(made.logits({0: token})[0])
+            token = int(rows[-1].argmax())
+    return np.stack(rows)
+
+
+def from_nothing(path: Path, tokens: list[int], count: int, **options: Any) -> np.ndarray:
+    """`drafted` after tokens that a new model runs at once."""
+    model = ds.load(path, **options)
+    with fed(model) as sequence:
+        model.forward([(sequence, tokens[:-1])])
+        return drafted(model, sequence, tokens[-1], count)
 
 
 def _block(layer: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -39,7 +39,7 @@ def _of_keys(keys: Keys, common: Fields, rope_dim: int) -> IndexerConfig:
 def _written(config: Config) -> Fields:
     latent = config.latent_attention
     assert latent is not None and latent.indexer is not None
-    return deepseek2.written(config) | {indexer.TYPES: [*latent.indexer.full, *[True] * config.next_token_layers]}
+    return deepseek2.written(config) | {indexer.TYPES: list(latent.indexer.full)}
 
 
 _GGUF = replace(

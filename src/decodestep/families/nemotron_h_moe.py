@@ -24,6 +24,9 @@ def _file_sparse(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
 
 def _file_more(keys: GgufKeys, common: Fields) -> Fields:
     widths = _file_widths(keys, common["layers"])
+    if not any(widths):
+        key = keys.key("feed_forward_length")
+        raise keys.refusal(f"{key} 0 in all layers: a model without feed-forward blocks is not supported")
     made: Fields = {"feed_forward": max(widths)}
     has_experts = keys.size("expert_count", 0, least=0) > 0
     made["feed_forwards"] = (0,) * len(widths) if has_experts else widths
@@ -62,6 +65,7 @@ def architecture(name: str, *, mixture: bool) -> Architecture:
         if mixture
         else None,
         more=_file_more,
+        next_token_layers=False,  # they have a norm between attention and experts, and one that centres after them
         has_rope=False,
         refused=first_of(_unlike_files, unbiased_convolution),
         written=_written,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.families.deepseek_v32 import INDEX
+from support.families.deepseek_v32 import INDEX, READ_INDEX
 from support.family_sizes import GROUPS, ONE_GROUP, WIDE_LATENT, Cases
 
 CASES = {
@@ -20,8 +20,7 @@ CASES = {
             {**ONE_GROUP, **INDEX, "first_k_dense_replace": 0, "index_topk_pattern": "FSS", "rms_norm_eps": 1e-2},
         ],
         in_gguf=(0, 1),
-        # llama.cpp rotates index keys by a Hadamard matrix, whose size is 64 at least, after which near-ties fall otherwise.
-        written=(0, {"index_head_dim": 64, "index_topk": 200}),
+        written=(0, READ_INDEX),
         aligned={**WIDE_LATENT, "moe_intermediate_size": 32, "index_head_dim": 48, "index_topk": 48, "q_lora_rank": 64},
     ),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -48,6 +49,8 @@ def read_config(file: Described) -> Config:
         block_norms=architecture.layers.block_norms,
         centred_norms=architecture.layers.centred_norms,
     )
+    if not architecture.next_token_layers:
+        return replace(config, skipped_layers=keys.next_token_layers())
     return names.with_next_token_layers(config, table, file.tensors.__contains__, keys.next_token_layers())
 
 

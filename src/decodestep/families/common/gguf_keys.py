@@ -67,13 +67,14 @@ class GgufKeys:
         return tuple(md.integer({self.key(key): size}, self.key(key), least=least, most=most) for size in found)
 
     def flags(self, key: str) -> tuple[bool, ...] | None:
-        """One of each block; None if the file has none."""
+        """One of each block, or of each except those for next-token prediction; None if the file has none."""
         given = self.file.metadata.get(self.key(key))
         if given is None:
             return None
         count, found = self.size("block_count", most=MAX_LAYERS), np.asarray(given)
-        if found.dtype.kind not in "iub" or found.shape != (count,):
-            md.refuse(self.key(key), f"an array of true or false for each of {count} blocks", given)
+        of_model = count - self.next_token_layers()
+        if found.dtype.kind not in "iub" or found.ndim != 1 or not of_model <= len(found) <= count:
+            md.refuse(self.key(key), f"an array of true or false for each of {of_model} blocks", given)
         return tuple(map(bool, found))
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:

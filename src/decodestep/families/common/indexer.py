@@ -66,11 +66,10 @@ def say_layers(file: GgufFile | ModelFolder, types: Sequence[str]) -> None:
     if not isinstance(file, GgufFile) or not shares or f"{architecture}.{TYPES}" in file.metadata:
         raise ModelError(f"{file.path}: indexer_types is for a GGUF file of glm-dsa without {TYPES} alone")
     keys = GgufKeys(file, architecture)
-    drafting = keys.next_token_layers()
-    layers = keys.size("block_count") - drafting
+    layers = keys.size("block_count") - keys.next_token_layers()
     if len(types) != layers:
         raise keys.refusal(f"indexer_types must have 'full' or 'shared' for each of {layers} layers; got {len(types)}")
-    file.metadata[keys.key(TYPES)] = [kind in _FULL for kind in types] + [True] * drafting
+    file.metadata[keys.key(TYPES)] = [kind in _FULL for kind in types]
 
 
 def are_types(types: object) -> bool:
@@ -81,7 +80,7 @@ def are_types(types: object) -> bool:
 
 
 def layers_by_tensors(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
-    """attention.indexer.types, one for each block; else the layers with an indexer's tensors."""
+    """attention.indexer.types, one for each layer; else the layers with an indexer's tensors."""
     types = keys.flags(TYPES)
     full = tuple(_has_tensors(keys, i) for i in range(layers)) if types is None else types[:layers]
     if not full[0]:
