@@ -259,7 +259,7 @@ def test_a_rope_without_a_factor_is_one_of_a_quarter_of_a_head(model, tmp_path):
 
 
 ENV = {
-    "qwen3_5_text": ("in 1 of the layers; in 3 the gated delta rule, 6 heads of 16 x 16", 3 * (6 * 16 * 16 + 3 * 160), 0),
+    "qwen3_5_text": ("in 1 of the layers; in 3 the gated delta rule, 6 heads of 16 x 16", 3 * (6 * 16 * 16 + 3 * 160), 3 * 172),
     "lfm2": ("in 1 of the layers; in 2 a short convolution", 2 * 2 * 64, 2 * 64),
     "nemotron_h": ("in 1 of the layers; in 2 Mamba2, 4 heads of 16 x 32", 2 * (4 * 16 * 32 + 3 * 192), 2 * (192 + 4)),
 }
