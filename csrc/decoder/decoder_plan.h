@@ -107,7 +107,7 @@ class DecoderPlan {
     mutable std::vector<MemberMemory> members;
 
     float* x = nullptr;         // [tokens, hidden]
-    void* q = nullptr;          // [tokens, query_width], in the type of the cache's factors
+    float* q = nullptr;         // [tokens, query_width], rounded to bfloat16 where that is the cache's type
     float* attended = nullptr;  // [tokens, attended_width of the layer]
     float* gates = nullptr;     // [tokens, heads * head_dim of the layer]
     float* heads = nullptr;   // [tokens, query_width + 2 * kv_heads * head_dim]: queries, keys and values before norms
@@ -333,9 +333,7 @@ class DecoderPlan {
             resize(routing);
         branch = of_tokens(has_branches_ ? decoder.hidden : 0);
         if (!decoder.latent.is_given()) {
-            with_cache(step.cache, [&]<class Cache>() {
-                q = of_tokens(query_width * sizeof(typename Cache::Factor) / sizeof(float));
-            });
+            q = of_tokens(query_width);
             heads = of_tokens(has_head_norms_ ? query_width + 2 * decoder.kv_heads * decoder.head_dim : 0);
             size_t partials = 0;
             for (const AttentionPlan& plan : groups) partials = std::max(partials, plan.partials());

@@ -1,6 +1,9 @@
 // Grouped-query attention in a decoder's step.
 #pragma once
 
+#include <type_traits>
+
+#include "attention/bf16_attention.h"
 #include "decoder/grouped_partials.h"
 #include "elementwise/rope.h"
 
@@ -48,21 +51,19 @@ class GroupedAttentionPart : public GroupedPartials {
             const AttentionTask& task = groups_.tasks()[number / groups];
             const HeadGroup group = groups_.group(number % groups);
             if (!task.band->divided) return attend_whole(task, group);
+            const ThreadScratch scratch(unit_floats());
             task.band->each_step(task.first, task.end, [&](const AttentionSection& section, size_t split) {
                 groups_.each_unit(section, split, group, [&](const AttentionUnit& unit) {
                     const size_t row = section.row(split, unit.first);
-                    attend_split(queries_of(unit, section), pages(unit), score_rule(), split,
-                                 plan_.partials(AttentionPlan::partial(*task.band, group, row), w_.head_dim));
+                    attend_unit(unit, section, split,
+                                plan_.partials(AttentionPlan::partial(*task.band, group, row), w_.head_dim),
+                                scratch.data());
                 });
             });
         });
     }
 
   private:
-    using Factor = typename Cache::Factor;
-
-    ScoreRule score_rule() const { return {decoder_.scale, w_.score_cap}; }
-
     // Rotates sixteen outputs of a head of queries or keys, from `column` of it on, by the position of token t.
     void rotate(size_t t, bool is_key, size_t column, float* y) const {
         const size_t rope = is_key ? w_.rope : w_.query_rope;
@@ -71,9 +72,7 @@ class GroupedAttentionPart : public GroupedPartials {
     }
 
     // The address of output `column` of a token's queries or keys.
-    Factor* query_at(size_t t, size_t column) const {
-        return static_cast<Factor*>(plan_.q) + t * plan_.query_width + column;
-    }
+    float* query_at(size_t t, size_t column) const { return plan_.q + t * plan_.query_width + column; }
     float* query_before_norm(size_t t, size_t column) const {
         return plan_.heads + t * (plan_.query_width + 2 * decoder_.kv_heads * decoder_.head_dim) + column;
     }
@@ -174,8 +173,8 @@ class GroupedAttentionPart : public GroupedPartials {
     }
 
     // The queries of a unit, which see what they see of the section's splits.
-    Queries<Cache> queries_of(const AttentionUnit& unit, const AttentionSection& section) const {
-        Queries<Cache> q;
+    Queries<float> queries_of(const AttentionUnit& unit, const AttentionSection& section) const {
+        Queries<float> q;
         for (; q.count < unit.queries(); ++q.count) {
             const size_t t = groups_.token(unit.place_of(q.count));
             q.query[q.count] = query_at(t, unit.head_of(q.count) * w_.head_dim);
@@ -191,20 +190,36 @@ class GroupedAttentionPart : public GroupedPartials {
                 decoder_.head_dim};
     }
 
+    // Floats of memory for `attend_unit`.
+    size_t unit_floats() const { return std::is_same_v<Cache, Bf16Cache> ? kMaxQueries * w_.head_dim : 0; }
+
+    // Attends to one split.
+    void attend_unit(const AttentionUnit& unit, const AttentionSection& section, size_t split,
+                     PartialSoftmaxes partials, float* memory) const {
+        const Queries<float> q = queries_of(unit, section);
+        const HeadPages<Cache> from = pages(unit);
+        const ScoreRule rule{decoder_.scale, w_.score_cap};
+        if constexpr (std::is_same_v<Cache, Bf16Cache>)
+            decodestep::attend_bf16({q.count, q.query, q.first, q.length, from.keys, from.values, from.table,
+                                     from.width, from.room, rule.scale, rule.cap, split, partials.records, memory});
+        else
+            attend_split(q, from, rule, split, partials);
+    }
+
     // Attends to all splits of a band.
     void attend_whole(const AttentionTask& task, const HeadGroup& group) const {
         const AttentionBand& band = *task.band;
         const size_t size = PartialSoftmaxes::floats(group.heads, w_.head_dim);  // of a token
-        const ThreadScratch scratch(PartialSoftmaxes::floats(kMaxQueries, w_.head_dim) + band.tokens() * size);
+        const ThreadScratch scratch(unit_floats() + PartialSoftmaxes::floats(kMaxQueries, w_.head_dim) +
+                                    band.tokens() * size);
         const auto merged = [&](size_t place) {
-            return PartialSoftmaxes{scratch.data() + (place - band.first) * size, w_.head_dim};
+            return PartialSoftmaxes{scratch.data() + unit_floats() + (place - band.first) * size, w_.head_dim};
         };
         const PartialSoftmaxes next = merged(band.end);
         band.each_step(task.first, task.end, [&](const AttentionSection& section, size_t split) {
             groups_.each_unit(section, split, group, [&](const AttentionUnit& unit) {
                 const bool begins = groups_.begins(unit, split);
-                attend_split(queries_of(unit, section), pages(unit), score_rule(), split,
-                             begins ? merged(unit.first) : next);
+                attend_unit(unit, section, split, begins ? merged(unit.first) : next, scratch.data());
                 for (size_t i = 0; !begins && i < unit.queries(); ++i) {
                     const size_t t = groups_.token(unit.place_of(i));
                     const PartialSoftmax before = merged(unit.place_of(i))[i % group.heads];

@@ -18,6 +18,6 @@ struct StateReplay {
     int threads;
 };
 
-DECODESTEP_KERNEL(pairs, replay_states, StateReplay)
+DECODESTEP_KERNEL(vectors, replay_states, StateReplay)
 
 }  // namespace decodestep

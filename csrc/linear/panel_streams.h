@@ -4,6 +4,7 @@
 #pragma once
 
 #include "linear/byte_tile.h"
+#include "linear/panel_prefetcher.h"
 #include "linear/panel_product.h"
 #include "linear/residuals.h"
 

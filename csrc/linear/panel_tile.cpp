@@ -1,7 +1,6 @@
 #include "linear/panel_tile.h"
 
 #include "linear/byte_tile.h"
-#include "linear/dense_tile.h"
 #include "linear/panel_product.h"
 #include "linear/panel_streams.h"
 #include "linear/stored_tile.h"
@@ -18,24 +17,17 @@ void multiply_bytes(const PanelTile& a) {
     stream_bytes<F>({F, a.blocks, &a.panel, &next, a.x, a.first, a.tokens, a.outputs}, 1);
 }
 
-template <Format F>
-void multiply_floats(const PanelTile& a) {
-    const DenseRows<float> x{a.x.values, a.x.tokens};
-    dense_tiles<FloatDot<F>>({a.panel, a.next_panel, a.blocks, x, a.first, a.tokens, a.outputs});
-}
-
 }  // namespace
 
 void panel_tile(const PanelTile& a) {
+    if (!quantises_activations(a.format)) return decodestep::dense_panel_tile(a);
     with_format(a.format, [&]<Format F>() {
-        if constexpr (quantises_activations(F))
-            multiply_bytes<F>(a);
-        else
-            multiply_floats<F>(a);
+        if constexpr (quantises_activations(F)) multiply_bytes<F>(a);
     });
 }
 
 void panel_streams(const PanelStreams& a) {
+    if (!quantises_activations(a.format)) return decodestep::dense_panel_streams(a);
     if constexpr (kStreams > 1)
         with_format(a.format, [&]<Format F>() {
             if constexpr (quantises_activations(F)) {
@@ -43,8 +35,6 @@ void panel_streams(const PanelStreams& a) {
                 for (size_t s = 0; s < kStreams; ++s)
                     multiply_bytes<F>(
                         {F, a.blocks, a.panels[s], a.next[s], a.x, a.first, a.tokens, a.outputs + s * a.tokens});
-            } else {
-                dense_streams<FloatDot<F>>(a.panels, a.next, a.blocks, {a.x.values, a.x.tokens}, a.first, a.outputs);
             }
         });
 }

@@ -41,4 +41,8 @@ struct PanelStreams {
 
 DECODESTEP_KERNEL(bytes, panel_streams, PanelStreams)
 
+// The same for formats whose products are of floats; the two above pass these on to them.
+DECODESTEP_KERNEL(vectors, dense_panel_tile, PanelTile)
+DECODESTEP_KERNEL(vectors, dense_panel_streams, PanelStreams)
+
 }  // namespace decodestep

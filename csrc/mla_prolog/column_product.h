@@ -8,32 +8,9 @@
 #include "core/parallel.h"
 #include "linear/dense_panels.h"
 #include "mla_prolog/column_weight.h"
-#include "simd/rounding.h"
+#include "mla_prolog/dense_token.h"
 
 namespace decodestep::DECODESTEP_BUILD {
-
-// bfloat16 times bfloat16. Products are added in the order of the dot-product instruction: see PairDot.
-struct Bf16Dot {
-    using Value = PairDot::Value;
-    using Weights = decltype(PairDot::weights<0>(nullptr));
-    using Sums = f32x16;
-    static constexpr size_t kInputs = 2, kBytes = kPanelOutputs * kInputs * sizeof(Bf16);
-    static constexpr int kSteps = PairDot::kSteps;
-    static constexpr bool kConverts = kSteps == 2;
-    using Converted = ConvertedDot<Bf16Dot>;
-
-    template <int step>
-    static DECODESTEP_INLINE auto token(const Value* group) {
-        return PairDot::token<step>(group);
-    }
-    template <int step>
-    static DECODESTEP_INLINE Weights weights(const uint8_t* group, size_t v) {
-        return PairDot::weights<step>(group + v * (kBytes / 2));
-    }
-    static DECODESTEP_INLINE f32x16 add(f32x16 sums, const auto& x, const auto& w) { return PairDot::add(sums, x, w); }
-    static DECODESTEP_INLINE f32x16 load_sums(const float* p) { return load(p); }
-    static DECODESTEP_INLINE void store_sums(float* p, f32x16 sums) { store(p, sums); }
-};
 
 // The tokens of a product, in the form in which it reads them.
 class ColumnTokens {
@@ -53,10 +30,10 @@ class ColumnTokens {
     // Takes token t's values, of the type of the weight's panels.
     template <class V>
     void read(size_t t, const V* row) const {
-        if constexpr (std::is_same_v<V, float>) return copy(rows<float>(), t, row);
-        if constexpr (std::is_same_v<V, Bf16>) return copy(rows<PairDot::Value>(), t, row);
+        if constexpr (std::is_same_v<V, float>) return read_dense_token(rows<float>(), t, row, in_);
+        if constexpr (std::is_same_v<V, Bf16>) return decodestep::read_bf16_token({values_, tokens_, t, row, in_});
         if constexpr (std::is_same_v<V, int8_t>) {
-            copy(rows<int8_t>(), t, row);
+            read_dense_token(rows<int8_t>(), t, row, in_);
             int32_t sum = 0;
             for (size_t k = 0; k < in_; ++k) sum += row[k];
             std::memcpy(sums_ + t * sizeof sum, &sum, sizeof sum);
@@ -75,9 +52,8 @@ class ColumnTokens {
                     {w, next, blocks, rows<float>(), first, count, sums, first_block, adds}, panels, panel_stride);
             case WeightType::bf16:
             case WeightType::f8:
-                return dense_panels<Bf16Dot>(
-                    {w, next, blocks, rows<PairDot::Value>(), first, count, sums, first_block, adds}, panels,
-                    panel_stride);
+                return decodestep::multiply_bf16_columns(
+                    {w, next, panels, panel_stride, blocks, values_, tokens_, first, count, sums, first_block, adds});
             case WeightType::i8:
                 return decodestep::multiply_byte_columns({w, next, panels, panel_stride, blocks, rows<int8_t>().values,
                                                           reinterpret_cast<const int32_t*>(sums_), tokens_, first,
@@ -88,27 +64,13 @@ class ColumnTokens {
   private:
     static size_t row_bytes(WeightType value, size_t in) {
         const WeightType stored = panel_type(value);
-        const size_t item = stored == WeightType::bf16 ? sizeof(PairDot::Value) : value_bytes(stored);
+        const size_t item = stored == WeightType::bf16 ? kBf16TokenBytes : value_bytes(stored);
         return round_up(in * item, DenseRows<uint8_t>::kStretchValues);
     }
 
     template <class Value>
     DenseRows<Value> rows() const {
         return {reinterpret_cast<Value*>(values_), tokens_};
-    }
-
-    template <class Value, class V>
-    void copy(DenseRows<Value> to, size_t t, const V* row) const {
-        constexpr size_t stretch = DenseRows<Value>::kStretchValues;
-        for (size_t k = 0; k < in_; k += stretch) {
-            const size_t count = std::min(stretch, in_ - k);
-            Value* out = to.at(t, k / kBlockInputs);
-            if constexpr (std::is_same_v<Value, V>)
-                std::memcpy(out, row + k, count * sizeof(V));
-            else
-                convert(row + k, count, out);
-            std::fill(out + count, out + round_up(count, kBlockInputs), Value{});
-        }
     }
 
     WeightType value_ = WeightType::f32;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/division.h"
+#include "core/half.h"
 #include "core/isa.h"
 #include "linear/linear_panels.h"
 
@@ -75,5 +76,31 @@ struct ByteColumns {
 };
 
 DECODESTEP_KERNEL(bytes, multiply_byte_columns, ByteColumns)
+
+// The most bytes that a value of a token takes where it is multiplied by bfloat16: a build without products of these
+// keeps it as float32.
+constexpr size_t kBf16TokenBytes = 4;
+
+// Stores a token's values where multiply_bf16_columns reads them.
+struct Bf16Token {
+    void* x;  // DenseRows of `x_tokens`, in the form of the build
+    size_t x_tokens, token;
+    const Bf16* row;
+    size_t in;
+};
+
+DECODESTEP_KERNEL(pairs, read_bf16_token, Bf16Token)
+
+struct Bf16Columns {
+    const uint8_t *panel, *next_panel;
+    size_t panels, panel_stride, blocks;
+    void* x;  // see Bf16Token
+    size_t x_tokens, first, tokens;
+    float (*outputs)[kPanelOutputs];
+    size_t first_block;
+    bool adds;
+};
+
+DECODESTEP_KERNEL(pairs, multiply_bf16_columns, Bf16Columns)
 
 }  // namespace decodestep

@@ -80,6 +80,6 @@ struct MlaProlog {
     int threads;
 };
 
-DECODESTEP_KERNEL(pairs, mla_prolog, MlaProlog)
+DECODESTEP_KERNEL(vectors, mla_prolog, MlaProlog)
 
 }  // namespace decodestep

@@ -144,6 +144,18 @@ DECODESTEP_INLINE void store_weights(uint8_t* p, u8x64 w) { store_bits(p, words_
 DECODESTEP_INLINE StoredBytes load_weights(const uint8_t* p) { return load_bytes(p); }
 #endif
 
+// Sixteen values, none of them a signalling NaN, rounded to bfloat16: to nearest, ties to even. Of NaN whose upper bits
+// are ones the lower ones are left out, so that the sum does not pass into the sign.
+DECODESTEP_INLINE f32x16 rounded_bits_to_bf16(i32x16 bits) {
+    const i32x16 odd = shift_right<16>(bits) & broadcast_int(1);
+    return high_bf16(bits + (odd + broadcast_int(0x7fff)));
+}
+DECODESTEP_INLINE f32x16 rounded_to_bf16(f32x16 values) {
+    const i32x16 bits = bits_of(values), most = broadcast_int(0x7fff0000),
+                 past = max(bits & broadcast_int(0x7fffffff), most) ^ most;
+    return rounded_bits_to_bf16(bits ^ past);
+}
+
 // Products of pairs of bfloat16 of a token and of sixteen outputs, in kSteps steps. A pair adds its second product,
 // then its first, each with the one rounding of a fused multiply-add; the dot-product instruction does the same, but
 // flushes subnormals. A token's values lie in memory in the form that is read fastest: here a product is a step, and
@@ -168,20 +180,11 @@ struct PairDot {
     }
     static DECODESTEP_INLINE f32x16 add(f32x16 sums, f32x16 x, f32x16 w) { return fma(x, w, sums); }
 
-    // Rounds sixteen values of a token, none of them a signalling NaN: to nearest, ties to even. Of NaN whose upper
-    // bits are ones the lower ones are left out, so that the sum does not pass into the sign.
-    static DECODESTEP_INLINE void round_values(Value* out, f32x16 values) {
-        const i32x16 bits = bits_of(values), most = broadcast_int(0x7fff0000),
-                     past = max(bits & broadcast_int(0x7fffffff), most) ^ most;
-        round_bits(out, bits ^ past);
-    }
+    // Rounds sixteen values of a token, none of them a signalling NaN.
+    static DECODESTEP_INLINE void round_values(Value* out, f32x16 values) { store(out, rounded_to_bf16(values)); }
     // The same for weights of attention: of NaN, which come from products of bfloat16, the lower bits are zeros.
-    static DECODESTEP_INLINE void round_weights(Value* out, f32x16 weights) { round_bits(out, bits_of(weights)); }
-
-  private:
-    static DECODESTEP_INLINE void round_bits(Value* out, i32x16 bits) {
-        const i32x16 odd = shift_right<16>(bits) & broadcast_int(1);
-        store(out, high_bf16(bits + (odd + broadcast_int(0x7fff))));
+    static DECODESTEP_INLINE void round_weights(Value* out, f32x16 weights) {
+        store(out, rounded_bits_to_bf16(bits_of(weights)));
     }
 };
 
