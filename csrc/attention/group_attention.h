@@ -25,7 +25,7 @@ namespace decodestep::DECODESTEP_BUILD {
 // Tiles of accumulators: for scores, queries times pages; for values, queries times vectors of columns. With few
 // registers, larger tiles would spill; few queries read whole lines of memory in their order, many find them in the
 // cache.
-constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6;
+constexpr size_t kMaxQueries = kManyRegisters ? 12 : kVectorRegisters >= 8 ? 6 : 2;
 constexpr size_t score_pages(size_t queries) {
     if (kManyRegisters) return queries <= 5 ? kMostPages : 2;
     return queries <= 2 ? 2 : 1;

@@ -8,8 +8,13 @@
 #include "linear/activations.h"
 #include "linear/float_sums.h"
 #include "linear/panel_bytes.h"
+#include "linear/panel_product.h"
 
 namespace decodestep::DECODESTEP_BUILD {
+
+// The largest number of tokens that are multiplied by a panel without storing its bytes. Of AVX-512 without dot products,
+// which few CPUs have, the instances for more than two would be a third of the code.
+constexpr int kUnstoredTokens = kManyRegisters && !kWideSums ? 2 : kRegisterTokens;
 
 // Whether the sums of a sub-block start at the correction for the quads' offset from the values, instead of adding it
 // at the end.
@@ -86,20 +91,20 @@ class Starts {
 template <int T, int V, class Quads>
 DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const TokenBlocks& x,
                                      i32x16 (&integers)[T][V]) {
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
     for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
         for (int v = 0; v < V; ++v)
             integers[t][v] = broadcast_int(kByteOffset ? -kByteOffset * x.blocks.sum[x.block(t)] : 0);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
     for (size_t j = 0; j < kQuads; ++j) {
         decltype(quads.quad(j, first_v)) w[V];
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
         for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
         for (int t = 0; t < T; ++t) {
             const i8x4 quad = x.quad(t, j);
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
             for (int v = 0; v < V; ++v) integers[t][v] = dot_bytes(integers[t][v], w[v], quad);
         }
     }
@@ -111,23 +116,23 @@ DECODESTEP_INLINE void span_sums(const Quads& quads, size_t span, size_t first_v
                                  ByteSums (&sums)[T][V]) {
     constexpr size_t count = span_quads<F>();
     if constexpr (kStartsAtOffset<F>) {
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
         for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
             for (int v = 0; v < V; ++v)
                 sums[t][v] = broadcast_int(sub_blocks(F) > 1 ? x.starts[2 * kStretch * t + span]
                                                              : -traits(F).offset * x.blocks.sum[x.block(t)]);
     }
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
     for (size_t i = 0; i < count; ++i) {
         const size_t j = quad_of<F>(span, i);
         u8x64 w[V];
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
         for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
         for (int t = 0; t < T; ++t) {
             const i8x4 quad = x.quad(t, j);
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
             for (int v = 0; v < V; ++v) {
                 if (i == 0 && !kStartsAtOffset<F>)
                     sums[t][v] = multiply_bytes(w[v], quad);
@@ -156,11 +161,11 @@ template <Format F, int T, int V, class Quads, class Products>
 DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, const uint8_t* scales, const TokenBlocks& x,
                                         Products (&products)[T][V]) {
     constexpr size_t spans = kQuads / span_quads<F>();
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
     for (size_t span = 0; span < spans; ++span) {
         ByteSums sums[T][V];
         span_sums<F, T, V>(quads, span, first_v, x, sums);
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
         for (int v = 0; v < V; ++v) {
             if constexpr (has_integer_scales(F)) {
                 const auto scale = [&]() DECODESTEP_INLINE_LAMBDA {
@@ -172,12 +177,12 @@ DECODESTEP_INLINE void few_bit_products(const Quads& quads, size_t first_v, cons
                         return load_scales(scales + 16 * (first_v + v));
                     }
                 }();
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
                 for (int t = 0; t < T; ++t)
                     products[t][v] =
                         span == 0 ? reduce(sums[t][v], scale) : add_reduced(products[t][v], sums[t][v], scale);
             } else {
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
                 for (int t = 0; t < T; ++t) {
                     i32x16 sum = reduce(sums[t][v]);
                     if constexpr (traits(F).offset != 0 && !kStartsAtOffset<F>)
@@ -226,10 +231,10 @@ DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8
         byte_integers<T, V>(quads, first_v, x, products);
     else
         few_bit_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, products);
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
     for (int v = 0; v < V; ++v) {
         const f32x16 scale = float_scales<F>(piece, first_v + v);
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
         for (int t = 0; t < T; ++t)
             y[t][v] = add_sums<F>(to_float(products[t][v]), scale, broadcast(x.blocks.scale[x.block(t)]), y[t][v]);
     }
@@ -240,11 +245,11 @@ template <Format F, int T, int V>
 DECODESTEP_INLINE void subtract_minima(size_t first_v, const uint8_t* piece, const TokenBlocks& x, FloatSums<T, V>& y) {
     static_assert(traits(F).scale == ScaleType::u4);
     constexpr PanelLayout layout = panel_layout(F);
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
     for (int v = 0; v < V; ++v) {
         const i32x16 pairs = minimum_pairs(piece + layout.low + layout.upper, first_v + v);
         const auto first = first_scales(pairs), second = second_scales(pairs);
-#pragma GCC unroll 16
+#pragma GCC unroll kUnrolled
         for (int t = 0; t < T; ++t) {
             const int32_t* halves = x.blocks.half_sums + 2 * x.block(t);
             const ByteSums first_half = times(broadcast_int(halves[0]), 1),
@@ -262,14 +267,14 @@ DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Ac
     constexpr PanelLayout layout = panel_layout(F);
     if constexpr (sub_blocks(F) > 1) return subtract_minima<F, T, V>(first_v, piece, {x.quantised, at, kStretch}, y);
     const uint8_t* minima = piece + layout.low + layout.upper + layout.scales / 2;
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
     for (int v = 0; v < V; ++v) {
         f32x16 minimum;
         if constexpr (layout.pieces == 1)
             minimum = from_f16(minima + 32 * (first_v + v));
         else
             minimum = broadcast(0.0f) - to_float(load_u8(minima + 16 * (first_v + v)));
-#pragma GCC unroll 16
+#pragma GCC unroll kUnrolled
         for (int t = 0; t < T; ++t) y[t][v] = fma(minimum, broadcast(x.block_sum[at + t * kStretch]), y[t][v]);
     }
 }
@@ -280,10 +285,10 @@ DECODESTEP_INLINE void add_scaled(const FloatSums<T, V>& sums, const uint8_t* bl
                                   FloatSums<T, V>& y) {
     constexpr PanelLayout layout = panel_layout(F);
     const uint8_t* scales = block + layout.pieces * layout.piece_bytes() + at;
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
     for (int v = 0; v < V; ++v) {
         const f32x16 scale = from_f16(scales + 32 * (first_v + v));
-#pragma GCC unroll 16
+#pragma GCC unroll kUnrolled
         for (int t = 0; t < T; ++t) y[t][v] = fma(scale, sums[t][v], y[t][v]);
     }
 }

@@ -146,10 +146,10 @@ struct StoredQuads {
     }
 
     static DECODESTEP_INLINE void store(const PanelQuads<F>& quads, uint8_t* to) {
-#pragma GCC unroll 8
+#pragma GCC unroll kUnrolled
         for (size_t i = 0; i < kQuads; ++i) {
             const size_t j = i / 2 + i % 2 * 4;  // a byte's low nibble, then its high one
-#pragma GCC unroll 2
+#pragma GCC unroll kUnrolled
             for (size_t v = 0; v < 2; ++v) {
                 uint8_t* p = to + (2 * j + v) * kVector;
                 if constexpr (is_bytes(F))

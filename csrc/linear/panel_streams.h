@@ -36,7 +36,7 @@ constexpr bool kStreamsTokens = kStreams > 1 && (kWideSums || !kManyRegisters);
 // The largest number of tokens that form one group; of more, groups have at most kRegisterTokens. That the float sums
 // of a larger group are in memory costs less than to unpack the panels twice, and the instances for a single group are
 // small.
-constexpr int kLargestGroup = kStreamsTokens && kManyRegisters ? 8 : kRegisterTokens;
+constexpr int kLargestGroup = kStreamsTokens && kManyRegisters ? 8 : kUnstoredTokens;
 
 // In how many groups tokens are multiplied: as few as possible, of about equal sizes.
 constexpr size_t groups_of(size_t tokens) {

@@ -12,7 +12,7 @@ namespace {
 template <Format F>
 void multiply_bytes(const PanelTile& a) {
     if constexpr (kStoresBytes)
-        if (a.tokens > size_t{kRegisterTokens}) return stored_tiles<F>(a);
+        if (a.tokens > size_t{kUnstoredTokens}) return stored_tiles<F>(a);
     const uint8_t* next = a.next_panel ? a.next_panel : a.panel;  // read after it, or likely to be cached
     stream_bytes<F>({F, a.blocks, &a.panel, &next, a.x, a.first, a.tokens, a.outputs}, 1);
 }

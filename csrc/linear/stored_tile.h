@@ -56,7 +56,7 @@ void stored_tile(size_t b, size_t pieces, const uint8_t* block, const uint8_t* s
     store_outputs<T, kStoredVectors>(y, v, outputs);
 }
 
-// More than kRegisterTokens tokens.
+// More than kUnstoredTokens tokens.
 template <Format F>
 void stored_tiles(const PanelTile& a) {
     constexpr PanelLayout layout = panel_layout(F);
@@ -73,7 +73,7 @@ void stored_tiles(const PanelTile& a) {
             StoredQuads<F>::store(PanelQuads<F>{piece}, stored + i * StoredQuads<F>::kBytes);
         }
         const uint8_t* ahead = a.next_panel ? prefetcher.ahead(b + pieces, 0) : nullptr;
-        each_constant_piece<kStoredTokens<F>, kRegisterTokens + 1>(a.tokens, [&]<int T>(size_t t) {
+        each_constant_piece<kStoredTokens<F>, kUnstoredTokens + 1>(a.tokens, [&]<int T>(size_t t) {
             if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t, T, a.tokens);
             for (size_t v = 0; v < kPanelOutputs / kLanes; v += kStoredVectors)
                 stored_tile<F, T>(b, pieces, block, stored, v, a.x, a.first + t, a.outputs + t);

@@ -9,6 +9,10 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr bool kManyRegisters = kVectorRegisters >= 32;  // for larger tiles of accumulators
 
+// How often loops over the vectors and quads of a product are unrolled, all of which are shorter: where registers hold
+// few vectors, that would only make the code larger.
+constexpr int kUnrolled = kVectorRegisters >= 8 ? 16 : 1;
+
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 DECODESTEP_INLINE f32x16 load(const Bf16* p) { return from_bf16(p); }
