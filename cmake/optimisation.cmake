@@ -34,11 +34,11 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT OPTIMISATION)
     set(OPTIMISATION_baseline -Os)
     set(small kernels_baseline)
   endif()
-  # Options of sources of a folder: of most builds, and of the baseline.
+  # Options of sources of a folder: of most builds, and of the baseline. A precompiled header would bring its own.
   function(optimise folder options of_small)
     set(sources ${SOURCES_OF_vectors} ${SOURCES_OF_bytes} ${SOURCES_OF_tiles} ${SOURCES_OF_lists})
     list(FILTER sources INCLUDE REGEX "^csrc/${folder}")
-    set_source_files_properties(${sources} PROPERTIES
+    set_source_files_properties(${sources} PROPERTIES SKIP_PRECOMPILE_HEADERS ON
       COMPILE_OPTIONS "$<IF:$<STREQUAL:$<TARGET_PROPERTY:NAME>,${small}>,${of_small},${options}>")
   endfunction()
   optimise(elementwise/ "-O3" "-Os")

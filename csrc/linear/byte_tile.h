@@ -12,8 +12,8 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-// The largest number of tokens that are multiplied by a panel without storing its bytes. Of AVX-512 without dot products,
-// which few CPUs have, the instances for more than two would be a third of the code.
+// The largest number of tokens that are multiplied by a panel without storing its bytes. Of AVX-512 without dot
+// products, which few CPUs have, the instances for more than two would be a third of the code.
 constexpr int kUnstoredTokens = kManyRegisters && !kWideSums ? 2 : kRegisterTokens;
 
 // Whether the sums of a sub-block start at the correction for the quads' offset from the values, instead of adding it

@@ -10,7 +10,11 @@ import pytest
 
 from support import compressed_wheel
 
-FILES = {"package/code.py": b"def f(x):\n    return x\n" * 500, "package/empty": b"", "package/noise": np.random.default_rng(3).bytes(900)}
+FILES = {
+    "package/code.py": b"def f(x):\n    return x\n" * 500,
+    "package/empty": b"",
+    "package/noise": np.random.default_rng(3).bytes(900),
+}
 
 
 @pytest.fixture
@@ -35,7 +39,9 @@ def test_the_files_are_the_same(wheel, monkeypatch):
     assert wheel.stat().st_size < before
     with zipfile.ZipFile(wheel) as small:
         assert {name: small.read(name) for name in small.namelist()} == FILES
-        assert {(info.date_time, info.external_attr >> 16) for info in small.infolist()} == {((2026, 11, 30, 4, 5, 6), 0o100755)}
+        assert {(info.date_time, info.external_attr >> 16) for info in small.infolist()} == {
+            ((2026, 11, 30, 4, 5, 6), 0o100755)
+        }
     once = wheel.read_bytes()
     run(wheel.parent, monkeypatch)
     assert wheel.read_bytes() == once

@@ -73,7 +73,9 @@ def main() -> None:
         size = path.stat().st_size
         print(f"{path.name}: {size:,} bytes, before {before:,}")
         if size > MOST_BYTES:
-            raise SystemExit(f"{path.name}: must have at most {MOST_BYTES:,} bytes; has {size:,} (docs/core.md says where they are)")
+            raise SystemExit(
+                f"{path.name}: must have at most {MOST_BYTES:,} bytes; has {size:,} (docs/core.md says where they are)"
+            )
 
 
 if __name__ == "__main__":
