@@ -34,6 +34,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "read_file_rows": model.read_file_rows,
     "checksum_bytes": model.checksum_bytes,
     "read_checked_bytes": model.read_checked_bytes,
+    "pin_workers": model.pin_workers,
     "linear_panels": model.linear_panels,
     "Decoder": model.decoder,
     "decoder_forward": model.decoder_forward,

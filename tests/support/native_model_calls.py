@@ -96,6 +96,10 @@ def read_checked_bytes(s: Source) -> Arguments:
     return {"file": FILE.fileno(), "at": s.one_of(0, 1, 4096, FILE_BYTES, 2**40), **checksum_bytes(s)}
 
 
+def pin_workers(s: Source) -> Arguments:
+    return {"cpus": [s.one_of(0, 0, 1, -1, 1023, 1024, 2**31 - 1) for _ in range(s.size(4))]}
+
+
 def linear_panels(s: Source) -> Arguments:
     tokens, inputs, outputs = s.size(9), s.width(), s.size(70)
     panels, number, _ = panels_of(s, inputs, outputs)
