@@ -17,8 +17,8 @@ _OP = "set_numa"
 def set_numa(how: Numa) -> None:
     """Says how the native kernels of this process use the nodes of the machine's memory; results have the same bits.
 
-        distribute: worker n stays on core n of those of all nodes, a node after the other, so that the part of the weights
-                    that it packs, and then reads for every token, is in the memory of its own node
+        distribute: each worker stays on a core, and neighbours on cores of the same node, so that the part of the weights
+                    that a worker packs, and then reads for every token, is in the memory of its own node
         isolate:    all threads stay on the cores of the node that the process runs on at the moment, and so does their memory
 
     To be called before a model is loaded: memory stays where it was written first. A machine with one node has nothing to
@@ -30,7 +30,7 @@ def set_numa(how: Numa) -> None:
 
     Raises:
         ValueError: for another `how`.
-        OSError: if the system does not let threads be moved, as those other than Linux.
+        OSError: if the system does not let threads be moved; on systems other than Linux.
     """
     require(how in ("distribute", "isolate"), _OP, "how", "'distribute' or 'isolate'", how)
     nodes = memory_nodes()

@@ -37,8 +37,13 @@ def run(options: argparse.Namespace) -> int:
     source, target = resolve_path(named[0]), Path(options.target)
     with _unwinding(), progress_line(after=0.0) as show:
         show(f"reading {source.name}")
-        progress = lambda done, values, name: show(f"{done / values:.0%} {name}")  # noqa: E731
-        before = requantise(source, target, options.type.lower(), progress, options.indexer_types)
+        before = requantise(
+            source,
+            target,
+            options.type.lower(),
+            progress=lambda done, values, name: show(f"{done / values:.0%} {name}"),
+            indexer_types=options.indexer_types,
+        )
     after = target.stat().st_size
     print(f"{target}: {after / 2**20:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")
     return 0

@@ -47,6 +47,7 @@ _GGUF = replace(
     name="glm-dsa",
     attention=LatentFile(deepseek2.widths, indexer=_of_file),
     more=indexer.most_context,
+    shares_selections=True,
     written=_written,
 )
 FAMILY = Family(

@@ -65,7 +65,7 @@ class Checkpoint:
     def __init__(self, file: GgufFile | ModelFolder, indexer_types: Sequence[str] | None = None) -> None:
         file = file if isinstance(file, GgufFile) else text_model(file)
         if indexer_types is not None:
-            indexer.say_layers(file, indexer_types)
+            indexer.say_layers(file, indexer_types, ARCHITECTURES)
         self.file, self.path = file, file.path
         self.config: Config = gguf.read_config(file) if isinstance(file, GgufFile) else folder.read_config(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors

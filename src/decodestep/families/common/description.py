@@ -80,6 +80,7 @@ class Architecture:
     more: further fields of `Config`, by the file's keys and the fields that all models have.
     check: raises for keys of what is not supported.
     next_token_layers: whether layers for next-token prediction are as the others; if not, they are left out.
+    shares_selections: whether layers may attend to what the indexer of an earlier one selects.
     has_rope: whether there is a rope. rope_flag: the key that says so; None: none does. second_rope: rope 1 of `GroupedConfig`,
         for heads of a width.
     yarn_multiplier: what transformers' mscale_all_dim is multiplied by in rope.scaling.yarn_log_multiplier; None: llama.cpp
@@ -105,6 +106,7 @@ class Architecture:
     more: Callable[[GgufKeys, Fields], Fields] = nothing
     check: Callable[[GgufKeys, Fields], None] = no_objection
     next_token_layers: bool = True
+    shares_selections: bool = False
     has_rope: bool = True
     rope_flag: str | None = None
     second_rope: Callable[[GgufKeys, int], Rope] = no_rope

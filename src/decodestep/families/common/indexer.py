@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from decodestep.decoding.config import IndexerConfig
 from decodestep.errors import ModelError
 from decodestep.families.common import names
 from decodestep.families.common.config_json import Keys
-from decodestep.families.common.description import Fields
+from decodestep.families.common.description import Architecture, Fields
 from decodestep.families.common.gguf_keys import GgufKeys
 from decodestep.families.common.limits import MAX_HEADS
 from decodestep.files.gguf_file import GgufFile
@@ -58,13 +58,13 @@ def of_file(keys: GgufKeys, rope_dim: int, full: tuple[bool, ...], half_split: b
     return IndexerConfig(heads, width, keys.size("attention.indexer.top_k"), full, half_split)
 
 
-def say_layers(file: GgufFile | ModelFolder, types: Sequence[str]) -> None:
+def say_layers(file: GgufFile | ModelFolder, types: Sequence[str], architectures: Mapping[str, Architecture]) -> None:
     """Completes a file that does not say which layers have an indexer of their own (`most_context`). types: as indexer_types or
     index_topk_pattern of config.json, without layers for next-token prediction."""
+    sharing = [name for name, each in architectures.items() if each.shares_selections]
     architecture = str(file.metadata.get("general.architecture")) if isinstance(file, GgufFile) else ""
-    shares = architecture.endswith("-dsa")  # layers attend to what others select
-    if not isinstance(file, GgufFile) or not shares or f"{architecture}.{TYPES}" in file.metadata:
-        raise ModelError(f"{file.path}: indexer_types is for a GGUF file of glm-dsa without {TYPES} alone")
+    if not isinstance(file, GgufFile) or architecture not in sharing or f"{architecture}.{TYPES}" in file.metadata:
+        raise ModelError(f"{file.path}: indexer_types is for a GGUF file of {' or '.join(sharing)} without {TYPES} alone")
     keys = GgufKeys(file, architecture)
     layers = keys.size("block_count") - keys.next_token_layers()
     if len(types) != layers:
