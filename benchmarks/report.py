@@ -123,7 +123,17 @@ def machine() -> dict[str, str]:
         "system": platform.platform(),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "packages": ", ".join([f"Python {platform.python_version()}", *filter(None, map(version, PACKAGES))]),
+        **llama_cpp_build(),
     }
+
+
+def llama_cpp_build() -> dict[str, str]:
+    """The instruction sets that llama.cpp was compiled for, which its speed depends on."""
+    try:
+        from llama_cpp import llama_print_system_info
+    except ImportError:
+        return {}
+    return {"llama.cpp": ", ".join(re.findall(r"(\w+) = 1", llama_print_system_info().decode()))}
 
 
 def version(package: str) -> str:
