@@ -207,10 +207,10 @@ def product_rates() -> dict[bool, float]:
 
 
 def product_floor(report: Report, case: str, seconds: float, ours: float) -> None:
-    print(f"  products alone {seconds * 1e3:.3g} ms, {seconds / ours:.0%} of ours")
+    print(f"  products only {seconds * 1e3:.3g} ms, {seconds / ours:.0%} of ours")
     ratio = seconds / ours
     *_, threads, isa = report.rows[-1]
-    report.rows.append((case, "products alone", *(seconds,) * 3, *(ratio,) * 3, 1 / ratio, None, None, threads, isa))
+    report.rows.append((case, "products only", *(seconds,) * 3, *(ratio,) * 3, 1 / ratio, None, None, threads, isa))
 
 
 def cases(chosen: Any, N: int, int8: bool, report: Report, rates: dict[bool, float]) -> None:

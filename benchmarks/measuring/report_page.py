@@ -30,7 +30,7 @@ def by_case(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def best_peer(rows: Rows) -> Mapping[str, Any] | None:
-    """The fastest row that is not ours; rows that time only a part of a peer's work ("apply only") do not count."""
+    """The fastest row that is not ours; rows of a part of the work ("apply only", "products only") do not count."""
     peers = [row for row in rows if not is_ours(row, rows[0]) and "only" not in row["name"]]
     return min(peers, key=lambda row: row["seconds"], default=None)
 

@@ -83,6 +83,15 @@ def test_without_docstrings_the_command_is_the_same():
     assert ended.returncode == 0 and json.loads(ended.stdout)["threads"] >= 1
 
 
+@pytest.mark.parametrize(
+    ("nodes", "said"), [([[0, 1]], "1 of memory"), ([[0, 1], [2, 3, 4]], "2 of memory, with 2, 3 CPUs: see --numa")]
+)
+def test_env_says_how_many_nodes_of_memory_there_are(nodes, said, monkeypatch, capsys):
+    monkeypatch.setattr("decodestep.cli.env.memory_nodes", lambda: nodes)
+    assert cli.main(["env"]) == 0
+    assert f"{'nodes':<12}{said}\n" in capsys.readouterr().out
+
+
 def test_logprobs_and_the_plan(model):
     ended = call(
         "generate",

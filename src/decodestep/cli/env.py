@@ -1,4 +1,4 @@
-"""``decodestep env``: versions, instruction set, threads, backends and the model's location."""
+"""``decodestep env``: versions, instruction set, threads, nodes of memory, backends and the model's location."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from decodestep._base.checks import require
 from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
 from decodestep._base.machine_limits import available_memory
+from decodestep._base.numa import memory_nodes
 from decodestep._base.progress import progress_line
 from decodestep._base.threads import isa, native_build, threads
 from decodestep.cli.options import MODEL_HELP
@@ -77,6 +78,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "isa": isa(),
         "threads": threads(),
+        "nodes": _nodes_of_memory(),
         "backends": _backends(),
         "devices": _devices(),
         "model": f"{DEFAULT_MODEL}: "
@@ -134,6 +136,16 @@ def read_rate(threads: int) -> float:
             list(pool.map(np.max, parts))
             best = min(best, time.perf_counter() - start)
     return block.nbytes / best
+
+
+def _nodes_of_memory() -> str:
+    try:
+        nodes = memory_nodes()
+    except OSError:
+        return "unknown"
+    if len(nodes) == 1:
+        return "1 of memory"
+    return f"{len(nodes)} of memory, with {', '.join(str(len(cpus)) for cpus in nodes)} CPUs: see --numa"
 
 
 def _build() -> dict[str, str]:
