@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel wheels release-wheels sdist check-wheel clean
+.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel wheels release-wheels sdist check-wheel check-arm-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -148,6 +148,10 @@ sdist: $(WHEEL_VENV)/.made
 # Installs the wheel of dist for PYTHON where there is no compiler, and uses it.
 check-wheel:
 	$(PYTHON) tests/support/installed_wheel.py --python $(PYTHON) dist
+
+# Uses the wheel for ARM of dist on an emulated processor, with the Python for ARM of SYSROOT: see the script.
+check-arm-wheel: $(VENV)/.generate
+	$(BIN)/python tests/support/emulated_wheel.py --sysroot "$(or $(SYSROOT),$(error SYSROOT must be a folder with usr/bin/python3.13 for ARM))" dist
 
 $(WHEEL_VENV)/.made:
 	$(PYTHON) -m venv $(WHEEL_VENV)
