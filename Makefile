@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel wheels release-wheels sdist check-wheel clean
+.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel wheels release-wheels sdist check-wheel check-arm-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -114,7 +114,7 @@ define BUILD_WHEEL
 	    -D Python_EXECUTABLE=$(CURDIR)/$(WHEEL_VENV)/bin/python -D nanobind_DIR=$$(python -m nanobind --cmake_dir) $(1:%=-D %)
 	cmake --build build/$@-kernels --target kernels
 	rm -rf $(WHEEL_VENV)/made
-	DECODESTEP_TIERS=all python -m build --wheel --no-isolation --outdir $(WHEEL_VENV)/made -C build-dir=$(WHEEL_VENV)/$@ \
+	DECODESTEP_TIERS=all $(ON_PLATFORM) python -m build --wheel --no-isolation --outdir $(WHEEL_VENV)/made -C build-dir=$(WHEEL_VENV)/$@ \
 	    -C cmake.define.DECODESTEP_KERNELS=$(CURDIR)/build/$@-kernels/libkernels.a $(1:%=-C cmake.define.%)
 	auditwheel repair --wheel-dir $(WHEEL_VENV)/made/repaired $(WHEEL_VENV)/made/*.whl
 	python tests/support/compressed_wheel.py $(WHEEL_VENV)/made/repaired
@@ -129,7 +129,8 @@ wheels:
 	for python in $(WHEEL_PYTHONS); do $(MAKE) PYTHON=$$python wheel || exit; done
 
 # The same for ARM from here, of the stable ABI: PYTHON must be 3.12 or later.
-arm-wheel: export _PYTHON_HOST_PLATFORM := linux-aarch64
+# Only the build of the wheel is told the other platform: pip would install tools for it.
+arm-wheel: ON_PLATFORM := _PYTHON_HOST_PLATFORM=linux-aarch64
 arm-wheel: $(WHEEL_VENV)/.made
 	$(if $(findstring ziglang,$(ARM_CXX)),$(WHEEL_VENV)/bin/python -m pip install --quiet ziglang)
 	$(call BUILD_WHEEL,$(FOR_ARM) Python_INCLUDE_DIR=$(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('include'))"))
@@ -147,6 +148,10 @@ sdist: $(WHEEL_VENV)/.made
 # Installs the wheel of dist for PYTHON where there is no compiler, and uses it.
 check-wheel:
 	$(PYTHON) tests/support/installed_wheel.py --python $(PYTHON) dist
+
+# Uses the wheel for ARM of dist on an emulated processor, with the Python for ARM of SYSROOT: see the script.
+check-arm-wheel: $(VENV)/.generate
+	$(BIN)/python tests/support/emulated_wheel.py --sysroot "$(or $(SYSROOT),$(error SYSROOT must be a folder with usr/bin/python3.13 for ARM))" dist
 
 $(WHEEL_VENV)/.made:
 	$(PYTHON) -m venv $(WHEEL_VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import sys
 
@@ -75,6 +76,15 @@ def test_a_build_has_the_tiers_that_it_is_given(tmp_path, wanted, built):
     make(tmp_path, "help", f"DECODESTEP_TIERS={wanted}")
     header = (tmp_path / "generated" / "core" / "tiers.h").read_text()
     assert re.findall(r"X\((\w+), true\)", header) == list(dict.fromkeys(built))
+
+
+@pytest.mark.slow
+def test_arm_is_asked_for_in_the_compilers_words(tmp_path):
+    """g++ for x86, like zig's compiler, knows no processor or architecture of that name."""
+    make(tmp_path, "help", "COMPILES_FOR_X86=OFF", "COMPILES_FOR_ARM=ON", "DECODESTEP_TIERS=all")
+    flags = "-march=armv8.2-a" if platform.machine() == "aarch64" else "-mcpu=generic+v8_2a"
+    build = (tmp_path / "build.ninja").read_text()
+    assert set(re.findall(r"-m(?:arch|cpu)=\S+", build)) == {flags + "+dotprod", flags + "+dotprod+i8mm"}
 
 
 @pytest.mark.parametrize("name", ["avx9", "AVX2", ""])
