@@ -22,10 +22,13 @@ def test_the_tests_run_on_each_python_that_the_package_names():
     assert found(r'^requires-python = ">=(.*)"', PROJECT) == named[0]
 
 
-def test_the_tests_run_on_the_oldest_numpy():
-    oldest = found(r'^dependencies = .*"numpy>=([\d.]+)"', PROJECT)
-    assert found(r"^NUMPY_OLDEST := numpy==([\d.]+)", MAKEFILE).startswith(f"{oldest}.")
-    assert "test-numpy-oldest" in found(r"^ +target: \[(.*)\]", WORKFLOW)
+def test_the_tests_run_on_the_oldest_releases():
+    required = dict(re.findall(r'"([\w-]+)>=([\d.]+)', PROJECT))
+    tested = dict(re.findall(r"([\w-]+)==([\d.]+)", found(r"^OLDEST := (.*\n.*)", MAKEFILE)))
+    assert {"numpy", "ml_dtypes", "array-api-compat", "gguf", "llguidance", "jinja2", "uvicorn"} <= tested.keys()
+    for name, version in tested.items():
+        assert f"{version}.".startswith(f"{required[name]}."), name
+    assert "test-oldest" in found(r"^ +target: \[(.*)\]", WORKFLOW)
 
 
 def test_the_tests_run_on_both_releases_of_transformers():
