@@ -16,7 +16,7 @@ export DECODESTEP_TIERS ?= native
 # What the choice is, and for which machine, as of the last build.
 CHOICE := build/tiers-$(shell (echo "$(DECODESTEP_TIERS)"; grep -m 1 -i -E "^(flags|features)" /proc/cpuinfo) 2> /dev/null | cksum | tr " " -)
 
-.PHONY: run test check test-tiers test-transformers-next test-numpy-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel wheels release-wheels sdist check-wheel check-arm-wheel clean
+.PHONY: run test check test-tiers test-transformers-next test-oldest goldens test-hosts pin-hosts bench bench-report docs build lint arm wheel arm-wheel wheels release-wheels sdist check-wheel check-arm-wheel clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -42,17 +42,19 @@ test-tiers:
 	$(PYTEST) --dist worksteal -k "tiers or test_isa_objects" \
 	    $$(grep -rl "mark.tiers" tests --include="test_*.py") tests/core/test_isa_objects.py
 
-# The tests with another release of a package, at an end of the range that pyproject.toml gives. Its requirements are the same, so
-# that it can lie in a folder of its own, before .venv on the path.
+# The tests with other releases of packages, at an end of the ranges that pyproject.toml gives, in a folder of their own before .venv
+# on the path. What they require is in .venv, but for rich's commonmark. transformers demands later ones of tokenizers and
+# huggingface_hub than the oldest.
 TRANSFORMERS_NEXT := transformers==5.24.0
-NUMPY_OLDEST := numpy==1.26.4
-test-transformers-next: WITH := $(TRANSFORMERS_NEXT)
+OLDEST := numpy==1.26.0 ml_dtypes==0.5.0 array-api-compat==1.11.2 gguf==0.18.0 llguidance==1.9.0 jinja2==3.1.6 rich==13.0.0 commonmark \
+    h11==0.14.0 prometheus_client==0.21.0 starlette==1.0.0 uvicorn==0.34.0
+test-transformers-next: RELEASES := $(TRANSFORMERS_NEXT)
 test-transformers-next: TESTS = $$(grep -rl transformers tests --include="test_*.py")
-test-numpy-oldest: WITH := $(NUMPY_OLDEST)
-test-numpy-oldest: TESTS = -m "not tiers and not slow"
-test-transformers-next test-numpy-oldest: $(VENV)/.core $(VENV)/.test
-	$(PIP) install --quiet --upgrade --no-deps --target build/with-$(WITH) "$(WITH)"
-	export PYTHONPATH=$(CURDIR)/build/with-$(WITH); $(PYTEST) $(TESTS)
+test-oldest: RELEASES := $(OLDEST)
+test-oldest: TESTS = -m "not tiers and not slow"
+test-transformers-next test-oldest: $(VENV)/.core $(VENV)/.test
+	$(PIP) install --quiet --upgrade --no-deps --target build/$@ $(RELEASES)
+	export PYTHONPATH=$(CURDIR)/build/$@; $(PYTEST) $(TESTS)
 
 # The operators against the references that vendors publish of theirs, which are fetched.
 goldens: $(VENV)/.core $(VENV)/.test

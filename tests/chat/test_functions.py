@@ -15,6 +15,7 @@ import pytest
 import decodestep as ds
 from decodestep.chat import call_function, describe_function
 from decodestep.generation.prompts import prompt_ids
+from support import late_annotations
 from support.servers import HELLO, load
 
 Place = NewType("Place", str)
@@ -188,7 +189,8 @@ def test_functions_that_cannot_be_tools_are_refused():
     def unknown(x: Nowhere): ...  # noqa: F821
     def tree(x: Tree): ...
 
-    for function in (several, named, first, complicated, keys, unknown, tree):
+    late = late_annotations.define("def made(x: Nowhere): ...")
+    for function in (several, named, first, complicated, keys, unknown, tree, late):
         with pytest.raises(ValueError, match=function.__name__):
             describe_function(function)
     with pytest.raises(ValueError, match="tools must be"):
@@ -215,6 +217,12 @@ def test_arguments_become_what_the_annotations_say():
     assert found["options"] == {"deep": True} and found["plain"] == [{"a": 1}] and found["many"] == [Colour.BLUE, None]
     assert call_function(echo, {**given, "choice": 2})["choice"] is Level.HIGH
     assert call_function(echo, {**given, "choice": None})["choice"] is None
+
+    def paint(x): return x  # fmt: skip
+
+    other = late_annotations.define("class made:\n    x: Nowhere")
+    paint.__annotations__["x"] = other | Range
+    assert call_function(paint, {"x": span}) == Range(1, 9, ["a"])
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", '{"colour": "green"}', [1]])

@@ -326,8 +326,8 @@ def test_the_defaults_are_those_of_sampling_params():
         ("temperature", "the model's, else "),
         ("top_k", "the model's, else "),
     ):
-        option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].partition("]")[0]
-        assert option.endswith(f"[{before}{getattr(params, name)}")
+        found = re.findall(rf"--{name.replace('_', '-')}[ ,].*?\]", shown.partition("sampling:")[2])
+        assert found[0].endswith(f"[{before}{getattr(params, name)}]")
 
 
 def test_python_s_own_lack_of_memory_is_said_without_more():

@@ -16,7 +16,7 @@ import transformers.generation.logits_process as hf
 
 from decodestep import processors as ds
 from decodestep import stopping
-from support import processes
+from support import late_annotations, processes
 from support.processor_cases import agree, call, in_numpy, same_error
 from support.project import ROOT
 
@@ -71,6 +71,8 @@ def test_a_list_runs_in_its_own_order_and_passes_arguments_by_name():
     plain = ds.LogitsProcessorList([Shift(), lambda ids, scores: scores * 2])
     theirs = hf.LogitsProcessorList(plain)
     assert plain(ids, scores, by=1.0).tolist() == theirs(ids, scores, by=1.0).tolist() == [[4, 6, 8]]
+    late = "class made:\n    def __call__(self, ids: Unknown, scores: Unknown, by: Unknown): return scores + by"
+    assert ds.LogitsProcessorList([late_annotations.define(late)()])(ids, scores, by=1.0).tolist() == [[2, 3, 4]]
     same_error(lambda: plain(ids, scores), lambda: theirs(ids, scores))
     same_error(lambda: plain(ids, scores, by=1.0, other=2), lambda: theirs(ids, scores, by=1.0, other=2))
 

@@ -226,8 +226,8 @@ def test_every_field_has_values_at_its_ends():
 
 def described():
     """What the docstring says of each argument."""
-    arguments = (SamplingParams.__doc__ or "").partition("    Args:\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^ {8}(\w+): (.*(?:\n {12}.*)*)", arguments, re.MULTILINE)
+    arguments = (inspect.getdoc(SamplingParams) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import Sampler, SamplingParams, processors
+from support import late_annotations
 
 VOCAB = 40
 
@@ -80,6 +81,11 @@ def test_a_factory_makes_processors_for_each_row():
     assert step(sampler).tokens.tolist() == [3, 3, 1]
     sampler.add(SamplingParams(do_sample=False), [7], number=17)
     assert numbers == [0, 1, 2, 3, 17]
+
+
+def test_a_factory_is_annotated_with_what_type_checkers_know():
+    sampler = build_sampler(late_annotations.define("def made(row: Number) -> list[Unknown]: return []"))
+    assert len(sampler.rows) == 3
 
 
 def test_generate_calls_a_factory_with_the_prompt(model):

@@ -142,7 +142,7 @@ def hash_logits(seed, last, held, vocab_size):
     for shift in (30, 27):
         mixed ^= mixed >> np.uint64(shift)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    logits = (mixed >> np.uint64(40)).astype(np.float32) / 2**21
+    logits = (mixed >> np.uint64(40)).astype(np.float32) / np.float32(2**21)
     logits[3 + (int(held[-1]) - 2) % 30] += 6 * (seed % 4 > 0)  # so that texts repeat themselves, and drafts may be right
     return logits
 

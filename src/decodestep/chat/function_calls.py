@@ -53,8 +53,7 @@ def _converted(value: object, kind: object) -> Any:
         return _made(plain, value)
     if hasattr(plain, "model_validate"):
         return plain.model_validate(value)
-    has_fields = dataclasses.is_dataclass(plain) or typing.is_typeddict(plain)
-    if has_fields and isinstance(plain, type) and isinstance(value, Mapping):
+    if _has_fields(plain) and isinstance(plain, type) and isinstance(value, Mapping):
         kinds = {field.name: field.kind for field in fields_of(plain)}
         members = {key: _converted(item, kinds.get(key, Any)) for key, item in value.items()}
         return _made(plain, **members) if dataclasses.is_dataclass(plain) else members
@@ -92,10 +91,14 @@ def _fits(value: object, kind: object) -> bool:
     if plain in (str, int, float, bool, types.NoneType):
         return type(value) is plain or (plain is float and type(value) is int)
     if isinstance(value, dict):
-        return plain in (dict, abc.Mapping) or hasattr(plain, "model_validate") or hasattr(plain, "__annotations__")
+        return plain in (dict, abc.Mapping) or hasattr(plain, "model_validate") or _has_fields(plain)
     if isinstance(plain, type) and issubclass(plain, Enum):
         return True
     return isinstance(value, list) == (isinstance(plain, type) and issubclass(plain, abc.Iterable))
+
+
+def _has_fields(plain: object) -> bool:
+    return dataclasses.is_dataclass(plain) or typing.is_typeddict(plain)
 
 
 def _made(kind: type, *values: object, **fields: object) -> Any:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from decodestep._base.checks import Phrase, refuse
+from decodestep._base.signatures import read_signature
 
 _OP = "chat"
 _JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
@@ -65,7 +66,7 @@ class _Field:
 
 def _fields(name: str, function: Callable[..., Any]) -> Iterator[_Field]:
     try:
-        signature = inspect.signature(function)
+        signature = read_signature(function)
     except (TypeError, ValueError) as error:
         refuse(_OP, "tools", f"such that {name} is a mapping, or a function with a signature", Phrase(str(error)))
     kinds = annotations_of(name, function)

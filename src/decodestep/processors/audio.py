@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from array_api_compat import device
@@ -20,6 +19,7 @@ from decodestep._base.array_api import (
 )
 from decodestep._base.arrays import Array, ArrayT, TokenIds, some_token_ids
 from decodestep._base.checks import require
+from decodestep._base.signatures import read_signature
 from decodestep.processors.base import LogitsProcessor
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class WhisperNoSpeechDetection(LogitsProcessor):
     def set_inputs(self, inputs: dict[str, Any]) -> None:
         given = {**self.model.prepare_inputs_for_generation(**inputs), **inputs}
         given["input_features"] = given.pop("inputs")
-        if "input_ids" not in inspect.signature(self.model.forward).parameters:
+        if "input_ids" not in read_signature(self.model.forward).parameters:
             given.pop("input_ids", None)
         self.inputs = given
 

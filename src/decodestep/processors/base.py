@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from array_api_compat import device
@@ -10,6 +9,7 @@ from array_api_compat import device
 from decodestep._base.array_api import namespace, repeat_rows
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import Phrase, refuse, require
+from decodestep._base.signatures import read_signature
 
 
 class LogitsProcessor:
@@ -42,7 +42,7 @@ class LogitsProcessorList(list[Any]):
 
     def __call__(self, input_ids: Array, scores: ArrayT, **kwargs: object) -> ArrayT:
         for processor in self:
-            extra = list(inspect.signature(processor.__call__).parameters)[2:]
+            extra = list(read_signature(processor.__call__).parameters)[2:]
             missing = [name for name in extra if name not in kwargs]
             if missing:
                 refuse("LogitsProcessorList", ", ".join(missing), f"given for {type(processor).__name__}", Phrase("nothing"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from decodestep._base.checks import Phrase, refuse, require
+from decodestep._base.signatures import read_signature
 from decodestep.processors import LogitsProcessor, PrefixConstrainedLogitsProcessor
 
 Processor = Callable[..., Any]  # (input_ids, scores) -> scores
@@ -67,7 +67,7 @@ def _takes_a_row(processors: object) -> bool:
     if not callable(processors) or isinstance(processors, LogitsProcessor):
         return False
     try:
-        signature = inspect.signature(processors)
+        signature = read_signature(processors)
     except ValueError:  # a builtin such as the __getitem__ of a dict does not tell; a processor is none
         return True
     try:
