@@ -9,6 +9,7 @@ import runpy
 import sys
 import threading
 
+import gguf
 import pytest
 import torch
 import transformers
@@ -95,6 +96,8 @@ def llama(folder, **options):
 
 @pytest.mark.parametrize("architecture", files.MODELS)
 def test_logits_of_every_architecture(architecture, tmp_path):
+    if architecture not in gguf.MODEL_ARCH_NAMES.values():
+        pytest.skip(f"transformers reads it with a later gguf than {gguf.__file__}")
     config = files.build_config(architecture)
     source = files.build_model(config)
     files.write(tmp_path / "m.gguf", architecture, source, "Q4_0")

@@ -26,7 +26,8 @@ class _Memory:
             refuse(
                 "accelerate", "tensors", "within their storage", Phrase(f"{tuple(tensor.shape)} in {storage.nbytes()} bytes")
             )
-        interface = {"version": 3, "typestr": typestr, "data": (first, False), "shape": shape}
+        address = first or tensor.itemsize  # NumPy 1.26 takes the 0 of an empty tensor as no address
+        interface = {"version": 3, "typestr": typestr, "data": (address, False), "shape": shape}
         if strides is not None:
             interface["strides"] = strides
         self.storage, self.__array_interface__ = storage, interface
