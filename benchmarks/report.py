@@ -179,7 +179,9 @@ def list_report(index: Path, stem: str, facts: dict[str, str]) -> None:
     text = index.read_text(encoding="utf-8") if index.exists() else "# Results\n\nReports of `make bench-report`.\n"
     listed = f"- [{facts['processor']}]({stem}.md), {facts['date']}"
     lines = [listed if f"({stem}.md)" in line else line for line in text.rstrip().splitlines()]
-    index.write_text("\n".join([*lines, *([] if listed in lines else ["", listed]), ""]), encoding="utf-8")
+    if listed not in lines:
+        lines += [listed] if lines[-1].startswith("- ") else ["", listed]
+    index.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def replace_table(page: Path, table: str) -> None:
