@@ -31,6 +31,13 @@ class Weather(BaseModel):
     degrees: int = Field(ge=-40, le=60)
 
 
+class UnboundedWeather(BaseModel):
+    """The weather in a city."""
+
+    sunny: bool
+    degrees: int
+
+
 class Steering:
     """An ASGI application that chooses `tool_choice` for each request with tools, then hands it on."""
 
@@ -122,9 +129,11 @@ def test_pydantic_ai(address, tool, kind):
             return [piece async for piece in streamed.stream_text(delta=True)]
 
     assert len(asyncio.run(stream())) > 1
-    for output in (Weather, pydantic_ai.NativeOutput(Weather)):
+    # Anthropic's client writes the bounds of a number into its description, so that the server does not hold them.
+    native = UnboundedWeather if kind == "messages" else Weather
+    for output, made_of in ((Weather, Weather), (pydantic_ai.NativeOutput(native), native)):
         structured = pydantic_ai.Agent(model, output_type=output, model_settings=settings).run_sync(ASKED)
-        assert isinstance(structured.output, Weather)
+        assert isinstance(structured.output, made_of)
 
 
 def test_litellm_completions(address, tool):
