@@ -126,7 +126,7 @@ def test_pydantic_ai(address, tool, kind):
 
     async def stream() -> list[str]:
         async with pydantic_ai.Agent(model, model_settings=settings).run_stream(ASKED) as streamed:
-            return [piece async for piece in streamed.stream_text(delta=True)]
+            return [piece async for piece in streamed.stream_text(delta=True, debounce_by=None)]
 
     assert len(asyncio.run(stream())) > 1
     # Anthropic's client writes the bounds of a number into its description, so that the server does not hold them.
