@@ -2,7 +2,7 @@
 # stay below 4 MB (tests/support/compressed_wheel.py); three quarters of it are the kernels.
 #
 # Most kernels are written in vectors and registers, so that -O3 makes them larger by a quarter, and no faster. Those that have loops
-# for the compiler to turn into vectors have it. The baseline is for processors of before 2013, and on ARM for none: its code is as
+# for the compiler to turn into vectors have it. The baseline is for x86 without AVX2, and on ARM for none: its code is as
 # small as it can be, unless there is no other.
 foreach(build ${BUILDS})
   set(OPTIMISATION_${build} ${OPTIMISATION})

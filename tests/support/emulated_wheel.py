@@ -11,23 +11,15 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from installed_wheel import timed
+from installed_wheel import printed, timed
 
 JOB = ["-m", "decodestep", "generate", "Why is the sky blue?", "--max-tokens", "16", "--temperature", "0.7", "--seed", "1"]
 # Those of the wheel itself, and of its requirements.
 PLATFORMS = [*(f"manylinux_2_{minor}_aarch64" for minor in range(40, 16, -1)), "manylinux2014_aarch64"]
-
-
-def printed(command: list[str], **environment: str) -> str:
-    done = subprocess.run(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"{shlex.join(command)} has failed:\n{done.stdout}")
-    return done.stdout
 
 
 def only(folder: Path, pattern: str) -> Path:
@@ -56,11 +48,11 @@ def main() -> None:
             version = interpreter.name.removeprefix("python")
             printed([sys.executable, "-m", "pip", "--disable-pip-version-check", *install, "--python-version", version,
                      "--target", f"{folder}/packages", f"{wheel}[generate]"])  # fmt: skip
-        emulated = {"PYTHONPATH": f"{folder}/packages", "DECODESTEP_PYTHON": str(python)}
+        emulated = os.environ | {"PYTHONPATH": f"{folder}/packages", "DECODESTEP_PYTHON": str(python)}
         with timed("env"):
-            print(printed([str(python), "-m", "decodestep", "env"], **emulated))
+            print(printed([str(python), "-m", "decodestep", "env"], env=emulated))
         with timed("answer"):
-            answer = printed([str(python), *JOB], **emulated)
+            answer = printed([str(python), *JOB], env=emulated)
         expected = printed([sys.executable, *JOB])
         if answer != expected:
             raise SystemExit(f"{wheel.name}: must answer as this machine does: {expected!r}; got {answer!r}")

@@ -19,9 +19,10 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 README = Path(__file__).parents[2] / "README.md"
 MAIN_JOB = ["generate", "Why is the sky blue? Answer in two sentences.", "--temperature", "0.7", "--seed", "1"]
@@ -32,6 +33,14 @@ def timed(what: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
     print(f"{what}: {time.perf_counter() - start:.1f} s", flush=True)
+
+
+def printed(command: Sequence[str | Path], **options: Any) -> str:
+    """What a command prints, which must not fail."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, **options)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))} has failed:\n{done.stdout}")
+    return done.stdout
 
 
 def ask_server(command: list[str], environment: dict[str, str]) -> str:
@@ -69,12 +78,7 @@ def main() -> None:
         assert not found, f"on the path: {found}"
 
         def run(*command: str | Path) -> str:
-            done = subprocess.run(
-                [binaries / command[0], *command[1:]], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
-            )
-            if done.returncode:
-                raise SystemExit(f"{' '.join(map(str, command))} has failed:\n{done.stdout}")
-            return done.stdout
+            return printed([binaries / command[0], *command[1:]], env=environment, cwd=folder)
 
         with timed("installed"):
             install = ("pip", "--disable-pip-version-check", "install", "--quiet", "--only-binary", ":all:")
@@ -85,9 +89,9 @@ def main() -> None:
         assert answer.strip(), "no text"
         with timed("second answer"):
             assert run("decodestep", *MAIN_JOB) == answer, "a seed has two texts"
-        code, printed = re.findall(r"```(?:python|text)\n(.*?)```", README.read_text(), re.DOTALL)[:2]
+        code, shown = re.findall(r"```(?:python|text)\n(.*?)```", README.read_text(), re.DOTALL)[:2]
         with timed("the README's example"):
-            assert run("python", "-c", code) == printed, "the README's example has another output"
+            assert run("python", "-c", code) == shown, "the README's example has another output"
         with timed("server and one request"):
             assert ask_server([str(binaries / "decodestep"), "serve", "--port", "0"], environment)
         print(run("decodestep", "env"))
