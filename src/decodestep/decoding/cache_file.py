@@ -157,7 +157,7 @@ class _Reader:
     def read(self, held: Holding) -> list[_Found]:
         """What the file has of each page, once all of it has been found to be whole. The values of pages are in held.pages."""
         if self._checked.line() != self._cache.key:
-            self._checked.fail("is of another version, another kind of processor, or a model that is loaded in another way")
+            self._checked.fail("is of another model, version or kind of processor, or of a model that is loaded in another way")
         found: list[_Found] = []
         while (line := self._checked.line()) is not None:
             found.append(self._page(line, found, held))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from decodestep.decoding.config import Config
+from decodestep.decoding.fingerprint import fingerprint
 from decodestep.decoding.kv_cache import PageLayout, Pages, PairedPages
 from decodestep.decoding.states import StateLayout, state_layout
 
@@ -47,6 +48,7 @@ class Decoder(ABC):
 
     config: the model's sizes. description: how the model is run, as text. page_layout: of the cache's pages.
     cache_dtype: the type of what the cache holds: of latents without their rope keys. long_after: `Rope.long_after`.
+    values: all that logits and the cache follow from beside the config: arrays and plain values, in tuples and dataclasses.
     next_tokens: the checkpoint's layers for next-token prediction; None without. replay_width: the values that `replay` reads
     of a token; 0: none are kept, and tokens whose states are missing run again.
     """
@@ -56,6 +58,7 @@ class Decoder(ABC):
     page_layout: PageLayout
     cache_dtype: str
     long_after: int | None
+    values: object
     next_tokens: NextTokenLayers | None = None
     replay_width: int = 0
 
@@ -63,6 +66,11 @@ class Decoder(ABC):
     def state_layout(self) -> StateLayout | None:
         """Of the rows of recurrent states; None for a model that has only attention."""
         return state_layout(self.config)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Another one for other `values`. Reads all of them once, as a step of a dense model does."""
+        return fingerprint(self.values)
 
     @abstractmethod
     def new_pages(self, count: int) -> Pages:

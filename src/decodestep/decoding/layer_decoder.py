@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from decodestep.decoding import grouped_layer, index_layer, latent_layer, recurrent_layer
@@ -33,6 +35,7 @@ class LayerDecoder(Decoder):
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
         self.weights = weights
         self.config = config = weights.config
+        self.values = tuple(getattr(weights, field.name) for field in fields(weights) if field.name != "config")
         latents = [layer.mixer for layer in weights.layers if isinstance(layer.mixer, LatentWeights)]
         self._prologs = latent_layer.prolog_weights(latents, config) if latents else []
         self.description = f"layer by layer, float32 activations ({why}){next_token_text(config)}"

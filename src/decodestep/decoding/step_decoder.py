@@ -119,6 +119,7 @@ class StepDecoder(Decoder):
             logits_cap=config.logits_cap,
             centred_norms=config.centred_norms,
         )
+        self.values = self.native_weights, weights.ropes, weights.inputs, weights.next_tokens
 
     def _layer(self, layer: Layer, number: int) -> LayerWeights:
         parallel = self.config.block_norms == "parallel"

@@ -14,6 +14,7 @@ from decodestep.errors import CacheFileError
 
 PIECE = 2**20  # bytes that have checksums of their own
 DIGEST_BYTES = hashlib.sha256().digest_size
+_LINE = 64  # bytes, of which checksums are
 _CHECKSUMS = 8  # of a piece
 
 
@@ -28,10 +29,12 @@ class Digest:
         self._sha256 = hashlib.sha256()
 
     def add(self, data: np.ndarray) -> None:
-        """data: uint8, whole pieces; the last ones of all may be fewer bytes, a multiple of 64."""
-        checksums = _new_checksums(data.size)
-        _native.checksum_bytes(memory=data, checksums=checksums, threads=threads())
+        """data: uint8. Bytes in whole pieces, the last one of whole lines of 64, have the digest of one run of them."""
+        lines = data.size // _LINE * _LINE
+        checksums = _new_checksums(lines)
+        _native.checksum_bytes(memory=data[:lines], checksums=checksums, threads=threads())
         self._sha256.update(checksums.tobytes())
+        self._sha256.update(data[lines:].tobytes())
 
     def value(self) -> bytes:
         return self._sha256.digest()

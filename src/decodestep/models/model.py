@@ -250,7 +250,8 @@ class Model:
         """Writes keys and values of the cache to a file, for `restore_cache` of a later process.
 
         Args:
-            path: of the file, which is replaced as a whole once all has been written.
+            path: of the file, which is replaced as a whole once all has been written, and keeps its permissions; of a link,
+                the file to which it leads.
             texts: token ids; what the cache holds of their beginnings is written, in pages of 16 tokens. With recurrent layers
                 the states that it keeps there, too. None: all that the cache holds and other sequences may reuse.
 
@@ -259,6 +260,7 @@ class Model:
 
         Raises:
             ValueError: for ids outside the vocabulary.
+            CacheFileError: if the path is that of a folder, a pipe or a device.
             OSError: if the file cannot be written; it is then as it was.
         """
         vocab = self.config.vocab_size
@@ -269,8 +271,8 @@ class Model:
         """Takes the keys and values of a file that `save_cache` wrote into the cache, for texts that begin with its tokens.
 
         No result changes, to the bit. The file must be whole (SHA-256), and of the same version of this package, instruction
-        set and form of the model; and its first page is computed again, which must give the same bits. Do not restore a file
-        that others could have written: beyond its first page it decides what the model has read.
+        set, form and weights of the model; and its first page is computed again, which must give the same bits. Do not restore
+        a file that others could have written: beyond its first page it decides what the model has read.
 
         Args:
             path: of the file.
@@ -289,7 +291,9 @@ class Model:
     def _cache_of(self) -> cache_file.CacheOf:
         layers = self.decoder.next_tokens
         config = replace(self.config, name="")
-        hangs_on = (decodestep.__version__, isa(), self.decoder.description, self.decoder.cache_dtype, repr(config))
+        with use_threads(self.threads):
+            weights = self.decoder.fingerprint
+        hangs_on = (decodestep.__version__, isa(), self.decoder.description, self.decoder.cache_dtype, repr(config), weights)
         key = hashlib.sha256("\0".join(hangs_on).encode()).hexdigest()
         return cache_file.CacheOf(self.cache, key, None if layers is None else (layers.count, self.config.hidden))
 
