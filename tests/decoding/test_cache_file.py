@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from contextlib import suppress
 
 import numpy as np
 import pytest
+import safetensors.torch
 
 import decodestep as ds
 from decodestep import SamplingParams, cli
@@ -142,9 +144,69 @@ def test_the_file_of_another_model_is_refused(tmp_path, texts):
     with pytest.raises(ds.CacheFileError, match="another model"):
         models[1].restore_cache(tmp_path / "file")
     assert models[1].cache.held == 0 and logits_of(models[1], texts[0])[1] < PAGE * 2
+    assert models[0].restore_cache(tmp_path / "file") > 0
     other = ds.load(tmp_path / "0", cache_dtype="int8")
     with pytest.raises(ds.CacheFileError, match="loaded in another way"):
         other.restore_cache(tmp_path / "file")
+
+
+# What of a model the keys and values of a first page need not depend on: recurrent states after the last layer with attention,
+# experts that its tokens do not select, and the rows of other tokens.
+UNSEEN = {
+    "states": ("lfm2", 1, "model.layers.2.conv.in_proj.weight"),
+    "experts": ("qwen3_moe", 0, "model.layers.0.mlp.experts.6.down_proj.weight"),
+    "embedding": ("qwen3", 0, "model.embed_tokens.weight"),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_weights_that_a_first_page_does_not_show_are_those_of_another_model(tmp_path, what):
+    family, size, name = UNSEEN[what]
+    path = family_models.save(family_models.build_model(family, size, **WIDE), tmp_path / "model")
+    text = [7] * PAGE + list(range(20, 150))
+    model = ds.load(path, cache_bytes=2**24)
+    logits_of(model, text)
+    model.save_cache(tmp_path / "file")
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    tensors[name][8:] *= 1.5  # in the embedding not that of token 7
+    safetensors.torch.save_file(tensors, path / "model.safetensors")
+    later = ds.load(path, cache_bytes=2**24)
+    with pytest.raises(ds.CacheFileError, match="another model"):
+        later.restore_cache(tmp_path / "file")
+    assert np.array_equal(logits_of(later, text)[0], logits_of(ds.load(path, cache_bytes=2**24), text)[0])
+
+
+def test_a_first_page_that_the_model_does_not_compute_is_refused(load, texts, tmp_path):
+    model, path = load(), tmp_path / "file"
+    logits_of(model, texts[0])
+    [first] = model.cache.roots[0].children.values()
+    values = model.cache.storage.parts(first.number)[0]
+    values[(0,) * values.ndim] += 1
+    model.save_cache(path)
+    with pytest.raises(ds.CacheFileError, match="first page must be what this model computes"):
+        load().restore_cache(path)
+
+
+def test_a_link_stays_and_leads_to_the_file(load, texts, tmp_path):
+    model, path, link = load(), tmp_path / "folder" / "file", tmp_path / "link"
+    path.parent.mkdir()
+    link.symlink_to(path)
+    for _ in range(2):
+        logits_of(model, texts[0])
+        model.save_cache(link)
+        assert link.is_symlink() and [each.name for each in path.parent.iterdir()] == ["file"]
+        assert load().restore_cache(link) > 0
+
+
+def test_what_is_no_file_is_refused(load, texts, tmp_path):
+    model, path = load(), tmp_path / "pipe"
+    os.mkfifo(path)
+    logits_of(model, texts[0])
+    with pytest.raises(ds.CacheFileError, match="must be a file; it is a pipe"):
+        model.restore_cache(path)
+    with pytest.raises(ds.CacheFileError, match="must be a file; it is a pipe"):
+        model.save_cache(path)
+    assert list(tmp_path.iterdir()) == [path] and model.cache.held == 0
 
 
 def test_a_cache_that_is_too_small_says_so(load, texts, tmp_path):
@@ -191,3 +253,40 @@ def test_the_command_goes_on_from_the_file(tmp_path, capsys):
     (tmp_path / "file").write_text("my notes")
     assert cli.main([*asked, *kept]) == 1
     assert "no file of cached pages" in capsys.readouterr().err and (tmp_path / "file").read_text() == "my notes"
+
+
+def test_an_answer_is_not_lost_where_the_file_cannot_be_written(tmp_path, capsys, monkeypatch):
+    model = str(family_models.save(family_models.build_model("qwen3", 0, **WIDE), tmp_path / "model"))
+    asked = ["generate", "a text of some words", "--raw", "--model", model, "--seed", "1", "-n", "9", "--json"]
+    kept = ["--prompt-cache", str(tmp_path / "file")]
+    assert cli.main(asked) == 0
+    alone = json.loads(capsys.readouterr().out)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(checked_file.os, "fsync", fail)
+        assert cli.main([*asked, *kept]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["text"] == alone["text"]
+    assert f"{tmp_path / 'file'} cannot be written: No space left on device" in err
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("verb", ["generate", "chat"])
+def test_a_folder_that_is_not_there_is_an_error_before_anything_is_loaded(tmp_path, capsys, verb):
+    asked = [verb, *(["words"] if verb == "generate" else []), "--model", str(tmp_path / "none")]
+    for name in ("missing/file", "notes/file"):
+        (tmp_path / "notes").write_text("mine")
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*asked, "--prompt-cache", str(tmp_path / name)])
+        assert ended.value.code == 2
+        assert f"--prompt-cache: must be in a folder that exists; got '{tmp_path / name}'" in capsys.readouterr().err
+
+
+def test_the_command_neither_waits_for_a_pipe_nor_replaces_it(tmp_path, capsys):
+    model = str(family_models.save(family_models.build_model("qwen3", 0, **WIDE), tmp_path / "model"))
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.main(["generate", "words", "--raw", "--model", model, "--prompt-cache", str(tmp_path / "pipe")]) == 1
+    assert "must be a file; it is a pipe" in capsys.readouterr().err and not (tmp_path / "pipe").is_file()

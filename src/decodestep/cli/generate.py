@@ -86,19 +86,15 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    with (
-        prompt_cache(model, options.prompt_cache) as texts,
-        Cancelled() as cancelled,
-        profile() as measured,
-        prompt_progress() as progress,
-    ):
-        if options.explain_plan:
-            print(_plan_text(model, prompt, params), file=sys.stderr, flush=True)
-        completion = generate(
-            model, [prompt], params, stream=stream, cancelled=cancelled.requested, progress=progress, draft=draft
-        )[0]
+    with prompt_cache(model, options.prompt_cache) as texts:
+        with Cancelled() as cancelled, profile() as measured, prompt_progress() as progress:
+            if options.explain_plan:
+                print(_plan_text(model, prompt, params), file=sys.stderr, flush=True)
+            completion = generate(
+                model, [prompt], params, stream=stream, cancelled=cancelled.requested, progress=progress, draft=draft
+            )[0]
         texts.append([*completion.prompt_token_ids, *completion.token_ids])
-    _report(completion, model, _stats(model, measured, completion, clock), options)
+        _report(completion, model, _stats(model, measured, completion, clock), options)
     if completion.error is not None:
         raise completion.error
     early = early_end(completion, params)

@@ -12,6 +12,7 @@ layers for next-token prediction; rank, of its snapshot or null. Values are in t
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ from decodestep.decoding.kv_cache import PAGE
 from decodestep.decoding.page_pool import LOCK, PagePool
 from decodestep.decoding.state_rows import END_RANK, StateRows
 from decodestep.errors import CacheFileError
-from decodestep.files.checked_file import CheckedReader, CheckedWriter, replacing
+from decodestep.files.checked_file import CheckedReader, CheckedWriter, is_there, replacing
 
 _FORM = b"decodestep cache 1\n"
 
@@ -63,7 +64,7 @@ def is_cache_file(path: Path) -> bool:
 def save(cache: CacheOf, path: Path, texts: Sequence[Sequence[int]] | None) -> int:
     """Writes the pages of a cache that texts begin with, or all that can be reused; returns how many tokens these hold.
 
-    The file is there as a whole, or as it was before.
+    The file is there as a whole, or as it was before; of a link, the file to which it leads.
     """
     pool = cache.pool
     with _holding(pool) as held:
@@ -71,7 +72,7 @@ def save(cache: CacheOf, path: Path, texts: Sequence[Sequence[int]] | None) -> i
             parents = _tree(pool, texts)
             pool.hold_locked(*parents)
             held.pages += parents
-        with replacing(path) as file:
+        with replacing(Path(os.path.realpath(path))) as file:
             _write(CheckedWriter(file, _FORM), cache, parents)
     return sum(len(page.tokens) for page in parents)
 
@@ -83,11 +84,12 @@ def restore(cache: CacheOf, path: Path, is_same: IsSame) -> int:
     what page `number` of the storage has. It is asked for the first page.
     Raises CacheFileError, or OSError where the file cannot be read, with nothing changed.
     """
+    is_there(path)
     with _holding(cache.pool) as held:
         with path.open("rb") as file:
             found = _Reader(file, path, cache).read(held)
         if found and not is_same(found[0].tokens, found[0].parent == -2, held.pages[0].number):
-            raise CacheFileError(f"{path}: is of another model")
+            raise CacheFileError(f"{path}: its first page must be what this model computes, and is not")
         with LOCK, cache.pool.changing_locked():
             _link(cache.pool, held.pages, found)
     return sum(len(each.tokens) for each in found)
