@@ -19,7 +19,7 @@ import decodestep as ds
 from decodestep import cli
 from decodestep.errors import ModelError
 from decodestep.files import checked_file
-from decodestep.models import convert, packed_cache
+from decodestep.models import checkpoint, convert, packed_cache
 from support import family_models, tiny_gguf_files
 from support.families import CASES
 from support.next_token_models import Predicting
@@ -223,6 +223,54 @@ def test_a_model_that_changes_while_it_is_read_is_not_kept(tmp_path, caplog):
         ds.load(path, packed_cache=True, progress=lambda *_: os.utime(path))
     assert "changed while it was read" in caplog.text
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_model_that_changes_before_its_weights_are_read_is_not_kept(tmp_path, caplog, monkeypatch):
+    """Its header was that of another file."""
+    path = tiny_gguf_files.write(tmp_path / "model.gguf", kind="Q8_0")
+    opened = checkpoint.open_checkpoint
+
+    def written_to(*arguments):
+        found = opened(*arguments)
+        os.utime(path)
+        return found
+
+    monkeypatch.setattr(checkpoint, "open_checkpoint", written_to)
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            ds.load(path, packed_cache=True)
+        assert "changed while it was read" in caplog.text
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_open_to_nobody_who_cannot_read_the_model(tmp_path):
+    path = tiny_gguf_files.write(tmp_path / "model.gguf", kind="Q8_0")
+    folder = family_models.save(family_models.build_model("qwen3", 0, **WIDE), tmp_path / "model")
+    (folder / "model.safetensors").chmod(0o644)
+    umask = os.umask(0)
+    try:
+        for model, mode, expected in (
+            *((path, mode, mode) for mode in (0o666, 0o644, 0o640, 0o600)),
+            *((folder, mode, expected) for mode, expected in ((0o755, 0o644), (0o750, 0o640), (0o711, 0o644), (0o700, 0o600))),
+        ):
+            model.chmod(mode)
+            ds.load(model, packed_cache=True)
+            cache = packed_cache.cache_path(model)
+            assert cache.stat().st_mode & 0o777 == expected, oct(mode)
+            cache.unlink()
+    finally:
+        os.umask(umask)
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_replaced(model, caplog):
+    path, expected, cache = model
+    cache.unlink()
+    os.mkfifo(cache)
+    with caplog.at_level(logging.WARNING):
+        assert bits(ds.load(path, packed_cache=True)) == expected
+    assert f"{cache}: must be a file; it is a pipe; packed weights are not kept" in caplog.text
+    assert not cache.is_file() and len(list(path.parent.iterdir())) == 2
 
 
 LIES = [

@@ -17,7 +17,7 @@ from decodestep.errors import ModelError
 
 
 class FileBytes:
-    """An open file, read by offset; closed with the last reference to it."""
+    """An open file, read by offset; closed with the last reference to it. status: its own when it was opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +27,8 @@ class FileBytes:
                 raise ModelError(f"{path}: cannot be opened: {'the file is empty' if path.is_file() else 'not a file'}")
             self._opened = path.open("rb", buffering=0)
             weakref.finalize(self, self._opened.close)
-            self.size = os.fstat(self._opened.fileno()).st_size
+            self.status = os.fstat(self._opened.fileno())
+            self.size = self.status.st_size
         except (OSError, ValueError) as error:  # a path with a null character is a ValueError
             raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
 
@@ -71,6 +72,11 @@ class StoredTensor:
     def read(self) -> np.ndarray:
         """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
         return self._file.read(self.offset, self.nbytes)
+
+    @property
+    def file_status(self) -> os.stat_result:
+        """Of its file, when that was opened."""
+        return self._file.status
 
     @property
     def place(self) -> tuple[int, int]:

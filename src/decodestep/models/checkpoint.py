@@ -170,10 +170,30 @@ class Checkpoint:
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 
     def file_states(self) -> list[tuple[str | int, ...]]:
-        """Of each open file what is another number once it has been written to or replaced."""
-        opened = {tensor.path: os.fstat(tensor.place[0]) for tensor in self._tensors.values()}
-        states = ((path.name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for path, s in opened.items())
-        return sorted(states)
+        """Of each file of tensors what is another number once it has been written to or replaced, from before it was read."""
+        return sorted((path.name, *_state(tensor.file_status)) for path, tensor in self._tensor_of_file().items())
+
+    def has_changed(self) -> bool:
+        """Whether a file of tensors has been written to since it was opened."""
+        tensors = self._tensor_of_file().values()
+        return any(_state(os.fstat(tensor.place[0])) != _state(tensor.file_status) for tensor in tensors)
+
+    def permissions(self) -> int:
+        """Those of a new file for nobody but who may read all files of tensors, and enter their folder."""
+        status = [tensor.file_status for tensor in self._tensor_of_file().values()]
+        found = [(each.st_mode, each.st_gid) for each in status]
+        if os.path.isdir(self.path):
+            folder = os.stat(self.path)
+            found.append(((folder.st_mode & 0o111) << 2, folder.st_gid))
+        bits = 0o666
+        for mode, group in found:
+            # The new file is of this process's group; where that is another one, it may do what all others may.
+            bits &= 0o600 | (mode if group == os.getegid() else mode & (mode << 3 | 0o7))
+        return bits
+
+    def _tensor_of_file(self) -> dict[Path, Tensor | SafeTensor]:
+        """One of each file."""
+        return {tensor.path: tensor for tensor in self._tensors.values()}
 
     def types(self) -> set[str]:
         """The names of the tensors' types."""
@@ -281,6 +301,10 @@ def open_checkpoint(path: Path, indexer_types: Sequence[str] | None = None) -> C
     Raises ModelError if it cannot be opened, is corrupt or not supported."""
     is_folder = os.path.isdir(path)  # Path.is_dir raises for some paths, such as a name that is too long
     return Checkpoint(ModelFolder(path) if is_folder else open_gguf(path), indexer_types)
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

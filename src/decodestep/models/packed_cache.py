@@ -30,7 +30,7 @@ from decodestep.decoding.layer_weights import Weights
 from decodestep.decoding.rope import Rope
 from decodestep.errors import CacheFileError
 from decodestep.files.checked_bytes import DIGEST_BYTES, PIECE, Digest, read_checked
-from decodestep.files.checked_file import CheckedReader, CheckedWriter, replacing
+from decodestep.files.checked_file import CheckedReader, CheckedWriter, is_there, replacing
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import Progress
 from decodestep.models.weights_tree import CLASSES, TreeOf, from_tree
@@ -65,27 +65,36 @@ def cached(
     key = _key(checkpoint, loaded_as, config)
     found = None
     try:
-        with path.open("rb") as file:
-            found = _read(file, path, key)
-    except FileNotFoundError:
-        pass
+        kept = is_there(path)
     except (CacheFileError, OSError) as error:
-        _LOG.warning("%s; it is made anew", error)
+        _LOG.warning("%s; packed weights are not kept", _text(error))
+        return convert()
+    if kept and not checkpoint.has_changed():
+        try:
+            with path.open("rb") as file:
+                found = _read(file, path, key)
+        except (CacheFileError, OSError) as error:
+            _LOG.warning("%s; it is made anew", _text(error))
     if found is not None:
         count = config.layers + config.next_token_layers
         if progress is not None:
             progress(count, count)
         return Weights(config=config, ropes=ropes, **found)
     weights = convert()
-    if key != _key(checkpoint, loaded_as, config):
+    if checkpoint.has_changed():
         _LOG.warning("%s changed while it was read: its packed weights are not kept", checkpoint.path)
         return weights
     try:
-        with replacing(path) as file:
+        with replacing(path, checkpoint.permissions()) as file:
             _write(file, key, weights)
-    except OSError as error:
-        _LOG.warning("%s cannot be written: %s", path, error.strerror or error)
+    except (CacheFileError, OSError) as error:
+        _LOG.warning("%s cannot be written: %s", path, getattr(error, "strerror", None) or error)
     return weights
+
+
+def _text(error: CacheFileError | OSError) -> str:
+    """What an error says, with the path."""
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
 
 
 def cache_path(model: Path) -> Path:
