@@ -10,9 +10,8 @@
 
 namespace decodestep {
 
-// Keeps at most kMost objects, and no more than kMostBytes in all. A T() holds nothing. A forked child starts with an
-// empty pool.
-template <class T, size_t kMost, size_t kMostBytes, size_t (*bytes_of)(const T&)>
+// Keeps at most kMost objects. A T() holds nothing. A forked child starts with an empty pool.
+template <class T, size_t kMost, size_t (*bytes_of)(const T&)>
 class ObjectPool {
   public:
     // One of the objects; T() if there is none.
@@ -25,13 +24,13 @@ class ObjectPool {
         return object;
     }
 
-    // The object is destroyed if it does not fit.
-    static void give(T object) noexcept {
+    // The object is destroyed if the pool is full, or would have more than most_bytes.
+    static void give(T object, size_t most_bytes) noexcept {
         Contents* const kept = PerProcess<Contents>::existing();
         if (!kept) return;
         const size_t bytes = bytes_of(object);
         const std::lock_guard lock(kept->mutex);
-        if (kept->count == kMost || kept->bytes + bytes > kMostBytes) return;
+        if (kept->count == kMost || kept->bytes + bytes > most_bytes) return;
         kept->bytes += bytes;
         kept->objects[kept->count++] = std::move(object);
     }

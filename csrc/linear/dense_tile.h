@@ -178,19 +178,28 @@ DECODESTEP_INLINE void store_tile(const DenseSums<Dot, T, V>& y, size_t v, float
         for (int i = 0; i < V; ++i) Dot::store_sums(outputs[t] + kLanes * (v + i), y[t][i]);
 }
 
-// outputs += tokens times `groups` groups, tile by tile. Prefetched meanwhile, unless null: `near`, as many bytes as
-// the groups have, by the first tile; `far`, `bytes` of it, by all tiles.
+// outputs += tokens times `groups` groups, tile by tile, each of which prefetches the values of the next one. Also
+// prefetched, unless null: `near`, as many bytes as the groups have, by the first tile; `far`, `bytes` of it, by all
+// tiles.
 template <class Dot, TileShape shape>
 void add_slab(const uint8_t* w, size_t groups, const typename Dot::Value* x, size_t tokens,
               float (*outputs)[kPanelOutputs], const uint8_t* near, const uint8_t* far, size_t bytes) {
     constexpr size_t stride = DenseRows<typename Dot::Value>::kStretchValues;
+    constexpr size_t line_groups = kCacheLine / sizeof(typename Dot::Value) / Dot::kInputs;
     constexpr int V = shape.vectors;
     each_constant_piece<shape.tokens>(tokens, [&]<int N>(size_t t) {
         if (far) prefetch_share(far, bytes, t, N, tokens);
         for (size_t v = 0; v < kPanelOutputs / kLanes; v += V) {
             DenseSums<Dot, N, V> y;
             load_tile<Dot, N, V>(outputs + t, v, y);
-            add_groups<Dot, N, V>(w, groups, x + t * stride, v, y, t + v == 0 ? near : nullptr);
+            for (size_t g = 0; g < groups; g += line_groups) {
+                const typename Dot::Value* values = x + t * stride + g * Dot::kInputs;
+                if (v == 0 && t + N < tokens)
+#pragma GCC unroll 8
+                    for (int i = 0; i < N; ++i) prefetch(values + (N + i) * stride);
+                add_groups<Dot, N, V>(w + g * Dot::kBytes, std::min(line_groups, groups - g), values, v, y,
+                                      near && t + v == 0 ? near + g * Dot::kBytes : nullptr);
+            }
             store_tile<Dot, N, V>(y, v, outputs + t);
         }
     });

@@ -17,7 +17,11 @@ constexpr size_t kTokenBytes = 89;
 
 size_t bytes_of(const std::unique_ptr<Workspace>& workspace) { return workspace ? workspace->vocab * kTokenBytes : 0; }
 
-using WorkspacePool = ObjectPool<std::unique_ptr<Workspace>, 64, size_t{512} << 20, bytes_of>;
+using WorkspacePool = ObjectPool<std::unique_ptr<Workspace>, 256, bytes_of>;
+
+// Of those of a call, so many bytes for each are kept: enough for a vocabulary of 180,000 tokens on any number of
+// threads. Memory that is not kept would be faulted in anew by every call.
+constexpr size_t kMostKeptEach = size_t{16} << 20, kMostKept = size_t{512} << 20;
 
 }  // namespace
 
@@ -54,7 +58,8 @@ Workspaces::Workspaces(size_t count, size_t vocab) {
 }
 
 Workspaces::~Workspaces() {
-    for (auto& workspace : taken_) WorkspacePool::give(std::move(workspace));
+    const size_t most_bytes = std::max(kMostKept, kMostKeptEach * taken_.size());
+    for (auto& workspace : taken_) WorkspacePool::give(std::move(workspace), most_bytes);
 }
 
 }  // namespace decodestep
