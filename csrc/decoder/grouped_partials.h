@@ -52,13 +52,15 @@ class GroupedPartials : public StageMember {
         std::memcpy(to.record, from.record, PartialSoftmax::floats(from.width) * sizeof(float));
     }
 
-    // Merges the partials of queries of divided bands, in the order (token, head), each after all of its splits.
+    // Merges the partials of queries of divided bands, in the order (token, head), each after all of its splits. A
+    // query that two shares merged would be multiplied by its gate twice.
     void merge(Range queries, PartialSoftmax merged, float* rows) const {
         size_t query = queries.first;
         groups_.each_divided_token(query / decoder_.heads, ceil_div(queries.end, decoder_.heads),
                                    [&](const AttentionBand& band, size_t place) {
-                                       do merge(band, place, query++ % decoder_.heads, merged, rows);
-                                       while (query % decoder_.heads != 0 && query < queries.end);
+                                       const size_t of_next = (query / decoder_.heads + 1) * decoder_.heads;
+                                       for (; query < std::min(of_next, queries.end); ++query)
+                                           merge(band, place, query % decoder_.heads, merged, rows);
                                    });
     }
 

@@ -14,6 +14,7 @@ import decodestep as ds
 from decodestep.weights import Format
 from support import processes
 from support.decoder_forward_cases import Sizes, copied, latent_weights, step, weights
+from support.recurrent_decoders import hybrid
 
 SIZES = [Sizes(layers=1), Sizes(heads=14, kv_heads=1, head_dim=16, hidden=32, layers=1), Sizes(heads=3, kv_heads=3, layers=1)]
 LATENT = {"heads": 5, "compressed": 32}
@@ -43,6 +44,21 @@ def test_long_contexts_beside_short_ones(sizes, lengths, rng, monkeypatch):
             assert np.array_equal(ds.decoder_forward(**last_tokens(copied(call), lengths)), expected)
     with ds.use_threads(5):  # prefills of all, and a decode row beside a prefill
         assert np.array_equal(ds.decoder_forward(**copied(call))[np.cumsum(lengths) - 1], expected)
+
+
+@pytest.mark.parametrize("threads", [7, 16, 40])
+def test_every_head_is_gated_once_where_some_threads_have_none(threads, rng, monkeypatch):
+    """Outputs are gated in place where partials are merged. Whether two threads would meet there is a matter of time, so that
+    it takes many calls to see it."""
+    monkeypatch.setattr("decodestep._base.threads.thread_limit", lambda: 64)  # whatever the CPUs
+    w = hybrid(["gated attention"], Format.F32, rng)
+    call = step(w, [600], rng)
+    with ds.use_threads(1):
+        expected = ds.decoder_forward(**call)[-6:]
+    last = {name: call[name][-6:] for name in ("token_ids", "sequence", "positions")} | {"wanted": np.arange(6)}
+    with ds.use_threads(threads):
+        for _ in range(200):
+            assert np.array_equal(ds.decoder_forward(**call | last), expected)
 
 
 def test_callers_at_once(rng):
