@@ -318,6 +318,33 @@ def test_without_a_replay_only_what_was_accepted_runs_again():
     assert decoder.tokens < 10 + 20 * (4 + 16 + 3)
 
 
+@pytest.mark.parametrize(("length", "reused"), [(16, 16), (24, 24), (32, 32), (33, 33)])
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_sequence_for_which_all_pages_are_reserved_goes_on_from_a_snapshot(length, reused, others):
+    """Also where the snapshot is of a partly filled page, which is held while it is copied. What is reserved is then again the
+    rest of its capacity."""
+    decoder, pool, sequence = started([*range(1, 1 + length)], pages=6 + others)
+    text = [*range(1, 41)]
+    sequence.close()
+    with CachedSequence(pool, 16 * others), CachedSequence(pool, 96) as other:
+        with LOCK:
+            assert pool.available_locked() == 0
+        assert other.reuse(text) == reused and len(other.page_numbers) + other.reserved == 6
+        with LOCK:
+            assert pool.available_locked() == 0
+        logits = forward(decoder, pool, [(other, text[reused:])], every=False)[0]
+        assert np.array_equal(logits, expected_logits(text, 50)) and decoder.tokens == 40 - reused
+
+
+def test_a_copy_for_which_no_page_is_left_is_not_made():
+    decoder, pool, sequence = started([*range(1, 25)], pages=2)
+    sequence.close()
+    with CachedSequence(pool) as other:
+        assert other.reuse([*range(1, 31)]) == 0
+        logits = forward(decoder, pool, [(other, [*range(1, 31)])], every=False)[0]
+    assert np.array_equal(logits, expected_logits([*range(1, 31)], 50))
+
+
 def test_a_pass_that_fails_leaves_the_state_before_it():
     for tokens in ([7] * 20, [7] * 32):
         decoder, pool, sequence = started(tokens)

@@ -335,19 +335,21 @@ class CachedSequence(PagedTokens):
         place, page = found
         part = len(page.tokens) < PAGE
         pages, length = path[1 : place + 1], base + place * PAGE + len(page.tokens) % PAGE
-        room = self._pool.available_locked() + self.reserved + bool(rest)
-        taken = sum(each.users == 0 for each in {*pages, page}) + part
+        replaced, copied = self._pages[first:], part and page.users == 0  # which is held, too, until it has been copied
+        claimed = len(pages) + part - len(replaced) + copied
+        taken = sum(each.users == 0 for each in {*pages, page}) + part - (bool(rest) and not part)  # copies come first
+        room = self._pool.available_locked() + min(claimed, self.reserved)
         if length <= len(self.tokens) or taken > room or (part and rest and not place):
             return
-        replaced = self._pages[first:]
         self._pool.hold_locked(*pages, *[page] * part)
-        self._claim_locked(len(pages) + part - len(replaced))
+        self._claim_locked(claimed)
         if part:
             pages.append(self._pool.take_locked())
             self._pool.storage.copy(page.number, pages[-1].number)
         self._put(first, pages, tokens[: length - len(self.tokens)])
         state.resume_locked(passed_pages(path[: place + 1], (*rest, *tokens), page), page, length)
         self._pool.release_locked([*replaced, *[page] * part])
+        self._reserve_again_locked(copied)
         if self.feed is not None:
             self.feed.begin(length, page.states)
 
