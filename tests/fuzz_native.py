@@ -74,7 +74,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "top_k_top_p_sample": sampling.top_k_top_p_sample,
     "apply_top_k_top_p": sampling.apply_top_k_top_p,
 }
-WITHOUT_ARGUMENTS = {"isa", "tiers", "compiler", "formats"}
+WITHOUT_ARGUMENTS = {"DefaultFloats", "isa", "tiers", "compiler", "formats"}
 # The address of a function that ctypes made: no other number is its caller's to give.
 ADDRESSES = {"set_onnxruntime_registrar"}
 

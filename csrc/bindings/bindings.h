@@ -151,6 +151,7 @@ void bind_checked_bytes(nb::module_& m);
 void bind_column_weight(nb::module_& m);
 void bind_decode_step(nb::module_& m);
 void bind_decoder(nb::module_& m);
+void bind_float_environment(nb::module_& m);
 void bind_gated_delta_rule(nb::module_& m);
 void bind_history(nb::module_& m);
 void bind_lightning_indexer(nb::module_& m);

@@ -29,6 +29,7 @@ NB_MODULE(_native, m) {
     bind_column_weight(m);
     bind_decode_step(m);
     bind_decoder(m);
+    bind_float_environment(m);
     bind_gated_delta_rule(m);
     bind_history(m);
     bind_lightning_indexer(m);

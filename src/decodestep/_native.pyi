@@ -25,6 +25,13 @@ def compiler() -> str:
 def pin_workers(cpus: Sequence[int]) -> bool:
     """From now on, worker n of the pool, from 1, runs on cpus[n % len(cpus)] alone. False if the system does not let it."""
 
+class DefaultFloats:
+    """The calling thread computes in the default floating-point environment within a `with` block, which it also ends."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *raised: object) -> None: ...
+
 def formats() -> list[tuple[str, int, int, int, tuple[int, ...], bool]]:
     """Of each weight format, by its number: its name; the values and the bytes of a block; the bytes of 32 outputs' blocks in
     panels; the bytes of a block where its float16 numbers are; whether values are rounded to it.

@@ -42,6 +42,7 @@ ALIASES = {"ops.mla_prolog.schedule": "npu_schedule"}
 
 # Who may import the native core: `ops/<stem>/cpu.py`, and these, which own native objects.
 NATIVE_OWNERS = {
+    "_base.float_environment",
     "_base.threads",  # the instruction set, and where workers run
     "files.checked_bytes",
     "integrations.onnxruntime",  # the entry that onnxruntime looks for

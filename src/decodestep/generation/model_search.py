@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from decodestep._base.checks import require_scores
+from decodestep._base.float_environment import default_floats
 from decodestep.decoding.forward import BLOCK
 from decodestep.decoding.paged_tokens import count_pages
 from decodestep.errors import CacheFullError
@@ -60,7 +61,8 @@ class ModelSearch:
             prompt that are left, after each pass with some of them.
         """
         try:
-            found = [self._of_beam(beam) for beam in self._beams(cancelled, report)]
+            with default_floats():
+                found = [self._of_beam(beam) for beam in self._beams(cancelled, report)]
             self.completions, self.stops = [beam for beam, _ in found], [stop for _, stop in found]
         except NoBeamError:
             self.drop("no_candidate")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.extras import extra
+from decodestep._base.float_environment import default_floats
 from decodestep._base.memory import Arena
 from decodestep._base.threads import MAX_THREADS, use_threads
 from decodestep.decoding.decoder import Decoder
@@ -136,7 +137,7 @@ def load(
         from decodestep.models.checkpoint import open_checkpoint
     require(indexer_types is None or are_types(indexer_types), _OP, "indexer_types", TYPES_RULE, indexer_types)
     path = resolve_path(name_or_path)
-    with naming(path), use_threads(threads):
+    with naming(path), use_threads(threads), default_floats():
         checkpoint = open_checkpoint(path, indexer_types)
         template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
         tokenizer = checkpoint.tokenizer()

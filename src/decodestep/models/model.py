@@ -14,6 +14,7 @@ import numpy as np
 
 import decodestep
 from decodestep._base.checks import require, require_choice, require_ids
+from decodestep._base.float_environment import default_floats
 from decodestep._base.threads import isa, use_threads
 from decodestep.chat.template import until_content
 from decodestep.chat.traced_text import runs
@@ -343,5 +344,5 @@ class Model:
                 repeated, or longer than the context.
             CacheFullError: with no sequence changed, if the cache lacks pages.
         """
-        with use_threads(self.threads):
+        with use_threads(self.threads), default_floats():
             return forward(self.decoder, self.cache, batch, every=every, wanted=wanted, drafted=drafted)
