@@ -180,27 +180,32 @@ DECODESTEP_INLINE void store_tile(const DenseSums<Dot, T, V>& y, size_t v, float
 
 // outputs += tokens times `groups` groups, tile by tile, each of which prefetches the values of the next one. Also
 // prefetched, unless null: `near`, as many bytes as the groups have, by the first tile; `far`, `bytes` of it, by all
-// tiles.
-template <class Dot, TileShape shape>
+// tiles. tokens: at least `least`.
+template <class Dot, TileShape shape, size_t least>
 void add_slab(const uint8_t* w, size_t groups, const typename Dot::Value* x, size_t tokens,
               float (*outputs)[kPanelOutputs], const uint8_t* near, const uint8_t* far, size_t bytes) {
     constexpr size_t stride = DenseRows<typename Dot::Value>::kStretchValues;
     constexpr size_t line_groups = kCacheLine / sizeof(typename Dot::Value) / Dot::kInputs;
     constexpr int V = shape.vectors;
-    each_constant_piece<shape.tokens>(tokens, [&]<int N>(size_t t) {
+    each_constant_piece<shape.tokens, least>(tokens, [&]<int N>(size_t t) {
         if (far) prefetch_share(far, bytes, t, N, tokens);
         for (size_t v = 0; v < kPanelOutputs / kLanes; v += V) {
             DenseSums<Dot, N, V> y;
-            load_tile<Dot, N, V>(outputs + t, v, y);
+            float (*to)[kPanelOutputs] = outputs + t;
+            load_tile<Dot, N, V>(to, v, y);
+            forget(to);
             for (size_t g = 0; g < groups; g += line_groups) {
                 const typename Dot::Value* values = x + t * stride + g * Dot::kInputs;
                 if (v == 0 && t + N < tokens)
 #pragma GCC unroll 8
                     for (int i = 0; i < N; ++i) prefetch(values + (N + i) * stride);
-                add_groups<Dot, N, V>(w + g * Dot::kBytes, std::min(line_groups, groups - g), values, v, y,
-                                      near && t + v == 0 ? near + g * Dot::kBytes : nullptr);
+                const auto add = [&](const uint8_t* ahead) DECODESTEP_INLINE_LAMBDA {
+                    add_groups<Dot, N, V>(w + g * Dot::kBytes, std::min(line_groups, groups - g), values, v, y, ahead);
+                };
+                // Two loops: one that asked in every step would take longer.
+                t + v == 0 && near ? add(near + g * Dot::kBytes) : add(nullptr);
             }
-            store_tile<Dot, N, V>(y, v, outputs + t);
+            store_tile<Dot, N, V>(y, v, to);
         }
     });
 }
@@ -221,7 +226,7 @@ void dense_slabs(const DenseTile<Dot>& a) {
         const typename Dot::Value* x = a.x.at(a.first, a.first_block + b);
         constexpr size_t bytes = kSlab * kDenseBlockBytes<Dot>;
         if (!many) {
-            add_slab<Dot, kFewShape<Dot>>(w, groups, x, a.tokens, a.outputs, near, far, bytes);
+            add_slab<Dot, kFewShape<Dot>, kOneTile<Dot> + 1>(w, groups, x, a.tokens, a.outputs, near, far, bytes);
         } else if constexpr (Dot::kConverts) {
             using Converted = typename Dot::Converted;
             alignas(64) uint8_t converted[kSlab * kDenseBlockBytes<Converted>];
@@ -229,9 +234,10 @@ void dense_slabs(const DenseTile<Dot>& a) {
                 if (near) prefetch(near + g * Dot::kBytes, Dot::kBytes);
                 Converted::convert(w + g * Dot::kBytes, converted + g * Converted::kBytes);
             }
-            add_slab<Converted, kManyShape<Dot>>(converted, groups, x, a.tokens, a.outputs, nullptr, far, bytes);
+            add_slab<Converted, kManyShape<Dot>, kConvertedFrom>(converted, groups, x, a.tokens, a.outputs, nullptr,
+                                                                 far, bytes);
         } else {
-            add_slab<Dot, kManyShape<Dot>>(w, groups, x, a.tokens, a.outputs, near, far, bytes);
+            add_slab<Dot, kManyShape<Dot>, kConvertedFrom>(w, groups, x, a.tokens, a.outputs, near, far, bytes);
         }
     }
 }

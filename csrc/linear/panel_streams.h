@@ -67,10 +67,6 @@ template <Format F>
     StoredQuads<F>::store(PanelQuads<F>{piece}, to);
 }
 
-// The compiler then knows nothing of the value: it would compute the addresses of all tokens' bytes before the loop
-// over the streams, and store them, where one register and constant distances do.
-DECODESTEP_INLINE void forget(size_t& value) { asm volatile("" : "+r"(value)); }
-
 // Of the sums of T tokens, those of the last N.
 template <int N, int T>
 DECODESTEP_INLINE FloatSums<N, 2>& last_sums(FloatSums<T, 2>& sums) {
