@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "core/pieces.h"
 #include "linear/linear_panels.h"
@@ -179,13 +180,14 @@ DECODESTEP_INLINE void store_tile(const DenseSums<Dot, T, V>& y, size_t v, float
 }
 
 // outputs += tokens times `groups` groups, tile by tile, each of which prefetches the values of the next one. Also
-// prefetched, unless null: `near`, as many bytes as the groups have, by the first tile; `far`, `bytes` of it, by all
-// tiles. tokens: at least `least`.
+// prefetched, unless null: `near`, as many bytes as the groups have, by the first tile, unless w is converted; `far`,
+// `bytes` of it, by all tiles. tokens: at least `least`.
 template <class Dot, TileShape shape, size_t least>
 void add_slab(const uint8_t* w, size_t groups, const typename Dot::Value* x, size_t tokens,
               float (*outputs)[kPanelOutputs], const uint8_t* near, const uint8_t* far, size_t bytes) {
     constexpr size_t stride = DenseRows<typename Dot::Value>::kStretchValues;
     constexpr size_t line_groups = kCacheLine / sizeof(typename Dot::Value) / Dot::kInputs;
+    constexpr bool is_converted = std::is_same_v<Dot, typename Dot::Converted>;
     constexpr int V = shape.vectors;
     each_constant_piece<shape.tokens, least>(tokens, [&]<int N>(size_t t) {
         if (far) prefetch_share(far, bytes, t, N, tokens);
@@ -203,7 +205,10 @@ void add_slab(const uint8_t* w, size_t groups, const typename Dot::Value* x, siz
                     add_groups<Dot, N, V>(w + g * Dot::kBytes, std::min(line_groups, groups - g), values, v, y, ahead);
                 };
                 // Two loops: one that asked in every step would take longer.
-                t + v == 0 && near ? add(near + g * Dot::kBytes) : add(nullptr);
+                if (!is_converted && near && t + v == 0)
+                    add(near + g * Dot::kBytes);
+                else
+                    add(nullptr);
             }
             store_tile<Dot, N, V>(y, v, to);
         }
