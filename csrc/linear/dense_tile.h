@@ -179,14 +179,19 @@ DECODESTEP_INLINE void store_tile(const DenseSums<Dot, T, V>& y, size_t v, float
         for (int i = 0; i < V; ++i) Dot::store_sums(outputs[t] + kLanes * (v + i), y[t][i]);
 }
 
-// outputs += tokens times `groups` groups, tile by tile, each of which prefetches the values of the next one. Also
-// prefetched, unless null: `near`, as many bytes as the groups have, by the first tile, unless w is converted; `far`,
-// `bytes` of it, by all tiles. tokens: at least `least`.
+// Whether a tile prefetches the values of the next one. With few registers products take longer than the memory, and
+// nothing is gained.
+constexpr bool kPrefetchesValues = kManyRegisters;
+
+// outputs += tokens times `groups` groups, tile by tile. Prefetched meanwhile, unless null: `near`, as many bytes as
+// the groups have, by the first tile, unless w is converted; `far`, `bytes` of it, by all tiles. tokens: at least
+// `least`.
 template <class Dot, TileShape shape, size_t least>
 void add_slab(const uint8_t* w, size_t groups, const typename Dot::Value* x, size_t tokens,
               float (*outputs)[kPanelOutputs], const uint8_t* near, const uint8_t* far, size_t bytes) {
     constexpr size_t stride = DenseRows<typename Dot::Value>::kStretchValues;
     constexpr size_t line_groups = kCacheLine / sizeof(typename Dot::Value) / Dot::kInputs;
+    const size_t piece = kPrefetchesValues ? line_groups : groups;
     constexpr bool is_converted = std::is_same_v<Dot, typename Dot::Converted>;
     constexpr int V = shape.vectors;
     each_constant_piece<shape.tokens, least>(tokens, [&]<int N>(size_t t) {
@@ -196,13 +201,13 @@ void add_slab(const uint8_t* w, size_t groups, const typename Dot::Value* x, siz
             float (*to)[kPanelOutputs] = outputs + t;
             load_tile<Dot, N, V>(to, v, y);
             forget(to);
-            for (size_t g = 0; g < groups; g += line_groups) {
+            for (size_t g = 0; g < groups; g += piece) {
                 const typename Dot::Value* values = x + t * stride + g * Dot::kInputs;
-                if (v == 0 && t + N < tokens)
+                if (kPrefetchesValues && v == 0 && t + N < tokens)
 #pragma GCC unroll 8
                     for (int i = 0; i < N; ++i) prefetch(values + (N + i) * stride);
                 const auto add = [&](const uint8_t* ahead) DECODESTEP_INLINE_LAMBDA {
-                    add_groups<Dot, N, V>(w + g * Dot::kBytes, std::min(line_groups, groups - g), values, v, y, ahead);
+                    add_groups<Dot, N, V>(w + g * Dot::kBytes, std::min(piece, groups - g), values, v, y, ahead);
                 };
                 // Two loops: one that asked in every step would take longer.
                 if (!is_converted && near && t + v == 0)
